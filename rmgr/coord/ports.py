@@ -1,0 +1,127 @@
+"""The two ports of the house: the coordination service and the data store, as the code above the adapters sees them.
+
+Adapters implement them (`adapters/zk.py`, `adapters/memory.py`; `adapters/sqlite.py`, later Cassandra); one
+conformance suite a port runs on every adapter. Typing only: nothing here does IO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from enum import StrEnum
+from typing import Protocol
+
+from rmgr.coord.multi import Multi, Outcome, Stamped, Stat
+
+
+class SessionState(StrEnum):
+    """What a coordination session tells its listeners."""
+
+    CONNECTED = "CONNECTED"  #: usable; after SUSPENDED the session is the same, versions read before it still hold
+    SUSPENDED = "SUSPENDED"  #: no server answers; the session may or may not be alive
+    LOST = "LOST"  #: the session is gone and its ephemerals with it; a CONNECTED that follows is a new session
+
+
+class Coordinator(Protocol):
+    """A tree of versioned znodes. Paths are relative to the cluster's chroot. Thread-safe.
+
+    Futures resolve on a thread of the adapter: callbacks only enqueue. A future never outlives `timeout_s`: reads
+    then fail with `errors.CoordinationUnavailable`, commits answer `Unknown`.
+    """
+
+    @property
+    def session_id(self) -> int:
+        """Id of the current session, 0 when there is none."""
+
+    @property
+    def session_timeout_s(self) -> float:
+        """Negotiated session timeout T."""
+
+    def last_answer_s(self) -> float:
+        """Monotonic time at which the last *answered* request was sent: what a lease is counted from."""
+
+    def commit(self, multi: Multi, *, timeout_s: float = 10.0) -> Future[Outcome]:
+        """Carries out `multi`; commits of one client are carried out in the order in which they were given.
+
+        A lost answer is resolved by `multi.proof` after the reconnection; a multi found not committed is sent again.
+        Raises (at once): `errors.RequestTooLarge` over the caps of `coord/multi.py`.
+        """
+
+    def get(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stamped | None]:
+        """Data and stat, None when absent. `watch` fires once: on a change, a deletion, a creation, or a lost connection."""
+
+    def stat(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stat | None]:
+        """Stat alone, None when absent; `watch` as in `get` (an absent path may be watched)."""
+
+    def children(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[list[str] | None]:
+        """Names of the children, unsorted; None when `path` is absent. `watch` fires once when a child comes or goes."""
+
+    def sync(self, *, timeout_s: float = 10.0) -> Future[None]:
+        """Waits until this client's server has caught up with the leader of the ensemble."""
+
+    def ensure(self, paths: Sequence[str], *, timeout_s: float = 10.0) -> None:
+        """Creates missing persistent paths (parents first, empty data); for set-up, not for state."""
+
+    def listen(self, listener: Callable[[SessionState], None]) -> None:
+        """Adds a session listener; it is called with the present state at once. Listeners only enqueue."""
+
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        """Ends the session at once (its ephemerals go). Idempotent."""
+
+
+class Encoding(StrEnum):
+    """How the bytes of a value are to be read by a client or a runner (daemons never decode)."""
+
+    RAW = "raw"
+    PICKLE = "pickle"
+
+
+class Store(Protocol):
+    """Immutable values by key, chunked at 512 KiB, with size and SHA-256 checked on every read. Thread-safe.
+
+    Keys are UTF-8 strings of 1 to 1,024 bytes without NUL; by convention `<family>/...` (see `coord/keys.py`).
+    Every call ends within `timeout_s` or raises `errors.StoreUnavailable`.
+    Raises on read: `errors.DataLost` when a chunk is missing or a hash differs; never wrong bytes.
+    """
+
+    def put(
+        self, key: str, value: bytes | Iterable[bytes], *, encoding: Encoding = Encoding.RAW, ttl_s: float | None = None, overwrite: bool = True, timeout_s: float = 30.0
+    ) -> None:
+        """Writes one value, manifest last. An iterable is streamed and never held whole.
+
+        The same key written again replaces what readers see as one step (a new generation, then the manifest).
+        Raises: `errors.ValueTooLarge` over 256 MiB; `errors.KeyExists` when `overwrite` is False and the key exists.
+        """
+
+    def put_many(self, rows: Sequence[tuple[str, bytes]], *, ttl_s: float | None = None, timeout_s: float = 30.0) -> None:
+        """Writes many small RAW values, durable together or in any subset if it fails; the cheap way for bulk."""
+
+    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
+        """Reads one value whole, None when there is none (or it was deleted)."""
+
+    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
+        """Reads many values; absent keys are left out."""
+
+    def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
+        """Reads one value in chunks; the hash is checked as they pass and `DataLost` raised at the end if it differs."""
+
+    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
+        """Size in bytes and encoding, without reading the value."""
+
+    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
+        """Makes the key absent for all readers; True if it was there."""
+
+    def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
+        """Up to `limit` keys with `prefix`, sorted, greater than `after`. For people and tools, never to find work."""
+
+    def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
+        """(number of values, total bytes) under `prefix`."""
+
+    def sweep(self, *, timeout_s: float = 30.0) -> int:
+        """Removes expired and unreferenced rows; returns how many. Called by the leader now and then."""
+
+    def health(self, *, timeout_s: float = 5.0) -> str | None:
+        """None when the store reads and writes, else what is wrong in one sentence."""
+
+    def close(self) -> None:
+        """Flushes what was accepted and lets go. Idempotent."""

@@ -1,0 +1,212 @@
+"""The whole exception tree: every error that crosses a layer of rmgr, with its code (cli.md section 5) and a hint.
+
+A message says what happened and to which id; `hint` says what to type next.
+"""
+
+from __future__ import annotations
+
+
+class RmgrError(Exception):
+    """Root of the tree. `code` is the machine-readable error code, `exit_code` what the command line ends with."""
+
+    code = "INTERNAL"
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickles with its attributes: errors travel between processes."""
+        return (_rebuild, (type(self), self.message, self.__dict__))
+
+
+def _rebuild(cls: type[RmgrError], message: str, state: dict[str, object]) -> RmgrError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+# -- what the caller did ----------------------------------------------------------------------------------------------
+
+
+class UsageError(RmgrError):
+    """A malformed request: unknown name, bad duration, bad array, ..."""
+
+    code = "USAGE"
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration file or variable that cannot be accepted; the message names file and line."""
+
+
+class Infeasible(RmgrError):
+    """No node of the cluster can ever satisfy the request."""
+
+    code = "INFEASIBLE"
+    exit_code = 2
+
+
+class NotFound(RmgrError):
+    """No such id, queue, node or key."""
+
+    code = "NOT_FOUND"
+    exit_code = 3
+
+
+class PermissionDenied(RmgrError):
+    """Not allowed to this user."""
+
+    code = "PERMISSION"
+    exit_code = 4
+
+
+class StateConflict(RmgrError):
+    """The item is not in a state that allows the operation, or someone else changed it meanwhile."""
+
+    code = "CONFLICT"
+    exit_code = 1
+
+
+class InvalidTransition(StateConflict):
+    """A change of state that the transition table does not have; the message tells the item's story."""
+
+
+class KeyExists(StateConflict):
+    """An output key that exists already, without `overwrite=True`."""
+
+
+class ValueTooLarge(RmgrError):
+    """A value above 256 MiB, or an argument above its limit."""
+
+    code = "RESOURCE_EXHAUSTED"
+    exit_code = 7
+
+
+class RequestTooLarge(RmgrError):
+    """A multi or znode above the caps; refused before it is sent."""
+
+    code = "RESOURCE_EXHAUSTED"
+    exit_code = 7
+
+
+class QueueFull(RmgrError):
+    """The queue holds its maximum of pending blocks."""
+
+    code = "RESOURCE_EXHAUSTED"
+    exit_code = 7
+
+
+class PickleFailed(UsageError):
+    """A function, argument or result that cannot be pickled; the message names it."""
+
+
+class VersionMismatch(UsageError):
+    """A Python or package version that cannot run the work; names both versions."""
+
+
+# -- the parts rmgr stands on -------------------------------------------------------------------------------------------
+
+
+class Unavailable(RmgrError):
+    """A part that is needed does not answer."""
+
+    code = "UNAVAILABLE"
+    exit_code = 5
+
+
+class NotConnected(Unavailable):
+    """No cluster is configured or running."""
+
+
+class CoordinationUnavailable(Unavailable):
+    """ZooKeeper did not answer within the deadline."""
+
+
+class StoreUnavailable(Unavailable):
+    """The data store did not answer within the deadline, or refuses."""
+
+
+class WrongCluster(Unavailable):
+    """The ensemble or the store belongs to another cluster, or was wiped (the cluster id changed)."""
+
+
+class DataLost(RmgrError):
+    """A stored value is incomplete or its hash differs."""
+
+    code = "INTERNAL"
+    exit_code = 125
+
+
+class DeadlineExceeded(RmgrError, TimeoutError):
+    """The caller's own timeout ran out; nothing was changed by that."""
+
+    code = "UNAVAILABLE"
+    exit_code = 6
+
+
+class SubmitUnknown(RmgrError):
+    """It is not known whether the submission was committed; sending it again with the same token is safe."""
+
+    code = "UNKNOWN_OUTCOME"
+    exit_code = 8
+
+    def __init__(self, message: str, *, token: str, task_id: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.token = token
+        self.task_id = task_id
+
+
+# -- the work itself ---------------------------------------------------------------------------------------------------
+
+
+class TaskFailed(RmgrError):
+    """A task ended FAILED.
+
+    Attributes: task_id ("42_7"), reason (a name of `model.states.Reason`), attempts (how many), node (the last one),
+    log_tail (last lines of its output), exit_code (of a command, else None).
+    """
+
+    code = "INTERNAL"
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        task_id: str,
+        reason: str,
+        attempts: int = 1,
+        node: str = "",
+        log_tail: str = "",
+        work_exit_code: int | None = None,
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.task_id = task_id
+        self.reason = reason
+        self.attempts = attempts
+        self.node = node
+        self.log_tail = log_tail
+        self.work_exit_code = work_exit_code
+
+
+class TaskCancelled(RmgrError):
+    """A task ended CANCELLED."""
+
+    code = "CONFLICT"
+    exit_code = 130
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - named after what it shows, as concurrent.futures does
+    """The `__cause__` of an exception that was raised inside a task: its traceback there, as text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
