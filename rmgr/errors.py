@@ -201,7 +201,7 @@ class TaskCancelled(RmgrError):
     exit_code = 130
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - named after what it shows, as concurrent.futures does
+class RemoteTraceback(Exception):
     """The `__cause__` of an exception that was raised inside a task: its traceback there, as text."""
 
     def __init__(self, text: str) -> None:

@@ -98,11 +98,14 @@ class Multi:
         name: the operation's name in protocol.md (SUBMIT, CLAIM, ...): for logs, metrics and failpoints.
         ops: at most `MAX_OPS`.
         proof: how to read back an unknown outcome.
+        guard: what must still hold for the proof to be believed, read *after* it: the fence of a Starter whose znodes
+            the leader may change once it has fenced it. A guard that no longer holds is answered as its Conflict.
     """
 
     name: str
     ops: tuple[Op, ...]
     proof: Proof
+    guard: Check | None = None
 
     def size_bytes(self) -> int:
         """Upper estimate of the request on the wire. Cost: O(ops)."""

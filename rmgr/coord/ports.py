@@ -74,6 +74,7 @@ class Encoding(StrEnum):
 
     RAW = "raw"
     PICKLE = "pickle"
+    POINTER = "pointer"  #: no value but where to find it: `coord.keys.Pointer`, under `name/<user key>` only
 
 
 class Store(Protocol):
@@ -85,7 +86,14 @@ class Store(Protocol):
     """
 
     def put(
-        self, key: str, value: bytes | Iterable[bytes], *, encoding: Encoding = Encoding.RAW, ttl_s: float | None = None, overwrite: bool = True, timeout_s: float = 30.0
+        self,
+        key: str,
+        value: bytes | Iterable[bytes],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        timeout_s: float = 30.0,
     ) -> None:
         """Writes one value, manifest last. An iterable is streamed and never held whole.
 
@@ -93,8 +101,20 @@ class Store(Protocol):
         Raises: `errors.ValueTooLarge` over 256 MiB; `errors.KeyExists` when `overwrite` is False and the key exists.
         """
 
-    def put_many(self, rows: Sequence[tuple[str, bytes]], *, ttl_s: float | None = None, timeout_s: float = 30.0) -> None:
-        """Writes many small RAW values, durable together or in any subset if it fails; the cheap way for bulk."""
+    def put_many(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Writes many small values, durable together or in any subset if it fails; the cheap way for bulk.
+
+        Raises: `errors.KeyExists` naming the keys when `overwrite` is False and some exist; of up to 4 MiB of rows
+        below 512 KiB each nothing is written then.
+        """
 
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
         """Reads one value whole, None when there is none (or it was deleted)."""
@@ -119,6 +139,12 @@ class Store(Protocol):
 
     def sweep(self, *, timeout_s: float = 30.0) -> int:
         """Removes expired and unreferenced rows; returns how many. Called by the leader now and then."""
+
+    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
+        """Says whose store this is (row `meta/cluster_id`), once and for all; the same id again is accepted.
+
+        Raises: `errors.WrongCluster` if it belongs to another cluster.
+        """
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
         """None when the store reads and writes, else what is wrong in one sentence."""

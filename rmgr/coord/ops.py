@@ -1,0 +1,281 @@
+"""The multis of submitters and Starters (protocol.md section 3): what is committed together, as pure functions.
+
+N = version of `/nodes/<n>` (the Starter fence), v = version of the znode that is changed. `stamp` arguments are fresh
+random strings: they make the bytes of a change unique, so that its proof cannot be mistaken. The leader's multis are
+in `coord/leader_ops.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Set
+from rmgr.coord.records import encode_block, encode_failed, encode_fragment, encode_record
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey, runs
+from rmgr.model.node import NodeRecord, StarterEntry
+from rmgr.model.outcome import FailedRange, Fragment
+from rmgr.model.submission import Phase, Submission, Tail
+
+Block = tuple[BlockKey, BlockData]
+
+
+# -- submitters ---------------------------------------------------------------------------------------------------------------
+
+
+def submit(submission: Submission, *, ids_version: int, token_digest: str, tail: Tail, blocks: Sequence[Block], make_bucket: bool) -> Multi:
+    """SUBMIT: the record, its directories and its first blocks appear together; the token proves it.
+
+    Args:
+        submission: its `id` is the number that `/ids` held at `ids_version`.
+        token_digest: hex sha256 of user and token.
+        tail: already counting `blocks`.
+        blocks: `seq` is ignored; phase OPEN puts them into `pending` (S), else they are set aside without a place.
+        make_bucket: the thousand's directory does not exist yet.
+    """
+    number = submission.id
+    ops: list[Op] = [
+        Set(paths.IDS, encode_record(number + 1), ids_version),
+        Create(paths.token(token_digest), encode_record(number)),
+    ]
+    if make_bucket:
+        ops.append(Create(paths.subs_bucket(number)))
+    ops += [
+        Create(paths.sub(number), encode_record(submission)),
+        Create(paths.tail(number), encode_record(tail)),
+        Create(paths.done(number)),
+        Create(paths.failed(number)),
+    ]
+    if submission.phase is Phase.OPEN:
+        ops.append(Create(paths.gate(number)))
+    ops += [enter(submission.queue, key, data, held=submission.phase is not Phase.OPEN) for key, data in blocks]
+    return Multi(name="SUBMIT", ops=tuple(ops), proof=Exists(paths.token(token_digest), encode_record(number)))
+
+
+def enter(queue: str, key: BlockKey, data: BlockData, *, held: bool) -> Create:
+    """A new block: at the end of `pending` (S), or set aside without a place."""
+    if held:
+        return Create(paths.held_block(queue, replace(key, seq=NO_SEQ)), encode_block(data))
+    return Create(f"{paths.pending(queue)}/{paths.block_prefix(key)}", encode_block(data), sequence=True)
+
+
+def enqueue(submission: int, queue: str, *, tail: Tail, tail_version: int, blocks: Sequence[Block], held: bool) -> Multi:
+    """ENQUEUE: the submission grows. One of a submission is in flight at a time: the tail's bytes prove it."""
+    data = encode_record(tail)
+    ops: list[Op] = [Set(paths.tail(submission), data, tail_version)]
+    ops += [enter(queue, key, block, held=held) for key, block in blocks]
+    return Multi(name="ENQUEUE", ops=tuple(ops), proof=Holds(paths.tail(submission), data))
+
+
+def set_record(submission: Submission, *, version: int, gate: bool | None, name: str = "GATE") -> Multi:
+    """GATE (hold, release, cancel) and other changes of the record; `gate`: True creates it, False deletes it, None leaves it."""
+    data = encode_record(submission)
+    ops: list[Op] = [Set(paths.sub(submission.id), data, version)]
+    if gate is True:
+        ops.append(Create(paths.gate(submission.id)))
+    elif gate is False:
+        ops.append(Delete(paths.gate(submission.id)))
+    return Multi(name=name, ops=tuple(ops), proof=Holds(paths.sub(submission.id), data))
+
+
+def set_aside(queue: str, key: BlockKey, data: bytes, version: int) -> Multi:
+    """A waiting block of a submission without a gate leaves `pending`, keeping its place."""
+    source = paths.pending_block(queue, key)
+    return Multi(name="SET_ASIDE", ops=(Delete(source, version), Create(paths.held_block(queue, key), data)), proof=Gone(source))
+
+
+def bring_back(queue: str, key: BlockKey, data: BlockData, version: int, *, take: int = 0) -> Multi:
+    """A block that was set aside waits again: in its old place, or at the end when it never had one.
+
+    take: only its first `take` tasks (> 0); the rest stays aside.
+    """
+    source = paths.held_block(queue, key)
+    ops: list[Op] = [Delete(source, version), Check(paths.gate(key.submission))]
+    head = replace(key, count=take) if 0 < take < key.count else key
+    part = cut(data, key.first, head.first, head.count)
+    if paths.has_place(key):
+        ops.append(Create(paths.pending_block(queue, head), encode_block(part)))
+    else:
+        ops.append(enter(queue, head, part, held=False))
+    if head is not key:
+        rest = replace(key, first=head.end, count=key.count - take)
+        ops.append(Create(paths.held_block(queue, rest), encode_block(cut(data, key.first, rest.first, rest.count))))
+    return Multi(name="BRING_BACK", ops=tuple(ops), proof=Gone(source))
+
+
+def take_out(
+    queue: str, key: BlockKey, data: BlockData, version: int, *, indices: Sequence[int], fragment: Fragment, held: bool = False
+) -> Multi:
+    """Some tasks of a waiting block end here (cancelled): the block is replaced by its remainders and a fragment."""
+    source = paths.held_block(queue, key) if held else paths.pending_block(queue, key)
+    ops: list[Op] = [Delete(source, version)]
+    gone = frozenset(indices)
+    for first, count in _runs_without(key, gone):
+        left = replace(key, first=first, count=count)
+        target = paths.held_block(queue, left) if held else paths.pending_block(queue, left)
+        ops.append(Create(target, encode_block(cut(data, key.first, first, count))))
+    ops.append(Create(paths.fragment_prefix(key.submission), encode_fragment(fragment), sequence=True))
+    return Multi(name="TAKE_OUT", ops=tuple(ops), proof=Gone(source))
+
+
+def cut(data: BlockData, old_first: int, first: int, count: int) -> BlockData:
+    """The part of a block that covers `count` tasks from `first`: its payloads sliced, its mask shifted."""
+    payloads = data.payloads[first - data.base : first - data.base + count] if data.payloads else ()
+    mask = (data.done >> (first - old_first)) & ((1 << count) - 1)
+    started = min(max(data.started - (first - old_first), 0), count)
+    return msgspec.structs.replace(data, payloads=payloads, base=first if payloads else data.base, done=mask, started=started)
+
+
+def _runs_without(key: BlockKey, gone: frozenset[int]) -> list[tuple[int, int]]:
+    return runs([index for index in range(key.first, key.end) if index not in gone])
+
+
+# -- Starters -------------------------------------------------------------------------------------------------------------------
+
+
+def register(records: Sequence[tuple[NodeRecord, int | None]], entry: StarterEntry) -> Multi:
+    """REGISTER: new incarnations of all nodes of a Starter, and its entry.
+
+    Args:
+        records: (record with incarnation raised, version of the old record or None when there is none).
+    Committed: the fence N of each node is the version in the answer (old version + 1, or 0).
+    """
+    ops: list[Op] = []
+    for record, version in records:
+        path = paths.node(record.node)
+        data = encode_record(record)
+        ops.append(Create(path, data) if version is None else Set(path, data, version))
+        if version is None:
+            ops += [Create(paths.running_node(record.node)), Create(paths.inbox_node(record.node))]
+    ops.append(Create(paths.starter(entry.guid), encode_record(entry), ephemeral=True, sequence=True))
+    first = records[0][0]
+    return Multi(name="REGISTER", ops=tuple(ops), proof=Holds(paths.node(first.node), encode_record(first)))
+
+
+def fence_check(node: str, version: int) -> Check:
+    """The condition of every multi of a Starter: nobody has fenced or re-registered the node since."""
+    return Check(paths.node(node), version)
+
+
+def claim(
+    node: str, node_version: int, queue: str, key: BlockKey, data: BlockData, version: int, *, take: int, was_idle: bool = False
+) -> tuple[Multi, BlockKey]:
+    """CLAIM the first `take` tasks of a waiting block; the rest stays in the queue in its place.
+
+    Args:
+        data: as read from the block, with `incarnation`, `claimed_us` and `stamp` set for the claim.
+        take: 1..key.count.
+        was_idle: `/idle/<node>` exists and is to go.
+    Returns: the multi, and the key under which the claimed part runs.
+    """
+    if not 0 < take <= key.count:
+        raise ValueError(f"take {take} of a block of {key.count}")
+    source = paths.pending_block(queue, key)
+    mine = replace(key, count=take)
+    target = paths.running_block(node, mine)
+    fence = fence_check(node, node_version)
+    ops: list[Op] = [
+        fence,
+        Check(paths.gate(key.submission)),
+        Delete(source, version),
+        Create(target, encode_block(cut(data, key.first, mine.first, take))),
+    ]
+    if take < key.count:
+        rest = replace(key, first=mine.end, count=key.count - take)
+        left = cut(msgspec.structs.replace(data, incarnation=0, claimed_us=0), key.first, rest.first, rest.count)
+        ops.append(Create(paths.pending_block(queue, rest), encode_block(left)))
+    if was_idle:
+        ops.append(Delete(paths.idle(node)))
+    return Multi(name="CLAIM", ops=tuple(ops), proof=Exists(target), guard=fence), mine
+
+
+def complete(
+    node: str,
+    node_version: int,
+    key: BlockKey,
+    data: BlockData,
+    version: int,
+    *,
+    fragment: Fragment | None,
+    failed: Sequence[tuple[int, int, FailedRange]] = (),
+    orders: Sequence[str] = (),
+    go_idle: bool = False,
+) -> Multi:
+    """COMPLETE a part of a claimed block, or all that was left of it.
+
+    Args:
+        data: with `done` covering everything committed so far and this part; with all bits set the block goes away.
+        version: of the running znode. One COMPLETE (or SPLIT) of a block is in flight at a time.
+        fragment: outcomes that are final; None when every task of this part may run again.
+        failed: (first, count, record) of attempts that may run again.
+        orders: inbox guids obeyed by this.
+        go_idle: create the hunger mark as well.
+    """
+    path = paths.running_block(node, key)
+    fence = fence_check(node, node_version)
+    encoded = encode_block(data)
+    whole = data.done == (1 << key.count) - 1
+    ops: list[Op] = [fence, Delete(path, version) if whole else Set(path, encoded, version)]
+    if fragment is not None:
+        ops.append(Create(paths.fragment_prefix(key.submission), encode_fragment(fragment), sequence=True))
+    ops += [Create(paths.failed_range(key.submission, first, count, key.attempt), encode_failed(record)) for first, count, record in failed]
+    ops += [Delete(paths.inbox(node, guid)) for guid in orders]
+    if go_idle:
+        ops.append(Create(paths.idle(node)))
+    return Multi(name="COMPLETE", ops=tuple(ops), proof=Gone(path) if whole else GoneOrHolds(path, encoded), guard=fence)
+
+
+def give_back(
+    node: str,
+    node_version: int,
+    queue: str,
+    key: BlockKey,
+    data: BlockData,
+    version: int,
+    *,
+    first: int,
+    name: str = "SPLIT",
+    held: bool = False,
+) -> tuple[Multi, BlockKey]:
+    """SPLIT (for the hungry) or RETURN (drain, hold, lease lost): tasks from `first` on go back to the queue, unstarted.
+
+    Args:
+        data: of the shortened block (stamped), its mask still over the old count; nothing from `first` on may be done.
+        held: the submission has no gate: set aside instead.
+    Returns: the multi, and the key under which the tail waits. The running znode keeps its name; the bits of the tail
+        are set in its `done`: they are not its own any more.
+    """
+    if not key.first <= first < key.end:
+        raise ValueError(f"cannot give back from {first} of {key.first}..{key.end}")
+    path = paths.running_block(node, key)
+    fence = fence_check(node, node_version)
+    rest = replace(key, first=first, count=key.end - first)
+    left = cut(msgspec.structs.replace(data, incarnation=0, claimed_us=0), key.first, rest.first, rest.count)
+    target = paths.held_block(queue, rest) if held else paths.pending_block(queue, rest)
+    kept = msgspec.structs.replace(data, done=data.done | (((1 << rest.count) - 1) << (first - key.first)))
+    whole = kept.done == (1 << key.count) - 1
+    encoded = encode_block(kept)
+    ops: tuple[Op, ...] = (
+        fence,
+        Delete(path, version) if whole else Set(path, encoded, version),
+        Create(target, encode_block(left)),
+    )
+    return Multi(name=name, ops=ops, proof=Gone(path) if whole else GoneOrHolds(path, encoded), guard=fence), rest
+
+
+def adopt(node: str, node_version: int, key: BlockKey, data: BlockData, version: int) -> Multi:
+    """ADOPT: a Starter that re-registered goes on with work it still has; `data.incarnation` is the new one, stamped."""
+    path = paths.running_block(node, key)
+    fence = fence_check(node, node_version)
+    encoded = encode_block(data)
+    return Multi(name="ADOPT", ops=(fence, Set(path, encoded, version)), proof=Holds(path, encoded), guard=fence)
+
+
+def obey(node: str, node_version: int, guid: str) -> Multi:
+    """An inbox order that needs no COMPLETE (nothing of it runs here any more) is crossed off."""
+    path = paths.inbox(node, guid)
+    fence = fence_check(node, node_version)
+    return Multi(name="OBEY", ops=(fence, Delete(path)), proof=Gone(path), guard=fence)

@@ -1,0 +1,248 @@
+"""The table of znodes: every path of the tree, its builder and its parser, and nowhere else.
+
+Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S = sequential, else persistent:
+
+    /meta                             which cluster this tree belongs to          wiped or foreign ensemble: refuse
+    /config                           queues, partitions, retention               changed by `rmgr config apply`
+    /ids                              next submission number                      CAS inside SUBMIT
+    /epoch                            epoch, leader                               version = LEADER FENCE
+    /watchdogs/n-<guid>-<seq>    ES   candidates; the smallest leads
+    /starters/s-<guid>-<seq>     ES   liveness of a Starter process (all its virtual nodes)
+    /submitters/s-<guid>-<seq>   ES   liveness of a Submitter
+    /nodes/<node>                     the node's record                           version = STARTER FENCE
+    /drains/<node>  /holds/<node>     operator's drain; what the scheduler holds there
+    /subs/<id//1000>/<id>             a submission's record
+        /gate                         exists = its blocks may be claimed
+        /tail                         next index, complete?                       version = SUBMIT CAS
+        /done/r-<seq>            S    outcome fragments
+        /failed/<first>.<count>.<attempt>   attempts that wait for the resubmit rule
+    /tokens/<sha256>                  -> id: the same --token again gives the same id
+    /queues/<queue>/pending/<key>-<seq>  S   the task queue
+    /queues/<queue>/held/<key>-<seq>  blocks set aside
+    /running/<node>/<key>-<seq>       claimed blocks
+    /inbox/<node>/<guid>              orders to a Starter
+    /idle/<node>                      has free slots and found nothing to claim
+    /jobs/...                         placed jobs
+"""
+
+from __future__ import annotations
+
+import re
+
+from rmgr.model.block import NO_SEQ, PRIORITY_RANGE, BlockKey
+
+META = "/meta"
+CONFIG = "/config"
+IDS = "/ids"
+EPOCH = "/epoch"
+WATCHDOGS = "/watchdogs"
+STARTERS = "/starters"
+SUBMITTERS = "/submitters"
+NODES = "/nodes"
+DRAINS = "/drains"
+HOLDS = "/holds"
+SUBS = "/subs"
+TOKENS = "/tokens"
+QUEUES = "/queues"
+RUNNING = "/running"
+INBOX = "/inbox"
+IDLE = "/idle"
+JOBS = "/jobs"
+
+#: Made once when a cluster is set up.
+SKELETON = (WATCHDOGS, STARTERS, SUBMITTERS, NODES, DRAINS, HOLDS, SUBS, TOKENS, QUEUES, RUNNING, INBOX, IDLE, JOBS)
+
+_KEY = re.compile(r"^(\d{7})\.(\d{10})\.(\d{10})\.(\d{3})\.(\d{6})\.(\d{5})\.(\d{9})-(\d{10})$")
+_SEQUENCE = re.compile(r"-(\d{10})$")
+
+
+# -- processes and nodes ------------------------------------------------------------------------------------------------
+
+
+def watchdog(guid: str) -> str:
+    """Prefix of a candidate's entry (ES)."""
+    return f"{WATCHDOGS}/n-{guid}-"
+
+
+def starter(guid: str) -> str:
+    """Prefix of a Starter's entry (ES)."""
+    return f"{STARTERS}/s-{guid}-"
+
+
+def submitter(guid: str) -> str:
+    """Prefix of a Submitter's entry (ES)."""
+    return f"{SUBMITTERS}/s-{guid}-"
+
+
+def entry_guid(name: str) -> str:
+    """`s-<guid>-<seq>` or `n-<guid>-<seq>` -> guid."""
+    return name[2:].rpartition("-")[0]
+
+
+def entry_sequence(name: str) -> int:
+    """The number that the server appended."""
+    match = _SEQUENCE.search(name)
+    if match is None:
+        raise ValueError(f"{name!r} carries no sequence number")
+    return int(match[1])
+
+
+def node(name: str) -> str:
+    """A node's record."""
+    return f"{NODES}/{name}"
+
+
+def drain(name: str) -> str:
+    """The operator's drain of a node."""
+    return f"{DRAINS}/{name}"
+
+
+def hold(name: str) -> str:
+    """What the scheduler holds on a node."""
+    return f"{HOLDS}/{name}"
+
+
+def running_node(name: str) -> str:
+    """Parent of the blocks that a node has claimed."""
+    return f"{RUNNING}/{name}"
+
+
+def inbox_node(name: str) -> str:
+    """Parent of the orders to a node."""
+    return f"{INBOX}/{name}"
+
+
+def inbox(name: str, guid: str) -> str:
+    """One order."""
+    return f"{INBOX}/{name}/{guid}"
+
+
+def idle(name: str) -> str:
+    """The hunger mark of a node."""
+    return f"{IDLE}/{name}"
+
+
+# -- submissions -----------------------------------------------------------------------------------------------------------
+
+
+def subs_bucket(submission: int) -> str:
+    """Parent of a submission's record: a thousand to a directory."""
+    return f"{SUBS}/{submission // 1000}"
+
+
+def sub(submission: int) -> str:
+    """A submission's record."""
+    return f"{SUBS}/{submission // 1000}/{submission}"
+
+
+def gate(submission: int) -> str:
+    """Exists while its blocks may be claimed."""
+    return f"{sub(submission)}/gate"
+
+
+def tail(submission: int) -> str:
+    """How far it has grown."""
+    return f"{sub(submission)}/tail"
+
+
+def done(submission: int) -> str:
+    """Parent of its outcome fragments; data: what was paged out."""
+    return f"{sub(submission)}/done"
+
+
+def fragment_prefix(submission: int) -> str:
+    """What COMPLETE creates (S)."""
+    return f"{sub(submission)}/done/r-"
+
+
+def fragment(submission: int, number: int) -> str:
+    """Fragment `number`, in commit order from 0."""
+    return f"{sub(submission)}/done/r-{number:010d}"
+
+
+def failed(submission: int) -> str:
+    """Parent of its failed attempts."""
+    return f"{sub(submission)}/failed"
+
+
+def failed_range(submission: int, first: int, count: int, attempt: int) -> str:
+    """A range of attempts that ended FAILED."""
+    return f"{sub(submission)}/failed/{first}.{count}.{attempt}"
+
+
+def parse_failed_range(name: str) -> tuple[int, int, int]:
+    """`<first>.<count>.<attempt>` -> its three numbers."""
+    first, count, attempt = name.split(".")
+    return int(first), int(count), int(attempt)
+
+
+def token(digest: str) -> str:
+    """The record of a submit token, by sha256(user NUL token) in hex."""
+    return f"{TOKENS}/{digest}"
+
+
+# -- queues and blocks ------------------------------------------------------------------------------------------------------
+
+
+def queue(name: str) -> str:
+    """A queue's directory."""
+    return f"{QUEUES}/{name}"
+
+
+def pending(name: str) -> str:
+    """Parent of the waiting blocks of a queue."""
+    return f"{QUEUES}/{name}/pending"
+
+
+def held(name: str) -> str:
+    """Parent of the blocks of a queue that were set aside."""
+    return f"{QUEUES}/{name}/held"
+
+
+def block_prefix(key: BlockKey) -> str:
+    """Name of a block without its sequence number, ending in `-` (what a sequential create takes)."""
+    inverted = PRIORITY_RANGE - key.priority
+    return f"{inverted:07d}.{key.submission:010d}.{key.first:010d}.{key.count:03d}.{key.attempt:06d}.{key.cores:05d}.{key.memory_mib:09d}-"
+
+
+def block_name(key: BlockKey) -> str:
+    """Whole name of a block's znode."""
+    return f"{block_prefix(key)}{key.seq:010d}"
+
+
+def parse_block(name: str) -> BlockKey:
+    """Name of a block's znode -> its key. Raises ValueError."""
+    match = _KEY.match(name)
+    if match is None:
+        raise ValueError(f"{name!r} is not the name of a block")
+    inverted, submission, first, count, attempt, cores, memory, seq = map(int, match.groups())
+    return BlockKey(
+        priority=PRIORITY_RANGE - inverted,
+        seq=seq,
+        submission=submission,
+        first=first,
+        count=count,
+        attempt=attempt,
+        cores=cores,
+        memory_mib=memory,
+    )
+
+
+def pending_block(queue_name: str, key: BlockKey) -> str:
+    """A waiting block with its sequence number."""
+    return f"{QUEUES}/{queue_name}/pending/{block_name(key)}"
+
+
+def held_block(queue_name: str, key: BlockKey) -> str:
+    """A block set aside, with its sequence number (or `NO_SEQ`)."""
+    return f"{QUEUES}/{queue_name}/held/{block_name(key)}"
+
+
+def running_block(node_name: str, key: BlockKey) -> str:
+    """A claimed block."""
+    return f"{RUNNING}/{node_name}/{block_name(key)}"
+
+
+def has_place(key: BlockKey) -> bool:
+    """The block has stood in `pending`: it keeps its place when it returns there."""
+    return key.seq != NO_SEQ

@@ -1,0 +1,105 @@
+"""Codecs of everything that lies in a znode: canonical JSON for records, MessagePack for blocks and fragments."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from rmgr.errors import WrongCluster
+from rmgr.model.block import BlockData, KeyedPayload
+from rmgr.model.outcome import FailedRange, Fragment, Outcome
+
+T = TypeVar("T")
+
+#: Newest record format that this release reads; a newer one is refused with a clear error, never guessed.
+FORMAT = 1
+
+_json = msgspec.json.Encoder(order="sorted")
+_json_decoders: dict[object, msgspec.json.Decoder[object]] = {}
+_pack = msgspec.msgpack.Encoder()
+_block = msgspec.msgpack.Decoder(BlockData)
+_fragment = msgspec.msgpack.Decoder(Fragment)
+_failed = msgspec.msgpack.Decoder(FailedRange)
+_outcomes = msgspec.msgpack.Decoder(tuple[Outcome, ...])
+_payloads = msgspec.msgpack.Decoder(tuple[bytes, ...])
+_keyed = msgspec.msgpack.Decoder(KeyedPayload)
+
+
+def encode_record(record: object) -> bytes:
+    """Canonical JSON (sorted keys, no spaces) of a frozen dataclass."""
+    return _json.encode(record)
+
+
+def decode_record(data: bytes, kind: type[T], path: str = "") -> T:
+    """Bytes of a znode -> record of `kind`. Raises WrongCluster naming `path` when they are something else."""
+    decoder = _json_decoders.get(kind)
+    if decoder is None:
+        decoder = _json_decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        record = decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise WrongCluster(f"the record at {path or kind.__name__} cannot be read: {error}", hint="rmgr version; rmgr doctor") from error
+    if getattr(record, "format", FORMAT) > FORMAT:
+        raise WrongCluster(f"the record at {path} was written by a newer release of rmgr", hint="rmgr version; upgrade this installation")
+    return record  # type: ignore[return-value]
+
+
+def encode_block(data: BlockData) -> bytes:
+    """Data of a block's znode."""
+    return _pack.encode(data)
+
+
+def decode_block(data: bytes) -> BlockData:
+    """Data of a block's znode. Raises msgspec.DecodeError."""
+    return _block.decode(data)
+
+
+def encode_fragment(fragment: Fragment) -> bytes:
+    """Data of a fragment's znode."""
+    return _pack.encode(fragment)
+
+
+def decode_fragment(data: bytes) -> Fragment:
+    """Data of a fragment's znode. Raises msgspec.DecodeError."""
+    return _fragment.decode(data)
+
+
+def encode_failed(record: FailedRange) -> bytes:
+    """Data of a failed range's znode."""
+    return _pack.encode(record)
+
+
+def decode_failed(data: bytes) -> FailedRange:
+    """Data of a failed range's znode. Raises msgspec.DecodeError."""
+    return _failed.decode(data)
+
+
+def encode_outcomes(outcomes: tuple[Outcome, ...]) -> bytes:
+    """The store row of a fragment that does not fit its znode."""
+    return _pack.encode(outcomes)
+
+
+def decode_outcomes(data: bytes) -> tuple[Outcome, ...]:
+    """Reverse of `encode_outcomes`."""
+    return _outcomes.decode(data)
+
+
+def encode_payloads(payloads: tuple[bytes, ...]) -> bytes:
+    """The store row of a block's arguments that do not fit its znode."""
+    return _pack.encode(payloads)
+
+
+def decode_payloads(data: bytes) -> tuple[bytes, ...]:
+    """Reverse of `encode_payloads`."""
+    return _payloads.decode(data)
+
+
+def encode_keyed(payload: KeyedPayload) -> bytes:
+    """Arguments of a task in the keyed form."""
+    return _pack.encode(payload)
+
+
+def decode_keyed(data: bytes) -> KeyedPayload:
+    """Reverse of `encode_keyed`."""
+    return _keyed.decode(data)

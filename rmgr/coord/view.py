@@ -1,0 +1,156 @@
+"""What a submission's fragments, tail, record and claimed blocks say of its state: one fold, used by everyone.
+
+The leader keeps one `Progress` per open submission; a follower keeps one for what it waits for; a command without a
+leader builds one from znodes. Nothing here reads a clock or does IO: callers feed it what they read, in any order that
+respects fragment numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rmgr.model.block import BlockKey
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.states import State
+from rmgr.model.submission import Paged, Phase, Submission, Tail
+
+_CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
+_STATE = {code: state for state, code in _CODE.items()}
+
+
+class Progress:
+    """Which tasks of one submission are final, and how: one byte a task.
+
+    `next_fragment`: the first fragment not applied yet. `duplicates`: outcomes for tasks that were final already; the
+    protocol makes them impossible, so anything but 0 is a defect worth an alarm.
+    """
+
+    __slots__ = (
+        "_codes",
+        "counts",
+        "cpu_us",
+        "duplicates",
+        "exit_code",
+        "first_started_us",
+        "last_ended_us",
+        "max_rss_kib",
+        "next_fragment",
+        "nodes",
+        "tail",
+    )
+
+    def __init__(self) -> None:
+        self.tail = Tail()
+        self.next_fragment = 0
+        self.duplicates = 0
+        self.counts: dict[State, int] = {State.COMPLETED: 0, State.FAILED: 0, State.CANCELLED: 0}
+        self.exit_code: int | None = None  #: highest exit code of its tasks
+        self.cpu_us = 0
+        self.max_rss_kib = 0
+        self.first_started_us = 0
+        self.last_ended_us = 0
+        self.nodes: dict[str, None] = {}  #: where tasks ended, in order of first appearance
+        self._codes = bytearray()
+
+    @property
+    def total(self) -> int:
+        """Tasks submitted so far."""
+        return self.tail.next
+
+    @property
+    def final(self) -> int:
+        """Tasks that are final."""
+        return sum(self.counts.values())
+
+    @property
+    def is_ended(self) -> bool:
+        """The submission is complete and every task is final."""
+        return self.tail.complete and self.final >= self.tail.next
+
+    def state_of(self, index: int) -> State | None:
+        """Final state of a task, None while it has none."""
+        return _STATE.get(self._codes[index]) if index < len(self._codes) else None
+
+    def unfinished(self) -> Iterable[int]:
+        """Indices without a final state, ascending."""
+        known = len(self._codes)
+        return (index for index in range(self.tail.next) if index >= known or not self._codes[index])
+
+    def apply(self, number: int, fragment: Fragment, outcomes: Iterable[Outcome]) -> list[Outcome]:
+        """Takes in fragment `number` (each once, in order).
+
+        Args:
+            outcomes: the fragment's own, or those of its row.
+        Returns: the outcomes that made a task final just now.
+        Raises: ValueError if `number` is not the next one.
+        """
+        if number != self.next_fragment:
+            raise ValueError(f"fragment {number} applied, {self.next_fragment} expected")
+        self.next_fragment += 1
+        fresh = [outcome for outcome in outcomes if self._settle(outcome)]
+        if fragment.node:
+            self.nodes.setdefault(fragment.node)
+        for outcome in fresh:
+            self._account(fragment, outcome)
+        return fresh
+
+    def skip_to(self, paged: Paged) -> None:
+        """Starts behind what was paged out: only its counts are known here (the pages hold the rest)."""
+        if self.next_fragment >= paged.base:
+            return
+        self.next_fragment = paged.base
+        for name, count in paged.counts.items():
+            self.counts[State(name)] = count
+
+    def _settle(self, outcome: Outcome) -> bool:
+        if outcome.index >= len(self._codes):
+            self._codes.extend(bytes(outcome.index + 1 - len(self._codes)))
+        if self._codes[outcome.index]:
+            self.duplicates += 1
+            return False
+        self._codes[outcome.index] = _CODE[outcome.state]
+        self.counts[outcome.state] += 1
+        return True
+
+    def _account(self, fragment: Fragment, outcome: Outcome) -> None:
+        self.cpu_us += outcome.cpu_us
+        self.max_rss_kib = max(self.max_rss_kib, outcome.max_rss_kib)
+        if outcome.exit_code is not None:
+            self.exit_code = max(self.exit_code or 0, outcome.exit_code)
+        if fragment.base_us:
+            started = fragment.base_us + outcome.started_us
+            self.first_started_us = min(self.first_started_us or started, started)
+            self.last_ended_us = max(self.last_ended_us, started + outcome.elapsed_us)
+
+
+def running_count(blocks: Iterable[tuple[BlockKey, int]]) -> int:
+    """Tasks that are claimed and have no outcome: over (key, done mask) of claimed blocks."""
+    return sum(key.count - done.bit_count() for key, done in blocks)
+
+
+def state_counts(submission: Submission, progress: Progress, running: int) -> dict[State, int]:
+    """How many tasks are in which state; what is neither final nor running waits (INITIAL or HELD)."""
+    counts = dict(progress.counts)
+    waiting = max(0, progress.total - progress.final - running)
+    counts[State.RUNNING] = running
+    counts[State.INITIAL] = 0 if submission.phase is Phase.HELD else waiting
+    counts[State.HELD] = waiting if submission.phase is Phase.HELD else 0
+    counts[State.SUSPENDED] = 0
+    return counts
+
+
+def overall_state(submission: Submission, progress: Progress, running: int) -> State:
+    """One word for a submission: what `rmgr jobs` shows.
+
+    Ended: FAILED if any task failed, else CANCELLED if any was, else COMPLETED. Before: RUNNING once anything of it
+    runs or ran, HELD while it may not start, INITIAL otherwise.
+    """
+    if progress.is_ended:
+        if progress.counts[State.FAILED]:
+            return State.FAILED
+        return State.CANCELLED if progress.counts[State.CANCELLED] or submission.phase is Phase.CANCELLED else State.COMPLETED
+    if running:
+        return State.RUNNING
+    if submission.phase is Phase.HELD:
+        return State.HELD
+    return State.RUNNING if progress.final else State.INITIAL

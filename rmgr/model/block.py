@@ -1,0 +1,123 @@
+"""A block: a range of tasks of one submission that waits, moves and is claimed as one znode.
+
+The name of its znode (`BlockKey`) says what it is and what it needs; its data (`BlockData`) carries the arguments.
+MessagePack structs, because millions of them pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from rmgr.model.states import Reason
+
+#: Most tasks of one block, and most bytes of arguments that ride inside it.
+MAX_TASKS = 256
+MAX_INLINE_BYTES = 12 * 1024
+
+PRIORITY_RANGE = 1_000_000
+
+
+#: `seq` of a block that has not stood in `pending` yet (created held); releasing it gives it a place in the queue.
+NO_SEQ = 9_999_999_999
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKey:
+    """The name of a block's znode, in its sort order: (priority first, then arrival, then index).
+
+    priority: -1,000,000..1,000,000, higher first. seq: the queue's own counter, kept through requeue, return and
+    split. attempt: the number that the next (or present) attempt of its tasks has. memory_mib: 0 = not counted.
+    """
+
+    priority: int
+    seq: int
+    submission: int
+    first: int
+    count: int
+    attempt: int
+    cores: int
+    memory_mib: int
+
+    @property
+    def end(self) -> int:
+        """One past the last index."""
+        return self.first + self.count
+
+    def sort_key(self) -> tuple[int, int, int]:
+        """Order in which blocks are claimed."""
+        return (-self.priority, self.seq, self.first)
+
+
+class PastAttempt(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """An attempt that ended FAILED and was followed by another: what `rmgr show` tells of it (bounded, last 8)."""
+
+    attempt: int
+    node: str
+    reason: Reason
+    exit_code: int | None = None
+    started_us: int = 0
+    ended_us: int = 0
+    error: str = ""
+
+
+class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Data of a block, waiting or claimed.
+
+    function: sha256 of the function of all its tasks ("" for a command). payloads[i] belongs to index base + i; empty
+    for tasks without arguments. row: store key of the payloads when they do not fit (a MessagePack list of bytes).
+    losses, failures: how often its tasks were lost while alone, and failed by themselves (the retry rule counts).
+    done: bit i = index first + i has its outcome committed (claimed blocks only). incarnation: of the claiming node.
+    started: indices below first + started were handed to workers (advisory: what SPLIT must leave).
+    keyed: payloads are encoded `KeyedPayload`s. serial: its tasks run one after another in one slot and it is never
+    taken in part nor split (a cap on slots in flight). claimed_us: wall clock of the claim, for people.
+    past: attempts that all its tasks have behind them. stamp: random, set by the writer: makes the bytes of each
+    change unique, so that they prove it.
+    """
+
+    function: str = ""
+    resubmit: bool = True
+    retries: int = 0
+    losses: int = 0
+    failures: int = 0
+    base: int = 0
+    payloads: tuple[bytes, ...] = ()
+    row: str = ""
+    done: int = 0
+    incarnation: int = 0
+    started: int = 0
+    keyed: bool = False
+    serial: bool = False
+    claimed_us: int = 0
+    past: tuple[PastAttempt, ...] = ()
+    stamp: str = ""
+
+
+class KeyedPayload(msgspec.Struct, frozen=True, array_like=True):
+    """Arguments of a task in the keyed form: keys in the data store, in order."""
+
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    overwrite: bool = False
+
+
+def payload_of(data: BlockData, index: int) -> bytes:
+    """Inline argument bytes of task `index` (b"" where it has none). Undefined when `row` is set."""
+    return data.payloads[index - data.base] if data.payloads else b""
+
+
+def pending_indices(key: BlockKey, done: int) -> list[int]:
+    """Indices of the block without a committed outcome, ascending. Cost: O(count)."""
+    return [key.first + i for i in range(key.count) if not done >> i & 1]
+
+
+def runs(indices: list[int]) -> list[tuple[int, int]]:
+    """Ascending indices as (first, count) runs. Cost: O(n)."""
+    out: list[tuple[int, int]] = []
+    for index in indices:
+        if out and out[-1][0] + out[-1][1] == index:
+            out[-1] = (out[-1][0], out[-1][1] + 1)
+        else:
+            out.append((index, 1))
+    return out

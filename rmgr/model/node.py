@@ -1,0 +1,111 @@
+"""Nodes, their records, and the ephemeral entries of processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rmgr.model.resources import Capacity, NodeAttributes
+
+
+class NodeState(StrEnum):
+    """State of a node as shown to people; the record itself knows only up and fenced."""
+
+    UP = "up"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    FENCED = "fenced"
+    LOST = "lost"  #: its Starter's entry is gone, not yet fenced
+    DOWN = "down"  #: ended in good order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """`/nodes/<node>`: its znode version is the Starter fence; written by REGISTER and FENCE only, never deleted.
+
+    guid: of the Starter process that registered it; incarnation counts registrations.
+    """
+
+    format: int = 1
+    node: str
+    incarnation: int
+    state: NodeState
+    guid: str
+    capacity: Capacity
+    attributes: NodeAttributes = NodeAttributes()
+    endpoint: str = ""  #: gRPC host:port of its Starter
+    host: str = ""
+    pid: int = 0
+    registered_us: int = 0
+    reason: str = ""  #: why it was fenced
+    version: str = ""  #: rmgr version of the Starter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StarterEntry:
+    """`/starters/s-..`: ephemeral: a Starter process is alive, standing for these nodes."""
+
+    guid: str
+    nodes: tuple[str, ...]
+    endpoint: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """`/drains/<node>`: the operator wants no new work there."""
+
+    node: str
+    reason: str
+    user: str
+    since_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRecord:
+    """`/epoch`: its znode version is the leader fence; written by TAKE-OVER only, never deleted."""
+
+    format: int = 1
+    epoch: int = 0
+    leader: str = ""  #: guid of the WatchDog
+    endpoint: str = ""
+    host: str = ""
+    pid: int = 0
+    since_us: int = 0
+    candidate: str = ""  #: name of its entry in /watchdogs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meta:
+    """`/meta`: which cluster this tree belongs to."""
+
+    format: int = 1
+    cluster_id: str
+    created_us: int = 0
+
+
+class Order(StrEnum):
+    """What an inbox order asks of a Starter."""
+
+    CANCEL = "cancel"
+    SIGNAL = "signal"
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxOrder:
+    """`/inbox/<node>/<guid>`: an order to a Starter; deleted with the commit that obeys it.
+
+    index: one task, or -1 for every task of the submission.
+    """
+
+    order: Order
+    submission: int
+    index: int = -1
+    reason: str = ""
+    detail: str = ""
+    signal: int = 0
+    extra: dict[str, str] = field(default_factory=dict)

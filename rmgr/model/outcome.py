@@ -1,0 +1,86 @@
+"""Outcomes of attempts and the fragments in which they are committed (MessagePack structs: millions of them pass)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rmgr.model.block import PastAttempt
+from rmgr.model.states import Reason, State
+
+#: Bytes of outcomes that ride inside a fragment's znode; above, they are one store row.
+MAX_INLINE_BYTES = 12 * 1024
+#: A single value above this goes to a store row of its own, however small its fragment is.
+MAX_INLINE_VALUE = 8 * 1024
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """How one attempt of one task ended; the trailing defaults cost no bytes.
+
+    started_us: since the fragment's `base_us`. elapsed_us: run time. value: result bytes inline (empty: none or in a
+    row). pickled: encoding of the value (else raw bytes). value_size: bytes of the value in its row, -1 = inline.
+    error: "Type: message" in one line. log: the last part of its output, inline, (stdout, stderr) tails.
+    log_parts: how many parts of (stdout, stderr) lie in the store before the inline rest.
+    outputs: number of keyed output values in rows.
+    """
+
+    index: int
+    state: State = State.COMPLETED
+    started_us: int = 0
+    elapsed_us: int = 0
+    value: bytes = b""
+    pickled: bool = True
+    cpu_us: int = 0
+    max_rss_kib: int = 0
+    reason: Reason = Reason.NONE
+    exit_code: int | None = None
+    value_size: int = -1
+    error: str = ""
+    log: tuple[bytes, bytes] = (b"", b"")
+    log_parts: tuple[int, int] = (0, 0)
+    outputs: int = 0
+    attempt: int = 0  #: 0 = the fragment's
+    past: tuple[PastAttempt, ...] = ()
+
+
+class Fragment(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Outcomes committed by one multi: data of `/subs/../done/r-<seq>`.
+
+    node: where they ran ("" for outcomes decided by a Submitter or the leader). attempt: of all its tasks unless an
+    outcome says otherwise. base_us: microseconds since the epoch. row: store key of the encoded outcomes when they do
+    not fit; `count` and `ranges` ((state, first, count) runs) then say what is in it.
+    """
+
+    node: str = ""
+    attempt: int = 1
+    base_us: int = 0
+    outcomes: tuple[Outcome, ...] = ()
+    row: str = ""
+    ranges: tuple[tuple[State, int, int], ...] = ()
+
+
+class FailedRange(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Attempts that ended FAILED and wait for the resubmit rule: data of `/subs/../failed/<first>.<count>.<attempt>`.
+
+    queue, seq, priority, cores, memory_mib: where its block stood. data: the block's data (arguments, counters).
+    backoff_us: how long to wait before it runs again (counted by whoever acts, from when it sees the record).
+    outcome fields: reason, exit_code, error, node, times of the attempt, for `rmgr show`.
+    """
+
+    queue: str
+    seq: int
+    priority: int
+    cores: int
+    memory_mib: int
+    reason: Reason
+    block: bytes  #: encoded BlockData
+    node: str = ""
+    backoff_us: int = 0
+    exit_code: int | None = None
+    error: str = ""
+    started_us: int = 0
+    ended_us: int = 0
+    log: tuple[bytes, bytes] = (b"", b"")
+    log_parts: tuple[int, int] = (0, 0)
+    cpu_us: int = 0
+    max_rss_kib: int = 0
+    alone: bool = True

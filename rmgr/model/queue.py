@@ -1,0 +1,57 @@
+"""Queues (named classes of work), partitions (sets of nodes), and the cluster-wide settings that hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Dispatch(StrEnum):
+    """How work of a queue reaches nodes."""
+
+    PULL = "pull"  #: Starters take it
+    PLACE = "place"  #: the leader's policy places it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSpec:
+    """A named class of work: defaults and limits; lives in one partition. 0 = no limit."""
+
+    name: str
+    partition: str = "default"
+    dispatch: Dispatch = Dispatch.PULL
+    policy: str = ""
+    state: str = "open"  #: open | closed (refuses submissions) | stopped (starts nothing)
+    default_time_us: int = 0
+    max_time_us: int = 0
+    max_cores: int = 0
+    max_memory_bytes: int = 0
+    default_memory_bytes: int = 0
+    default_priority: int = 0
+    max_priority: int = 1_000_000
+    max_pending_blocks: int = 10_000
+    rank: int = 0  #: Starters look at queues of higher rank first
+    backfill_pull: bool = False  #: let later blocks start on a node that drains for a large one
+    users: tuple[str, ...] = ()  #: who may submit; empty = everyone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """`/config`: what all processes of a cluster agree on; changed by `rmgr config apply`, taken up at run time."""
+
+    format: int = 1
+    queues: tuple[QueueSpec, ...] = (QueueSpec(name="default"),)
+    default_queue: str = "default"
+    retention_us: int = 3_600_000_000  #: ended submissions stay in ZooKeeper this long, then only in the history
+    grace_us: int = 1_000_000  #: between the loss of a Starter's entry and its fencing
+    mass_loss_share: float = 0.5  #: more of the Starters lost in one window: requeue slowly (rule 21)
+    mass_requeue_per_s: float = 50.0  #: blocks a second while it lasts
+    max_losses: int = 5  #: losses alone in a block before a task is POISON
+    max_fragments: int = 1000  #: fragments of a submission in ZooKeeper before a page is written
+    log_retention_us: int = 7 * 24 * 3_600_000_000
+    operators: tuple[str, ...] = ()
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def queue(self, name: str) -> QueueSpec | None:
+        """The queue of that name, None when there is none."""
+        return next((queue for queue in self.queues if queue.name == name), None)

@@ -1,0 +1,122 @@
+"""One enum of states, one of reasons, and the transition table, used by znodes, store, CLI and API alike.
+
+Any change of state that is not an edge of `TRANSITIONS` raises `InvalidTransition` with the item's story.
+The diagram in `rmgr/README.md` is generated from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from rmgr.errors import InvalidTransition
+
+
+class State(StrEnum):
+    """State of a task, and of a placed job (which adds the last three)."""
+
+    INITIAL = "INITIAL"  #: waiting in a queue (the paper's word; PENDING elsewhere)
+    HELD = "HELD"  #: waiting, not claimable: held by its user or by a dependency
+    RUNNING = "RUNNING"  #: claimed by a Starter
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    STARTING = "STARTING"  #: jobs: assigned, start barrier open
+    SUSPENDED = "SUSPENDED"  #: jobs: stopped in place (time-sharing), processes keep their memory
+    STOPPING = "STOPPING"  #: jobs: cancel, checkpoint or time limit under way
+
+    @property
+    def is_final(self) -> bool:
+        """No attempt will follow."""
+        return self in _FINAL
+
+
+_FINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+
+
+class Reason(StrEnum):
+    """Why something is in its state: every end carries one, and so do waits worth explaining."""
+
+    NONE = ""
+    # the work's own failure: `retries` may run it again
+    EXIT_CODE = "EXIT_CODE"
+    EXCEPTION = "EXCEPTION"
+    SIGNAL = "SIGNAL"
+    TIME_LIMIT = "TIME_LIMIT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    # never run again: running it again cannot help
+    BAD_OUTPUT = "BAD_OUTPUT"
+    START_FAILED = "START_FAILED"  #: command or function that cannot be started (no such file, cannot be unpickled)
+    POISON = "POISON"  #: lost its node five times while it was alone in its block
+    OUTPUT_EXISTS = "OUTPUT_EXISTS"
+    # losses: `resubmit` lets it run again
+    NODE_LOST = "NODE_LOST"
+    DATA_LOST = "DATA_LOST"
+    LEASE_LOST = "LEASE_LOST"  #: exclusive work killed because its node lost contact
+    # not by itself
+    USER_CANCEL = "USER_CANCEL"
+    DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
+    # waits
+    BACKOFF = "BACKOFF"
+    DEPENDENCY = "DEPENDENCY"
+    USER_HOLD = "USER_HOLD"
+    RESOURCES = "RESOURCES"
+    QUEUE_CLOSED = "QUEUE_CLOSED"
+    NO_POLICY = "NO_POLICY"  #: a queue with dispatch = place and no placing policy yet
+
+
+#: Ends that count as the work's own failure (`retries`).
+OWN_FAILURES = frozenset({Reason.EXIT_CODE, Reason.EXCEPTION, Reason.SIGNAL, Reason.TIME_LIMIT, Reason.OUT_OF_MEMORY})
+#: Ends that count as a loss (`resubmit`).
+LOSSES = frozenset({Reason.NODE_LOST, Reason.DATA_LOST, Reason.LEASE_LOST})
+
+#: The transition table: (from, to) -> what makes it happen.
+TRANSITIONS: dict[tuple[State, State], str] = {
+    (State.INITIAL, State.HELD): "held by its user before a Starter claimed it",
+    (State.HELD, State.INITIAL): "released, or its dependency was met",
+    (State.INITIAL, State.RUNNING): "claimed by a Starter",
+    (State.RUNNING, State.INITIAL): "returned unstarted, split off, or its attempt FAILED and the rule lets it run again",
+    (State.RUNNING, State.HELD): "returned by its Starter while the submission is held",
+    (State.RUNNING, State.COMPLETED): "its Starter committed the result",
+    (State.RUNNING, State.FAILED): "its attempt ended FAILED and the rule does not let it run again",
+    (State.RUNNING, State.CANCELLED): "its Starter obeyed a cancel",
+    (State.INITIAL, State.FAILED): "a failed attempt waiting for its back-off is given up (POISON, rule changed)",
+    (State.INITIAL, State.CANCELLED): "cancelled while waiting",
+    (State.HELD, State.CANCELLED): "cancelled while held, or its dependency failed",
+    (State.INITIAL, State.STARTING): "job: assigned to nodes",
+    (State.STARTING, State.RUNNING): "job: every node of the allocation is ready",
+    (State.STARTING, State.INITIAL): "job: the start barrier was revoked, or a node was lost",
+    (State.STARTING, State.STOPPING): "job: cancelled during its start",
+    (State.STARTING, State.FAILED): "job: cannot be started anywhere",
+    (State.RUNNING, State.SUSPENDED): "job: its time slot ended",
+    (State.SUSPENDED, State.RUNNING): "job: its time slot begins",
+    (State.RUNNING, State.STOPPING): "job: cancel, checkpoint or time limit",
+    (State.SUSPENDED, State.STOPPING): "job: cancel, checkpoint or time limit",
+    (State.SUSPENDED, State.FAILED): "job: a node was lost while it was stopped",
+    (State.STOPPING, State.INITIAL): "job: checkpointed for migration",
+    (State.STOPPING, State.COMPLETED): "job: ended by itself while it was being stopped",
+    (State.STOPPING, State.FAILED): "job: time limit, or its node was lost meanwhile",
+    (State.STOPPING, State.CANCELLED): "job: cancelled",
+}
+
+
+def check_transition(item: str, old: State, new: State, story: Sequence[str] = ()) -> None:
+    """Raises `InvalidTransition` unless old -> new is an edge of the table.
+
+    Args:
+        item: the id ("42_7"), for the message.
+        old, new: states.
+        story: what is known of the item's past, oldest first.
+    Cost: O(1).
+    """
+    if (old, new) not in TRANSITIONS:
+        told = "; ".join(story) or "nothing is recorded of its past"
+        raise InvalidTransition(f"{item} cannot go from {old} to {new} ({told})", hint=f"rmgr show {item.partition('.')[0]}")
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram, for `rmgr/README.md` (a test compares)."""
+    lines = ["stateDiagram-v2", "    [*] --> INITIAL", "    [*] --> HELD"]
+    lines += [f"    {old} --> {new}: {why.removeprefix('job: ')}" for (old, new), why in TRANSITIONS.items()]
+    lines += [f"    {state} --> [*]" for state in State if state.is_final]
+    return "\n".join(lines)

@@ -1,0 +1,144 @@
+"""A submission: what one `rmgr submit` or one TaskQueue creates, as recorded in its znode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rmgr.model.resources import Request
+
+
+class Phase(StrEnum):
+    """State of a submission's record (the state of its tasks is derived)."""
+
+    OPEN = "OPEN"
+    HELD = "HELD"  #: no gate: nothing of it may be claimed
+    CANCELLED = "CANCELLED"
+    CLOSED = "CLOSED"  #: complete, every task final, summary in the store
+
+
+class Work(StrEnum):
+    """What a task of the submission is."""
+
+    PYTHON = "python"
+    COMMAND = "command"
+
+
+class Condition(StrEnum):
+    """When a dependency is met."""
+
+    OK = "ok"  #: all of it COMPLETED
+    ANY = "any"  #: ended in whatever way
+    FAIL = "fail"  #: ended, and something of it FAILED or was CANCELLED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependency:
+    """This submission waits for the end of another."""
+
+    condition: Condition
+    submission: int
+
+
+class OnDisconnect(StrEnum):
+    """What happens to running work while its node has no contact."""
+
+    KEEP = "keep"  #: runs on, its COMPLETE decides
+    EXCLUSIVE = "exclusive"  #: killed before it can run elsewhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """A file or directory shipped into the work directory: `sha256` of a stored archive, unpacked under `name`."""
+
+    name: str
+    sha256: str
+    is_dir: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A shell command or script; the same for every task of the submission.
+
+    Either `argv`, or `script_sha256` (a stored script text, executed by its #! line or /bin/sh) with `argv` as its
+    arguments. `out`/`err`: file names on the node, with placeholders. `stdin_sha256`: stored bytes, else /dev/null.
+    """
+
+    argv: tuple[str, ...] = ()
+    script_sha256: str = ""
+    script_name: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    out: str = ""
+    err: str = ""
+    stdin_sha256: str = ""
+    uploads: tuple[Upload, ...] = ()
+    input_files: tuple[tuple[str, str], ...] = ()  #: (key in the data store, file name in the work directory)
+    output_files: tuple[tuple[str, str], ...] = ()  #: (key, file name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonEnvironment:
+    """What a worker process must be to run the functions of a submission: one key, one kind of worker."""
+
+    python: str = ""  #: interpreter; empty = the Starter's own
+    version: str = ""  #: client's Python "3.11", checked by the worker (bytecode travels)
+    sys_path: tuple[str, ...] = ()  #: client directories, appended where they exist
+    modules: tuple[str, ...] = ()  #: sha256 of shipped zip archives (store family mod/)
+    initializer: str = ""  #: sha256 of a stored (function, args) pickle, run once a worker (Executor)
+    worker_group: str = ""  #: workers are shared only inside the group (an Executor with an initializer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """The record of `/subs/<id//1000>/<id>`: written at SUBMIT, changed by GATE (phase, priority) and CLOSE only.
+
+    Times are microseconds since the epoch (shown to people, never used in a decision).
+    Per-block overrides of `resubmit` and `retries` travel with the blocks.
+    """
+
+    format: int = 1
+    id: int
+    name: str
+    user: str
+    queue: str
+    work: Work
+    request: Request = Request()
+    priority: int = 0
+    resubmit: bool = True
+    retries: int = 0
+    backoff_us: int = 0
+    on_disconnect: OnDisconnect = OnDisconnect.KEEP
+    after: tuple[Dependency, ...] = ()
+    phase: Phase = Phase.OPEN
+    reason: str = ""  #: of the phase: USER_HOLD, DEPENDENCY, USER_CANCEL, DEPENDENCY_FAILED, ...
+    reason_detail: str = ""  #: the user's words with a cancel
+    owner: str = ""  #: guid of the Submitter that looks after it; empty = the leader does
+    token: str = ""
+    submitted_us: int = 0
+    closed_us: int = 0
+    array: str = ""  #: array expression; empty = indices are shown as they are
+    max_running: int = 0  #: `%8` of an array, `max_workers` of an Executor: slots in flight at most; 0 = no cap
+    command: Command | None = None
+    python: PythonEnvironment | None = None
+    account: str = ""
+    host: str = ""  #: where it was submitted
+    grace_us: int = 5_000_000  #: between SIGTERM and SIGKILL at the time limit
+    spec_sha256: str = ""  #: when command or python do not fit the znode they are in this row of the store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """`/subs/../tail`: how far the submission has grown; its version is the fence of ENQUEUE, used by the owner only."""
+
+    next: int = 0
+    complete: bool = False
+    enqueued: str = ""  #: guid of the last ENQUEUE: makes its bytes unique, so that they prove it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paged:
+    """Data of `/subs/../done`: fragments below `base` are in store pages; counts of what was paged, by state."""
+
+    base: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
