@@ -1,0 +1,226 @@
+"""A data store in the memory of one process, faithful to the port: for property tests and examples, never for a cluster."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from rmgr.adapters.store_rules import (
+    CHUNK_BYTES,
+    Deadline,
+    bind,
+    check_key,
+    check_limit,
+    check_prefix,
+    check_size,
+    expiry_ms,
+    key_exists,
+    now_ms,
+    pieces,
+    verify,
+)
+from rmgr.coord.ports import Encoding
+from rmgr.errors import StoreUnavailable, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    value: bytes
+    digest: bytes
+    encoding: Encoding
+    expires_ms: int | None
+
+
+class _Shelf:
+    """The rows of one named store."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.rows: dict[str, _Row] = {}
+        self.order: list[str] = []  # keys, sorted
+
+
+_SHELVES: dict[str, _Shelf] = {}
+_SHELVES_LOCK = threading.Lock()
+
+
+class MemoryStore:
+    """A `Store` (coord/ports.py). Stores of one (non-empty) name share their rows; one without a name is its own."""
+
+    def __init__(self, name: str = "", *, clock_ms: Callable[[], int] = now_ms) -> None:
+        """`clock_ms` tells the time of expiry, in ms, so that a test can move it."""
+        if name:
+            with _SHELVES_LOCK:
+                self._shelf = _SHELVES.setdefault(name, _Shelf())
+        else:
+            self._shelf = _Shelf()
+        self._clock_ms = clock_ms
+        self._closed = False
+        self.outage = ""  #: what is wrong with the store; while it says something, every call fails as if it were away
+        self.url = f"memory:{name}"
+
+    def put(
+        self,
+        key: str,
+        value: bytes | Iterable[bytes],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put`."""
+        deadline = self._begin(timeout_s, f"put {key!r}")
+        check_key(key)
+        ttl_ms = self._expiry(ttl_s)
+        if isinstance(value, str):
+            raise UsageError(f"the value of {key!r} must be bytes, not text; encode it first")
+        if isinstance(value, bytes | bytearray | memoryview):
+            check_size(key, len(value))
+            whole = bytes(value)
+        else:
+            parts = []
+            for piece in pieces(key, value, CHUNK_BYTES):
+                deadline.check(f"put {key!r}")
+                parts.append(piece)
+            whole = b"".join(parts)
+        row = _Row(whole, sha256(whole).digest(), encoding, ttl_ms)
+        with self._shelf.lock:
+            if not overwrite and self._alive(key) is not None:
+                raise key_exists([key])
+            self._set(key, row)
+
+    def put_many(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put_many`."""
+        self._begin(timeout_s, "put values")
+        ttl_ms = self._expiry(ttl_s)
+        for key, value in rows:
+            check_key(key)
+            if not isinstance(value, bytes):
+                raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
+            check_size(key, len(value))
+        with self._shelf.lock:
+            taken = [] if overwrite else sorted({key for key, _ in rows if self._alive(key) is not None})
+            if taken:
+                raise key_exists(taken)
+            for key, value in rows:
+                self._set(key, _Row(value, sha256(value).digest(), encoding, ttl_ms))
+
+    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
+        """See `Store.get`."""
+        self._begin(timeout_s, f"read {key!r}")
+        check_key(key)
+        with self._shelf.lock:
+            row = self._alive(key)
+        return None if row is None else (verify(key, row.value, len(row.value), row.digest), row.encoding)
+
+    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
+        """See `Store.get_many`."""
+        found = {key: self.get(key, timeout_s=timeout_s) for key in keys}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
+        """See `Store.stream`."""
+        found = self.get(key, timeout_s=timeout_s)
+        if found is None:
+            return None
+        return (found[0][start : start + CHUNK_BYTES] for start in range(0, len(found[0]), CHUNK_BYTES))
+
+    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
+        """See `Store.head`."""
+        self._begin(timeout_s, f"read {key!r}")
+        check_key(key)
+        with self._shelf.lock:
+            row = self._alive(key)
+        return None if row is None else (len(row.value), row.encoding)
+
+    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
+        """See `Store.delete`."""
+        self._begin(timeout_s, f"delete {key!r}")
+        check_key(key)
+        with self._shelf.lock:
+            found = self._alive(key) is not None
+            self._remove(key)
+        return found
+
+    def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.keys`."""
+        self._begin(timeout_s, f"list {prefix!r}")
+        check_prefix(prefix)
+        check_prefix(after)
+        check_limit(limit)
+        with self._shelf.lock:
+            order = self._shelf.order
+            found: list[str] = []
+            for at in range(max(bisect_left(order, prefix), bisect_right(order, after)), len(order)):
+                if not order[at].startswith(prefix) or len(found) == limit:
+                    break
+                if self._alive(order[at]) is not None:
+                    found.append(order[at])
+        return found
+
+    def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
+        """See `Store.usage`."""
+        self._begin(timeout_s, f"measure {prefix!r}")
+        check_prefix(prefix)
+        with self._shelf.lock:
+            sizes = [len(row.value) for key in self._shelf.order if key.startswith(prefix) and (row := self._alive(key)) is not None]
+        return len(sizes), sum(sizes)
+
+    def sweep(self, *, timeout_s: float = 30.0) -> int:
+        """See `Store.sweep`."""
+        self._begin(timeout_s, "sweep")
+        with self._shelf.lock:
+            gone = [key for key in self._shelf.order if self._alive(key) is None]
+            for key in gone:
+                self._remove(key)
+        return len(gone)
+
+    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
+        """See `Store.bind_cluster`."""
+        bind(self, cluster_id, timeout_s=timeout_s)
+
+    def health(self, *, timeout_s: float = 5.0) -> str | None:  # noqa: ARG002 - answers at once
+        """See `Store.health`."""
+        return "the store is closed" if self._closed else self.outage or None
+
+    def close(self) -> None:
+        """See `Store.close`. The rows of a named store stay."""
+        self._closed = True
+
+    def _begin(self, timeout_s: float, doing: str) -> Deadline:
+        if self._closed:
+            raise StoreUnavailable(f"cannot {doing}: the store is closed")
+        if self.outage:
+            raise StoreUnavailable(f"cannot {doing}: {self.outage}")
+        deadline = Deadline(timeout_s)
+        deadline.check(doing)
+        return deadline
+
+    def _expiry(self, ttl_s: float | None) -> int | None:
+        expires_ms = expiry_ms(ttl_s)  # checks it
+        return None if expires_ms is None or ttl_s is None else self._clock_ms() + int(ttl_s * 1000)
+
+    def _alive(self, key: str) -> _Row | None:
+        row = self._shelf.rows.get(key)
+        return row if row is not None and (row.expires_ms is None or row.expires_ms > self._clock_ms()) else None
+
+    def _set(self, key: str, row: _Row) -> None:
+        if key not in self._shelf.rows:
+            insort(self._shelf.order, key)
+        self._shelf.rows[key] = row
+
+    def _remove(self, key: str) -> None:
+        if self._shelf.rows.pop(key, None) is not None:
+            del self._shelf.order[bisect_left(self._shelf.order, key)]

@@ -1,0 +1,162 @@
+"""What every data store checks alike: keys, sizes, pieces, hashes, and to which cluster it belongs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from rmgr.errors import DataLost, KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
+
+if TYPE_CHECKING:
+    from rmgr.coord.ports import Store
+
+#: A value is cut into chunks of this size (bytes); the last one may be shorter. Cassandra's practical blob limit is 1 MiB.
+CHUNK_BYTES = 512 * 1024
+#: Largest value (bytes).
+MAX_VALUE_BYTES = 256 * 1024 * 1024
+#: Largest key (bytes of UTF-8).
+MAX_KEY_BYTES = 1024
+#: The row that says whose store this is.
+CLUSTER_ID_KEY = "meta/cluster_id"
+
+
+class Deadline:
+    """A point in monotonic time until which a call may last."""
+
+    __slots__ = ("at", "timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.at = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self.at - time.monotonic())
+
+    def passed(self) -> bool:
+        """True when no time is left."""
+        return time.monotonic() >= self.at
+
+    def check(self, doing: str) -> None:
+        """Raises `StoreUnavailable` when no time is left; `doing` completes "the store did not ... within 5 s"."""
+        if self.passed():
+            raise StoreUnavailable(
+                f"the store did not {doing} within {self.timeout_s:g} s", hint="try again; `rmgr doctor` tells what is wrong"
+            )
+
+
+def check_key(key: str) -> str:
+    """Returns `key` if it is 1 to 1,024 bytes of UTF-8 without NUL, else raises `UsageError`."""
+    if not isinstance(key, str):
+        raise UsageError(f"a store key is text, not {type(key).__name__}")
+    if not key:
+        raise UsageError("a store key cannot be empty")
+    if "\0" in key:
+        raise UsageError(f"the store key {key[:80]!r} holds a NUL character")
+    if key.isascii():
+        size = len(key)
+    else:
+        try:
+            size = len(key.encode())
+        except UnicodeEncodeError:
+            raise UsageError(f"the store key {key[:80]!r} is not valid Unicode (a lone surrogate)") from None
+    if size > MAX_KEY_BYTES:
+        raise UsageError(f"the store key {key[:40]!r}... has {size} bytes; the limit is {MAX_KEY_BYTES}")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Returns `prefix` (may be empty) if some key can start with it, else raises `UsageError`."""
+    return check_key(prefix) if prefix else prefix
+
+
+def check_limit(limit: int) -> int:
+    """Returns `limit` if it is positive, else raises `UsageError`."""
+    if limit < 1:
+        raise UsageError(f"the limit of a listing must be at least 1, not {limit}")
+    return limit
+
+
+def check_size(key: str, size: int) -> None:
+    """Raises `ValueTooLarge` over 256 MiB."""
+    if size > MAX_VALUE_BYTES:
+        raise ValueTooLarge(
+            f"the value of {key!r} is over {MAX_VALUE_BYTES // 2**20} MiB ({size:,} bytes seen)",
+            hint="split it over several keys, or keep it in a file system and store its path",
+        )
+
+
+def expiry_ms(ttl_s: float | None) -> int | None:
+    """Wall-clock time (ms) at which a value written now with `ttl_s` is gone; None: never."""
+    if ttl_s is None:
+        return None
+    if ttl_s <= 0:
+        raise UsageError(f"the time to live must be positive, not {ttl_s:g} s")
+    return now_ms() + int(ttl_s * 1000)
+
+
+def now_ms() -> int:
+    """Wall-clock time in ms, for expiry only."""
+    return int(time.time() * 1000)
+
+
+def pieces(key: str, value: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """Cuts a stream of byte strings into pieces of exactly `size` bytes (the last may be shorter); holds one piece.
+
+    Raises: `UsageError` for something that is not bytes, `ValueTooLarge` as soon as the limit is passed.
+    """
+    held = bytearray()
+    total = 0
+    for part in value:
+        if not isinstance(part, bytes | bytearray | memoryview):
+            raise UsageError(f"the value of {key!r} must be bytes or an iterable of bytes, not of {type(part).__name__}")
+        view = memoryview(part).cast("B")
+        total += len(view)
+        check_size(key, total)
+        start = 0
+        while len(held) + len(view) - start >= size:
+            end = start + size - len(held)
+            held += view[start:end]
+            start = end
+            yield bytes(held)
+            held.clear()
+        held += view[start:]
+    if held:
+        yield bytes(held)
+
+
+def verify(key: str, value: bytes, size: int, digest: bytes) -> bytes:
+    """Returns `value` if size and SHA-256 are those of the manifest, else raises `DataLost`."""
+    if len(value) != size or sha256(value).digest() != digest:
+        raise data_lost(key, f"{len(value):,} of {size:,} bytes found, hash {'differs' if len(value) == size else 'not compared'}")
+    return value
+
+
+def data_lost(key: str, what: str) -> DataLost:
+    """The error for a value that is there but cannot be trusted."""
+    return DataLost(f"the stored value of {key!r} is damaged: {what}", hint="run the task that made it again, or put the value again")
+
+
+def key_exists(keys: list[str]) -> KeyExists:
+    """The error for keys that were to be new and are not."""
+    shown = ", ".join(repr(key) for key in keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+    return KeyExists(f"already in the store: {shown}", hint="choose another key, delete it first, or say overwrite=True")
+
+
+def bind(store: Store, cluster_id: str, *, timeout_s: float) -> None:
+    """Makes `store` the store of cluster `cluster_id`, once and for all; the same id again is accepted.
+
+    Raises: `WrongCluster` if the store belongs to another cluster.
+    """
+    try:
+        store.put(CLUSTER_ID_KEY, cluster_id.encode(), overwrite=False, timeout_s=timeout_s)
+    except KeyExists:
+        row = store.get(CLUSTER_ID_KEY, timeout_s=timeout_s)
+        owner = row[0].decode(errors="replace") if row else "nobody"
+        if owner != cluster_id:
+            raise WrongCluster(
+                f"the store belongs to cluster {owner}, not to {cluster_id}",
+                hint="point --store at this cluster's own store, or start with an empty one",
+            ) from None

@@ -1,0 +1,61 @@
+"""Opening a data store by its URL: the one place that knows which adapters there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+from rmgr.coord.ports import Store
+from rmgr.errors import UsageError
+
+_EXAMPLES = "sqlite:PATH (one machine) or cassandra://host1,host2/keyspace (several)"
+
+
+def open_store(url: str, **options: Any) -> Store:
+    """Opens the store that `url` names.
+
+    Args:
+        url: `sqlite:PATH` (also `sqlite:///PATH`), or `memory:NAME`, a store within this process for tests:
+            the same name is the same store.
+        options: keyword arguments of the adapter, e.g. `create=False` for SQLite.
+    Raises: `UsageError` for a URL that no adapter understands; `StoreUnavailable` from the adapter.
+    """
+    scheme, colon, rest = url.partition(":")
+    opener = _OPENERS.get(scheme)
+    if not colon or opener is None:
+        raise UsageError(f"{url!r} is not the URL of a store", hint=f"use {_EXAMPLES}")
+    return opener(rest, options)
+
+
+def check_url(url: str) -> str:
+    """Returns `url` if `open_store` has an adapter for it, else raises `UsageError`; opens nothing."""
+    scheme, colon, _ = url.partition(":")
+    if not colon or scheme not in _OPENERS:
+        raise UsageError(f"{url!r} is not the URL of a store", hint=f"use {_EXAMPLES}")
+    return url
+
+
+def _sqlite(rest: str, options: dict[str, Any]) -> Store:
+    from rmgr.adapters.sqlite import SqliteStore
+
+    path = unquote(rest.removeprefix("//")) if rest.startswith("///") else rest
+    if not path or (rest.startswith("//") and not rest.startswith("///")):
+        raise UsageError(f"'sqlite:{rest}' names no file", hint="sqlite:PATH, for example sqlite:/var/lib/rmgr/store.db")
+    return SqliteStore(path, **options)
+
+
+def _memory(rest: str, options: dict[str, Any]) -> Store:
+    from rmgr.adapters.memory_store import MemoryStore
+
+    return MemoryStore(rest, **options)
+
+
+def _cassandra(rest: str, _options: dict[str, Any]) -> Store:
+    raise UsageError(
+        f"this build of rmgr has no Cassandra adapter yet, so it cannot open 'cassandra:{rest.partition('?')[0]}'",
+        hint="it comes with the cassandra extra (pip install 'rmgr[cassandra]'); until then use sqlite:PATH",
+    )
+
+
+_OPENERS: dict[str, Callable[[str, dict[str, Any]], Store]] = {"sqlite": _sqlite, "memory": _memory, "cassandra": _cassandra}
