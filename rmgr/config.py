@@ -1,0 +1,253 @@
+"""Configuration: frozen dataclasses filled from defaults, one TOML file, RMGR_* variables and options, in that order.
+
+File: RMGR_CONFIG, else `$XDG_CONFIG_HOME/rmgr/config.toml`, else `/etc/rmgr/config.toml`. When none of them names a
+cluster, the endpoints that a running `rmgr dev` recorded are used (`dev.toml`). An unknown key is an error that names
+file and line. Variables: RMGR_<SECTION>_<KEY> (RMGR_STARTER_CORES), and RMGR_ZK, RMGR_STORE, RMGR_GATEWAY for short.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from rmgr.errors import ConfigError, NotConnected
+from rmgr.model.units import parse_duration_us, parse_size
+
+DEFAULT_CHROOT = "/rmgr/default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """How to reach a cluster (section [cluster])."""
+
+    zk: str = ""  #: HOSTS[/CHROOT]
+    store: str = ""  #: sqlite:PATH, cassandra://host1,host2/keyspace?...
+    gateway: str = ""  #: HOST:PORT of a Submitter gateway, instead of zk
+    session_timeout_s: float = 10.0  #: T: how long a silent process is believed alive
+    connect_timeout_s: float = 10.0
+    cluster_id: str = ""  #: when given, any other cluster is refused
+
+    def hosts_and_chroot(self) -> tuple[str, str]:
+        """`h1:2181,h2:2181/rmgr/x` -> (hosts, chroot). Raises NotConnected when nothing is configured."""
+        if not self.zk:
+            raise NotConnected(
+                "no cluster is configured and none is running on this machine",
+                hint="start one with: rmgr dev   (or name one: --zk HOSTS, RMGR_ZK)",
+            )
+        hosts, slash, path = self.zk.partition("/")
+        return hosts, f"/{path.rstrip('/')}" if slash and path.strip("/") else DEFAULT_CHROOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StarterConfig:
+    """A Starter (section [starter])."""
+
+    node: str = ""  #: default: the host name
+    nodes: int = 1  #: virtual nodes that this process stands for
+    cores: int = 0  #: 0 = all of the machine
+    memory_bytes: int = 0  #: 0 = all of the machine
+    partition: str = "default"
+    site: str = ""
+    speed: float = 1.0
+    features: tuple[str, ...] = ()
+    work_dir: str = ""  #: default: a directory of the user's cache
+    listen: str = "127.0.0.1:0"
+    metrics: str = "127.0.0.1:0"
+    stop_grace_s: float = 30.0  #: SIGTERM: how long running work may take to finish
+    log_cap_bytes: int = 64 * 1024 * 1024  #: output kept of one stream of one task
+    spool_cap_bytes: int = 1024 * 1024 * 1024  #: finished outputs kept while the store is away
+    python: str = ""  #: interpreter of workers; default: this one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchdogConfig:
+    """A WatchDog (section [watchdog])."""
+
+    listen: str = "127.0.0.1:0"
+    metrics: str = "127.0.0.1:0"
+    resync_s: float = 20.0  #: full comparison of memory and znodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitterConfig:
+    """A Submitter gateway (section [submitter])."""
+
+    listen: str = "127.0.0.1:0"
+    metrics: str = "127.0.0.1:0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """Logging of daemons (section [log])."""
+
+    level: str = "info"
+    format: str = "auto"  #: auto (pretty on a terminal) | json | pretty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All sections."""
+
+    cluster: ClusterConfig = ClusterConfig()
+    starter: StarterConfig = StarterConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
+    submitter: SubmitterConfig = SubmitterConfig()
+    log: LogConfig = LogConfig()
+    source: str = ""  #: the file that was read, for `rmgr config show`
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "cluster": ClusterConfig,
+    "starter": StarterConfig,
+    "watchdog": WatchdogConfig,
+    "submitter": SubmitterConfig,
+    "log": LogConfig,
+}
+_SHORT = {"RMGR_ZK": ("cluster", "zk"), "RMGR_STORE": ("cluster", "store"), "RMGR_GATEWAY": ("cluster", "gateway")}
+
+
+def load(
+    overrides: Mapping[str, Mapping[str, Any]] | None = None, *, env: Mapping[str, str] | None = None, file: str | None = None
+) -> Config:
+    """The configuration of this process.
+
+    Args:
+        overrides: options from the command line by section and key; None values are ignored.
+        env: default `os.environ`. file: instead of the search (must exist).
+    Raises: ConfigError naming file and line, variable, or option.
+    """
+    env = os.environ if env is None else env
+    path = _find_file(env, file)
+    values: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    if path is not None:
+        _merge_file(values, path)
+    for variable, text in env.items():
+        target = _SHORT.get(variable) or _variable(variable)
+        if target is not None:
+            values[target[0]][target[1]] = _convert(_SECTIONS[target[0]], target[1], text, f"variable {variable}")
+    for section, options in (overrides or {}).items():
+        for key, value in options.items():
+            if value is not None:
+                values[section][key] = _convert(_SECTIONS[section], key, value, f"option --{key.replace('_', '-')}")
+    if not values["cluster"].get("zk") and not values["cluster"].get("gateway"):
+        values["cluster"] = _dev_cluster(env) | values["cluster"]
+    return Config(**{name: kind(**values[name]) for name, kind in _SECTIONS.items()}, source=str(path or ""))
+
+
+def dev_file(env: Mapping[str, str] | None = None) -> Path:
+    """Where a running `rmgr dev` records its endpoints."""
+    env = os.environ if env is None else env
+    runtime = env.get("XDG_RUNTIME_DIR", "")
+    if runtime and os.access(runtime, os.W_OK):
+        return Path(runtime) / "rmgr" / "dev.toml"
+    return Path(env.get("HOME") or Path.home()) / ".rmgr" / "dev.toml"
+
+
+def check_file(path: Path) -> Config:
+    """Reads one file alone, as `rmgr config check` does. Raises ConfigError."""
+    values: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    _merge_file(values, path)
+    return Config(**{name: kind(**values[name]) for name, kind in _SECTIONS.items()}, source=str(path))
+
+
+def _find_file(env: Mapping[str, str], file: str | None) -> Path | None:
+    named = file or env.get("RMGR_CONFIG")
+    if named:
+        if not Path(named).is_file():
+            raise ConfigError(
+                f"the configuration file {named} does not exist", hint="unset RMGR_CONFIG, or write the file: rmgr config show prints one"
+            )
+        return Path(named)
+    home = Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME") or Path.home()) / ".config")
+    return next((path for path in (home / "rmgr" / "config.toml", Path("/etc/rmgr/config.toml")) if path.is_file()), None)
+
+
+def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:
+    try:
+        text = path.read_text()
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}", hint="rmgr config check FILE") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    for section, table in document.items():
+        kind = _SECTIONS.get(section)
+        if kind is None or not isinstance(table, dict):
+            raise ConfigError(f"{path}:{line_of(text, section, '')}: unknown section {section!r}", hint=_nearest(section, _SECTIONS))
+        known = {field.name for field in dataclasses.fields(kind)}
+        for key, value in table.items():
+            where = f"{path}:{line_of(text, key, section)}"
+            if key not in known:
+                raise ConfigError(f"{where}: unknown key {key!r} in section [{section}]", hint=_nearest(key, known))
+            values[section][key] = _convert(kind, key, value, where)
+
+
+def line_of(text: str, key: str, section: str) -> int:
+    """Line (from 1) on which `key` of `[section]` stands in a TOML text; a section itself with section=''. 1 if not found."""
+    inside = not section
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[+\s*([^\]\s]+)\s*\]+", line)
+        if header:
+            if not section and header[1].split(".")[0].strip('"') == key:
+                return number
+            inside = header[1] == section or not section
+        elif inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[.=]", line):
+            return number
+    return 1
+
+
+def _variable(name: str) -> tuple[str, str] | None:
+    """RMGR_STARTER_CORES -> ("starter", "cores"); None for variables that are not settings (RMGR_JOB_ID, ...)."""
+    match = re.match(r"^RMGR_([A-Z]+)_([A-Z_]+)$", name)
+    if match is None or match[1].lower() not in _SECTIONS:
+        return None
+    section, key = match[1].lower(), match[2].lower()
+    known = {field.name for field in dataclasses.fields(_SECTIONS[section])}
+    for candidate in (key, f"{key}_s", f"{key}_bytes"):
+        if candidate in known:
+            return section, candidate
+    raise ConfigError(f"variable {name}: unknown key {key!r} in section [{section}]", hint=_nearest(key, known))
+
+
+def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
+    """Value of a key from TOML, a variable's text, or an option."""
+    hint = get_type_hints(kind)[key]
+    try:
+        if key.endswith("_s") and hint is float:
+            return parse_duration_us(value) / 1e6 if isinstance(value, str) else float(value)
+        if key.endswith("_bytes"):
+            return parse_size(value) if isinstance(value, str) else int(value)
+        if hint is int and not isinstance(value, bool):
+            return int(value)
+        if hint is float:
+            return float(value)
+        if hint is str and isinstance(value, str):
+            return value
+        if hint == tuple[str, ...]:
+            return tuple(part for part in value.split(",") if part) if isinstance(value, str) else tuple(str(part) for part in value)
+    except (TypeError, ValueError, ConfigError) as error:
+        raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}") from error
+    raise ConfigError(f"{where}: {key} = {value!r} is not valid: {getattr(hint, '__name__', hint)} expected")
+
+
+def _nearest(name: str, known: Mapping[str, Any] | set[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+
+
+def _dev_cluster(env: Mapping[str, str]) -> dict[str, Any]:
+    """Endpoints of a running `rmgr dev`, else nothing."""
+    path = dev_file(env)
+    try:
+        document = tomllib.loads(path.read_text())
+        os.kill(int(document["dev"]["pid"]), 0)
+    except (OSError, KeyError, ValueError, tomllib.TOMLDecodeError):
+        return {}
+    return {key: value for key, value in document.get("cluster", {}).items() if key in {"zk", "store", "session_timeout_s"}}

@@ -1,0 +1,61 @@
+"""Durations and sizes as people write them: `90`, `15m`, `1h30m`, `HH:MM:SS`; `512M`, `2G`."""
+
+from __future__ import annotations
+
+import re
+
+from rmgr.errors import UsageError
+
+_UNIT_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")
+_CLOCK = re.compile(r"^(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?$")
+_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?$", re.IGNORECASE)
+_SIZE_UNIT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_duration_us(text: str) -> int:
+    """A duration in microseconds: seconds as a number, `1h30m`, `[D-]HH:MM:SS` or `MM:SS`. Raises UsageError."""
+    text = text.strip()
+    clock = _CLOCK.match(text)
+    if clock:
+        days, first, second, third = (int(part) if part else 0 for part in clock.groups())
+        seconds = first * 3600 + second * 60 + third if clock[4] is not None or clock[1] is not None else first * 60 + second
+        return (days * 86_400 + seconds) * 1_000_000
+    if re.fullmatch(r"\d+(?:\.\d+)?", text):
+        return round(float(text) * 1e6)
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise UsageError(f"{text!r} is not a duration", hint="durations look like 90 (seconds), 15m, 1h30m, 2d or HH:MM:SS")
+    return round(sum(float(number) * _UNIT_US[unit] for number, unit in parts))
+
+
+def parse_size(text: str) -> int:
+    """A size in bytes: `512M`, `2G`, `1048576`; powers of 1,024. Raises UsageError."""
+    match = _SIZE.match(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a size", hint="sizes look like 512M, 2G or a number of bytes")
+    return round(float(match[1]) * _SIZE_UNIT[match[2].lower()])
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as people read them: `0.4s`, `12s`, `3:05`, `1:02:03`, `2-03:04:05`."""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    days, rest = divmod(whole, 86_400)
+    hours, rest = divmod(rest, 3600)
+    minutes, secs = divmod(rest, 60)
+    if days:
+        return f"{days}-{hours:02d}:{minutes:02d}:{secs:02d}"
+    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+
+
+def format_size(size_bytes: float) -> str:
+    """Bytes as people read them: `512M`, `1.5G`."""
+    for unit in ("", "K", "M", "G", "T"):
+        if size_bytes < 1024 or unit == "T":
+            return f"{size_bytes:.0f}{unit}" if size_bytes >= 10 or unit == "" else f"{size_bytes:.1f}{unit}"
+        size_bytes /= 1024
+    raise AssertionError("unreachable")

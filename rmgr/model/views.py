@@ -1,0 +1,164 @@
+"""What people and programs are shown: the shapes of cli.md section 5, filled by `coord/answers.py`, drawn by the CLI.
+
+Times are microseconds since the epoch (0 = not yet), rendered as ISO-8601 at the rim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rmgr.model.states import Reason, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    """One attempt of a task."""
+
+    attempt: int
+    node: str
+    state: State
+    reason: str = ""
+    started_us: int = 0
+    ended_us: int = 0
+    exit_code: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskView:
+    """One task; `index` is the number people see (the array index where there is one), `position` the dense one."""
+
+    submission: int
+    index: int
+    position: int
+    state: State
+    reason: str = ""
+    attempt: int = 0
+    node: str = ""
+    started_us: int = 0
+    ended_us: int = 0
+    exit_code: int | None = None
+    error: str = ""
+    cpu_us: int = 0
+    max_rss_kib: int = 0
+    attempts: tuple[AttemptView, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """`42_7`."""
+        return f"{self.submission}_{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One submission, as `rmgr jobs` and `rmgr show` tell it."""
+
+    id: int
+    name: str
+    user: str
+    queue: str
+    state: State
+    reason: str = ""
+    detail: str = ""
+    submitted_us: int = 0
+    started_us: int = 0
+    ended_us: int = 0
+    exit_code: int | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
+    tasks: int = 0
+    priority: int = 0
+    cpu_us: int = 0
+    max_rss_kib: int = 0
+    work: str = ""
+    command: str = ""
+    cores: int = 1
+    memory_bytes: int = 0
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One node."""
+
+    id: str
+    state: str
+    cores: int
+    cores_used: int
+    memory_bytes: int
+    memory_used_bytes: int = 0
+    running: int = 0
+    load: float | None = None
+    incarnation: int = 0
+    pid: int = 0
+    host: str = ""
+    reason: str = ""
+    partition: str = "default"
+    site: str = ""
+    speed: float = 1.0
+    features: tuple[str, ...] = ()
+    endpoint: str = ""
+    seen_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView:
+    """One queue."""
+
+    id: str
+    partition: str
+    dispatch: str
+    policy: str
+    state: str
+    pending: int
+    running: int
+    held_tasks: int = 0
+    limits: dict[str, int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderView:
+    """Who leads."""
+
+    id: str
+    host: str
+    pid: int
+    epoch: int
+    since_us: int
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusView:
+    """Health and counts of the whole cluster."""
+
+    healthy: bool
+    leader: LeaderView | None
+    zookeeper: dict[str, object]
+    store: dict[str, object]
+    counts: dict[str, int]
+    nodes: dict[str, int]
+    cluster_id: str = ""
+    problems: tuple[str, ...] = ()
+    watchdogs: int = 0
+    uptime_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyView:
+    """One thing that keeps something waiting, or explains its end."""
+
+    what: str
+    id: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainView:
+    """Why something is in its state."""
+
+    id: str
+    state: State
+    reason: Reason | str
+    why: tuple[WhyView, ...]
+    expected_start_us: int = 0
