@@ -1,0 +1,142 @@
+# shellcheck shell=bash
+# Installs what rmgr needs, each part only when it is missing, one clear line each. Sourced by quickstart.sh and tests/run.sh.
+#
+# The caller sets ROOT (top of the checkout). PYTHON names the interpreter to use, VENV the virtual environment (default: ROOT/.venv).
+# Package indexes are whatever apt and pip of this machine are configured for.
+
+VENV=${VENV:-$ROOT/.venv}
+JAVA_JARS=/usr/share/java
+ZOOKEEPER_PACKAGES=(default-jre-headless libzookeeper-java libnetty-java libslf4j-java)
+
+say() { printf '%s\n' "$*"; }
+warn() { printf '%s\n' "$*" >&2; }
+die() {
+  warn "error: $*"
+  exit 1
+}
+
+# -- Debian's packages -----------------------------------------------------------------------------------------------------
+
+# install_packages WHY PACKAGE...: installs from Debian; says what to type when that is not possible here.
+install_packages() {
+  local why=$1 log
+  shift
+  command -v apt-get >/dev/null || die "$why is missing, and this system has no apt-get. Install what Debian calls: $*"
+  [ "$(id -u)" = 0 ] || die "$why is missing. As root, type: apt-get install --no-install-recommends $*"
+  say "Installing $why ($*)"
+  mkdir -p /usr/share/man/man1 # slim containers leave it out, and the JRE's set-up script fails without it
+  log=$(mktemp)
+  # The lists may be absent (fresh machine) or old (404): refresh them only then.
+  if ! apt_get install "$@" >"$log" 2>&1 && ! { apt_get update && apt_get install "$@"; } >"$log" 2>&1; then
+    tail -n 5 "$log" >&2
+    rm -f "$log"
+    die "apt-get could not install $*. Is this machine online, and are its package sources right (apt-get update)?"
+  fi
+  rm -f "$log"
+}
+
+apt_get() { DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Acquire::Retries=2 --no-install-recommends "$@" </dev/null; }
+
+have_zookeeper() {
+  local jar
+  command -v java >/dev/null || return 1
+  for jar in zookeeper zookeeper-jute slf4j-api slf4j-simple netty-all; do
+    [ -e "$JAVA_JARS/$jar.jar" ] || return 1
+  done
+}
+
+# A Java runtime and ZooKeeper's jars.
+ensure_zookeeper() {
+  have_zookeeper || install_packages "ZooKeeper with its Java runtime" "${ZOOKEEPER_PACKAGES[@]}"
+  have_zookeeper || die "ZooKeeper's jars are not in $JAVA_JARS although their packages are installed"
+}
+
+# -- Python ----------------------------------------------------------------------------------------------------------------
+
+is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+makes_venvs() { "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; }
+
+# Prints the interpreter to use: $PYTHON, else Debian's own, else the newest that can make virtual environments.
+choose_python() {
+  local candidate
+  if [ -n "${PYTHON:-}" ]; then
+    is_recent "$PYTHON" || die "PYTHON=$PYTHON is not Python 3.11 or later"
+    printf '%s\n' "$PYTHON"
+    return
+  fi
+  local candidates=(python3.13 python3.12 python3.11 python3)
+  [ ! -e /etc/debian_version ] || candidates=(/usr/bin/python3 "${candidates[@]}")
+  for candidate in "${candidates[@]}"; do
+    if is_recent "$candidate" && makes_venvs "$candidate"; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  if is_recent /usr/bin/python3; then
+    printf '%s\n' /usr/bin/python3 # without its venv module: ensure_venv installs that
+    return
+  fi
+  die "no Python 3.11 or later found. Set PYTHON=/path/to/python3, or install one"
+}
+
+# ensure_venv EXTRAS: rmgr from this checkout in $VENV, with the extras ("" or "test,examples"); nothing to do when it is there and fresh.
+ensure_venv() {
+  # One at a time in one checkout. The lock is on a file that is there anyway, and only in this subshell, so that no daemon inherits it.
+  (
+    if command -v flock >/dev/null; then flock 9; fi
+    install_rmgr "$1"
+  ) 9<"$ROOT/pyproject.toml"
+}
+
+install_rmgr() {
+  local extras=$1 python stamp="$VENV/.rmgr-installed" want log
+  if [ -e "$VENV" ] && ! "$VENV/bin/python" -c '' >/dev/null 2>&1; then
+    [ -e "$VENV/pyvenv.cfg" ] || die "$VENV exists and is not a virtual environment. Move it away, or set VENV=DIR"
+    say "The virtual environment in $VENV does not run any more: making it anew"
+    rm -rf "$VENV"
+  fi
+  if [ ! -e "$VENV" ]; then
+    python=$(choose_python)
+    makes_venvs "$python" || install_packages "Python's venv module" python3-venv
+    say "Making a virtual environment ($("$python" --version)) in $VENV"
+    "$python" -m venv "$VENV" || die "$python could not make a virtual environment in $VENV"
+  fi
+  is_recent "$VENV/bin/python" || die "$VENV has $("$VENV/bin/python" --version), needed is 3.11 or later. Remove it, or set VENV=DIR"
+  want="$(cksum <"$ROOT/pyproject.toml") $ROOT"
+  if [ -x "$VENV/bin/rmgr" ] && is_stamped "$stamp" "$want" "$extras"; then return; fi
+  say "Installing rmgr${extras:+ [$extras]} with pip"
+  log=$(mktemp)
+  if ! "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --retries 2 --editable "$ROOT${extras:+[$extras]}" </dev/null >"$log" 2>&1; then
+    tail -n 8 "$log" >&2
+    rm -f "$log"
+    die "pip could not install rmgr${extras:+ [$extras]}. Is this machine online, and does pip know its index (pip config list)?"
+  fi
+  rm -f "$log"
+  stamp_extras "$stamp" "$want" "$extras"
+}
+
+# The stamp: first line what was installed from, then one line an extra.
+is_stamped() {
+  local stamp=$1 want=$2 extra
+  [ -e "$stamp" ] && [ "$(head -n 1 "$stamp")" = "$want" ] || return 1
+  for extra in ${3//,/ }; do grep -qx "$extra" "$stamp" || return 1; done
+}
+
+stamp_extras() {
+  local stamp=$1 want=$2 extra
+  if [ ! -e "$stamp" ] || [ "$(head -n 1 "$stamp")" != "$want" ]; then printf '%s\n' "$want" >"$stamp"; fi
+  for extra in ${3//,/ }; do grep -qx "$extra" "$stamp" || printf '%s\n' "$extra" >>"$stamp"; done
+}
+
+# CPython's own tests of concurrent.futures, which rmgr.Executor must pass; Debian keeps them in a package of their own.
+ensure_python_testsuite() {
+  has_testsuite && return
+  local version
+  version=$("$VENV/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  [ "$("$VENV/bin/python" -c 'import sys; print(sys.base_prefix)')" = /usr ] ||
+    die "the Python of $VENV has no test.test_concurrent_futures and is not Debian's; use PYTHON=/usr/bin/python3"
+  install_packages "Python's own test suite" "libpython$version-testsuite"
+  has_testsuite || die "test.test_concurrent_futures is missing although libpython$version-testsuite is installed"
+}
+
+has_testsuite() { "$VENV/bin/python" -c 'import test.test_concurrent_futures' >/dev/null 2>&1; }

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Installs what is missing, then runs all checks and tests; the last line is pytest's own summary, the exit code is its verdict.
+#
+#   tests/run.sh                     everything
+#   tests/run.sh -k store -x         any arguments of pytest
+#
+# PYTHON=/path/to/python3 and VENV=DIR choose another interpreter or environment. With CI=true a part that cannot be
+# installed is a failure; elsewhere the tests that need it skip themselves and say so.
+set -euo pipefail
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=deploy/lib/setup.sh
+. "$ROOT/deploy/lib/setup.sh"
+
+# A part that a developer can do without; continuous integration cannot.
+wanted() {
+  if ! ("$@"); then
+    [ "${CI:-}" != true ] || die "needed for the tests with CI=true"
+    warn "Going on without it: the tests that need it will be skipped."
+  fi
+}
+
+cd "$ROOT"
+ensure_venv test,examples
+wanted ensure_zookeeper
+wanted ensure_python_testsuite
+
+# Import-linter, ruff and mypy run inside pytest (tests/test_house.py), so that its summary is the last line.
+exec "$VENV/bin/python" -m pytest "$@"

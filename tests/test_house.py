@@ -1,0 +1,275 @@
+"""The house stands as design.md draws it: layers, purity, names, sizes, one place for each foreign library, generated files up to date."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "rmgr"
+STUBS = PACKAGE / "v1"
+TREES = ("rmgr", "tests", "deploy", "proto", ".ci")
+PURE = ("model", "sched", "coord")
+LONGEST = 500  # lines of a file
+
+#: What a pure layer never imports: clocks, chance, IO, threads, logs.
+IMPURE_MODULES = frozenset(
+    [
+        "asyncio",
+        "ctypes",
+        "fcntl",
+        "glob",
+        "http",
+        "io",
+        "logging",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "psutil",
+        "queue",
+        "random",
+        "sched",
+        "secrets",
+        "select",
+        "selectors",
+        "shutil",
+        "signal",
+        "socket",
+        "sqlite3",
+        "structlog",
+        "subprocess",
+        "sys",
+        "tempfile",
+        "threading",
+        "time",
+        "urllib",
+        "uuid",
+    ]
+)
+IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "breakpoint"})
+IMPURE_METHODS = frozenset({"now", "utcnow", "today"})  # of datetime and date
+
+FORBIDDEN_NAMES = frozenset({"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py", "manager.py"})
+TOP_LEVEL = frozenset({"rmgr", "proto", "deploy", "tests", "docker-compose.yml", "pyproject.toml", "README.md", "LICENSE"})
+
+#: The files that may import a foreign library.
+OWNERS = {"kazoo": ("adapters/zk.py",), "cassandra": ("adapters/cassandra.py",)}
+
+#: Names below a node of `coord/paths.py`; with its constants they are what a path literal begins with.
+PATH_SEGMENTS = ("/gate", "/tail", "/done", "/failed", "/pending", "/held")
+
+
+def files(*suffixes: str, trees: tuple[str, ...] = TREES) -> list[Path]:
+    """Every file of the project with one of these suffixes ("" is any), without what is generated or cached."""
+    found = [p for tree in trees for p in (ROOT / tree).rglob("*") if p.is_file()]
+    found += [p for p in ROOT.iterdir() if p.is_file() and not p.name.startswith(".git")]
+    return sorted(p for p in found if "__pycache__" not in p.parts and (not suffixes or p.suffix in suffixes))
+
+
+def sources() -> list[Path]:
+    """The package's own modules, generated stubs left out."""
+    return [p for p in sorted(PACKAGE.rglob("*.py")) if STUBS not in p.parents]
+
+
+def pure_sources() -> list[Path]:
+    return [p for p in sources() if p.relative_to(PACKAGE).parts[0] in PURE]
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def shown(path: Path, line: int | None = None) -> str:
+    return f"{path.relative_to(ROOT)}" + (f":{line}" if line else "")
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+    """(dotted module, line) of every import statement, wherever it stands."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            yield module, node.lineno
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def literals_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Every string literal and every literal piece of an f-string, docstrings left out."""
+    docstrings = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            docstrings.add(id(node.value))
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value, node.lineno
+
+
+def tool(*words: str) -> str | None:
+    """Runs a Python tool in the project's root; its output when it complains, else None."""
+    ended = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+    return None if ended.returncode == 0 else f"{ended.stdout}{ended.stderr}"
+
+
+# -- tools -----------------------------------------------------------------------------------------------------------------
+
+
+def test_every_layer_imports_only_lower_ones() -> None:
+    complaint = tool("-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-cache")
+    assert complaint is None, complaint
+
+
+def test_ruff_finds_nothing() -> None:
+    complaint = tool("-m", "ruff", "check", "--no-cache", "--output-format", "concise", ".")
+    assert complaint is None, complaint
+
+
+def test_mypy_strict_finds_nothing_in_the_pure_layers() -> None:
+    complaint = tool("-m", "mypy")
+    assert complaint is None, complaint
+
+
+# -- files -----------------------------------------------------------------------------------------------------------------
+
+
+def test_no_file_is_longer_than_500_lines() -> None:
+    # Generated stubs aside. An input file of an example is data.
+    long = {
+        shown(p): n
+        for p in files(".py", ".sh", ".proto")
+        if STUBS not in p.parents and (n := len(p.read_text("utf-8").splitlines())) > LONGEST
+    }
+    assert long == {}
+
+
+def test_every_file_says_in_its_first_line_which_idea_it_holds() -> None:
+    assert [shown(p) for p in sources() if not (ast.get_docstring(tree_of(p)) or "").strip()] == []
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    assert [shown(p) for p in files(".py") if p.name in FORBIDDEN_NAMES] == []
+
+
+def test_the_top_level_is_as_the_design_lists_it() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    if listed.returncode != 0:  # not a checkout: an unpacked archive has nothing beside what was committed
+        return
+    names = {line.split("/")[0] for line in listed.stdout.splitlines()}
+    assert set() == {n for n in names if not n.startswith(".")} - TOP_LEVEL
+
+
+def test_nothing_names_a_path_or_a_package_index_of_one_machine() -> None:
+    # Bracketed, so that this line does not find itself.
+    machine = re.compile(
+        r"/(?:wor[k]|farm|roo[t]|tmp/setu[p])/|(?:index|find)[-_](?:ur[l]|link[s])|pypi\.or[g]|maven\.or[g]|pythonhoste[d]"
+    )
+    found = []
+    for path in files():
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue
+        found += [shown(path, n) for n, line in enumerate(lines, 1) if machine.search(line)]
+    assert found == []
+
+
+def test_every_shell_script_parses() -> None:
+    scripts = [p for p in files() if p.suffix == ".sh" or (not p.suffix and p.read_bytes()[:40].startswith(b"#!/usr/bin/env bash"))]
+    assert scripts
+    for script in scripts:
+        parsed = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=30, check=False)
+        assert parsed.returncode == 0, parsed.stderr
+    if linter := shutil.which("shellcheck"):  # a developer's; not every machine has it
+        linted = subprocess.run([linter, "-x", *map(str, scripts)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert linted.returncode == 0, linted.stdout
+
+
+def test_the_scripts_that_people_start_are_executable() -> None:
+    started = [ROOT / name for name in ("deploy/quickstart.sh", "tests/run.sh", ".ci/run")]
+    assert [shown(p) for p in started if not (p.stat().st_mode & 0o111)] == []
+
+
+# -- purity ----------------------------------------------------------------------------------------------------------------
+
+
+def test_pure_code_imports_no_clock_no_chance_and_no_io() -> None:
+    found = [
+        f"{shown(p, line)} imports {name}" for p in pure_sources() for name, line in imports_of(p) if name.split(".")[0] in IMPURE_MODULES
+    ]
+    assert found == []
+
+
+def test_pure_code_calls_no_clock_and_does_no_io() -> None:
+    found = []
+    for path in pure_sources():
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.Call):
+                continue
+            if isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+                found.append(f"{shown(path, node.lineno)} calls {node.func.id}()")
+            elif isinstance(node.func, ast.Attribute) and node.func.attr in IMPURE_METHODS:
+                owner = node.func.value.attr if isinstance(node.func.value, ast.Attribute) else getattr(node.func.value, "id", "")
+                if owner in {"datetime", "date"}:
+                    found.append(f"{shown(path, node.lineno)} reads the clock")
+    assert found == []
+
+
+def test_pure_code_keeps_no_state_of_its_own() -> None:
+    found = [shown(p, n.lineno) for p in pure_sources() for n in ast.walk(tree_of(p)) if isinstance(n, ast.Global)]
+    assert found == []
+
+
+# -- one place -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", sorted(OWNERS))
+def test_a_foreign_library_is_imported_by_its_adapter_only(library: str) -> None:
+    allowed = {PACKAGE / name for name in OWNERS[library]}
+    found = [shown(p, line) for p in sources() if p not in allowed for name, line in imports_of(p) if name.split(".")[0] == library]
+    assert sorted(set(found)) == []
+
+
+def test_generated_stubs_are_imported_by_the_rpc_adapters_only() -> None:
+    found = {
+        shown(p, line)
+        for p in sources()
+        if not (p.parent.name == "adapters" and p.name.startswith("rpc"))
+        for name, line in imports_of(p)
+        if name.startswith("rmgr.v1") or name.endswith(("_pb2", "_pb2_grpc"))
+    }
+    assert set() == found
+
+
+def test_znode_paths_are_spelt_in_one_file() -> None:
+    from rmgr.coord import paths
+
+    roots = [v for k, v in vars(paths).items() if k.isupper() and isinstance(v, str) and v.startswith("/")]
+    begins = re.compile(f"(?:{'|'.join(map(re.escape, (*roots, *PATH_SEGMENTS)))})(?:/|$)")
+    found = [
+        f"{shown(p, line)} {text!r}" for p in sources() if p != Path(paths.__file__) for text, line in literals_of(p) if begins.match(text)
+    ]
+    assert found == []
+
+
+# -- generated -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_committed_stubs_are_what_the_contracts_generate(tmp_path: Path) -> None:
+    contracts = sorted((ROOT / "proto").rglob("*.proto"))
+    assert contracts
+    outputs = (f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}")
+    complaint = tool("-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}", *outputs, *map(str, contracts))
+    assert complaint is None, complaint
+    made = {p.name: p.read_text("utf-8") for p in (tmp_path / "rmgr" / "v1").glob("*_pb2*.py")}
+    kept = {p.name: p.read_text("utf-8") for p in STUBS.glob("*_pb2*.py")}
+    assert sorted(made) == sorted(kept)
+    assert [name for name in made if made[name] != kept[name]] == [], "generate them again with grpcio-tools 1.71.2"
