@@ -1,0 +1,94 @@
+"""Array expressions: `1-100:2%8` and `1,3,5-9`; dense positions inside, the numbers of the expression for people."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from rmgr.errors import UsageError
+from rmgr.model.ids import MAX_NUMBER
+
+#: Tasks of one array at most.
+MAX_TASKS = 10_000_000
+
+_RANGE = re.compile(r"^(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?$")
+_HINT = "arrays look like 1-100, 0-99:2, 1,3,5-9, with %8 at the end for at most 8 at a time"
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Parts of an array expression as ranges, in the order in which they were written, no number twice.
+
+    max_running: slots in flight at most (`%8`), 0 = no cap.
+    """
+
+    parts: tuple[range, ...]
+    starts: tuple[int, ...]  #: position of the first number of each part
+    max_running: int = 0
+
+    def __len__(self) -> int:
+        return self.starts[-1] + len(self.parts[-1])
+
+    def index_at(self, position: int) -> int:
+        """Number of the task at dense `position`. Raises IndexError. Cost: O(log parts)."""
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} of an array of {len(self)}")
+        part = bisect_right(self.starts, position) - 1
+        return self.parts[part][position - self.starts[part]]
+
+    def position_of(self, index: int) -> int | None:
+        """Dense position of the task with number `index`, None when the array has no such number. Cost: O(parts)."""
+        for start, part in zip(self.starts, self.parts, strict=True):
+            if index in part:
+                return start + part.index(index)
+        return None
+
+
+def parse_array(text: str) -> Array:
+    """An array expression. Raises UsageError for anything malformed, empty, too large, or naming a number twice."""
+    body, percent, cap = text.strip().partition("%")
+    if percent and (not cap.isascii() or not cap.isdigit() or int(cap) < 1):
+        raise UsageError(f"{text!r} is not an array: {cap!r} after % is not a number from 1", hint=_HINT)
+    parts = tuple(_part(text, piece.strip()) for piece in body.split(","))
+    starts, total = [], 0
+    for part in parts:
+        starts.append(total)
+        total += len(part)
+    if total > MAX_TASKS:
+        raise UsageError(f"{text!r} has {total} tasks; the limit is {MAX_TASKS}", hint="submit it in parts")
+    _refuse_repeats(text, parts)
+    return Array(parts, tuple(starts), int(cap) if percent else 0)
+
+
+def shown_index(array: str, position: int) -> int:
+    """Number that people see for the task at `position` of a submission with this array expression ("" = none)."""
+    return parse_array(array).index_at(position) if array else position
+
+
+def _part(text: str, piece: str) -> range:
+    match = _RANGE.match(piece) if piece.isascii() else None
+    if match is None:
+        raise UsageError(f"{text!r} is not an array: {piece!r} is not a number or a range", hint=_HINT)
+    first, last = int(match[1]), int(match[2] or match[1])
+    step = int(match[3] or 1)
+    if last < first:
+        raise UsageError(f"{text!r} is not an array: the range {piece!r} runs backwards", hint=_HINT)
+    if step < 1:
+        raise UsageError(f"{text!r} is not an array: the step of {piece!r} is 0", hint=_HINT)
+    if last > MAX_NUMBER:
+        raise UsageError(f"{text!r} is not an array: {last} is larger than {MAX_NUMBER}", hint=_HINT)
+    return range(first, last + 1, step)
+
+
+def _refuse_repeats(text: str, parts: tuple[range, ...]) -> None:
+    """Cheap for ordered parts; where two overlap, the smaller one is looked at number by number."""
+    ordered = sorted(parts, key=lambda part: (part[0], part[-1]))
+    for at, part in enumerate(ordered):
+        for other in ordered[at + 1 :]:
+            if other[0] > part[-1]:
+                break
+            few, many = sorted((part, other), key=len)
+            twice = next((number for number in few if number in many), None)
+            if twice is not None:
+                raise UsageError(f"{text!r} is not an array: {twice} stands in it twice", hint=_HINT)
