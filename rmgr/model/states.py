@@ -53,6 +53,7 @@ class Reason(StrEnum):
     NODE_LOST = "NODE_LOST"
     DATA_LOST = "DATA_LOST"
     LEASE_LOST = "LEASE_LOST"  #: exclusive work killed because its node lost contact
+    WORKER_LOST = "WORKER_LOST"  #: its worker process was killed from outside
     # not by itself
     USER_CANCEL = "USER_CANCEL"
     DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
@@ -68,7 +69,7 @@ class Reason(StrEnum):
 #: Ends that count as the work's own failure (`retries`).
 OWN_FAILURES = frozenset({Reason.EXIT_CODE, Reason.EXCEPTION, Reason.SIGNAL, Reason.TIME_LIMIT, Reason.OUT_OF_MEMORY})
 #: Ends that count as a loss (`resubmit`).
-LOSSES = frozenset({Reason.NODE_LOST, Reason.DATA_LOST, Reason.LEASE_LOST})
+LOSSES = frozenset({Reason.NODE_LOST, Reason.DATA_LOST, Reason.LEASE_LOST, Reason.WORKER_LOST})
 
 #: The transition table: (from, to) -> what makes it happen.
 TRANSITIONS: dict[tuple[State, State], str] = {

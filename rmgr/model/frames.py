@@ -1,0 +1,489 @@
+"""Messages on a node: Starter <-> spawner (control socket) and Starter <-> Python worker (data socket).
+
+A frame is a 4-byte little-endian length and one MessagePack value: a struct as array whose first element is its tag.
+Both ends run the same version of rmgr, so fields may change freely; nothing here is stored.
+
+`seq` names one attempt of one task on this node. It is given by the Starter's side, never 0, and grows in the order
+in which work is sent to one spawner or worker: "everything after seq n" is how work is taken back.
+Times named `_us` are microseconds, `started_us` since the epoch; `_ns` are CLOCK_BOOTTIME nanoseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+from rmgr.model.states import Reason
+
+#: Largest frame either side accepts; a longer one means a broken stream.
+MAX_FRAME = 64 * 1024 * 1024
+#: Arguments above this travel in a file that the frame names.
+MAX_INLINE_PAYLOAD = 1024 * 1024
+#: A result value above this travels in a spool file that the frame names.
+MAX_INLINE_VALUE = 1024 * 1024
+#: Output of a task up to this many bytes a stream travels in the report of its end.
+MAX_INLINE_OUTPUT = 4 * 1024
+#: A function blob up to this rides in every batch that needs it; a larger one is a file.
+MAX_INLINE_FUNCTION = 16 * 1024
+
+HEADER = 4
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """What one stream of a task's output came to.
+
+    size: bytes the task wrote. data: all of it when small. path: else a file that now belongs to the receiver.
+    dropped: bytes cut out of the middle of the file because of the cap (a marker line stands there).
+    """
+
+    size: int = 0
+    data: bytes = b""
+    path: str = ""
+    dropped: int = 0
+
+
+NO_OUTPUT = Output()
+
+
+class Shape(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What all tasks of a batch share.
+
+    limit_us: time limit of each task, 0 = none. grace_us: between SIGTERM and SIGKILL. memory_bytes: 0 = no limit.
+    exclusive: killed when the lease ends. output_cap: bytes kept a stream. environ: RMGR_* beside those made from the
+    ids (RMGR_NODELIST, RMGR_HOSTFILE, ...) and the user's.
+    """
+
+    submission: int = 0
+    cores: int = 1
+    limit_us: int = 0
+    grace_us: int = 5_000_000
+    memory_bytes: int = 0
+    exclusive: bool = False
+    output_cap: int = 64 * 1024 * 1024
+    environ: dict[str, str] = {}
+
+
+# -- Starter -> spawner -----------------------------------------------------------------------------------------------
+
+
+class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=1):
+    """First frame of a spawner's life.
+
+    directory: its own, existing, removed by the Starter. cgroup: its own cgroup v2 directory, "" = none; commands run
+    in it, workers in children of it. freezer, memory, pids: the same in v1 hierarchies, "" = none.
+    uid, gid, groups: who to become, -1 = nobody else. no_new_privs: setuid programs gain nothing.
+    """
+
+    slot: int
+    directory: str
+    cgroup: str = ""
+    freezer: str = ""
+    memory: str = ""
+    pids: str = ""
+    pids_limit: int = 0
+    uid: int = -1
+    gid: int = -1
+    groups: tuple[int, ...] = ()
+    no_new_privs: bool = False
+    lease_end_ns: int = 0
+
+
+class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=2):
+    """Forks a Python worker; answered by `WorkerForked` with its sockets, or `WorkerGone`.
+
+    sys_path: appended where they exist. archives: zip files put first on sys.path. initializer: pickle of
+    (function, args), run once. python_version: the client's "3.11"; another one is refused.
+    """
+
+    worker: int
+    environ: dict[str, str] = {}
+    sys_path: tuple[str, ...] = ()
+    archives: tuple[str, ...] = ()
+    initializer: bytes = b""
+    python_version: str = ""
+    memory_bytes: int = 0
+
+
+class CommandItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One command of a batch. label: number in RMGR_ARRAY_INDEX and in the id, -1 = the index.
+
+    argv: its own, () = the batch's. directory: prepared work directory, "" = the spawner makes one. environ: its own
+    additions (RMGR_ENTRY, ...). out, err: files to write, "" = private ones; equal names share one file.
+    """
+
+    seq: int
+    index: int
+    attempt: int = 1
+    label: int = -1
+    argv: tuple[str, ...] = ()
+    directory: str = ""
+    environ: dict[str, str] | None = None
+    out: str = ""
+    err: str = ""
+
+
+class CommandBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=3):
+    """Commands to run one after another. Answered by `CommandEnds`.
+
+    argv: program and arguments. script: text run by its #! line (else /bin/sh), argv are then its arguments.
+    environ: replaces the spawner's own when given. cwd: existing directory to run in, "" = the work directory.
+    stdin: bytes, or a file. keep: the work directory is left to the Starter. append: out/err files are appended to.
+    """
+
+    shape: Shape
+    argv: tuple[str, ...] = ()
+    script: str = ""
+    cwd: str = ""
+    stdin: bytes = b""
+    stdin_path: str = ""
+    keep: bool = False
+    append: bool = False
+    isolate: bool = False  #: a cgroup of its own (freezable, its own memory limit) though it costs a few ms
+    items: tuple[CommandItem, ...]
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=4):
+    """Ends work: SIGTERM, `grace_us`, SIGKILL (0: SIGKILL at once), to everything it started.
+
+    worker: 0 = a command. seq: only if this is what runs now (a queued command is dropped and reported with the
+    reason); 0 = whatever runs, the worker itself ends.
+    """
+
+    worker: int = 0
+    seq: int = 0
+    reason: Reason = Reason.USER_CANCEL
+    grace_us: int = 5_000_000
+
+
+class Signal(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=5):
+    """Sends a signal to every process of the running command or of the worker's task. seq as in `Stop`."""
+
+    worker: int = 0
+    seq: int = 0
+    signum: int
+
+
+class Suspend(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=6):
+    """Stops (resume=False) or continues all processes of the work in place."""
+
+    worker: int = 0
+    seq: int = 0
+    resume: bool = False
+
+
+class RecallCommands(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=7):
+    """Takes back queued commands after the first `keep`; answered by `CommandsReturned`."""
+
+    keep: int = 0
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=8):
+    """Exclusive work may run until then (CLOCK_BOOTTIME); 0 = it may not run."""
+
+    end_ns: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=9):
+    """Ends all work as `Stop` would, then the spawner."""
+
+    grace_us: int = 0
+
+
+ToSpawner = Setup | StartWorker | CommandBatch | Stop | Signal | Suspend | RecallCommands | Lease | Shutdown
+
+
+# -- spawner -> Starter -----------------------------------------------------------------------------------------------
+
+
+class SpawnerUp(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=20):
+    """The spawner obeys from now on. features: what contains its work ("subreaper", "cgroup", "pids", "memory")."""
+
+    pid: int
+    features: tuple[str, ...] = ()
+    error: str = ""
+
+
+class WorkerForked(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=21):
+    """A worker exists. Carries two descriptors: its data socket and its board (`runner/board.py`)."""
+
+    worker: int
+    pid: int
+    directory: str
+
+
+class WorkerGone(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=22):
+    """A worker is dead and everything it had started too.
+
+    reason: why it was killed, or what its death means for the task that it ran (EXIT_CODE, SIGNAL, OUT_OF_MEMORY,
+    WORKER_LOST, ...). seq: the task that reason is for, 0 = none was running.
+    """
+
+    worker: int
+    reason: Reason
+    seq: int = 0
+    exit_code: int | None = None
+    signal: int = 0
+    cpu_us: int = 0
+    max_rss_kib: int = 0
+    detail: str = ""
+    out: Output = NO_OUTPUT  #: of the task `seq`
+    err: Output = NO_OUTPUT
+
+
+class CommandStarted(msgspec.Struct, frozen=True, array_like=True):
+    """A command runs (told only when it runs for longer than a few ms). out, err: its files while it runs."""
+
+    seq: int
+    pid: int
+    started_us: int
+    directory: str
+    out: str
+    err: str
+
+
+class CommandEnd(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
+    """How a command ended. reason NONE: exit code 0. directory: only when it was to be kept."""
+
+    seq: int
+    reason: Reason = Reason.NONE
+    exit_code: int | None = None
+    signal: int = 0
+    started_us: int = 0
+    elapsed_us: int = 0
+    cpu_us: int = 0
+    max_rss_kib: int = 0
+    out: Output = NO_OUTPUT
+    err: Output = NO_OUTPUT
+    detail: str = ""
+    leftovers: int = 0  #: processes it left behind, killed
+    directory: str = ""
+
+
+class CommandEnds(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """Commands that started and ended since the last report, in order."""
+
+    ends: tuple[CommandEnd, ...] = ()
+    started: tuple[CommandStarted, ...] = ()
+
+
+class CommandsReturned(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """Queued commands that will not run here. reason: NONE = recalled, else why (LEASE_LOST)."""
+
+    seqs: tuple[int, ...]
+    reason: Reason = Reason.NONE
+
+
+class Surprise(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """Something to count and log: what (a closed list of words), detail."""
+
+    what: str
+    detail: str = ""
+
+
+FromSpawner = SpawnerUp | WorkerForked | WorkerGone | CommandEnds | CommandsReturned | Surprise
+
+
+# -- Starter -> worker ------------------------------------------------------------------------------------------------
+
+
+class TaskItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """One function call. payload: pickle of (args, kwargs), b"" = no arguments. path: file with the payload instead."""
+
+    seq: int
+    index: int
+    attempt: int = 1
+    label: int = -1
+    payload: bytes = b""
+    path: str = ""
+
+
+class KeyedInput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """Value of one input key. path: file with the bytes instead."""
+
+    data: bytes = b""
+    pickled: bool = False
+    path: str = ""
+
+
+class KeyedCall(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of the keyed form: function(*inputs) -> one value per output. Encoded into `TaskItem.payload`."""
+
+    inputs: tuple[KeyedInput, ...]
+    outputs: int
+
+
+class TaskBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=40):
+    """Calls of one function, one after another. function: sha256 of its cloudpickle; blob, or path of a file with it."""
+
+    shape: Shape
+    function: str
+    blob: bytes = b""
+    path: str = ""
+    keyed: bool = False
+    items: tuple[TaskItem, ...]
+
+
+class Granted(msgspec.Struct, frozen=True, array_like=True, tag=41):
+    """The slot is yours again (answer to `Unblocking`)."""
+
+    seq: int
+
+
+ToWorker = TaskBatch | Granted
+
+
+# -- worker -> Starter ------------------------------------------------------------------------------------------------
+
+
+class Value(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """One result value. path: spool file that now belongs to the receiver, instead of data."""
+
+    data: bytes = b""
+    pickled: bool = True
+    path: str = ""
+    size: int = 0  #: bytes in the spool file
+
+
+class TaskExtra(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What most task ends do not have.
+
+    reason: why it failed (EXCEPTION, BAD_OUTPUT, START_FAILED, TIME_LIMIT, ...), NONE = it did not.
+    error: pickle of the exception with its remote traceback as __cause__. summary: "Type: message", one line.
+    value: a spooled result. values: one per output key (keyed form).
+    """
+
+    reason: Reason = Reason.NONE
+    error: bytes = b""
+    summary: str = ""
+    value: Value | None = None
+    values: tuple[Value, ...] | None = None
+    out: Output = NO_OUTPUT
+    err: Output = NO_OUTPUT
+    max_rss_kib: int = 0
+
+
+class TaskEnd(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """How a call ended. data: the result's bytes, pickled or raw. extra: failure, output, ... (None: success, silent)."""
+
+    seq: int
+    started_us: int
+    elapsed_us: int
+    cpu_us: int
+    data: bytes = b""
+    pickled: bool = True
+    extra: TaskExtra | None = None
+
+
+class TaskEnds(msgspec.Struct, frozen=True, array_like=True, tag=60):
+    """Ends of several tasks, in order."""
+
+    ends: tuple[TaskEnd, ...]
+
+
+class Skipped(msgspec.Struct, frozen=True, array_like=True, tag=61):
+    """Tasks that were taken back before they started."""
+
+    seqs: tuple[int, ...]
+
+
+class WorkerUp(msgspec.Struct, frozen=True, array_like=True, tag=62):
+    """The environment of the worker stands: it takes tasks."""
+
+    pid: int
+
+
+class WorkerRefused(msgspec.Struct, frozen=True, array_like=True, tag=63):
+    """The environment cannot be made (initializer failed, wrong Python, archive broken); the worker ends.
+
+    error: pickled exception. summary: "Type: message". initializer: it was the initializer that failed.
+    """
+
+    error: bytes
+    summary: str
+    initializer: bool = False
+    out: Output = NO_OUTPUT
+    err: Output = NO_OUTPUT
+
+
+class Blocked(msgspec.Struct, frozen=True, array_like=True, tag=64):
+    """Task `seq` waits for another task: its slot is free, what was sent after it must run elsewhere."""
+
+    seq: int
+
+
+class Unblocking(msgspec.Struct, frozen=True, array_like=True, tag=65):
+    """Task `seq` could go on: it waits for `Granted`."""
+
+    seq: int
+
+
+class Leaving(msgspec.Struct, frozen=True, array_like=True, tag=66):
+    """The idle worker ends itself because tasks left processes behind; send it nothing more."""
+
+    why: str
+
+
+FromWorker = TaskEnds | Skipped | WorkerUp | WorkerRefused | Blocked | Unblocking | Leaving
+
+
+# -- codec --------------------------------------------------------------------------------------------------------------
+
+
+class FrameError(ValueError):
+    """The stream is broken: a frame too long, or one that does not decode."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(frame: object) -> bytes:
+    """One frame with its header. Raises: FrameError above MAX_FRAME. Cost: O(size)."""
+    buffer = bytearray(HEADER)
+    _encoder.encode_into(frame, buffer, HEADER)
+    size = len(buffer) - HEADER
+    if size > MAX_FRAME:
+        raise FrameError(f"a frame of {size} bytes is longer than {MAX_FRAME}")
+    buffer[:HEADER] = size.to_bytes(HEADER, "little")
+    return bytes(buffer)
+
+
+F = TypeVar("F")
+
+
+class FrameReader(Generic[F]):
+    """Cuts a byte stream into frames of one direction (`kind`: one of the unions above)."""
+
+    def __init__(self, kind: object) -> None:
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._buffer = bytearray()
+
+    @property
+    def pending(self) -> int:
+        """Bytes of an incomplete frame."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes | memoryview) -> list[F]:
+        """All frames that `data` completes. Raises: FrameError. Cost: O(len(data)) amortised."""
+        buffer = self._buffer
+        buffer += data
+        frames: list[F] = []
+        start, end = 0, len(buffer)
+        view = memoryview(buffer)
+        try:
+            while end - start >= HEADER:
+                size = int.from_bytes(view[start : start + HEADER], "little")
+                if size > MAX_FRAME:
+                    raise FrameError(f"a frame of {size} bytes is announced, the limit is {MAX_FRAME}")
+                if end - start - HEADER < size:
+                    break
+                start += HEADER
+                frames.append(self._decode(view[start : start + size]))
+                start += size
+        except msgspec.MsgspecError as error:
+            raise FrameError(f"a frame does not decode: {error}") from error
+        finally:
+            view.release()
+        if start:
+            del buffer[:start]
+        return frames

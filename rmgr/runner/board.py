@@ -1,0 +1,194 @@
+"""The board: a page of memory that a worker, its spawner and its Starter share, so that no task needs a message.
+
+The worker writes what it runs (spawner: time limit, lease; Starter: what is live) and every result it has not sent
+yet: when it is killed, only the task that ran is lost. The Starter writes which tasks it takes back; the spawner
+writes why it terminates a task and until when exclusive work may run.
+
+Each field is 8 aligned bytes, written and read in one machine operation, and has one writer. Taking tasks back needs
+"worker: store current, load revoked" against "Starter: store revoked, load current": the Starter waits (`SETTLE_S`)
+between its two, far longer than any store stays invisible.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+
+from rmgr.model.states import Reason
+
+PAGE = 4096
+RESULTS_BYTES = 256 * 1024
+SIZE = PAGE + RESULTS_BYTES
+#: Bytes kept free in front of the results for the frame's header (`worker.Results`).
+RESULTS_HEAD = 16
+#: How long the Starter waits before what it has revoked is surely seen.
+SETTLE_S = 0.002
+
+# offsets; the first line is written by the worker at every task
+_TASK = struct.Struct("@QQ")  # seq, started_ns
+_SEQ, _STARTED = 0, 8
+_LIMIT, _GRACE, _EXCLUSIVE, _BUSY, _MEMORY = 16, 24, 32, 40, 48
+_RESULTS, _COUNT, _GENERATION = 64, 72, 80
+_TERM_SEQ, _TERM_REASON, _LEASE, _WATCHED = 128, 136, 144, 152
+_REVOKE = struct.Struct("@QQ")
+_REVOKED = 192
+
+_Q = struct.Struct("@Q")
+_REASONS = tuple(Reason)
+_NUMBER = {reason: number for number, reason in enumerate(_REASONS)}
+
+
+def create_board() -> int:
+    """Descriptor of a new, zeroed board (memory where the system has memfd, else an unlinked file)."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("rmgr-board", os.MFD_CLOEXEC)
+    else:
+        fd, path = tempfile.mkstemp(prefix="rmgr-board-")
+        os.unlink(path)
+    os.ftruncate(fd, SIZE)
+    return fd
+
+
+class Board:
+    """A mapped board. Closing it leaves the descriptor alone."""
+
+    __slots__ = ("memory", "view")
+
+    def __init__(self, fd: int) -> None:
+        self.memory = mmap.mmap(fd, SIZE)
+        self.view = memoryview(self.memory)
+
+    def close(self) -> None:
+        """Unmaps."""
+        self.view.release()
+        self.memory.close()
+
+    def _get(self, offset: int) -> int:
+        value: int = _Q.unpack_from(self.view, offset)[0]
+        return value
+
+    def _set(self, offset: int, value: int) -> None:
+        _Q.pack_into(self.view, offset, value)
+
+    # -- written by the worker --------------------------------------------------------------------------------------
+
+    def start(self, seq: int, now_ns: int) -> None:
+        """Task `seq` starts; 0 = between tasks."""
+        _TASK.pack_into(self.view, _SEQ, seq, now_ns)
+
+    def set_batch(self, *, limit_ns: int, grace_ns: int, exclusive: bool, memory_bytes: int) -> None:
+        """What holds for the tasks that follow."""
+        self._set(_LIMIT, limit_ns)
+        self._set(_GRACE, grace_ns)
+        self._set(_EXCLUSIVE, exclusive)
+        self._set(_MEMORY, memory_bytes)
+
+    def running(self) -> tuple[int, int]:
+        """(seq, started_ns) of the present task, (0, _) when idle."""
+        while True:
+            seq, started = _TASK.unpack_from(self.view, _SEQ)
+            if self._get(_SEQ) == seq:
+                return seq, started
+
+    @property
+    def seq(self) -> int:
+        """Present task, 0 when idle."""
+        return self._get(_SEQ)
+
+    @property
+    def limit_ns(self) -> int:
+        """Time limit of the present task, 0 = none."""
+        return self._get(_LIMIT)
+
+    @property
+    def grace_ns(self) -> int:
+        """Between SIGTERM and SIGKILL."""
+        return self._get(_GRACE)
+
+    @property
+    def exclusive(self) -> bool:
+        """The present task dies with the lease."""
+        return bool(self._get(_EXCLUSIVE))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory limit of the present task, 0 = none."""
+        return self._get(_MEMORY)
+
+    @property
+    def busy(self) -> bool:
+        """The worker has tasks; written at the start and the end of a run of batches."""
+        return bool(self._get(_BUSY))
+
+    @busy.setter
+    def busy(self, value: bool) -> None:
+        self._set(_BUSY, value)
+
+    # -- results not sent yet: written by the worker, read by the Starter ----------------------------------------------
+
+    def set_results(self, size: int, count: int) -> None:
+        """The first `size` bytes after RESULTS_HEAD are `count` finished results."""
+        self._set(_RESULTS, size)
+        self._set(_COUNT, count)
+
+    def clear_results(self) -> None:
+        """They have been sent."""
+        self._set(_GENERATION, self._get(_GENERATION) + 1)
+        self._set(_COUNT, 0)
+        self._set(_RESULTS, 0)
+
+    def unsent(self) -> tuple[bytes, int]:
+        """(encoded results one after another, how many); (b"", 0) when there are none or they are being sent just now."""
+        generation, count = self._get(_GENERATION), self._get(_COUNT)
+        if not count:
+            return b"", 0
+        size = self._get(_RESULTS)
+        data = bytes(self.view[PAGE + RESULTS_HEAD : PAGE + RESULTS_HEAD + size])
+        # the count is written last: a result that came in between makes size larger than count's results, never smaller
+        if self._get(_GENERATION) != generation:
+            return b"", 0
+        return data, count
+
+    # -- written by the spawner ----------------------------------------------------------------------------------------
+
+    def terminate(self, seq: int, reason: Reason) -> None:
+        """Why the SIGTERM that follows is sent, and for which task."""
+        self._set(_TERM_REASON, _NUMBER[reason])
+        self._set(_TERM_SEQ, seq)
+
+    @property
+    def terminated(self) -> tuple[int, Reason]:
+        """(task, why) of the last termination."""
+        return self._get(_TERM_SEQ), _REASONS[self._get(_TERM_REASON)]
+
+    @property
+    def lease_end_ns(self) -> int:
+        """Exclusive tasks must not start after this."""
+        return self._get(_LEASE)
+
+    @lease_end_ns.setter
+    def lease_end_ns(self, value: int) -> None:
+        self._set(_LEASE, value)
+
+    @property
+    def watched(self) -> bool:
+        """The spawner looks often; otherwise a worker that starts to be busy pokes it."""
+        return bool(self._get(_WATCHED))
+
+    @watched.setter
+    def watched(self, value: bool) -> None:
+        self._set(_WATCHED, value)
+
+    # -- written by the Starter ------------------------------------------------------------------------------------------
+
+    def revoke(self, after: int, until: int) -> None:
+        """Tasks with after < seq <= until must not start any more."""
+        _REVOKE.pack_into(self.view, _REVOKED, after, until)
+
+    @property
+    def revoked(self) -> tuple[int, int]:
+        """(after, until)."""
+        after, until = _REVOKE.unpack_from(self.view, _REVOKED)
+        return after, until
