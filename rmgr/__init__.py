@@ -1,0 +1,1 @@
+"""rmgr: a fault-tolerant resource manager for clusters whose parts keep failing."""

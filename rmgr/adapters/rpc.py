@@ -1,0 +1,385 @@
+"""gRPC: one server a daemon (views of the leader, live logs of a Starter, health), and thin clients with deadlines.
+
+The only place that knows the generated stubs. Handlers get and give nouns of `rmgr.model`; errors travel as status
+codes with `code` and `hint` in the trailing metadata, and arrive as the same class of `rmgr.errors`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from rmgr import errors
+from rmgr.adapters.rpc_convert import from_message, to_message
+from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
+from rmgr.v1 import leader_pb2, leader_pb2_grpc, node_pb2, node_pb2_grpc
+
+#: Longest message either side accepts: gRPC's own default, kept on purpose; larger things are streamed.
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+#: A reply of `Jobs` stays below the message limit at about 1 KiB a job.
+MAX_JOBS_PER_REPLY = 3000
+
+_STATUS = {
+    "USAGE": grpc.StatusCode.INVALID_ARGUMENT,
+    "NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "PERMISSION": grpc.StatusCode.PERMISSION_DENIED,
+    "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+    "RESOURCE_EXHAUSTED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "INFEASIBLE": grpc.StatusCode.FAILED_PRECONDITION,
+    "CONFLICT": grpc.StatusCode.ABORTED,
+}
+
+
+# -- what a daemon answers ------------------------------------------------------------------------------------------------
+
+
+class LeaderAnswers(Protocol):
+    """Implemented by the WatchDog; called on threads of the server, must not block for long."""
+
+    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str) -> list[JobView]:
+        """Submissions, oldest first."""
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name."""
+
+    def queues(self) -> list[QueueView]:
+        """All queues, by name."""
+
+    def status(self) -> StatusView:
+        """Health and counts."""
+
+    def explain(self, submission: int, index: int | None) -> ExplainView:
+        """Why it is in its state. Raises NotFound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPiece:
+    """A piece of output of an attempt; `ended` with empty data: nothing follows."""
+
+    stream: str
+    data: bytes
+    offset: int
+    attempt: int
+    ended: bool = False
+    time_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTask:
+    """A task that runs on a node just now."""
+
+    submission: int
+    index: int
+    attempt: int
+    node: str
+    started_us: int
+    cores: int = 1
+    memory_bytes: int = 0
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStats:
+    """What a node measures of itself."""
+
+    node: str
+    cores_used: int
+    memory_used_bytes: int
+    running: int
+    load: float
+    disk_free_bytes: int = 0
+    spooled_bytes: int = 0
+    reason: str = ""
+
+
+class NodeAnswers(Protocol):
+    """Implemented by the Starter; called on threads of the server."""
+
+    def logs(
+        self,
+        submission: int,
+        index: int,
+        *,
+        attempt: int,
+        stream: str,
+        follow: bool,
+        offsets: tuple[int, int],
+        is_active: Callable[[], bool],
+    ) -> Iterator[LogPiece]:
+        """Output of an attempt from (stdout, stderr) offsets on. Raises NotFound when the node does not know it."""
+
+    def running(self, submission: int) -> list[RunningTask]:
+        """Tasks that run here, of one submission or of all (0)."""
+
+    def stats(self) -> list[NodeStats]:
+        """One entry a virtual node."""
+
+
+# -- server ------------------------------------------------------------------------------------------------------------------
+
+
+class RpcServer:
+    """The gRPC server of a daemon: health, and the services that were added.
+
+    Args:
+        listen: HOST:PORT, port 0 = any free one. threads: handlers at once (a followed log holds one).
+    """
+
+    def __init__(self, listen: str, *, threads: int = 32) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        self._server = grpc.server(self._pool, options=_OPTIONS, maximum_concurrent_rpcs=threads * 4)
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        host = listen.rpartition(":")[0]
+        try:
+            port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise errors.Unavailable(f"cannot listen on {listen}: {error}", hint="is the port taken? use port 0 for a free one") from error
+        self.endpoint = f"{host}:{port}"
+
+    def add_leader(self, answers: LeaderAnswers) -> None:
+        """Serves `rmgr.v1.Leader`."""
+        leader_pb2_grpc.add_LeaderServicer_to_server(_LeaderServicer(answers), self._server)
+
+    def add_node(self, answers: NodeAnswers) -> None:
+        """Serves `rmgr.v1.Node`."""
+        node_pb2_grpc.add_NodeServicer_to_server(_NodeServicer(answers), self._server)
+
+    def add_generic(self, handler: grpc.GenericRpcHandler) -> None:
+        """Serves another service (the gateway's)."""
+        self._server.add_generic_rpc_handlers((handler,))
+
+    def start(self) -> None:
+        """Begins to answer; health says SERVING."""
+        self._server.start()
+        self.set_healthy(True)
+
+    def set_healthy(self, healthy: bool) -> None:
+        """What the health service says of the whole daemon."""
+        status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
+        self._health.set("", status)
+
+    def stop(self, grace_s: float = 0.5) -> None:
+        """Ends after at most `grace_s`; followed logs are cut. Idempotent."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_s).wait(grace_s + 1.0)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _fail(context: grpc.ServicerContext, error: errors.RmgrError) -> None:
+    context.set_trailing_metadata((("rmgr-error", json.dumps({"type": type(error).__name__, "code": error.code, "hint": error.hint})),))
+    context.abort(_STATUS.get(error.code, grpc.StatusCode.INTERNAL), error.message)
+
+
+def _answer(context: grpc.ServicerContext, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except errors.RmgrError as error:
+        return _fail(context, error)
+
+
+class _LeaderServicer(leader_pb2_grpc.LeaderServicer):
+    def __init__(self, answers: LeaderAnswers) -> None:
+        self._answers = answers
+
+    def Jobs(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - generated name
+        jobs = _answer(context, lambda: self._answers.jobs(tuple(request.ids), ended=request.ended, user=request.user))
+        return leader_pb2.JobsReply(jobs=[to_message(job) for job in jobs[-MAX_JOBS_PER_REPLY:]])
+
+    def Nodes(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        return leader_pb2.NodesReply(nodes=[to_message(node) for node in _answer(context, self._answers.nodes)])
+
+    def Queues(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        return leader_pb2.QueuesReply(queues=[to_message(queue) for queue in _answer(context, self._answers.queues)])
+
+    def Status(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        return to_message(_answer(context, self._answers.status))
+
+    def Explain(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        index = request.index if request.HasField("index") else None
+        return to_message(_answer(context, lambda: self._answers.explain(request.submission, index)))
+
+
+class _NodeServicer(node_pb2_grpc.NodeServicer):
+    def __init__(self, answers: NodeAnswers) -> None:
+        self._answers = answers
+
+    def Logs(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
+        try:
+            pieces = self._answers.logs(
+                request.submission,
+                request.index,
+                attempt=request.attempt,
+                stream=request.stream,
+                follow=request.follow,
+                offsets=(request.stdout_offset, request.stderr_offset),
+                is_active=context.is_active,
+            )
+            for piece in pieces:
+                yield node_pb2.LogChunk(
+                    stream=piece.stream,
+                    data=piece.data,
+                    offset=piece.offset,
+                    attempt=piece.attempt,
+                    ended=piece.ended,
+                    time_us=piece.time_us,
+                )
+        except errors.RmgrError as error:
+            _fail(context, error)
+
+    def Running(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        tasks = _answer(context, lambda: self._answers.running(request.submission))
+        return node_pb2.RunningReply(
+            tasks=[node_pb2.RunningTask(**{name: getattr(task, name) for name in RunningTask.__slots__}) for task in tasks]
+        )
+
+    def Stats(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        stats = _answer(context, self._answers.stats)
+        return node_pb2.StatsReply(
+            nodes=[node_pb2.NodeStats(**{name: getattr(node, name) for name in NodeStats.__slots__}) for node in stats]
+        )
+
+
+# -- clients -------------------------------------------------------------------------------------------------------------------
+
+
+class _Client:
+    """A channel to one endpoint; every call has a deadline and raises errors of `rmgr.errors`."""
+
+    def __init__(self, endpoint: str, *, timeout_s: float = 5.0) -> None:
+        self.endpoint = endpoint
+        self.timeout_s = timeout_s
+        self._channel = grpc.insecure_channel(endpoint, options=_OPTIONS)
+
+    def close(self) -> None:
+        """Ends the channel. Idempotent."""
+        self._channel.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        try:
+            return method(request, timeout=self.timeout_s)
+        except grpc.RpcError as error:
+            raise _rebuild(error, self.endpoint) from None
+
+    def is_serving(self) -> bool:
+        """The daemon's own health service says so, within the deadline."""
+        try:
+            reply = health_pb2_grpc.HealthStub(self._channel).Check(health_pb2.HealthCheckRequest(service=""), timeout=self.timeout_s)
+        except grpc.RpcError:
+            return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _rebuild(error: grpc.RpcError, endpoint: str) -> errors.RmgrError:
+    """The error of the peer as its own class, or Unavailable when there was no answer."""
+    trailing = dict(error.trailing_metadata() or ())  # type: ignore[attr-defined]
+    if "rmgr-error" in trailing:
+        told = json.loads(trailing["rmgr-error"])
+        kind = getattr(errors, told["type"], errors.RmgrError)
+        rebuilt = kind.__new__(kind)
+        errors.RmgrError.__init__(rebuilt, error.details() or "", hint=told["hint"])  # type: ignore[attr-defined]
+        return rebuilt
+    code = error.code()  # type: ignore[attr-defined]
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.Unavailable(f"{endpoint} did not answer in time", hint="rmgr doctor")
+    return errors.Unavailable(f"{endpoint} cannot be reached ({code.name.lower().replace('_', ' ')})", hint="rmgr doctor")
+
+
+class LeaderClient(_Client):
+    """Questions to the leading WatchDog."""
+
+    def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
+        """Submissions, oldest first."""
+        reply = self._call(leader_pb2_grpc.LeaderStub(self._channel).Jobs, leader_pb2.JobsRequest(ids=ids, ended=ended, user=user))
+        return [from_message(JobView, job) for job in reply.jobs]
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name."""
+        return [
+            from_message(NodeView, node)
+            for node in self._call(leader_pb2_grpc.LeaderStub(self._channel).Nodes, leader_pb2.NodesRequest()).nodes
+        ]
+
+    def queues(self) -> list[QueueView]:
+        """All queues, by name."""
+        reply = self._call(leader_pb2_grpc.LeaderStub(self._channel).Queues, leader_pb2.QueuesRequest())
+        return [from_message(QueueView, queue) for queue in reply.queues]
+
+    def status(self) -> StatusView:
+        """Health and counts."""
+        return from_message(StatusView, self._call(leader_pb2_grpc.LeaderStub(self._channel).Status, leader_pb2.StatusRequest()))
+
+    def explain(self, submission: int, index: int | None = None) -> ExplainView:
+        """Why it is in its state. Raises NotFound."""
+        request = leader_pb2.ExplainRequest(submission=submission, index=index)
+        return from_message(ExplainView, self._call(leader_pb2_grpc.LeaderStub(self._channel).Explain, request))
+
+
+class NodeClient(_Client):
+    """Questions to a Starter."""
+
+    def logs(
+        self,
+        submission: int,
+        index: int,
+        *,
+        attempt: int = 0,
+        stream: str = "",
+        follow: bool = False,
+        offsets: tuple[int, int] = (0, 0),
+        timeout_s: float | None = None,
+    ) -> Iterator[LogPiece]:
+        """Output of an attempt as it comes; with `follow` until it has ended or `timeout_s` (None: no end) is over.
+
+        Raises: NotFound when the node does not know the attempt (any more); Unavailable when it cannot be reached.
+        """
+        request = node_pb2.LogsRequest(
+            submission=submission,
+            index=index,
+            attempt=attempt,
+            stream=stream,
+            follow=follow,
+            stdout_offset=offsets[0],
+            stderr_offset=offsets[1],
+        )
+        deadline = timeout_s if follow or timeout_s is not None else self.timeout_s
+        try:
+            for chunk in node_pb2_grpc.NodeStub(self._channel).Logs(request, timeout=deadline):
+                yield LogPiece(
+                    stream=chunk.stream,
+                    data=chunk.data,
+                    offset=chunk.offset,
+                    attempt=chunk.attempt,
+                    ended=chunk.ended,
+                    time_us=chunk.time_us,
+                )
+        except grpc.RpcError as error:
+            raise _rebuild(error, self.endpoint) from None
+
+    def running(self, submission: int = 0) -> list[RunningTask]:
+        """Tasks that run there."""
+        reply = self._call(node_pb2_grpc.NodeStub(self._channel).Running, node_pb2.RunningRequest(submission=submission))
+        return [RunningTask(**{name: getattr(task, name) for name in RunningTask.__slots__}) for task in reply.tasks]
+
+    def stats(self) -> list[NodeStats]:
+        """One entry a virtual node."""
+        reply = self._call(node_pb2_grpc.NodeStub(self._channel).Stats, node_pb2.StatsRequest())
+        return [NodeStats(**{name: getattr(node, name) for name in NodeStats.__slots__}) for node in reply.nodes]

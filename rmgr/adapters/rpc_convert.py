@@ -1,0 +1,84 @@
+"""Views to protobuf messages and back, field by field: both sides have the same names, a test compares them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from rmgr.model.states import Reason, State
+from rmgr.model.views import ExplainView, JobView, LeaderView, NodeView, QueueView, StatusView, WhyView
+from rmgr.v1 import views_pb2 as pb
+
+V = TypeVar("V")
+
+#: Which message carries which view.
+MESSAGES: dict[type[Any], type[Any]] = {
+    JobView: pb.JobView,
+    NodeView: pb.NodeView,
+    QueueView: pb.QueueView,
+    LeaderView: pb.LeaderView,
+    StatusView: pb.StatusView,
+    WhyView: pb.WhyView,
+    ExplainView: pb.ExplainView,
+}
+#: Fields that travel as JSON text because their shape is open.
+JSON_FIELDS = {(StatusView, "zookeeper"), (StatusView, "store")}
+_HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in MESSAGES}
+
+
+def to_message(view: Any) -> Any:
+    """A view as its protobuf message."""
+    kind = type(view)
+    message = MESSAGES[kind]()
+    for field in dataclasses.fields(kind):
+        value = getattr(view, field.name)
+        if value is None:
+            continue
+        if (kind, field.name) in JSON_FIELDS:
+            setattr(message, f"{field.name}_json", json.dumps(value, sort_keys=True))
+        elif isinstance(value, tuple):
+            getattr(message, field.name).extend(to_message(item) if type(item) in MESSAGES else item for item in value)
+        elif isinstance(value, dict):
+            getattr(message, field.name).update(_strings(kind, field.name, value))
+        elif type(value) in MESSAGES:
+            getattr(message, field.name).CopyFrom(to_message(value))
+        else:
+            setattr(message, field.name, str(value) if isinstance(value, State | Reason) else value)
+    return message
+
+
+def from_message(kind: type[V], message: Any) -> V:
+    """A protobuf message as its view; unknown fields of a newer peer are ignored."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        hint = _HINTS[kind][field.name]
+        if (kind, field.name) in JSON_FIELDS:
+            values[field.name] = json.loads(getattr(message, f"{field.name}_json") or "{}")
+        elif type(None) in get_args(hint):
+            inner = next(part for part in get_args(hint) if part is not type(None))
+            present = message.HasField(field.name)
+            raw = getattr(message, field.name)
+            values[field.name] = (from_message(inner, raw) if inner in MESSAGES else raw) if present else None
+        else:
+            values[field.name] = _plain(kind, field.name, hint, getattr(message, field.name))
+    return kind(**values)
+
+
+def _plain(kind: type[Any], name: str, hint: Any, raw: Any) -> Any:
+    if hint is State:
+        return State(raw)
+    origin = getattr(hint, "__origin__", None)
+    if origin is tuple:
+        inner = get_args(hint)[0]
+        return tuple(from_message(inner, item) if inner in MESSAGES else item for item in raw)
+    if origin is dict:
+        return {
+            key: int(value) if isinstance(value, str) and value.lstrip("-").isdigit() and (kind, name) == (QueueView, "limits") else value
+            for key, value in raw.items()
+        }
+    return raw
+
+
+def _strings(kind: type[Any], name: str, value: dict[str, Any]) -> dict[str, Any]:
+    return {key: str(item) for key, item in value.items()} if (kind, name) == (QueueView, "limits") else value

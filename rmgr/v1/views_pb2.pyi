@@ -1,0 +1,208 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class JobView(_message.Message):
+    __slots__ = ("id", "name", "user", "queue", "state", "reason", "detail", "submitted_us", "started_us", "ended_us", "exit_code", "counts", "nodes", "tasks", "priority", "cpu_us", "max_rss_kib", "work", "command", "cores", "memory_bytes", "after")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_US_FIELD_NUMBER: _ClassVar[int]
+    STARTED_US_FIELD_NUMBER: _ClassVar[int]
+    ENDED_US_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CPU_US_FIELD_NUMBER: _ClassVar[int]
+    MAX_RSS_KIB_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    name: str
+    user: str
+    queue: str
+    state: str
+    reason: str
+    detail: str
+    submitted_us: int
+    started_us: int
+    ended_us: int
+    exit_code: int
+    counts: _containers.ScalarMap[str, int]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    tasks: int
+    priority: int
+    cpu_us: int
+    max_rss_kib: int
+    work: str
+    command: str
+    cores: int
+    memory_bytes: int
+    after: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_us: _Optional[int] = ..., started_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., exit_code: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ..., priority: _Optional[int] = ..., cpu_us: _Optional[int] = ..., max_rss_kib: _Optional[int] = ..., work: _Optional[str] = ..., command: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., after: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class NodeView(_message.Message):
+    __slots__ = ("id", "state", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "running", "load", "incarnation", "pid", "host", "reason", "partition", "site", "speed", "features", "endpoint", "seen_us")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    CORES_USED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    SEEN_US_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    state: str
+    cores: int
+    cores_used: int
+    memory_bytes: int
+    memory_used_bytes: int
+    running: int
+    load: float
+    incarnation: int
+    pid: int
+    host: str
+    reason: str
+    partition: str
+    site: str
+    speed: float
+    features: _containers.RepeatedScalarFieldContainer[str]
+    endpoint: str
+    seen_us: int
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ...) -> None: ...
+
+class QueueView(_message.Message):
+    __slots__ = ("id", "partition", "dispatch", "policy", "state", "pending", "running", "held_tasks", "limits")
+    class LimitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    HELD_TASKS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    partition: str
+    dispatch: str
+    policy: str
+    state: str
+    pending: int
+    running: int
+    held_tasks: int
+    limits: _containers.ScalarMap[str, str]
+    def __init__(self, id: _Optional[str] = ..., partition: _Optional[str] = ..., dispatch: _Optional[str] = ..., policy: _Optional[str] = ..., state: _Optional[str] = ..., pending: _Optional[int] = ..., running: _Optional[int] = ..., held_tasks: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class LeaderView(_message.Message):
+    __slots__ = ("id", "host", "pid", "epoch", "since_us", "endpoint")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    host: str
+    pid: int
+    epoch: int
+    since_us: int
+    endpoint: str
+    def __init__(self, id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., since_us: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
+
+class StatusView(_message.Message):
+    __slots__ = ("healthy", "leader", "zookeeper_json", "store_json", "counts", "nodes", "cluster_id", "problems", "watchdogs", "uptime_s")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class NodesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    HEALTHY_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    ZOOKEEPER_JSON_FIELD_NUMBER: _ClassVar[int]
+    STORE_JSON_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    WATCHDOGS_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    healthy: bool
+    leader: LeaderView
+    zookeeper_json: str
+    store_json: str
+    counts: _containers.ScalarMap[str, int]
+    nodes: _containers.ScalarMap[str, int]
+    cluster_id: str
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    watchdogs: int
+    uptime_s: float
+    def __init__(self, healthy: bool = ..., leader: _Optional[_Union[LeaderView, _Mapping]] = ..., zookeeper_json: _Optional[str] = ..., store_json: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Mapping[str, int]] = ..., cluster_id: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., watchdogs: _Optional[int] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+
+class WhyView(_message.Message):
+    __slots__ = ("what", "id", "detail")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    id: str
+    detail: str
+    def __init__(self, what: _Optional[str] = ..., id: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ExplainView(_message.Message):
+    __slots__ = ("id", "state", "reason", "why", "expected_start_us")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_START_US_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    state: str
+    reason: str
+    why: _containers.RepeatedCompositeFieldContainer[WhyView]
+    expected_start_us: int
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., why: _Optional[_Iterable[_Union[WhyView, _Mapping]]] = ..., expected_start_us: _Optional[int] = ...) -> None: ...

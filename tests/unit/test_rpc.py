@@ -1,0 +1,118 @@
+"""Views travel through gRPC unchanged, and errors arrive as the class they were."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rmgr.adapters.rpc import LeaderClient, LogPiece, NodeClient, NodeStats, RpcServer, RunningTask
+from rmgr.adapters.rpc_convert import JSON_FIELDS, MESSAGES, from_message, to_message
+from rmgr.errors import NotFound, Unavailable
+from rmgr.model.states import State
+from rmgr.model.views import ExplainView, JobView, LeaderView, NodeView, QueueView, StatusView, WhyView
+
+JOB = JobView(
+    id=42, name="x", user="u", queue="default", state=State.RUNNING, exit_code=0, counts={"RUNNING": 3}, nodes=("a", "b"), tasks=3
+)
+NODE = NodeView(id="n1", state="up", cores=2, cores_used=1, memory_bytes=1 << 40, load=None, features=("gpu",))
+QUEUE = QueueView(
+    id="q", partition="p", dispatch="pull", policy="", state="open", pending=1, running=2, limits={"max_cores": 4, "state": "open"}
+)
+LEADER = LeaderView(id="g", host="h", pid=1, epoch=7, since_us=8, endpoint="e")
+STATUS = StatusView(
+    healthy=False, leader=LEADER, zookeeper={"ok": True, "ms": 1.5}, store={}, counts={"INITIAL": 1}, nodes={"up": 1}, problems=("p",)
+)
+EXPLAIN = ExplainView(id="42", state=State.INITIAL, reason="RESOURCES", why=(WhyView(what="node", id="n1", detail="busy"),))
+
+
+class Answers:
+    def jobs(self, ids, *, ended, user):
+        return [dataclasses.replace(JOB, id=number) for number in ids or (42,)]
+
+    def nodes(self):
+        return [NODE, dataclasses.replace(NODE, id="n2", load=0.0)]
+
+    def queues(self):
+        return [QUEUE]
+
+    def status(self):
+        return STATUS
+
+    def explain(self, submission, index):
+        if submission == 1:
+            raise NotFound("no submission 1", hint="rmgr jobs -a")
+        return dataclasses.replace(EXPLAIN, id=f"{submission}_{index}")
+
+    def logs(self, submission, index, *, attempt, stream, follow, offsets, is_active):
+        assert is_active()
+        yield LogPiece(stream="stdout", data=b"hello\n", offset=offsets[0], attempt=2)
+        if submission == 1:
+            raise NotFound("gone")
+        yield LogPiece(stream="stdout", data=b"", offset=6, attempt=2, ended=True)
+
+    def running(self, submission):
+        return [RunningTask(submission=submission, index=1, attempt=1, node="n1", started_us=5)]
+
+    def stats(self):
+        return [NodeStats(node="n1", cores_used=1, memory_used_bytes=2, running=1, load=0.5)]
+
+
+@pytest.fixture
+def server():
+    server = RpcServer("127.0.0.1:0")
+    answers = Answers()
+    server.add_leader(answers)
+    server.add_node(answers)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("view", [JOB, NODE, QUEUE, LEADER, STATUS, EXPLAIN], ids=lambda view: type(view).__name__)
+def test_a_view_survives_the_wire(view):
+    kind = type(view)
+    assert view == from_message(kind, MESSAGES[kind].FromString(to_message(view).SerializeToString()))
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_every_field_of_a_view_has_its_field_in_the_message(kind):
+    fields = {f"{field.name}_json" if (kind, field.name) in JSON_FIELDS else field.name for field in dataclasses.fields(kind)}
+    assert fields == {field.name for field in MESSAGES[kind].DESCRIPTOR.fields}
+
+
+def test_questions_to_the_leader(server):
+    with LeaderClient(server.endpoint) as client:
+        assert client.is_serving()
+        assert [job.id for job in client.jobs((7, 9))] == [7, 9]
+        assert [node.load for node in client.nodes()] == [None, 0.0]
+        assert client.queues() == [QUEUE]
+        assert client.status() == STATUS
+        assert client.explain(42, 0).id == "42_0"
+        assert client.explain(42).id == "42_None"
+
+
+def test_an_error_arrives_as_what_it_was(server):
+    with LeaderClient(server.endpoint) as client, pytest.raises(NotFound, match="no submission 1") as caught:
+        client.explain(1)
+    assert caught.value.hint == "rmgr jobs -a"
+
+
+def test_live_output_and_its_sudden_end(server):
+    with NodeClient(server.endpoint) as client:
+        assert [piece.data for piece in client.logs(42, 0, offsets=(3, 0))] == [b"hello\n", b""]
+        pieces = client.logs(1, 0, follow=True)
+        assert next(pieces).data == b"hello\n"
+        with pytest.raises(NotFound, match="gone"):
+            next(pieces)
+        assert client.running(42)[0].submission == 42
+        assert client.stats()[0].load == 0.5
+
+
+def test_a_daemon_that_is_not_there_is_unavailable(server):
+    endpoint = server.endpoint
+    server.stop()
+    with LeaderClient(endpoint, timeout_s=1.0) as client:
+        assert not client.is_serving()
+        with pytest.raises(Unavailable, match=r"cannot be reached|in time"):
+            client.nodes()
