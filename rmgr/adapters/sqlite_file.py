@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -22,8 +21,7 @@ APPLICATION_ID = 0x726D6772
 PAGE_BYTES = 4096
 
 # Values of one chunk stand in their manifest row (`inline`); larger ones in `chunk`, at generation * 1024 + number.
-# Every generation that has chunks is named by exactly one row of `manifest` or of `unreferenced`: the trigger and the
-# writer keep that true in each transaction, so a sweep never has to look for orphans.
+# What keeps `manifest` and `unreferenced` right: sqlite_rows.py.
 _SCHEMA = """
 CREATE TABLE info (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE manifest (
@@ -66,17 +64,14 @@ class StoreFile:
         self.lock_path = self.path.with_name(self.path.name + ".lock")
         deadline = Deadline(timeout_s)
         self._check_place(create=create)
-        created = self._create_file() if create else False
+        if create:
+            self._create_file()
         self.inode = self._stat()
         self.lock_fd = self._open_lock()
         try:
             self._ensure_schema(deadline)
         except BaseException:
             self.close()
-            if created:
-                with contextlib.suppress(OSError):
-                    if self.path.stat().st_size == 0:
-                        self.path.unlink()
             raise
 
     def connect(self, *, writes: bool = False) -> sqlite3.Connection:
@@ -166,15 +161,14 @@ class StoreFile:
                 hint="put it on a local disk; for several machines use a cassandra:// store",
             )
 
-    def _create_file(self) -> bool:
+    def _create_file(self) -> None:
         with _CREATING:
             try:
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
             except FileExistsError:
-                return False
+                return
             except OSError as error:
                 raise self._os_error(error, "create") from error
-            return True
 
     def _open_lock(self) -> int:
         try:
@@ -205,7 +199,12 @@ class StoreFile:
             try:
                 if not self._verify(connection):  # nobody made the tables while we waited
                     connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
-                    connection.execute("PRAGMA journal_mode=WAL")
+                    (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+                    if mode != "wal":
+                        raise StoreUnavailable(
+                            f"the store {self.path} cannot keep a write-ahead log ({mode}): its file system lacks shared memory",
+                            hint="put it on a local disk",
+                        )
                     connection.executescript(
                         f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA application_id={APPLICATION_ID};PRAGMA user_version={SCHEMA_VERSION};COMMIT;"
                     )
@@ -241,6 +240,16 @@ class StoreFile:
             except BlockingIOError:
                 deadline.check("let go of its write lock")
                 time.sleep(0.005)
+
+
+def is_corrupt(error: sqlite3.Error) -> bool:
+    """True when SQLite found the file's own structure damaged."""
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_CORRUPT
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """True when another program held SQLite's own lock too long."""
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_BUSY
 
 
 def file_system_of(folder: Path) -> str:

@@ -20,7 +20,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rmgr.adapters.sqlite_file import PAGE_BYTES, StoreFile
+from rmgr.adapters.sqlite_file import PAGE_BYTES, StoreFile, is_busy
 from rmgr.adapters.store_rules import Deadline
 from rmgr.errors import RmgrError, StoreUnavailable, UsageError
 
@@ -35,8 +35,8 @@ MAX_GROUP_BYTES = 8 * 1024 * 1024
 CHECKPOINT_PAGES = 1000
 #: Pages in the WAL above which the copying is done under the lock, so that it catches up.
 CHECKPOINT_CATCH_UP_PAGES = 16 * 1000
-#: How long a commit waits for a foreign program that holds SQLite's lock (the `sqlite3` shell, a backup).
-FOREIGN_LOCK_S = 2.0
+#: How long one try to begin waits for a foreign program that holds SQLite's lock (the `sqlite3` shell, a backup).
+FOREIGN_LOCK_MS = 500
 
 
 @dataclass(slots=True)
@@ -49,6 +49,9 @@ class _Write:
     future: Future[Any] = field(default_factory=Future)
 
 
+_Ended = tuple[Future[Any], Any, RmgrError | None]
+
+
 class Writer:
     """Carries out writes of one process on one store, in groups. Thread-safe. Not usable after `fork`."""
 
@@ -59,6 +62,7 @@ class Writer:
         self._queued_bytes = 0
         self._closed = False
         self._connection: sqlite3.Connection | None = None
+        self._group: list[_Write] = []  # taken and not yet answered
         self._wal_pages = 0
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._loop, name="store-writer", daemon=True)
@@ -122,11 +126,6 @@ class Writer:
         if self._pid == os.getpid() and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
-    @property
-    def is_alive(self) -> bool:
-        """False once the thread has ended."""
-        return self._thread.is_alive()
-
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
@@ -136,31 +135,54 @@ class Writer:
                     self._changed.wait()
                 if not self._waiting:
                     break
-            group: list[_Write] = []
             try:
-                fcntl.flock(self._file.lock_fd, fcntl.LOCK_EX)
-                try:
-                    group = self._take()
-                    results = self._commit_group(group)
-                finally:
-                    fcntl.flock(self._file.lock_fd, fcntl.LOCK_UN)
-                for write, value, error in results:
-                    if error is None:
-                        write.future.set_result(value)
-                    else:
-                        write.future.set_exception(error)
-                del results
+                self._write_group()
                 self._checkpoint()
             except Exception as error:  # noqa: BLE001 - the loop of the writer: whatever happens, the next group is tried
                 self._drop_connection()
-                for write in group or self._take():
-                    if not write.future.done():
-                        failure = StoreUnavailable(f"cannot {write.doing}: {type(error).__name__}: {error}")
-                        failure.__cause__ = error
-                        write.future.set_exception(failure)
-            del group
+                failure = StoreUnavailable(f"the writer of {self._file.path} failed: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                self._fail(self._group or self._take(), failure)
+            self._group = []
         self._drop_connection()
         self._file.close()
+
+    def _write_group(self) -> None:
+        """One commit of what is waiting. Nothing is taken before all locks are ours: who gives up till then wrote nothing."""
+        fcntl.flock(self._file.lock_fd, fcntl.LOCK_EX)
+        try:
+            try:
+                connection = self._begin()
+            except sqlite3.Error as error:
+                self._drop_connection()
+                if is_busy(error):
+                    self._forget_given_up()  # the others are tried again until their deadlines
+                else:
+                    self._fail(self._take(), error)
+                return
+            except RmgrError as error:
+                self._drop_connection()
+                self._fail(self._take(), error)
+                return
+            self._group = self._take()
+            ended = self._commit_group(connection, self._group)
+        finally:
+            fcntl.flock(self._file.lock_fd, fcntl.LOCK_UN)
+        for future, value, refused in ended:
+            if refused is None:
+                future.set_result(value)
+            else:
+                future.set_exception(refused)
+
+    def _begin(self) -> sqlite3.Connection:
+        self._file.check_in_place()
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._file.connect(writes=True)
+            connection.execute("PRAGMA wal_autocheckpoint=0")
+            connection.execute(f"PRAGMA busy_timeout={FOREIGN_LOCK_MS}")
+        connection.execute("BEGIN IMMEDIATE")
+        return connection
 
     def _take(self) -> list[_Write]:
         """Takes the next group; writes whose callers have given up are dropped."""
@@ -179,44 +201,37 @@ class Writer:
             self._changed.notify_all()
         return group
 
-    def _commit_group(self, group: list[_Write]) -> list[tuple[_Write, Any, RmgrError | None]]:
+    def _forget_given_up(self) -> None:
+        with self._changed:
+            self._waiting = deque(write for write in self._waiting if not write.future.cancelled())
+            self._queued_bytes = sum(write.weight_bytes for write in self._waiting)
+            self._changed.notify_all()
+
+    def _commit_group(self, connection: sqlite3.Connection, group: list[_Write]) -> list[_Ended]:
         """Commits all writes of a group at once; if that fails, one by one, so that each gets its own error."""
-        if not group:
-            return []
         try:
-            return self._commit(group)
-        except (sqlite3.Error, RmgrError) as error:
+            return self._commit(connection, group)
+        except sqlite3.Error as error:
             self._drop_connection()
             if len(group) == 1:
-                return [(group[0], None, self._explain(error, group[0]))]
-        results: list[tuple[_Write, Any, RmgrError | None]] = []
+                return [(group[0].future, None, self._explain(error, group[0]))]
+        ended: list[_Ended] = []
         for write in group:
             try:
-                results += self._commit([write])
+                ended += self._commit(self._begin(), [write])
             except (sqlite3.Error, RmgrError) as error:
                 self._drop_connection()
-                results.append((write, None, self._explain(error, write)))
-                if _is_hopeless(error):  # waiting for the same lock once for each write would multiply the wait
-                    done = len(results)
-                    results += [(other, None, self._explain(error, other)) for other in group[done:]]
-                    break
-        return results
+                ended.append((write.future, None, self._explain(error, write)))
+        return ended
 
-    def _commit(self, group: list[_Write]) -> list[tuple[_Write, Any, RmgrError | None]]:
-        self._file.check_in_place()
-        connection = self._connection
-        if connection is None:
-            connection = self._connection = self._file.connect(writes=True)
-            connection.execute("PRAGMA wal_autocheckpoint=0")
-            connection.execute(f"PRAGMA busy_timeout={int(FOREIGN_LOCK_S * 1000)}")
-        results: list[tuple[_Write, Any, RmgrError | None]] = []
-        connection.execute("BEGIN IMMEDIATE")
+    def _commit(self, connection: sqlite3.Connection, group: list[_Write]) -> list[_Ended]:
+        ended: list[_Ended] = []
         try:
             for write in group:
                 try:
-                    results.append((write, write.run(connection), None))
+                    ended.append((write.future, write.run(connection), None))
                 except RmgrError as refused:
-                    results.append((write, None, refused))
+                    ended.append((write.future, None, refused))
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -224,7 +239,7 @@ class Writer:
                     connection.execute("ROLLBACK")
             raise
         self._wal_pages += 2 * len(group) + sum(write.weight_bytes for write in group) // PAGE_BYTES
-        return results
+        return ended
 
     def _checkpoint(self) -> None:
         """Copies the WAL into the file, outside the lock: other processes go on writing meanwhile."""
@@ -243,12 +258,17 @@ class Writer:
                 finally:
                     fcntl.flock(self._file.lock_fd, fcntl.LOCK_UN)
 
-    def _explain(self, error: Exception, write: _Write) -> RmgrError:
-        if isinstance(error, sqlite3.Error):
-            explained = self._file.explain(error, f"{write.doing} in")
-            explained.__cause__ = error
-            return explained
-        return error if isinstance(error, RmgrError) else StoreUnavailable(str(error))
+    def _fail(self, group: list[_Write], error: sqlite3.Error | RmgrError) -> None:
+        for write in group:
+            if not write.future.done():
+                write.future.set_exception(self._explain(error, write))
+
+    def _explain(self, error: sqlite3.Error | RmgrError, write: _Write) -> RmgrError:
+        if isinstance(error, RmgrError):
+            return error
+        explained = self._file.explain(error, f"{write.doing} in")
+        explained.__cause__ = error
+        return explained
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
@@ -260,10 +280,6 @@ class Writer:
         # A forked child holds the same open file as its parent: were the parent killed in mid-commit, the child would
         # keep the lock for as long as it lives.
         self._file.close()
-
-
-def _is_hopeless(error: Exception) -> bool:
-    return isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_BUSY
 
 
 _WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()

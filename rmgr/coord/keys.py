@@ -34,7 +34,7 @@ from rmgr.errors import DataLost, UsageError
 #: Largest key of a user (bytes of UTF-8): with its family it stays below the store's 1,024.
 MAX_USER_KEY_BYTES = 1000
 _DIGITS = 10
-_TOP = 10**_DIGITS - 1
+_TOP = 9_999_999_999  # ten digits
 _NAME = "name/"
 _FINAL = "final/"
 _HISTORY = "hist/"

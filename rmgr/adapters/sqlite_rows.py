@@ -1,0 +1,193 @@
+# ruff: noqa: S608 - the SQL is put together from constants of this file; every value is bound
+"""The statements of the SQLite store: what is done to its tables inside a transaction that someone else opened.
+
+Every generation that has chunks is named by exactly one row of `manifest` or of `unreferenced`. The triggers of the
+schema (sqlite_file.py) and the functions here keep that true, so a sweep never has to look for orphans.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import NamedTuple
+
+from rmgr.adapters.store_rules import CHUNK_BYTES, key_exists, now_ms
+from rmgr.coord.keys import prefix_end
+
+#: Keys in one `IN (...)`.
+KEYS_PER_STATEMENT = 256
+#: Holds for a row that has not expired; its parameter is the time in ms.
+ALIVE = "(expires_ms IS NULL OR expires_ms > ?)"
+
+_GENERATION_SHIFT = 10  # chunk id = generation << 10 | number: 256 MiB are 512 chunks
+_ROWS_PER_STATEMENT = (256, 32, 4, 1)  # few statement texts, so that they stay prepared
+_COLUMNS = "key, size, sha256, encoding, expires_ms, generation, chunks, inline"
+_REPLACE = (
+    "ON CONFLICT (key) DO UPDATE SET size = excluded.size, sha256 = excluded.sha256, encoding = excluded.encoding,"
+    " expires_ms = excluded.expires_ms, generation = excluded.generation, chunks = excluded.chunks, inline = excluded.inline"
+)
+_INSERT = {n: f"INSERT INTO manifest ({_COLUMNS}) VALUES {', '.join(['(?,?,?,?,?,?,?,?)'] * n)} {_REPLACE}" for n in _ROWS_PER_STATEMENT}
+
+
+class Row(NamedTuple):
+    """One row of `manifest`: the value itself (`chunks` = 0) or the name of the generation that has it."""
+
+    key: str
+    size: int
+    sha256: bytes
+    encoding: str
+    expires_ms: int | None
+    generation: int
+    chunks: int
+    inline: bytes | None
+
+
+def select(connection: sqlite3.Connection, key: str) -> Row | None:
+    """The row of `key`, None if there is none or it has expired."""
+    row = connection.execute(f"SELECT {_COLUMNS} FROM manifest WHERE key = ? AND {ALIVE}", (key, now_ms())).fetchone()
+    return None if row is None else Row(*row)
+
+
+def select_many(connection: sqlite3.Connection, keys: list[str]) -> list[Row]:
+    """The rows of up to `KEYS_PER_STATEMENT` keys."""
+    sql = f"SELECT {_COLUMNS} FROM manifest WHERE key IN ({_marks(keys)}) AND {ALIVE}"
+    return [Row(*row) for row in connection.execute(sql, (*keys, now_ms()))]
+
+
+def select_head(connection: sqlite3.Connection, key: str) -> tuple[int, str] | None:
+    """Size and encoding of `key`; the value is not read."""
+    row: tuple[int, str] | None = connection.execute(
+        f"SELECT size, encoding FROM manifest WHERE key = ? AND {ALIVE}", (key, now_ms())
+    ).fetchone()
+    return row
+
+
+def select_keys(connection: sqlite3.Connection, prefix: str, after: str, limit: int) -> list[str]:
+    """Up to `limit` keys with `prefix`, sorted, greater than `after`."""
+    where, parameters = _range(prefix)
+    sql = f"SELECT key FROM manifest WHERE {where} AND key > ? AND {ALIVE} ORDER BY key LIMIT ?"
+    return [key for (key,) in connection.execute(sql, (*parameters, after, now_ms(), limit))]
+
+
+def select_usage(connection: sqlite3.Connection, prefix: str) -> tuple[int, int]:
+    """Number of values and sum of their sizes under `prefix`."""
+    where, parameters = _range(prefix)
+    sql = f"SELECT count(*), coalesce(sum(size), 0) FROM manifest WHERE {where} AND {ALIVE}"
+    count, size = connection.execute(sql, (*parameters, now_ms())).fetchone()
+    return count, size
+
+
+def insert(connection: sqlite3.Connection, rows: list[Row]) -> None:
+    """Writes rows in the order given; an existing key is replaced.
+
+    Many rows a statement: each statement gives up the interpreter's lock and has to win it back, which costs up to 5 ms
+    a time beside a thread that computes (tests/bench/store.py, "beside a busy thread").
+    """
+    start = 0
+    for n in _ROWS_PER_STATEMENT:
+        while len(rows) - start >= n:
+            connection.execute(_INSERT[n], [column for row in rows[start : start + n] for column in row])
+            start += n
+
+
+def refuse_existing(connection: sqlite3.Connection, keys: list[str]) -> None:
+    """Raises `KeyExists` if one of `keys` has a value; expired rows count as absent (`insert` replaces them)."""
+    taken: list[str] = []
+    for start in range(0, len(keys), KEYS_PER_STATEMENT):
+        some = keys[start : start + KEYS_PER_STATEMENT]
+        sql = f"SELECT key FROM manifest WHERE key IN ({_marks(some)}) AND {ALIVE} ORDER BY key"
+        taken += [key for (key,) in connection.execute(sql, (*some, now_ms()))]
+    if taken:
+        raise key_exists(taken)
+
+
+def delete(connection: sqlite3.Connection, key: str) -> bool:
+    """Removes the row of `key`; True if it was there and had not expired. Its chunks become unreferenced."""
+    found = connection.execute(f"SELECT 1 FROM manifest WHERE key = ? AND {ALIVE}", (key, now_ms())).fetchone()
+    connection.execute("DELETE FROM manifest WHERE key = ?", (key,))
+    return found is not None
+
+
+# -- chunks -----------------------------------------------------------------------------------------------------------
+
+
+def new_generation(connection: sqlite3.Connection) -> int:
+    """A number that no value has had before."""
+    connection.execute("UPDATE info SET value = value + 1 WHERE name = 'generation'")
+    (generation,) = connection.execute("SELECT value FROM info WHERE name = 'generation'").fetchone()
+    return int(generation)
+
+
+def insert_chunks(connection: sqlite3.Connection, generation: int, number: int, data: bytes) -> int:
+    """Writes `data` as the chunks from `number` on; returns how many those are."""
+    view = memoryview(data)
+    first = (generation << _GENERATION_SHIFT) + number
+    count = -(-len(data) // CHUNK_BYTES)
+    for n in range(count):
+        connection.execute("INSERT INTO chunk VALUES (?, ?)", (first + n, view[n * CHUNK_BYTES : (n + 1) * CHUNK_BYTES]))
+    return count
+
+
+def select_chunk(connection: sqlite3.Connection, generation: int, number: int) -> bytes | None:
+    """One chunk, None if it is not there."""
+    row = connection.execute("SELECT data FROM chunk WHERE id = ?", ((generation << _GENERATION_SHIFT) + number,)).fetchone()
+    return None if row is None else row[0]
+
+
+def select_chunks(connection: sqlite3.Connection, generation: int, chunks: int) -> sqlite3.Cursor:
+    """Cursor over the chunks of a value as rows `(data,)`, in order; missing ones are left out."""
+    first = generation << _GENERATION_SHIFT
+    return connection.execute("SELECT data FROM chunk WHERE id >= ? AND id < ? ORDER BY id", (first, first + chunks))
+
+
+# -- what is not needed any more ----------------------------------------------------------------------------------------
+
+
+def begin_upload(connection: sqlite3.Connection, since_ms: int) -> int:
+    """A new generation for chunks that come in several transactions; counts as unreferenced from `since_ms` on."""
+    generation = new_generation(connection)
+    connection.execute("INSERT INTO unreferenced VALUES (?, ?)", (generation, since_ms))
+    return generation
+
+
+def end_upload(connection: sqlite3.Connection, generation: int) -> bool:
+    """Takes the generation out of `unreferenced`, for the manifest row that is written next; False if it was swept away."""
+    return connection.execute("DELETE FROM unreferenced WHERE generation = ?", (generation,)).rowcount == 1
+
+
+def abandon_upload(connection: sqlite3.Connection, generation: int) -> None:
+    """Gives the generation to the next sweep."""
+    connection.execute("UPDATE unreferenced SET since_ms = 0 WHERE generation = ?", (generation,))
+
+
+def remove_expired(connection: sqlite3.Connection, limit: int) -> int:
+    """Removes up to `limit` expired rows; returns how many."""
+    sql = "DELETE FROM manifest WHERE key IN (SELECT key FROM manifest WHERE expires_ms <= ? LIMIT ?)"
+    return connection.execute(sql, (now_ms(), limit)).rowcount
+
+
+def free_unreferenced(connection: sqlite3.Connection, before_ms: int, limit: int) -> tuple[int, bool]:
+    """Frees up to `limit` chunks of one generation unreferenced since before `before_ms`.
+
+    Returns: (generations wholly freed: 0 or 1, whether there may be more to do).
+    """
+    row = connection.execute("SELECT generation FROM unreferenced WHERE since_ms <= ? LIMIT 1", (before_ms,)).fetchone()
+    if row is None:
+        return 0, False
+    first = row[0] << _GENERATION_SHIFT
+    sql = "DELETE FROM chunk WHERE id IN (SELECT id FROM chunk WHERE id >= ? AND id < ? LIMIT ?)"
+    freed = connection.execute(sql, (first, first + (1 << _GENERATION_SHIFT), limit)).rowcount
+    if freed == limit:
+        return 0, True
+    connection.execute("DELETE FROM unreferenced WHERE generation = ?", row)
+    return 1, True
+
+
+def _marks(keys: list[str]) -> str:
+    return ",".join("?" * len(keys))
+
+
+def _range(prefix: str) -> tuple[str, tuple[str, ...]]:
+    if not prefix:
+        return "1", ()
+    end = prefix_end(prefix)
+    return ("key >= ?", (prefix,)) if end is None else ("key >= ? AND key < ?", (prefix, end))
