@@ -22,6 +22,7 @@ _block = msgspec.msgpack.Decoder(BlockData)
 _fragment = msgspec.msgpack.Decoder(Fragment)
 _failed = msgspec.msgpack.Decoder(FailedRange)
 _outcomes = msgspec.msgpack.Decoder(tuple[Outcome, ...])
+_page = msgspec.msgpack.Decoder(tuple[Fragment, ...])
 _payloads = msgspec.msgpack.Decoder(tuple[bytes, ...])
 _keyed = msgspec.msgpack.Decoder(KeyedPayload)
 
@@ -83,6 +84,16 @@ def encode_outcomes(outcomes: tuple[Outcome, ...]) -> bytes:
 def decode_outcomes(data: bytes) -> tuple[Outcome, ...]:
     """Reverse of `encode_outcomes`."""
     return _outcomes.decode(data)
+
+
+def encode_page(fragments: tuple[Fragment, ...]) -> bytes:
+    """The store row of fragments that left ZooKeeper, oldest first (their own rows stay)."""
+    return _pack.encode(fragments)
+
+
+def decode_page(data: bytes) -> tuple[Fragment, ...]:
+    """Reverse of `encode_page`."""
+    return _page.decode(data)
 
 
 def encode_payloads(payloads: tuple[bytes, ...]) -> bytes:

@@ -1,0 +1,213 @@
+"""Reads a cluster's facts from znodes: what a command does when no WatchDog answers, and for one submission's tasks.
+
+Reads only; nothing here writes to ZooKeeper or the store. Reads are pipelined: a few round trips in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from rmgr.coord import keys, paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.ports import Coordinator, Store
+from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_outcomes, decode_page, decode_record
+from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.coord.task_answers import Applied, Claimed, Waiting, task_views
+from rmgr.coord.view import Progress
+from rmgr.errors import DataLost, NotFound
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.node import Drain, EpochRecord, Meta, NodeRecord
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Paged, Submission, Tail
+from rmgr.model.views import TaskView
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Reads in flight at once.
+WINDOW = 256
+
+
+def fetch(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_s: float) -> list[R]:
+    """Asks for every item, at most `WINDOW` at a time, and returns the answers in order."""
+    answers: list[R] = []
+    for at in range(0, len(items), WINDOW):
+        flying = [ask(item) for item in items[at : at + WINDOW]]
+        answers += [future.result(timeout_s) for future in flying]
+    return answers
+
+
+def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: float = 10.0) -> ClusterSnapshot:
+    """Everything that `jobs`, `nodes`, `queues`, `status` and `explain` need. Raises CoordinationUnavailable."""
+    tops = fetch([paths.META, paths.CONFIG, paths.EPOCH], coordinator.get, timeout_s=timeout_s)
+    lists = fetch([paths.WATCHDOGS, paths.STARTERS, paths.NODES, paths.DRAINS, paths.SUBS], coordinator.children, timeout_s=timeout_s)
+    watchdogs, starters, node_names, drained, buckets = ([] if names is None else names for names in lists)
+    meta, settings, epoch = tops
+    epoch_record = decode_record(epoch.data, EpochRecord, paths.EPOCH) if epoch else None
+    nodes = _records(coordinator, [paths.node(name) for name in node_names], NodeRecord, timeout_s)
+    drains = _records(coordinator, [paths.drain(name) for name in drained], Drain, timeout_s)
+    numbers: list[int] = []
+    for names in fetch([f"{paths.SUBS}/{bucket}" for bucket in buckets], coordinator.children, timeout_s=timeout_s):
+        numbers += [int(name) for name in names or ()]
+    submissions: dict[int, tuple[Submission, Progress]] = {}
+    waiting: dict[int, int] = {}
+    for number in sorted(numbers):
+        found = read_progress(coordinator, store, number, timeout_s=timeout_s)
+        if found is not None:
+            submissions[number] = found
+    failed_names = fetch([paths.failed(number) for number in submissions], coordinator.children, timeout_s=timeout_s)
+    for number, names in zip(submissions, failed_names, strict=True):
+        if names:
+            waiting[number] = sum(paths.parse_failed_range(name)[1] for name in names)
+    return ClusterSnapshot(
+        cluster_id=decode_record(meta.data, Meta, paths.META).cluster_id if meta else "",
+        settings=decode_record(settings.data, ClusterSettings, paths.CONFIG) if settings else ClusterSettings(),
+        epoch=epoch_record,
+        leader_alive=epoch_record is not None and epoch_record.candidate in watchdogs,
+        watchdogs=len(watchdogs),
+        submissions=submissions,
+        claimed=tuple(
+            ClaimedBlock(node=node, key=key, done=data.done, claimed_us=data.claimed_us)
+            for node, key, data in read_claimed(coordinator, [record.node for record in nodes], timeout_s=timeout_s)
+        ),
+        nodes={record.node: record for record in nodes},
+        alive=frozenset(paths.entry_guid(name) for name in starters),
+        drains={record.node: record for record in drains},
+        waiting=waiting,
+    )
+
+
+def read_submission(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> Submission:
+    """The record of a submission. Raises NotFound."""
+    found = coordinator.get(paths.sub(number), timeout_s=timeout_s).result(timeout_s)
+    if found is None:
+        raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+    return decode_record(found.data, Submission, paths.sub(number))
+
+
+def read_progress(
+    coordinator: Coordinator, store: Store | None, number: int, *, timeout_s: float = 10.0
+) -> tuple[Submission, Progress] | None:
+    """A submission and what its fragments say; None when it is gone. Outcomes in store rows are counted by their ranges."""
+    record, tail, done = fetch([paths.sub(number), paths.tail(number), paths.done(number)], coordinator.get, timeout_s=timeout_s)
+    if record is None or tail is None or done is None:
+        return None
+    progress = Progress()
+    progress.tail = decode_record(tail.data, Tail, paths.tail(number))
+    paged = decode_record(done.data, Paged, paths.done(number)) if done.data else Paged()
+    progress.skip_to(paged)
+    for at, fragment in read_fragments(coordinator, number, paged.base, done, timeout_s=timeout_s):
+        progress.apply(at, fragment, outcomes_of(fragment, store))
+    return decode_record(record.data, Submission, paths.sub(number)), progress
+
+
+def read_fragments(
+    coordinator: Coordinator, number: int, base: int, done: Stamped, *, timeout_s: float = 10.0
+) -> list[tuple[int, Fragment]]:
+    """Fragments from `base` on, up to those created when `done` was read, with their numbers."""
+    numbers = list(range(base, done.stat.creates))
+    found = fetch([paths.fragment(number, at) for at in numbers], coordinator.get, timeout_s=timeout_s)
+    return [(at, decode_fragment(item.data)) for at, item in zip(numbers, found, strict=True) if item is not None]
+
+
+def outcomes_of(fragment: Fragment, store: Store | None) -> Iterable[Outcome]:
+    """The outcomes of a fragment; without a store only what its ranges tell (state by index). Raises DataLost."""
+    if not fragment.row:
+        return fragment.outcomes
+    if store is None:
+        return [Outcome(index=index, state=state) for state, first, count in fragment.ranges for index in range(first, first + count)]
+    found = store.get(fragment.row)
+    if found is None:
+        raise DataLost(f"outcomes in row {fragment.row} are missing from the store", hint="rmgr doctor")
+    return decode_outcomes(found[0])
+
+
+def read_claimed(
+    coordinator: Coordinator, nodes: Sequence[str], *, submission: int | None = None, timeout_s: float = 10.0
+) -> list[tuple[str, BlockKey, BlockData]]:
+    """Claimed blocks of these nodes (of one submission): (node, key, data)."""
+    wanted: list[tuple[str, BlockKey]] = []
+    for node, names in zip(
+        nodes, fetch([paths.running_node(node) for node in nodes], coordinator.children, timeout_s=timeout_s), strict=True
+    ):
+        for name in names or ():
+            key = paths.parse_block(name)
+            if submission is None or key.submission == submission:
+                wanted.append((node, key))
+    found = fetch([paths.running_block(node, key) for node, key in wanted], coordinator.get, timeout_s=timeout_s)
+    return [(node, key, decode_block(item.data)) for (node, key), item in zip(wanted, found, strict=True) if item is not None]
+
+
+def read_waiting(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> list[Waiting]:
+    """Failed ranges of a submission that wait for the resubmit rule."""
+    names = coordinator.children(paths.failed(number), timeout_s=timeout_s).result(timeout_s) or []
+    found = fetch([f"{paths.failed(number)}/{name}" for name in names], coordinator.get, timeout_s=timeout_s)
+    return [
+        (*paths.parse_failed_range(name), decode_failed(item.data)) for name, item in zip(names, found, strict=True) if item is not None
+    ]
+
+
+def read_tasks(
+    coordinator: Coordinator, store: Store | None, number: int, *, first: int = 0, limit: int = 0, timeout_s: float = 10.0
+) -> tuple[Submission, list[TaskView]]:
+    """Tasks of one submission by dense position, from `first` on, at most `limit` (0 = all). Raises NotFound, DataLost."""
+    submission = read_submission(coordinator, number, timeout_s=timeout_s)
+    tail, done = fetch([paths.tail(number), paths.done(number)], coordinator.get, timeout_s=timeout_s)
+    if tail is None or done is None:
+        raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
+    paged = decode_record(done.data, Paged, paths.done(number)) if done.data else Paged()
+    applied: list[Applied] = [(fragment, tuple(outcomes_of(fragment, store))) for fragment in _pages(store, number, paged)]
+    applied += [
+        (fragment, tuple(outcomes_of(fragment, store)))
+        for _, fragment in read_fragments(coordinator, number, paged.base, done, timeout_s=timeout_s)
+    ]
+    nodes = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s) or []
+    claimed: list[Claimed] = read_claimed(coordinator, nodes, submission=number, timeout_s=timeout_s)
+    return submission, task_views(
+        submission,
+        decode_record(tail.data, Tail, paths.tail(number)),
+        fragments=applied,
+        claimed=claimed,
+        waiting=read_waiting(coordinator, number, timeout_s=timeout_s),
+        pending=_with_past(coordinator, submission, timeout_s),
+        first=first,
+        limit=limit,
+    )
+
+
+def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: float) -> list[tuple[BlockKey, BlockData]]:
+    """Waiting blocks of the submission that are not on their first attempt."""
+    wanted: list[str] = []
+    for parent in (paths.pending(submission.queue), paths.held(submission.queue)):
+        names = coordinator.children(parent, timeout_s=timeout_s).result(timeout_s) or []
+        wanted += [f"{parent}/{name}" for name in names if (key := paths.parse_block(name)).submission == submission.id and key.attempt > 1]
+    found = fetch(wanted, coordinator.get, timeout_s=timeout_s)
+    return [
+        (paths.parse_block(path.rpartition("/")[2]), decode_block(item.data))
+        for path, item in zip(wanted, found, strict=True)
+        if item is not None
+    ]
+
+
+def _pages(store: Store | None, number: int, paged: Paged) -> list[Fragment]:
+    """Fragments that were paged out, oldest first; a page is named by the number of its first fragment."""
+    if store is None or not paged.base:
+        return []
+    fragments: list[Fragment] = []
+    at = 0
+    while at < paged.base:
+        found = store.get(keys.page(number, at))
+        if found is None:
+            raise DataLost(f"page {at} of submission {number} is missing from the store", hint="rmgr doctor")
+        page = decode_page(found[0])
+        fragments += page
+        at += len(page)
+    return fragments
+
+
+def _records(coordinator: Coordinator, wanted: Sequence[str], kind: type[T], timeout_s: float) -> list[T]:
+    found = fetch(wanted, coordinator.get, timeout_s=timeout_s)
+    return [decode_record(item.data, kind, path) for path, item in zip(wanted, found, strict=True) if item is not None]

@@ -1,0 +1,299 @@
+"""Snapshot -> what people are shown: pure functions behind `jobs`, `nodes`, `queues`, `status` and `explain`.
+
+The leader calls them on what it keeps in memory, a command without a leader on what it has read itself: same answers.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+
+from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.coord.view import Progress, overall_state, running_count, state_counts
+from rmgr.errors import NotFound
+from rmgr.model.array import shown_index
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.queue import Dispatch
+from rmgr.model.resources import MIB
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Submission, Work
+from rmgr.model.views import ExplainView, JobView, LeaderView, NodeView, QueueView, StatusView, WhyView
+
+#: States counted by `rmgr status` and `rmgr show`, in their order.
+COUNTED = (State.INITIAL, State.RUNNING, State.COMPLETED, State.FAILED, State.CANCELLED, State.HELD, State.SUSPENDED)
+
+
+def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBlock]) -> JobView:
+    """One submission. `claimed`: its blocks. Cost: O(blocks)."""
+    running = running_count((block.key, block.done) for block in claimed)
+    state = overall_state(submission, progress, running)
+    counts = state_counts(submission, progress, running)
+    started = (
+        min([block.claimed_us for block in claimed if block.claimed_us] + [progress.first_started_us or 0], default=0) if claimed else 0
+    )
+    reason = submission.reason
+    if not reason and state is State.INITIAL:
+        reason = Reason.RESOURCES if progress.total else ""
+    return JobView(
+        id=submission.id,
+        name=submission.name,
+        user=submission.user,
+        queue=submission.queue,
+        state=state,
+        reason=reason,
+        detail=submission.reason_detail,
+        submitted_us=submission.submitted_us,
+        started_us=progress.first_started_us or started,
+        ended_us=(progress.last_ended_us or submission.closed_us) if state.is_final else 0,
+        exit_code=progress.exit_code,
+        counts={str(kind): counts[kind] for kind in COUNTED},
+        nodes=tuple(dict.fromkeys([block.node for block in claimed] or progress.nodes)),
+        tasks=progress.total,
+        priority=submission.priority,
+        cpu_us=progress.cpu_us,
+        max_rss_kib=progress.max_rss_kib,
+        work=submission.work,
+        command=command_text(submission),
+        cores=submission.request.cores,
+        memory_bytes=submission.request.memory_bytes,
+        after=tuple(f"{item.condition}:{item.submission}" for item in submission.after),
+    )
+
+
+def command_text(submission: Submission) -> str:
+    """What it runs, in one line."""
+    if submission.work is Work.PYTHON or submission.command is None:
+        return submission.name
+    command = submission.command
+    return shlex.join([command.script_name, *command.argv] if command.script_name else command.argv)
+
+
+def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
+    """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
+    blocks = _claimed_by_submission(snapshot)
+    wanted = [number for number in ids if number in snapshot.submissions] if ids else sorted(snapshot.submissions)
+    views = []
+    for number in wanted:
+        submission, progress = snapshot.submissions[number]
+        if user and submission.user != user:
+            continue
+        if not ids and not ended and (progress.is_ended or submission.phase is Phase.CLOSED):
+            continue
+        views.append(job_view(submission, progress, blocks.get(number, [])))
+    return views
+
+
+def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
+    """All nodes, by name; load and memory in use are added by whoever can ask the Starters."""
+    used: dict[str, list[ClaimedBlock]] = defaultdict(list)
+    for block in snapshot.claimed:
+        used[block.node].append(block)
+    return [_node_view(snapshot, record, used.get(name, [])) for name, record in sorted(snapshot.nodes.items())]
+
+
+def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[ClaimedBlock]) -> NodeView:
+    alive = record.guid in snapshot.alive
+    drain = snapshot.drains.get(record.node)
+    tasks = running_count((block.key, block.done) for block in claimed)
+    if record.state is NodeState.FENCED:
+        state, reason = (NodeState.DOWN, "stopped") if record.reason == "stopped" else (NodeState.FENCED, record.reason)
+    elif not alive:
+        state, reason = NodeState.LOST, "its Starter does not answer"
+    elif drain is not None:
+        state, reason = (NodeState.DRAINING if tasks else NodeState.DRAINED), drain.reason
+    else:
+        state, reason = NodeState.UP, ""
+    wanted = sum(block.key.cores * (block.key.count - block.done.bit_count()) for block in claimed)
+    memory = sum(block.key.memory_mib * MIB * min(block.key.count - block.done.bit_count(), record.capacity.cores) for block in claimed)
+    return NodeView(
+        id=record.node,
+        state=state,
+        cores=record.capacity.cores,
+        cores_used=min(wanted, record.capacity.cores),
+        memory_bytes=record.capacity.memory_bytes,
+        memory_used_bytes=min(memory, record.capacity.memory_bytes),
+        running=min(tasks, record.capacity.cores),
+        incarnation=record.incarnation,
+        pid=record.pid,
+        host=record.host,
+        reason=reason,
+        partition=record.attributes.partition,
+        site=record.attributes.site,
+        speed=record.attributes.speed,
+        features=record.attributes.features,
+        endpoint=record.endpoint if alive else "",
+        seen_us=record.registered_us,
+    )
+
+
+def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
+    """All queues, by name."""
+    blocks = _claimed_by_submission(snapshot)
+    totals: dict[str, Counter[State]] = defaultdict(Counter)
+    for number, (submission, progress) in snapshot.submissions.items():
+        if not progress.is_ended:
+            running = running_count((block.key, block.done) for block in blocks.get(number, []))
+            totals[submission.queue].update(state_counts(submission, progress, running))
+    views = []
+    for queue in sorted(snapshot.settings.queues, key=lambda item: item.name):
+        limits: dict[str, int | str] = {
+            name: value
+            for name, value in (
+                ("max_time_s", queue.max_time_us // 1_000_000),
+                ("max_cores", queue.max_cores),
+                ("max_memory_bytes", queue.max_memory_bytes),
+                ("max_pending_blocks", queue.max_pending_blocks),
+            )
+            if value
+        }
+        count = totals[queue.name]
+        views.append(
+            QueueView(
+                id=queue.name,
+                partition=queue.partition,
+                dispatch=queue.dispatch,
+                policy=queue.policy or ("fifo" if queue.dispatch is Dispatch.PULL else ""),
+                state=queue.state if queue.dispatch is Dispatch.PULL else "no placing policy yet",
+                pending=count[State.INITIAL],
+                running=count[State.RUNNING],
+                held_tasks=count[State.HELD],
+                limits=limits,
+            )
+        )
+    return views
+
+
+def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: dict[str, object], now_us: int) -> StatusView:
+    """Health and counts. `zookeeper` and `store` carry "ok" and what is wrong ("problem")."""
+    counts: Counter[str] = Counter({str(state): 0 for state in COUNTED})
+    for job in jobs(snapshot, ended=True):
+        counts.update(job.counts)
+    views = nodes(snapshot)
+    states = Counter(view.state for view in views)
+    problems = [
+        f"{part}: {facts.get('problem') or 'does not answer'}"
+        for part, facts in (("ZooKeeper", zookeeper), ("store", store))
+        if not facts.get("ok")
+    ]
+    leader = None
+    if snapshot.epoch is not None and snapshot.leader_alive:
+        record = snapshot.epoch
+        leader = LeaderView(
+            id=record.leader, host=record.host, pid=record.pid, epoch=record.epoch, since_us=record.since_us, endpoint=record.endpoint
+        )
+    else:
+        problems.append("no WatchDog leads: pulled work goes on, lost nodes are not noticed (start one: rmgr watchdog)")
+    if not states[NodeState.UP]:
+        problems.append("no node is up: nothing can run (start one: rmgr starter)")
+    problems += [f"node {view.id} is lost" for view in views if view.state == NodeState.LOST]
+    return StatusView(
+        healthy=not problems,
+        leader=leader,
+        zookeeper=zookeeper,
+        store=store,
+        counts=dict(counts),
+        nodes={
+            "up": states[NodeState.UP],
+            "draining": states[NodeState.DRAINING] + states[NodeState.DRAINED],
+            "fenced": states[NodeState.FENCED] + states[NodeState.LOST],
+            "down": states[NodeState.DOWN],
+        },
+        cluster_id=snapshot.cluster_id,
+        problems=tuple(problems),
+        watchdogs=snapshot.watchdogs,
+        uptime_s=max(0, now_us - leader.since_us) / 1e6 if leader else 0.0,
+    )
+
+
+def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> ExplainView:
+    """Why a submission, or one task of it, is in its state: what blocks it, or how it ended. Raises NotFound."""
+    if number not in snapshot.submissions:
+        raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+    submission, progress = snapshot.submissions[number]
+    blocks = [block for block in snapshot.claimed if block.key.submission == number]
+    job = job_view(submission, progress, blocks)
+    if position is None:
+        return ExplainView(id=str(number), state=job.state, reason=job.reason, why=tuple(_why(snapshot, submission, job)))
+    if position >= progress.total:
+        raise NotFound(f"there is no task {number}_{position}: {number} has {progress.total} tasks", hint=f"rmgr tasks {number}")
+    shown = f"{number}_{shown_index(submission.array, position)}"
+    final = progress.state_of(position)
+    here = next((b for b in blocks if b.key.first <= position < b.key.end and not b.done >> (position - b.key.first) & 1), None)
+    if final is not None:
+        why = (WhyView(what="ended", id=shown, detail=f"it ended {final}: rmgr show {shown} tells how"),)
+        return ExplainView(id=shown, state=final, reason="", why=why)
+    if here is not None:
+        why = (WhyView(what="node", id=here.node, detail=f"claimed by {here.node}, attempt {here.key.attempt}"),)
+        return ExplainView(id=shown, state=State.RUNNING, reason="", why=why)
+    state = State.HELD if submission.phase is Phase.HELD else State.INITIAL
+    return ExplainView(id=shown, state=state, reason=job.reason, why=tuple(_why(snapshot, submission, job)))
+
+
+def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView) -> list[WhyView]:
+    if job.state.is_final:
+        ended = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
+        return [WhyView(what="ended", id=str(job.id), detail=f"all {job.tasks} tasks have ended: {ended}. {job.detail}".strip())]
+    why = []
+    if submission.phase is Phase.HELD and submission.reason == Reason.DEPENDENCY:
+        for item in submission.after:
+            other = snapshot.submissions.get(item.submission)
+            told = (
+                "it is not in memory any more" if other is None else f"it is {job_view(*other, _blocks(snapshot, item.submission)).state}"
+            )
+            why.append(WhyView(what="dependency", id=str(item.submission), detail=f"waits for {item.condition}:{item.submission}; {told}"))
+    elif submission.phase is Phase.HELD:
+        why.append(WhyView(what="hold", id=str(job.id), detail=f"held by its user; rmgr release {job.id} lets it go on"))
+    elif submission.phase is Phase.CANCELLED:
+        why.append(WhyView(what="cancel", id=str(job.id), detail="cancelled; what still runs is being stopped"))
+    if waiting := snapshot.waiting.get(job.id, 0):
+        why.append(WhyView(what="backoff", id=str(job.id), detail=f"{waiting} tasks wait to run again after a failed attempt"))
+    if running := job.counts[State.RUNNING]:
+        why.append(WhyView(what="running", id=str(job.id), detail=f"{running} of {job.tasks} tasks are claimed by {', '.join(job.nodes)}"))
+    if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
+        why += _resources(snapshot, submission, job)
+    return why or [
+        WhyView(what="none", id=str(job.id), detail="nothing keeps it: it has no waiting task" if job.tasks else "it has no task yet")
+    ]
+
+
+def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) -> list[WhyView]:
+    queue = snapshot.settings.queue(submission.queue)
+    if queue is None:
+        return [WhyView(what="queue", id=submission.queue, detail="its queue is not configured any more: rmgr queues")]
+    if queue.dispatch is Dispatch.PLACE:
+        return [WhyView(what="policy", id=queue.name, detail="no placing policy yet for this queue")]
+    if queue.state == "stopped":
+        return [WhyView(what="queue", id=queue.name, detail="the queue is stopped")]
+    views = [view for view in nodes(snapshot) if view.partition == queue.partition]
+    up = [view for view in views if view.state == NodeState.UP]
+    if not up:
+        return [WhyView(what="nodes", id=queue.partition, detail=f"no node of partition {queue.partition} is up: rmgr nodes")]
+    request = submission.request
+    fitting = [view for view in up if snapshot.nodes[view.id].capacity.fits(request) and set(request.features) <= set(view.features)]
+    if not fitting:
+        drained = [view.id for view in views if view.state in {NodeState.DRAINING, NodeState.DRAINED}]
+        detail = f"none of the {len(up)} nodes that are up fits {request.cores} cores, {request.memory_bytes // MIB} MiB"
+        return [WhyView(what="nodes", id=queue.partition, detail=detail + (f"; drained: {', '.join(drained)}" if drained else ""))]
+    if submission.max_running and job.counts[State.RUNNING] >= submission.max_running:
+        return [WhyView(what="limit", id=str(job.id), detail=f"at most {submission.max_running} of its tasks run at once")]
+    free = [view for view in fitting if view.cores - view.cores_used >= request.cores]
+    ahead = sum(
+        other.counts[State.INITIAL]
+        for other in jobs(snapshot)
+        if other.queue == job.queue and other.id != job.id and (-other.priority, other.id) < (-job.priority, job.id)
+    )
+    if free:
+        return [WhyView(what="nodes", id=free[0].id, detail=f"about to be claimed; {ahead} tasks stand before it in queue {queue.name}")]
+    detail = f"all {len(fitting)} fitting nodes are busy; {ahead} tasks stand before it in queue {queue.name}"
+    return [WhyView(what="resources", id=queue.name, detail=detail)]
+
+
+def _blocks(snapshot: ClusterSnapshot, number: int) -> list[ClaimedBlock]:
+    return [block for block in snapshot.claimed if block.key.submission == number]
+
+
+def _claimed_by_submission(snapshot: ClusterSnapshot) -> dict[int, list[ClaimedBlock]]:
+    blocks: dict[int, list[ClaimedBlock]] = defaultdict(list)
+    for block in snapshot.claimed:
+        blocks[block.key.submission].append(block)
+    return blocks

@@ -1,0 +1,43 @@
+"""All that is known of a cluster at one moment: what the leader keeps in memory, and what a command reads without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rmgr.coord.view import Progress
+from rmgr.model.block import BlockKey
+from rmgr.model.node import Drain, EpochRecord, NodeRecord
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Submission
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedBlock:
+    """A block under `/running/<node>`. done: bit i = task first + i is not running there (any more)."""
+
+    node: str
+    key: BlockKey
+    done: int = 0
+    claimed_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSnapshot:
+    """Facts, read together as far as ZooKeeper allows (each is true, not all of the same instant).
+
+    alive: guids of Starters with an entry. leader_alive: the recorded leader's candidate entry exists.
+    waiting: failed ranges that wait for the resubmit rule, as tasks by submission.
+    """
+
+    cluster_id: str = ""
+    settings: ClusterSettings = ClusterSettings()
+    epoch: EpochRecord | None = None
+    leader_alive: bool = False
+    watchdogs: int = 0
+    submissions: Mapping[int, tuple[Submission, Progress]] = field(default_factory=dict)
+    claimed: tuple[ClaimedBlock, ...] = ()
+    nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
+    alive: frozenset[str] = frozenset()
+    drains: Mapping[str, Drain] = field(default_factory=dict)
+    waiting: Mapping[int, int] = field(default_factory=dict)

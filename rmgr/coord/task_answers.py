@@ -1,0 +1,179 @@
+"""Outcome fragments, claimed blocks and failed ranges of one submission -> its tasks, one view each (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rmgr.model.array import parse_array
+from rmgr.model.block import BlockData, BlockKey, PastAttempt
+from rmgr.model.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.views import AttemptView, TaskView
+
+#: (fragment, its outcomes: its own or those of its row)
+Applied = tuple[Fragment, Sequence[Outcome]]
+#: (node, key, data) of a claimed block
+Claimed = tuple[str, BlockKey, BlockData]
+#: (first, count, attempt, record)
+Waiting = tuple[int, int, int, FailedRange]
+
+
+def task_views(
+    submission: Submission,
+    tail: Tail,
+    *,
+    fragments: Iterable[Applied],
+    claimed: Iterable[Claimed] = (),
+    waiting: Iterable[Waiting] = (),
+    pending: Iterable[tuple[BlockKey, BlockData]] = (),
+    first: int = 0,
+    limit: int = 0,
+) -> list[TaskView]:
+    """Tasks `first`.. (dense positions; at most `limit`, 0 = all) in order of position.
+
+    The final outcome of a task is the first one committed for it. Cost: O(tasks + outcomes).
+    """
+    last = min(tail.next, first + limit) if limit else tail.next
+    shown = range(first, last)
+    array = parse_array(submission.array) if submission.array else None
+
+    def number(position: int) -> int:
+        return array.index_at(position) if array else position
+
+    views: dict[int, TaskView] = {}
+    for fragment, outcomes in fragments:
+        for outcome in outcomes:
+            if outcome.index in shown and outcome.index not in views:
+                views[outcome.index] = _ended(submission, fragment, outcome, number(outcome.index))
+    for node, key, data in claimed:
+        for position in _within(key, shown):
+            if position not in views and not data.done >> (position - key.first) & 1:
+                views[position] = _running(submission, node, key, data, position, number(position))
+    for start, count, attempt, record in waiting:
+        for position in range(max(start, first), min(start + count, last)):
+            if position not in views:
+                views[position] = _backing_off(submission, record, attempt, position, number(position))
+    for key, data in pending:
+        for position in _within(key, shown):
+            if position not in views and data.past:
+                views[position] = _again(submission, key, data, position, number(position))
+    state, reason = _waiting_state(submission)
+    return [
+        views.get(position) or TaskView(submission=submission.id, index=number(position), position=position, state=state, reason=reason)
+        for position in shown
+    ]
+
+
+def _within(key: BlockKey, shown: range) -> range:
+    return range(max(key.first, shown.start), min(key.end, shown.stop))
+
+
+def _waiting_state(submission: Submission) -> tuple[State, str]:
+    if submission.phase is Phase.HELD:
+        return State.HELD, submission.reason
+    return State.INITIAL, ""
+
+
+def _past(past: Sequence[PastAttempt]) -> tuple[AttemptView, ...]:
+    return tuple(
+        AttemptView(
+            attempt=item.attempt,
+            node=item.node,
+            state=State.FAILED,
+            reason=item.reason,
+            started_us=item.started_us,
+            ended_us=item.ended_us,
+            exit_code=item.exit_code,
+            error=item.error,
+        )
+        for item in past
+    )
+
+
+def _ended(submission: Submission, fragment: Fragment, outcome: Outcome, number: int) -> TaskView:
+    attempt = outcome.attempt or fragment.attempt
+    started = fragment.base_us + outcome.started_us if fragment.base_us else 0
+    ended = started + outcome.elapsed_us if started else 0
+    attempts = _past(outcome.past)
+    if attempt:
+        last = AttemptView(
+            attempt=attempt,
+            node=fragment.node,
+            state=outcome.state,
+            reason=outcome.reason,
+            started_us=started,
+            ended_us=ended,
+            exit_code=outcome.exit_code,
+            error=outcome.error,
+        )
+        attempts = (*attempts, last)
+    return TaskView(
+        submission=submission.id,
+        index=number,
+        position=outcome.index,
+        state=outcome.state,
+        reason=outcome.reason,
+        attempt=attempt,
+        node=fragment.node,
+        started_us=started,
+        ended_us=ended,
+        exit_code=outcome.exit_code,
+        error=outcome.error,
+        cpu_us=outcome.cpu_us,
+        max_rss_kib=outcome.max_rss_kib,
+        attempts=attempts,
+    )
+
+
+def _running(submission: Submission, node: str, key: BlockKey, data: BlockData, position: int, number: int) -> TaskView:
+    current = AttemptView(attempt=key.attempt, node=node, state=State.RUNNING, started_us=data.claimed_us)
+    return TaskView(
+        submission=submission.id,
+        index=number,
+        position=position,
+        state=State.RUNNING,
+        attempt=key.attempt,
+        node=node,
+        started_us=data.claimed_us,
+        attempts=(*_past(data.past), current),
+    )
+
+
+def _backing_off(submission: Submission, record: FailedRange, attempt: int, position: int, number: int) -> TaskView:
+    failed = PastAttempt(
+        attempt=attempt,
+        node=record.node,
+        reason=record.reason,
+        exit_code=record.exit_code,
+        started_us=record.started_us,
+        ended_us=record.ended_us,
+        error=record.error,
+    )
+    state, _ = _waiting_state(submission)
+    return TaskView(
+        submission=submission.id,
+        index=number,
+        position=position,
+        state=state,
+        reason=Reason.BACKOFF,
+        attempt=attempt,
+        node=record.node,
+        exit_code=record.exit_code,
+        error=record.error,
+        attempts=_past([failed]),
+    )
+
+
+def _again(submission: Submission, key: BlockKey, data: BlockData, position: int, number: int) -> TaskView:
+    state, reason = _waiting_state(submission)
+    return TaskView(
+        submission=submission.id,
+        index=number,
+        position=position,
+        state=state,
+        reason=reason,
+        attempt=key.attempt - 1,
+        node=data.past[-1].node,
+        attempts=_past(data.past),
+    )
