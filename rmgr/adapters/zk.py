@@ -1,0 +1,392 @@
+"""ZooKeeper through kazoo: the connection, made to fail early, to come back early and to say when it was last answered.
+
+The only file that imports kazoo. What is changed in it, and why (numbers: the facts and rules of reliability.md):
+- reconnection within about a second, for ever (fact 1); a dead server is noticed after T/3, not 2/3 T (rule 4), also
+  while requests keep flowing: kazoo counts each request as a ping and then never looks for the answer;
+- requests are never queued in kazoo while it is disconnected (fact 3): `coord.readback.Pipeline` holds them, with deadlines;
+- one wake-up byte for many requests, never blocking: the socket pair fills up in an outage (kazoo#577);
+- many requests a write and many answers a read; answers, watches and states arrive on the connection's own thread
+  instead of two more threads and two queues;
+- the time at which the last answered request or ping was sent: the lease is counted from it (rule 5).
+"""
+# ruff: noqa: SLF001 - kazoo has no public way to any of this; tests/integration/test_zk_*.py fail when its insides move
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    ConnectionDropped,
+    ConnectionLoss,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
+from kazoo.protocol.serialization import Create, Exists, GetChildren, GetData, ReplyHeader, Sync
+from kazoo.protocol.states import KeeperState
+from kazoo.retry import KazooRetry
+from kazoo.security import ACL, Id
+
+from rmgr.adapters.zk_link import LinkState, Trouble, ZkSecurity
+from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.adapters.zk_wire import OPEN_ACL, Acl, end_session, four_letter
+from rmgr.errors import CoordinationUnavailable, NotConnected
+
+__all__ = ["OPEN_ACL", "Acl", "ZkCoordinator", "ZkSecurity", "end_session", "four_letter"]
+
+_LOG = logging.getLogger("rmgr.zookeeper")
+_LOG.addHandler(logging.NullHandler())  # kazoo warns at each reconnection: not on a terminal nobody configured
+
+_FRAME = struct.Struct("!iii")  # length, xid, type
+_INT = struct.Struct("!i")
+_READ_BYTES = 1 << 18
+
+_LOSSES = (ConnectionLoss, SessionExpiredError, SessionMovedError, OperationTimeoutError)
+_STATES = {
+    KeeperState.CONNECTED: LinkState.CONNECTED,
+    KeeperState.CONNECTING: LinkState.CONNECTING,
+    KeeperState.EXPIRED_SESSION: LinkState.EXPIRED,
+}
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threading handler without its worker threads: callbacks run where they arise, they only enqueue."""
+
+    def __init__(self, connect_timeout_s: float) -> None:
+        super().__init__()
+        self._connect_timeout_s = connect_timeout_s
+        self.last_error = ""
+
+    def start(self) -> None:
+        self._running = True
+
+    def stop(self) -> None:
+        self._running = False
+
+    def dispatch_callback(self, callback: Any) -> None:
+        try:
+            callback.func(*callback.args)
+        except Exception:  # noqa: BLE001 - a raising watch must not end the connection thread
+            _LOG.exception("watch_raised")
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs["timeout"] = self._connect_timeout_s
+        try:
+            return super().create_connection(*args, **kwargs)
+        except OSError as error:
+            self.last_error = str(error)
+            raise
+
+    def select(
+        self, reads: list[Any], writes: list[Any], _errors: list[Any], timeout: float | None = None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """As select(2) with poll(2): kazoo builds an epoll object for each call."""
+        poll = select.poll()
+        for group, mask in ((reads, select.POLLIN), (writes, select.POLLOUT)):
+            for item in group:
+                poll.register(item, mask)
+        ready = {fd for fd, _ in poll.poll(None if timeout is None else max(0, round(timeout * 1000)))}
+        return [r for r in reads if r.fileno() in ready], [w for w in writes if w.fileno() in ready], []
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]
+    """kazoo's connection with batched reads and writes, short timeouts and the lease clock."""
+
+    last_answer_s = 0.0
+
+    def __init__(self, client: _Client, retry: KazooRetry) -> None:
+        super().__init__(client, retry, logger=_LOG)
+        self._silence_s = client.session_timeout_s / 3
+        self._rest = b""
+        self._last_read_s = 0.0
+        self._sent_s: deque[float] = deque()
+        self._pings_s: deque[float] = deque()
+        self._woken = False
+        self._slow_handshakes = 0
+        self._xid = 0
+
+    def start(self) -> None:
+        super().start()
+        self._write_sock.setblocking(False)
+        self._woken = False
+
+    def wake(self) -> None:
+        """Makes the connection look at its queue; one byte for any number of requests."""
+        if not self._woken:
+            self._woken = True
+            try:
+                self._write_sock.send(b"\0")
+            except BlockingIOError:
+                pass  # full of wake-ups already
+            except (OSError, AttributeError):
+                self._woken = False  # closed
+
+    def _expand_client_hosts(self) -> list[Any]:
+        found: list[Any] = super()._expand_client_hosts()
+        if not found:
+            self.handler.last_error = "no host name resolves"
+        return found
+
+    def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
+        self._rest = b""
+        self._sent_s.clear()
+        self._pings_s.clear()
+        started = time.monotonic()
+        read_timeout_ms, _ = super()._connect(host, hostip, port)
+        self._last_read_s = time.monotonic()
+        self.last_answer_s = max(self.last_answer_s, started)
+        self.client.session_timeout_s = negotiated_s = read_timeout_ms * 1.5 / 1000
+        self._silence_s = negotiated_s / 3
+        self._slow_handshakes = 0
+        # The loop pings at half of this minus up to 0.4 s, and drops the link at the next unanswered turn.
+        return self._silence_s * 1000, self._silence_s * 1000
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        # A server that accepts and then says nothing is left for the next one; a slow disk is given more each time.
+        timeout = self._silence_s * min(3.0, 1 + self._slow_handshakes / 2)
+        try:
+            return super()._invoke(timeout, request, xid)
+        except self.handler.timeout_exception:
+            self._slow_handshakes += 1
+            raise
+
+    def _send_ping(self, connect_timeout: float) -> None:
+        self._pings_s.append(time.monotonic())
+        super()._send_ping(connect_timeout)
+
+    def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
+        self._read_sock.recv(4096)
+        self._woken = False  # before the queue is looked at: who appends after this line wakes us again
+        now = time.monotonic()
+        if self._sent_s and now - max(self._last_read_s, self._sent_s[0]) > self._silence_s:
+            msg = "requests go out and no answer comes"
+            raise ConnectionDropped(msg)
+        out = bytearray()
+        queue, pending = self.client._queue, self.client._pending
+        while queue and len(out) < _READ_BYTES:
+            request, reply = queue.popleft()
+            self._xid = self._xid % 0x7FFFFFFF + 1
+            body = request.serialize()
+            out += _FRAME.pack(len(body) + 8, self._xid, request.type)
+            out += body
+            pending.append((request, reply, self._xid))
+            self._sent_s.append(now)
+        if queue:
+            self.wake()
+        self._write(out, connect_timeout)
+
+    def _write(self, msg: bytes | bytearray, timeout: float) -> None:
+        view = memoryview(msg)
+        with self._socket_error_handling():
+            while view:
+                try:
+                    view = view[self._socket.send(view) :]
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    if not self.handler.select([], [self._socket], [], timeout)[1]:
+                        msg_ = "the server takes no more bytes"
+                        raise self.handler.timeout_exception(msg_) from None
+
+    def _read_socket(self, _read_timeout: float) -> Any:
+        more = True
+        while more:
+            with self._socket_error_handling():
+                try:
+                    chunk = self._socket.recv(_READ_BYTES)
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    return None
+            if not chunk:
+                msg = "socket connection broken"
+                raise ConnectionDropped(msg)
+            more = hasattr(self._socket, "pending") and self._socket.pending() > 0
+            self._last_read_s = time.monotonic()
+            if self._read_frames(self._rest + chunk if self._rest else chunk) is CLOSE_RESPONSE:
+                return CLOSE_RESPONSE
+        return None
+
+    def _read_frames(self, buffer: bytes) -> Any:
+        at, end = 0, len(buffer)
+        while end - at >= 4:
+            (length,) = _INT.unpack_from(buffer, at)
+            if end - at - 4 < length:
+                break
+            header, body = ReplyHeader.deserialize(buffer, at + 4)
+            at += 4 + length
+            if header.xid == PING_XID:
+                self.ping_outstanding.clear()
+                self._answered(self._pings_s.popleft())
+            elif header.xid == WATCH_XID:
+                self._read_watch_event(buffer, body)
+            else:
+                self._answered(self._sent_s.popleft())
+                if self._read_response(header, buffer, body) == CLOSE_RESPONSE:
+                    return CLOSE_RESPONSE
+        self._rest = buffer[at:]
+        return None
+
+    def _answered(self, sent_s: float) -> None:
+        self.last_answer_s = max(self.last_answer_s, sent_s)
+
+
+class _Client(KazooClient):  # type: ignore[misc]
+    """One kazoo client for one session, or for the continuation of one; a `zk_link.Link`."""
+
+    def __init__(
+        self, hosts: str, *, owner: SessionCoordinator, session_timeout_s: float, security: ZkSecurity, session: tuple[int, bytes] | None
+    ) -> None:
+        self._owner = owner
+        self.session_timeout_s = session_timeout_s
+        super().__init__(
+            hosts=hosts,
+            timeout=session_timeout_s,
+            client_id=session,
+            handler=_Handler(max(0.3, session_timeout_s / 10)),
+            connection_retry=KazooRetry(max_tries=-1, delay=0.1, max_delay=1.0, ignore_expire=False),
+            command_retry=KazooRetry(max_tries=0, ignore_expire=False),
+            logger=_LOG,
+            read_only=False,
+            randomize_hosts=True,
+            auth_data=[(security.auth_scheme, security.auth_credential)] if security.auth_scheme else None,
+            use_ssl=security.tls,
+            ca=security.ca_file or None,
+            certfile=security.cert_file or None,
+            keyfile=security.key_file or None,
+            keyfile_password=security.key_password or None,
+            verify_certs=security.verify,
+            check_hostname=security.tls and security.verify and security.check_hostname,
+        )
+        self._connection = _Connection(self, self._conn_retry.copy())
+
+    def _session_callback(self, state: str) -> None:
+        if state == self._state:
+            return
+        link_state = _STATES.get(state, LinkState.DEAD)
+        self._owner.link_changing(self, link_state)  # before kazoo fails what is pending
+        super()._session_callback(state)
+        self._owner.link_changed(self, link_state)
+
+    def push(self, request: Any, reply: Any) -> None:
+        self._queue.append((request, reply))
+        self._connection.wake()
+
+    @property
+    def session(self) -> tuple[int, bytes]:
+        return self._session_id or 0, self._session_passwd
+
+    @property
+    def last_answer_s(self) -> float:
+        return self._connection.last_answer_s
+
+    @property
+    def last_error(self) -> str:
+        return str(self.handler.last_error)
+
+    def drop_link(self) -> None:
+        sock = self._connection._socket
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def end(self, timeout_s: float) -> None:
+        thread = threading.Thread(target=self._end, name="zookeeper-close", daemon=True)
+        thread.start()
+        thread.join(timeout_s)  # a thread that hangs longer is left behind (kazoo#688)
+
+    def _end(self) -> None:
+        try:
+            self.stop()
+            self.close()
+        except Exception as error:  # noqa: BLE001 - kazoo raises bare Exception here, and nobody is left to tell
+            _LOG.debug("close_failed", exc_info=error)
+
+    def get_request(self, path: str, watch: Callable[[object], None] | None) -> GetData:
+        return GetData(path, watch)
+
+    def stat_request(self, path: str, watch: Callable[[object], None] | None) -> Exists:
+        return Exists(path, watch)
+
+    def children_request(self, path: str, watch: Callable[[object], None] | None) -> GetChildren:
+        return GetChildren(path, watch)
+
+    def sync_request(self, path: str) -> Sync:
+        return Sync(path)
+
+    def create_request(self, path: str, acl: tuple[Acl, ...]) -> Create:
+        return Create(path, b"", [ACL(entry.perms, Id(entry.scheme, entry.id)) for entry in acl], 0)
+
+    def trouble(self, error: Exception) -> Trouble:
+        match error:
+            case NoNodeError():
+                return Trouble.ABSENT
+            case NodeExistsError():
+                return Trouble.EXISTS
+            case NoAuthError():
+                return Trouble.DENIED
+            case _:
+                return Trouble.LOST if isinstance(error, _LOSSES) else Trouble.OTHER
+
+
+class ZkCoordinator(SessionCoordinator):
+    """`coord.ports.Coordinator` on a ZooKeeper ensemble. Connects in the background; `connect` waits for it.
+
+    Args:
+        hosts: "host:port,host:port"; a "/chroot" at its end goes before `chroot`.
+        chroot: path of the cluster, created by `ensure`.
+        session_timeout_s: asked for; the server clamps it to 2 to 20 ticks (`session_timeout_s` says what it became).
+        security: TLS and identity.
+        acl: access list of every znode created.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        chroot: str = "",
+        *,
+        session_timeout_s: float = 10.0,
+        security: ZkSecurity | None = None,
+        acl: tuple[Acl, ...] = OPEN_ACL,
+        window: int = 256,
+    ) -> None:
+        self.hosts, _, prefix = hosts.partition("/")
+        self._wanted_timeout_s = session_timeout_s
+        self._security = security or ZkSecurity()
+        super().__init__(f"{prefix}/{chroot.strip('/')}", acl=acl, window=window)
+
+    @classmethod
+    def connect(cls, hosts: str, chroot: str = "", *, connect_timeout_s: float = 5.0, **options: Any) -> ZkCoordinator:
+        """A connected coordinator; `options` as the constructor.
+
+        Raises: NotConnected when no server listens at `hosts`; CoordinationUnavailable when one does and gives no
+            session within `connect_timeout_s` (no quorum, or TLS on one side only).
+        """
+        coordinator = cls(hosts, chroot, **options)
+        if coordinator.wait_connected(connect_timeout_s):
+            return coordinator
+        error = coordinator._link.last_error
+        coordinator.close(timeout_s=1.0)
+        if error:
+            msg = f"no ZooKeeper at {coordinator.hosts}: {error}"
+            raise NotConnected(msg, hint="start a cluster with `rmgr dev`, or name one with --zk or RMGR_ZK")
+        msg = f"ZooKeeper at {coordinator.hosts} gave no session within {connect_timeout_s:g} s"
+        raise CoordinationUnavailable(msg, hint="has the ensemble a quorum, and is TLS on at both ends? `rmgr doctor` tells")
+
+    def _open(self, session: tuple[int, bytes] | None) -> _Client:
+        client = _Client(self.hosts, owner=self, session_timeout_s=self._wanted_timeout_s, security=self._security, session=session)
+        self._link = client
+        client.start_async()
+        return client

@@ -1,0 +1,310 @@
+"""The Coordinator port on top of one link to ZooKeeper: futures, deadlines, order, read-back, watches, session states.
+
+Knows nothing of kazoo: `adapters/zk.py` supplies the link. Three kinds of threads meet here under one lock: callers,
+the link's thread (answers, states), and one guard thread that ends what is past its deadline and revives a dead link.
+Futures are resolved and listeners called outside the lock.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Self
+
+from rmgr.adapters.zk_link import Link, LinkState, Trouble
+from rmgr.adapters.zk_ops import Commit, Nobody, Proof, ProofPart, Read, Watch, to_stamped, to_stat
+from rmgr.adapters.zk_wire import OPEN_ACL, Acl, encode_acl, encode_multi
+from rmgr.coord.multi import Multi, Outcome, Stamped, Stat
+from rmgr.coord.ports import SessionState
+from rmgr.coord.readback import Answer, Order, Pipeline, Prove, Refuse, Send, Sync
+
+_LOG = logging.getLogger("rmgr.zookeeper")
+_GUARD_S = 0.1  # how late a deadline may be noticed
+
+
+class SessionCoordinator(abc.ABC):
+    """`coord.ports.Coordinator` on a `Link`.
+
+    Args:
+        chroot: absolute path of the cluster in the ensemble, "" or "/a/b".
+        acl: access list of every znode created.
+        window: most operations on the way at once; more than the server's 1,000 outstanding would only wait there.
+    """
+
+    def __init__(self, chroot: str, *, acl: tuple[Acl, ...] = OPEN_ACL, window: int = 256) -> None:
+        self.root = "/" + chroot.strip("/") if chroot.strip("/") else ""
+        self._acl = acl
+        self._acl_bytes = encode_acl(acl)
+        self._lock = threading.Lock()
+        self._pipe = Pipeline(window)
+        self._session: tuple[int, bytes] = (0, b"")
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._tell_lock = threading.RLock()  # never taken while _lock is held
+        self._state = SessionState.LOST
+        self._closing = threading.Event()
+        self._usable = threading.Event()
+        self._dead_since_s: float | None = None
+        self._revivals = 0
+        self._answered_before_s = 0.0
+        self._link = self._open(None)
+        threading.Thread(target=self._guard, name="zookeeper-guard", daemon=True).start()
+
+    @abc.abstractmethod
+    def _open(self, session: tuple[int, bytes] | None) -> Link:
+        """A new link that connects in the background, continuing `session` if given."""
+
+    # -- the port
+
+    @property
+    def session_id(self) -> int:
+        return self._session[0]
+
+    @property
+    def session_credentials(self) -> tuple[int, bytes]:
+        """(id, password) of the session: who holds them can end it."""
+        return self._session
+
+    @property
+    def session_timeout_s(self) -> float:
+        return self._link.session_timeout_s
+
+    @property
+    def state(self) -> SessionState:
+        """What the listeners were told last."""
+        return self._state
+
+    def last_answer_s(self) -> float:
+        return max(self._answered_before_s, self._link.last_answer_s)
+
+    def commit(self, multi: Multi, *, timeout_s: float = 10.0) -> Future[Outcome]:
+        op = Commit(self, multi, encode_multi(multi, self.root, self._acl_bytes), time.monotonic() + timeout_s)
+        self._give(op)
+        return op.future
+
+    def get(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stamped | None]:
+        full, watcher = self._absolute(path), Watch(watch) if watch else None
+        return self._read(self._link.get_request(full, watcher), to_stamped, timeout_s, full, watcher)
+
+    def stat(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stat | None]:
+        full = self._absolute(path)
+        request = self._link.stat_request(full, Watch(watch) if watch else None)
+        return self._read(request, lambda raw: None if raw is None else to_stat(raw), timeout_s, full)
+
+    def children(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[list[str] | None]:
+        full, watcher = self._absolute(path), Watch(watch) if watch else None
+        return self._read(self._link.children_request(full, watcher), lambda names: names, timeout_s, full, watcher)
+
+    def sync(self, *, timeout_s: float = 10.0) -> Future[None]:
+        return self._read(self._link.sync_request(self.root or "/"), lambda _path: None, timeout_s, self.root)
+
+    def ensure(self, paths: Sequence[str], *, timeout_s: float = 10.0) -> None:
+        wanted: dict[str, None] = {}
+        for path in paths:
+            parts = self._absolute(path).strip("/").split("/")
+            wanted.update(("/" + "/".join(parts[: depth + 1]), None) for depth in range(len(parts)) if parts[0])
+        ordered = sorted(wanted, key=lambda path: (path.count("/"), path))
+        futures = [self._read(self._link.create_request(path, self._acl), lambda _path: None, timeout_s, path) for path in ordered]
+        for future in futures:
+            future.result(timeout_s + 5)  # its own deadline is earlier
+
+    def listen(self, listener: Callable[[SessionState], None]) -> None:
+        with self._tell_lock:
+            self._listeners.append(listener)
+            listener(self._state)
+
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            told = self._carry_out(self._pipe.close("this client was closed"))
+        _tell(told)
+        self._link.end(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    # -- for tests and daemons beyond the port
+
+    def drop_link(self) -> None:
+        """Breaks the connection, not the session."""
+        self._link.drop_link()
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        """Whether the session was usable within `timeout_s`."""
+        return self._usable.wait(timeout_s)
+
+    # -- operations
+
+    def _absolute(self, path: str) -> str:
+        return (self.root if path == "/" else self.root + path) or "/"
+
+    def _read(self, request: Any, finish: Callable[[Any], object], timeout_s: float, path: str, watch: Watch | None = None) -> Future[Any]:
+        op = Read(self, request, finish, time.monotonic() + timeout_s, path, watch)
+        self._give(op)
+        return op.future
+
+    def _give(self, op: Commit | Read) -> None:
+        with self._lock:
+            closed = self._closing.is_set()
+            if not closed and self._pipe.give(op):
+                self._link.push(op.request, op)
+        if closed:
+            op.refuse("this client was closed")
+
+    def _carry_out(self, orders: list[Order]) -> list[Answer | Refuse]:
+        """Under the lock: sends what is to be sent; returns what is to be told outside it."""
+        told: list[Answer | Refuse] = []
+        for order in orders:
+            match order:
+                case Answer() | Refuse():
+                    told.append(order)
+                case Send(op):
+                    self._link.push(op.request, op)  # type: ignore[attr-defined]
+                case Sync():
+                    self._link.push(self._link.sync_request(self.root or "/"), Nobody())
+                case Prove():
+                    proof = Proof(self, order)
+                    for index, path in enumerate(order.paths):
+                        self._link.push(self._link.get_request(self.root + path, None), ProofPart(proof, index))
+        return told
+
+    # -- the link's thread
+
+    def trouble(self, error: Exception) -> Trouble:
+        """What an error of the link means."""
+        return self._link.trouble(error)
+
+    def on_answer(self, op: Commit | Read, value: object) -> None:
+        """The server answered `op`."""
+        with self._lock:
+            told = self._carry_out(self._pipe.answered(op, value))
+        _tell(told)
+
+    def on_next_step(self, op: Read, request: Any) -> None:
+        """`op` was answered and needs another request."""
+        with self._lock:
+            op.request = request
+            if self._pipe.again(op):
+                self._link.push(request, op)
+
+    def on_error(self, op: Commit | Read, error: Exception) -> None:
+        """The server refused `op`, or the link fell under it."""
+        trouble = self._link.trouble(error)
+        if trouble is Trouble.LOST:
+            # With the link down this is no news. With the link up (SessionMoved) only a new connection helps.
+            if self._usable.is_set():
+                self._link.drop_link()
+        elif trouble is Trouble.ABSENT and isinstance(op, Read) and op.watch is not None:
+            self.on_next_step(op, self._link.stat_request(op.path, op.watch))
+        else:
+            self.on_answer(op, op.on_trouble(trouble, error))
+
+    def on_proof(self, proof: Proof) -> None:
+        """All reads of a proof are there."""
+        with self._lock:
+            orders = self._pipe.unprovable(proof.op, proof.cause) if proof.cause else self._pipe.proved(proof.op, proof.seen)
+            told = self._carry_out(orders)
+        _tell(told)
+
+    def link_changing(self, link: Link, state: LinkState) -> None:
+        """The link is about to change to `state`; nothing is sent from here on until CONNECTED."""
+        if state is not LinkState.CONNECTED and link is self._current():
+            with self._lock:
+                self._usable.clear()
+                self._pipe.down()
+
+    def link_changed(self, link: Link, state: LinkState) -> None:
+        """The link has changed to `state`."""
+        if link is not self._current():
+            return
+        match state:
+            case LinkState.CONNECTED:
+                self._connected(link)
+            case LinkState.CONNECTING:
+                self._announce(SessionState.SUSPENDED)
+            case LinkState.EXPIRED:
+                self._lose_session()
+            case LinkState.DEAD:
+                self._dead_since_s = time.monotonic()
+                if not self._closing.is_set():
+                    self._announce(SessionState.SUSPENDED)
+
+    def _current(self) -> Link | None:
+        return getattr(self, "_link", None)
+
+    def _connected(self, link: Link) -> None:
+        if self._session[0] and self._session[0] != link.session[0]:
+            self._lose_session()
+        with self._lock:
+            self._session = link.session
+            self._usable.set()
+            told = self._carry_out(self._pipe.up())
+        self._revivals = 0
+        self._announce(SessionState.CONNECTED)
+        _tell(told)
+
+    def _lose_session(self) -> None:
+        with self._lock:
+            self._session = (0, b"")
+            told = self._carry_out(self._pipe.session_lost())
+        self._announce(SessionState.LOST)
+        _tell(told)
+
+    def _announce(self, state: SessionState) -> None:
+        with self._tell_lock:
+            if state is self._state or (state is SessionState.SUSPENDED and self._state is SessionState.LOST):
+                return
+            self._state = state
+            for listener in self._listeners:
+                try:
+                    listener(state)
+                except Exception:  # noqa: BLE001 - a raising listener must not end the connection thread
+                    _LOG.exception("listener_raised")
+
+    # -- the guard's thread
+
+    def _guard(self) -> None:
+        while not self._closing.wait(_GUARD_S):
+            now = time.monotonic()
+            with self._lock:
+                late: list[Any] = [op for op in self._pipe.unresolved() if op.deadline_s <= now]  # type: ignore[attr-defined]
+                for op in late:
+                    self._pipe.give_up(op)
+            for op in late:
+                op.refuse(f"no answer within the deadline ({self._why()})")
+            if self._dead_since_s is not None and now - self._dead_since_s > min(5.0, 0.2 * 2**self._revivals):
+                self._revive()
+
+    def _why(self) -> str:
+        if self._usable.is_set():
+            return "connected, the server is slow"
+        return f"not connected: {self._link.last_error or 'no server answers'}"
+
+    def _revive(self) -> None:
+        """The link's thread has ended (authentication refused, an error in kazoo): another link, the same session."""
+        _LOG.warning("zookeeper_link_revived")
+        self._dead_since_s = None
+        self._revivals += 1
+        old = self._link
+        self._answered_before_s = self.last_answer_s()
+        session = self._session
+        self._link = self._open(session if session[0] else None)
+        old.end(1.0)
+
+
+def _tell(told: list[Answer | Refuse]) -> None:
+    for order in told:
+        op: Any = order.op
+        if type(order) is Answer:
+            op.resolve(order.value)
+        else:
+            assert isinstance(order, Refuse)
+            op.refuse(order.cause)

@@ -1,0 +1,184 @@
+"""Multis on ZooKeeper's wire (jute): encoded once in the caller's thread, answers decoded without objects in between.
+
+Why not kazoo's own `Transaction`: it costs four times as much, hides exceptions in a list, and drops empty results.
+Also the few bytes of raw protocol that tests and `rmgr doctor` need: four-letter words, the end of a foreign session.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+from rmgr.coord.multi import (
+    MAX_MULTI_BYTES,
+    MAX_OPS,
+    MAX_ZNODE_BYTES,
+    Check,
+    Committed,
+    Conflict,
+    ConflictKind,
+    Create,
+    Delete,
+    Multi,
+    Set,
+)
+from rmgr.errors import RequestTooLarge, Unavailable
+
+OP_MULTI = 14
+_CREATE, _DELETE, _SET, _CHECK, _ERROR = 1, 2, 5, 13, -1
+_HEADER = struct.Struct("!iBi")  # type, done, error: before each operation and each result
+_OP_START = struct.Struct("!iBii")  # the same, and the length of the path
+_INT = struct.Struct("!i")
+_END = _HEADER.pack(-1, 1, -1)
+_STAT_BYTES = 68
+_STAT_VERSION_AT = 32
+
+#: Error codes of KeeperException.java that mean "the tree is otherwise than expected".
+CONFLICTS = {-101: ConflictKind.NO_NODE, -110: ConflictKind.NODE_EXISTS, -103: ConflictKind.BAD_VERSION, -111: ConflictKind.NOT_EMPTY}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A multi that failed for another reason than a conflict: operation `index`, error code of KeeperException.java."""
+
+    index: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acl:
+    """One entry of an access list: `perms` (1 read, 2 write, 4 create, 8 delete, 16 admin), scheme and id."""
+
+    perms: int = 31
+    scheme: str = "world"
+    id: str = "anyone"
+
+
+OPEN_ACL = (Acl(),)
+
+
+def encode_acl(entries: tuple[Acl, ...]) -> bytes:
+    """The access list as every create carries it."""
+    out = bytearray(_INT.pack(len(entries)))
+    for entry in entries:
+        out += _INT.pack(entry.perms)
+        for text in (entry.scheme.encode(), entry.id.encode()):
+            out += _INT.pack(len(text)) + text
+    return bytes(out)
+
+
+def encode_multi(multi: Multi, root: str, acl: bytes) -> bytes:
+    """The request's body, paths below `root`. Cost: O(operations), about 1 us each.
+
+    Raises: RequestTooLarge over the caps of coord/multi.py; UsageError never: paths are checked by the server.
+    """
+    if len(multi.ops) > MAX_OPS:
+        msg = f"{multi.name}: {len(multi.ops)} operations in one multi, at most {MAX_OPS} are sent"
+        raise RequestTooLarge(msg)
+    out = bytearray()
+    for op in multi.ops:
+        path = (root + op.path).encode()
+        kind = type(op)
+        if kind is Check:
+            out += _OP_START.pack(_CHECK, 0, -1, len(path)) + path + _INT.pack(op.version)  # type: ignore[union-attr]
+        elif kind is Delete:
+            out += _OP_START.pack(_DELETE, 0, -1, len(path)) + path + _INT.pack(op.version)  # type: ignore[union-attr]
+        else:
+            data: bytes = op.data  # type: ignore[union-attr]
+            if len(data) > MAX_ZNODE_BYTES:
+                msg = f"{multi.name}: {len(data)} bytes for {op.path}, a znode takes at most {MAX_ZNODE_BYTES}"
+                raise RequestTooLarge(msg)
+            if kind is Set:
+                out += _OP_START.pack(_SET, 0, -1, len(path)) + path + _INT.pack(len(data)) + data + _INT.pack(op.version)  # type: ignore[union-attr]
+            else:
+                assert isinstance(op, Create)
+                flags = (1 if op.ephemeral else 0) | (2 if op.sequence else 0)
+                out += _OP_START.pack(_CREATE, 0, -1, len(path)) + path + _INT.pack(len(data)) + data + acl + _INT.pack(flags)
+    if len(out) > MAX_MULTI_BYTES:
+        msg = f"{multi.name}: {len(out)} bytes in one multi, at most {MAX_MULTI_BYTES} are sent"
+        raise RequestTooLarge(msg)
+    return bytes(out + _END)
+
+
+def decode_multi(multi: Multi, root: str, buffer: bytes | bytearray, offset: int) -> Committed | Conflict | Failure:
+    """The answer to `multi`; every element is looked at. Cost: O(operations)."""
+    paths: list[str] = []
+    versions: list[int] = []
+    ops = multi.ops
+    index = 0
+    while True:
+        kind, done, _ = _HEADER.unpack_from(buffer, offset)
+        offset += _HEADER.size
+        if done:
+            return Committed(paths=tuple(paths), versions=tuple(versions))
+        op = ops[index]
+        if kind == _CREATE:
+            (length,) = _INT.unpack_from(buffer, offset)
+            offset += 4 + length
+            paths.append(buffer[offset - length + len(root) : offset].decode())
+            versions.append(0)
+        elif kind == _ERROR:
+            (code,) = _INT.unpack_from(buffer, offset)
+            offset += 4
+            if code != 0:  # operations before the failing one say 0 (rolled back), those after it -2
+                conflict = CONFLICTS.get(code)
+                return Failure(index, code) if conflict is None else Conflict(index=index, path=op.path, kind=conflict)
+        else:
+            paths.append(op.path)
+            if kind == _SET:
+                versions.append(_INT.unpack_from(buffer, offset + _STAT_VERSION_AT)[0])
+                offset += _STAT_BYTES
+            else:
+                versions.append(op.version if type(op) is Check else -1)
+        index += 1
+
+
+# -- raw protocol for doctors and tests -----------------------------------------------------------------------------
+
+
+def four_letter(host: str, port: int, word: str, *, timeout_s: float = 2.0) -> str:
+    """The server's answer to a four-letter word (`ruok`, `srvr`, `mntr`): plain TCP, whitelist permitting.
+
+    Raises: Unavailable when there is no answer within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    parts: list[bytes] = []
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as link:
+            link.sendall(word.encode())
+            while True:
+                link.settimeout(max(0.001, deadline - time.monotonic()))
+                part = link.recv(65536)
+                if not part:
+                    break
+                parts.append(part)
+    except OSError as error:
+        msg = f"ZooKeeper at {host}:{port} does not answer '{word}': {error}"
+        raise Unavailable(msg, hint="is the server running, and is the word in its 4lw.commands.whitelist?") from error
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def end_session(host: str, port: int, session_id: int, passwd: bytes, *, timeout_s: float = 5.0) -> None:
+    """Ends somebody's session as an expiry would: connects as its owner, and closes. For fault tests and undertakers.
+
+    Raises: Unavailable when the server did not confirm within `timeout_s`.
+    """
+    connect = struct.pack("!iqiqi", 0, 0, 10_000, session_id, len(passwd)) + passwd + b"\x00"
+    close = struct.pack("!ii", 1, -11)
+    deadline = time.monotonic() + timeout_s
+    received = b""
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as link:
+            # Both in one write: the owner reconnects within a tenth of a second and would take the session back.
+            link.sendall(_INT.pack(len(connect)) + connect + _INT.pack(len(close)) + close)
+            while len(received) < 4 or len(received) < 8 + _INT.unpack_from(received)[0]:
+                link.settimeout(max(0.001, deadline - time.monotonic()))
+                part = link.recv(65536)
+                if not part:
+                    break
+                received += part
+    except OSError as error:
+        msg = f"ZooKeeper at {host}:{port} did not end session 0x{session_id:x}: {error}"
+        raise Unavailable(msg) from error

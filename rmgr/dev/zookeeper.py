@@ -1,0 +1,345 @@
+"""A real ZooKeeper server, or an ensemble of them, as child processes: for `rmgr dev`, tests and measurements.
+
+Debian's jars are used (`apt-get install default-jre-headless libzookeeper-java libnetty-java libslf4j-java`), or every
+jar of the directory named by RMGR_ZOOKEEPER_LIB. Data are fsynced as in production. Nothing is written outside the
+data directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from rmgr.adapters.zk_wire import four_letter
+from rmgr.errors import Unavailable
+
+MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+DEBIAN_JARS = ("zookeeper.jar", "zookeeper-jute.jar", "slf4j-api.jar", "slf4j-simple.jar", "netty-all.jar", "netty-codec.jar")
+_NEEDED = DEBIAN_JARS[:4]
+_DEBIAN_DIR = Path("/usr/share/java")
+_HOW = "apt-get install --no-install-recommends default-jre-headless libzookeeper-java libnetty-java libslf4j-java"
+_POLL_S = 0.02
+_LOG_TAIL_BYTES = 2000
+
+
+def missing_parts() -> str | None:
+    """What is missing to run a server here, None when it can run."""
+    if java() is None:
+        return "no `java` on PATH nor in JAVA_HOME"
+    try:
+        class_path()
+    except Unavailable as error:
+        return error.message
+    return None
+
+
+def java() -> str | None:
+    """The Java program: JAVA_HOME's, else the one on PATH."""
+    home = os.environ.get("JAVA_HOME")
+    if home and (Path(home) / "bin" / "java").exists():
+        return str(Path(home) / "bin" / "java")
+    return shutil.which("java")
+
+
+def class_path() -> str:
+    """Java's class path for the server. Raises: Unavailable when jars are missing."""
+    chosen = os.environ.get("RMGR_ZOOKEEPER_LIB")
+    if chosen:
+        if not any(Path(chosen).glob("zookeeper*.jar")):
+            msg = f"RMGR_ZOOKEEPER_LIB={chosen} holds no zookeeper*.jar"
+            raise Unavailable(msg, hint="a directory with ZooKeeper's jar and all its dependencies is meant")
+        return str(Path(chosen) / "*")
+    lacking = [name for name in _NEEDED if not (_DEBIAN_DIR / name).exists()]
+    if lacking:
+        msg = f"ZooKeeper's jars are missing in {_DEBIAN_DIR}: {', '.join(lacking)}"
+        raise Unavailable(msg, hint=f"{_HOW}; or set RMGR_ZOOKEEPER_LIB to a directory of jars")
+    return ":".join(str(_DEBIAN_DIR / name) for name in DEBIAN_JARS if (_DEBIAN_DIR / name).exists())
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free now and that the kernel will not lend to outgoing connections.
+
+    From the range of outgoing ports a client that knocks at a dead server may connect to itself, and hold the port.
+    """
+    low = 32768
+    with contextlib.suppress(OSError, ValueError):
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(200):
+        port = random.randrange(max(1024, low - 16384), low) if low > 2048 else 0
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    msg = f"no free port on {host}"
+    raise Unavailable(msg)
+
+
+class ZooKeeperServer:
+    """One server process on one data directory; start, stop, kill and start again as often as needed.
+
+    Args:
+        data_dir: made when missing; configuration, log (`zookeeper.log`), snapshots and transactions live in it.
+        port: client port on `host`, None: a free one, kept over restarts.
+        tick_ms: sessions last 2 to 20 ticks.
+        heap_mb: largest heap.
+        java_opts: more options of the JVM, e.g. ("-Dzookeeper.snapCount=1000",).
+        config: more lines of zoo.cfg.
+        die_with_parent: the server is killed when the *thread* that started it ends (PR_SET_PDEATHSIG through
+            setpriv(1), where that exists): start it from a thread that lives as long as the process.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        *,
+        port: int | None = None,
+        host: str = "127.0.0.1",
+        tick_ms: int = 1000,
+        heap_mb: int = 128,
+        java_opts: Sequence[str] = (),
+        config: Mapping[str, object] | None = None,
+        die_with_parent: bool = False,
+    ) -> None:
+        self.data_dir = Path(data_dir)
+        self.host = host
+        self.port = port or free_port(host)
+        self._tick_ms = tick_ms
+        self._heap_mb = heap_mb
+        self._java_opts = tuple(java_opts)
+        self._config = dict(config or {})
+        self._die_with_parent = die_with_parent
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # -- life
+
+    def start(self, *, wait_s: float = 20.0) -> Self:
+        """Starts the process and waits until it serves (`wait_s` 0: does not wait). Raises: Unavailable."""
+        if self.running:
+            return self
+        program = java()
+        if program is None:
+            msg = "ZooKeeper needs Java: no `java` on PATH nor in JAVA_HOME"
+            raise Unavailable(msg, hint=_HOW)
+        command = [
+            program,
+            "-Xms16m",
+            f"-Xmx{self._heap_mb}m",
+            "-XX:+UseSerialGC",
+            "-XX:-UsePerfData",  # no file in /tmp
+            "-XX:+ExitOnOutOfMemoryError",
+            "-Djava.net.preferIPv4Stack=true",
+            "-Dzookeeper.preAllocSize=16384",
+            "-Dorg.slf4j.simpleLogger.showDateTime=true",
+            "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+            *self._java_opts,
+            "-cp",
+            class_path(),
+            MAIN_CLASS,
+            str(self._write_config()),
+        ]
+        setpriv = shutil.which("setpriv")
+        if self._die_with_parent and setpriv:
+            command = [setpriv, "--pdeathsig", "KILL", *command]
+        with self.log_file.open("ab") as log:
+            # A session of its own: Ctrl-C in the terminal is for the supervisor, who stops ZooKeeper last.
+            self._process = subprocess.Popen(
+                command, cwd=self.data_dir, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        if wait_s > 0:
+            try:
+                self.wait_ready(wait_s)
+            except Unavailable:
+                self.kill()
+                raise
+        return self
+
+    def wait_ready(self, deadline_s: float) -> None:
+        """Waits until the server answers and, in an ensemble, has a leader. Raises: Unavailable, with the log's end."""
+        end = time.monotonic() + deadline_s
+        while True:
+            if not self.running:
+                msg = f"ZooKeeper on port {self.port} ended at its start: {self.log_tail()}"
+                raise Unavailable(msg, hint=f"the whole log: {self.log_file}")
+            if self.mode() in {"standalone", "leader", "follower", "observer"}:
+                return
+            if time.monotonic() > end:
+                msg = f"ZooKeeper on port {self.port} does not serve after {deadline_s:g} s: {self.log_tail()}"
+                raise Unavailable(msg, hint=f"the whole log: {self.log_file}")
+            time.sleep(_POLL_S)
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """SIGTERM, and SIGKILL after `timeout_s`."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout_s)
+        self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10.0)
+            self._process = None
+
+    def restart(self, *, wait_s: float = 20.0) -> None:
+        """Kills and starts again on the same data and port."""
+        self.kill()
+        self.start(wait_s=wait_s)
+
+    def pause(self) -> None:
+        """SIGSTOP: the server holds its connections and says nothing."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+    # -- facts
+
+    @property
+    def hosts(self) -> str:
+        """"host:port", as clients want it."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, None when it does not run."""
+        return self._process.pid if self._process is not None and self.running else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is alive (serving or not)."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_file(self) -> Path:
+        """What the server writes."""
+        return self.data_dir / "zookeeper.log"
+
+    def log_tail(self) -> str:
+        """The end of the log, for error messages."""
+        with contextlib.suppress(OSError):
+            return self.log_file.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
+        return "(no log)"
+
+    def mode(self) -> str:
+        """"standalone", "leader", "follower"; "" when it does not serve."""
+        try:
+            answer = four_letter(self.host, self.port, "srvr", timeout_s=1.0)
+        except Unavailable:
+            return ""
+        return next((line.partition(":")[2].strip() for line in answer.splitlines() if line.startswith("Mode:")), "")
+
+    def _write_config(self) -> Path:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        settings: dict[str, object] = {
+            "tickTime": self._tick_ms,
+            "initLimit": 10,
+            "syncLimit": 5,
+            "dataDir": self.data_dir / "data",
+            "clientPort": self.port,
+            "clientPortAddress": self.host,
+            "maxClientCnxns": 0,
+            "admin.enableServer": "false",
+            "autopurge.snapRetainCount": 3,
+            "autopurge.purgeInterval": 1,
+            "4lw.commands.whitelist": "srvr,ruok,mntr",
+            **self._config,
+        }
+        (self.data_dir / "data").mkdir(exist_ok=True)
+        path = self.data_dir / "zoo.cfg"
+        path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        return path
+
+
+class ZooKeeperEnsemble:
+    """Several servers on one machine that form a quorum; `servers[i]` may be stopped, killed and started singly."""
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        *,
+        size: int = 3,
+        host: str = "127.0.0.1",
+        tick_ms: int = 1000,
+        heap_mb: int = 128,
+        java_opts: Sequence[str] = (),
+        die_with_parent: bool = False,
+    ) -> None:
+        self.data_dir = Path(data_dir)
+        members = {f"server.{number}": f"{host}:{free_port(host)}:{free_port(host)}" for number in range(1, size + 1)}
+        self.servers = [
+            ZooKeeperServer(
+                self.data_dir / str(number),
+                host=host,
+                tick_ms=tick_ms,
+                heap_mb=heap_mb,
+                java_opts=java_opts,
+                config=members,
+                die_with_parent=die_with_parent,
+            )
+            for number in range(1, size + 1)
+        ]
+
+    @property
+    def hosts(self) -> str:
+        """"host:port,host:port,..."."""
+        return ",".join(server.hosts for server in self.servers)
+
+    def start(self, *, wait_s: float = 30.0) -> Self:
+        """Starts all, waits until all serve. Raises: Unavailable."""
+        for number, server in enumerate(self.servers, start=1):
+            (server.data_dir / "data").mkdir(parents=True, exist_ok=True)
+            (server.data_dir / "data" / "myid").write_text(f"{number}\n")
+            server.start(wait_s=0)
+        end = time.monotonic() + wait_s
+        try:
+            for server in self.servers:
+                server.wait_ready(max(0.1, end - time.monotonic()))
+        except Unavailable:
+            self.stop()
+            raise
+        return self
+
+    def leader(self) -> ZooKeeperServer | None:
+        """The server that leads now, None without a quorum."""
+        return next((server for server in self.servers if server.running and server.mode() == "leader"), None)
+
+    def stop(self) -> None:
+        """Stops all."""
+        for server in self.servers:
+            server.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()

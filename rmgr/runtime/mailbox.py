@@ -1,0 +1,135 @@
+"""The mailbox: facts from any thread, taken out by the one thread that owns the state.
+
+Timers are delivered from the wait itself (`timers.py`), so there is no thread per timer. A *wake* is a level-triggered
+hint: however often it is raised before it is taken out, it arrives once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
+
+from rmgr.runtime.timers import Timer, Timers
+
+M = TypeVar("M")
+
+
+class Closed(Exception):
+    """The mailbox was closed and everything in it has been taken out."""
+
+
+class Mailbox(Generic[M]):
+    """A queue with many senders and one owner.
+
+    Args:
+        clock: monotonic seconds; tests pass their own and call `get` with a deadline of 0.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._letters: deque[M] = deque()
+        self._raised: dict[Hashable, M] = {}
+        self._timers: Timers[M] = Timers()
+        self._arrived = threading.Condition(threading.Lock())
+        self._waiting = False
+        self._closed = False
+
+    # -- from any thread
+
+    def put(self, letter: M) -> None:
+        """Adds a letter; never blocks. Dropped when the mailbox is closed. Cost: O(1), about 1 us."""
+        with self._arrived:
+            if self._closed:
+                return
+            self._letters.append(letter)
+            if self._waiting:
+                self._arrived.notify()
+
+    def wake(self, letter: M, key: Hashable | None = None) -> None:
+        """Adds `letter` unless one of the same key (default: the letter itself) is still inside."""
+        with self._arrived:
+            if self._closed:
+                return
+            token: Hashable = letter if key is None else key
+            if token in self._raised:
+                return
+            self._raised[token] = letter
+            self._letters.append(_Wake(token))  # type: ignore[arg-type]
+            if self._waiting:
+                self._arrived.notify()
+
+    def after(self, delay_s: float, letter: M) -> Timer:
+        """Delivers `letter` in `delay_s` seconds; `Timer.cancel()` prevents it. Cost: O(log timers)."""
+        with self._arrived:
+            timer = self._timers.add(self._clock() + delay_s, letter)
+            if self._waiting and self._timers.next_s() == timer.due_s:
+                self._arrived.notify()
+            return timer
+
+    def close(self) -> None:
+        """Accepts nothing more; the owner still gets what is inside, then `Closed`. Timers are dropped."""
+        with self._arrived:
+            self._closed = True
+            self._timers.clear()
+            self._arrived.notify_all()
+
+    def __len__(self) -> int:
+        return len(self._letters)
+
+    # -- from the owner
+
+    def get(self, timeout_s: float | None = None) -> M | None:
+        """The next letter or due timer; None when none came within `timeout_s` (None: waits for ever).
+
+        Letters come in the order of `put`; a due timer comes before letters that wait, so that a flood delays no deadline.
+        Raises: Closed.
+        """
+        end = None if timeout_s is None else self._clock() + timeout_s
+        with self._arrived:
+            while True:
+                now = self._clock()
+                due = self._timers.pop_due(now)
+                if due is not None:
+                    return due.letter
+                if self._letters:
+                    return self._open(self._letters.popleft())
+                if self._closed:
+                    raise Closed
+                if end is not None and now >= end:
+                    return None
+                self._wait(end, now)
+
+    def drain(self, limit: int = 1000) -> Iterator[M]:
+        """What is inside now, without waiting, at most `limit` letters."""
+        for _ in range(limit):
+            try:
+                letter = self.get(0)
+            except Closed:
+                return
+            if letter is None:
+                return
+            yield letter
+
+    def _wait(self, end: float | None, now: float) -> None:
+        due = self._timers.next_s()
+        until = due if end is None else end if due is None else min(end, due)
+        self._waiting = True
+        try:
+            self._arrived.wait(None if until is None else max(0.0, until - now))
+        finally:
+            self._waiting = False
+
+    def _open(self, letter: M) -> M:
+        return self._raised.pop(letter.token) if isinstance(letter, _Wake) else letter
+
+
+class _Wake:
+    """Stands in the queue for a raised hint."""
+
+    __slots__ = ("token",)
+
+    def __init__(self, token: Hashable) -> None:
+        self.token = token
