@@ -1,0 +1,349 @@
+"""A whole cluster on this machine: real ZooKeeper, WatchDogs and Starters, each its own process (`rmgr dev`).
+
+The directory holds everything: data of ZooKeeper and the store, logs, work, and `cluster.json`, which names each
+process by pid and start time, so that `rmgr dev stop` from any shell ends exactly these and no others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.client.snapshot import read_snapshot
+from rmgr.config import dev_file
+from rmgr.coord.snapshot import ClusterSnapshot
+from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
+from rmgr.errors import StateConflict, Unavailable
+from rmgr.model.node import NodeState
+
+#: Session timeout of a cluster on one machine: short, so that a killed part is noticed while one looks.
+SESSION_TIMEOUT_S = 6.0
+CHROOT = "/rmgr/dev"
+_POLL_S = 0.05
+_STATE = "cluster.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevProcess:
+    """A process of the cluster. started: its creation time, which with the pid makes it unmistakable."""
+
+    role: str
+    id: str
+    pid: int
+    started: float
+
+    def find(self) -> psutil.Process | None:
+        """The process, None when it is gone (or its pid belongs to another one now)."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return None
+        return process if same else None
+
+    @property
+    def state(self) -> str:
+        """`running`, `stopped` (SIGSTOP) or `dead`."""
+        process = self.find()
+        if process is None:
+            return "dead"
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return "stopped" if process.status() == psutil.STATUS_STOPPED else "running"
+        return "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevState:
+    """What `cluster.json` records."""
+
+    directory: str
+    zookeeper: str
+    store: str
+    session_timeout_s: float
+    processes: tuple[DevProcess, ...] = ()
+
+    @property
+    def is_running(self) -> bool:
+        """Any of its processes lives."""
+        return any(process.find() is not None for process in self.processes)
+
+
+def default_directory() -> Path:
+    """Where `rmgr dev` keeps its cluster unless told otherwise."""
+    return dev_file({"HOME": os.environ.get("HOME") or str(Path.home())}).parent / "dev"
+
+
+def read_state(directory: Path) -> DevState | None:
+    """The recorded state of the cluster in `directory`, None when there is none."""
+    try:
+        document = json.loads((directory / _STATE).read_text())
+        processes = tuple(DevProcess(**process) for process in document.pop("processes"))
+        return DevState(**document, processes=processes)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class DevCluster:
+    """Starts, watches, breaks and stops a cluster in one directory.
+
+    Args:
+        directory: made when missing; a cluster that was stopped there goes on with its data.
+        nodes, cores: Starters, and cores that each offers. watchdogs, zookeepers: how many.
+        store: URL; default SQLite in the directory.
+        starter_options, environment: more options of each Starter, more variables of each daemon (failpoints).
+        heap_mb: of each ZooKeeper server.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        nodes: int = 3,
+        cores: int = 2,
+        watchdogs: int = 2,
+        zookeepers: int = 1,
+        store: str = "",
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        starter_options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        heap_mb: int = 512,
+    ) -> None:
+        self.directory = directory.resolve()
+        self._counts = (nodes, cores, watchdogs)
+        self._starter_options = tuple(starter_options)
+        self._environment = dict(environment or {})
+        tick_ms = int(min(1000, session_timeout_s * 1000 / 4))
+        where = self.directory / "zookeeper"
+        self.zookeeper: ZooKeeperServer | ZooKeeperEnsemble = (
+            ZooKeeperServer(where, tick_ms=tick_ms, heap_mb=heap_mb)
+            if zookeepers == 1
+            else ZooKeeperEnsemble(where, size=zookeepers, tick_ms=tick_ms, heap_mb=heap_mb)
+        )
+        self.state = DevState(
+            directory=str(self.directory),
+            zookeeper=f"{self.zookeeper.hosts}{CHROOT}",
+            store=store or f"sqlite:{self.directory / 'store.db'}",
+            session_timeout_s=session_timeout_s,
+        )
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._coordinator: ZkCoordinator | None = None
+
+    # -- life -----------------------------------------------------------------------------------------------------------
+
+    def start(self, *, deadline_s: float = 60.0, report: Callable[[str], None] = lambda _: None) -> DevState:
+        """Starts every part and waits until all are healthy.
+
+        Args:
+            report: is told one line for each step.
+        Raises: StateConflict when a cluster runs in the directory already; Unavailable when a part does not come up
+            (everything is stopped again then, and the message has the end of its log).
+        """
+        end = time.monotonic() + deadline_s
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        old = read_state(self.directory)
+        if old is not None and old.is_running:
+            raise StateConflict(
+                f"a cluster runs in {self.directory} already", hint=f"rmgr dev stop --dir {self.directory}, or choose another --dir"
+            )
+        try:
+            report("starting ZooKeeper")
+            self.zookeeper.start()
+            servers = [self.zookeeper] if isinstance(self.zookeeper, ZooKeeperServer) else self.zookeeper.servers
+            for number, server in enumerate(servers, 1):
+                self._record("zookeeper", f"zk{number}", server.pid or 0)
+            nodes, cores, watchdogs = self._counts
+            report(f"starting {watchdogs} WatchDogs and {nodes} Starters")
+            for number in range(1, watchdogs + 1):
+                self.start_watchdog(f"w{number}")
+            for number in range(1, nodes + 1):
+                self.start_starter(f"n{number}", cores=cores)
+            self.wait_healthy(nodes=nodes, leader=watchdogs > 0, deadline_s=end - time.monotonic())
+        except BaseException:
+            self.stop()
+            raise
+        return self.state
+
+    def start_watchdog(self, name: str) -> int:
+        """Starts a WatchDog; returns its pid."""
+        return self._spawn("watchdog", name, [])
+
+    def start_starter(self, name: str, *, cores: int = 2, options: Sequence[str] = ()) -> int:
+        """Starts a Starter; returns its pid."""
+        arguments = ["--node", name, "--cores", str(cores), "--work-dir", str(self.directory / "work" / name)]
+        return self._spawn("starter", name, [*arguments, *self._starter_options, *options])
+
+    def kill(self, name: str, sig: int = signal.SIGKILL) -> int:
+        """Sends a signal to one process of the cluster, by its id; returns its pid. Raises KeyError."""
+        process = self.process(name)
+        os.kill(process.pid, sig)
+        child = self._children.get(name)
+        if sig == signal.SIGKILL and child is not None:
+            child.wait(10.0)
+        return process.pid
+
+    def process(self, name: str) -> DevProcess:
+        """The youngest process with this id. Raises KeyError."""
+        for process in reversed(self.state.processes):
+            if process.id == name:
+                return process
+        raise KeyError(name)
+
+    def stop(self, *, timeout_s: float = 20.0) -> None:
+        """Ends every process: Starters and WatchDogs in good order, ZooKeeper last. Idempotent."""
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None
+        stop_processes(self.state, timeout_s=timeout_s)
+        for child in self._children.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(1.0)
+        self.zookeeper.stop()
+        forget(self.state)
+
+    def __enter__(self) -> DevCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- looking ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def coordinator(self) -> ZkCoordinator:
+        """A session of our own, opened on first use."""
+        if self._coordinator is None:
+            hosts = self.zookeeper.hosts
+            self._coordinator = ZkCoordinator.connect(hosts, CHROOT, session_timeout_s=self.state.session_timeout_s)
+        return self._coordinator
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Facts from ZooKeeper."""
+        return read_snapshot(self.coordinator, None)
+
+    def wait_healthy(self, *, nodes: int, leader: bool = True, deadline_s: float) -> None:
+        """Waits until a leader leads and `nodes` nodes are up. Raises Unavailable with the log of what is missing."""
+        end = time.monotonic() + deadline_s
+        while True:
+            for process in self.state.processes:
+                if process.find() is None:
+                    raise Unavailable(
+                        f"{process.role} {process.id} ended at its start: {self.log_tail(process.id)}",
+                        hint=f"logs: {self.directory / 'log'}",
+                    )
+            snapshot = self.snapshot()
+            up = [record.node for record in snapshot.nodes.values() if record.state is NodeState.UP and record.guid in snapshot.alive]
+            if len(up) >= nodes and (snapshot.leader_alive or not leader):
+                return
+            if time.monotonic() > end:
+                missing = "no leader" if leader and not snapshot.leader_alive else f"{len(up)} of {nodes} nodes up"
+                raise Unavailable(f"the cluster is not healthy after {deadline_s:.0f} s: {missing}", hint=f"logs: {self.directory / 'log'}")
+            time.sleep(_POLL_S)
+
+    def log_file(self, name: str) -> Path:
+        """What a daemon writes to stderr."""
+        return self.directory / "log" / f"{name}.log"
+
+    def log_tail(self, name: str, size_bytes: int = 2000) -> str:
+        """The end of a daemon's log."""
+        with contextlib.suppress(OSError):
+            return self.log_file(name).read_bytes()[-size_bytes:].decode("utf-8", "replace").strip()
+        return "(no log)"
+
+    def environment(self) -> dict[str, str]:
+        """Variables with which any rmgr program finds this cluster."""
+        return {
+            "RMGR_ZK": self.state.zookeeper,
+            "RMGR_STORE": self.state.store,
+            "RMGR_CLUSTER_SESSION_TIMEOUT_S": str(self.state.session_timeout_s),
+        }
+
+    # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _spawn(self, role: str, name: str, options: Sequence[str]) -> int:
+        log = self.log_file(name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_") or key == "RMGR_ZOOKEEPER_LIB"}
+        with log.open("ab") as sink:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "rmgr.cli.main", role, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=environment | self.environment() | self._environment,
+                cwd=self.directory,
+                start_new_session=True,
+            )
+        self._children[name] = child
+        self._record(role, name, child.pid)
+        return child.pid
+
+    def _record(self, role: str, name: str, pid: int) -> None:
+        entry = DevProcess(role=role, id=name, pid=pid, started=psutil.Process(pid).create_time())
+        others = tuple(process for process in self.state.processes if process.id != name)
+        self.state = replace(self.state, processes=(*others, entry))
+        write_state(self.state)
+
+
+# -- the record --------------------------------------------------------------------------------------------------------------
+
+
+def write_state(state: DevState) -> None:
+    """Replaces `cluster.json` in one step."""
+    path = Path(state.directory) / _STATE
+    draft = path.with_suffix(".new")
+    draft.write_text(json.dumps(asdict(state), indent=1))
+    draft.replace(path)
+
+
+def advertise(state: DevState) -> Path:
+    """Makes this the cluster that clients find without any option; returns the file. The pid in it is ZooKeeper's."""
+    path = dev_file()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    pid = next((process.pid for process in state.processes if process.role == "zookeeper"), 0)
+    text = (
+        f"[dev]\npid = {pid}\ndirectory = {json.dumps(state.directory)}\n\n[cluster]\nzk = {json.dumps(state.zookeeper)}\n"
+        f"store = {json.dumps(state.store)}\nsession_timeout_s = {state.session_timeout_s}\n"
+    )
+    draft = path.with_suffix(".new")
+    draft.write_text(text)
+    draft.replace(path)
+    return path
+
+
+def forget(state: DevState) -> None:
+    """Takes back what `advertise` wrote, if it was for this cluster."""
+    path = dev_file()
+    with contextlib.suppress(OSError):
+        if f"directory = {json.dumps(state.directory)}\n" in path.read_text():
+            path.unlink()
+
+
+def stop_processes(state: DevState, *, timeout_s: float = 20.0) -> list[DevProcess]:
+    """SIGTERM by role (Starters, WatchDogs, then ZooKeeper), SIGKILL after the deadline; returns what had to be killed."""
+    end = time.monotonic() + timeout_s
+    killed: list[DevProcess] = []
+    for roles in (("starter", "submitter"), ("watchdog",), ("zookeeper",)):
+        group = [(process, found) for process in state.processes if process.role in roles and (found := process.find()) is not None]
+        for _, found in group:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.send_signal(signal.SIGCONT)
+                found.terminate()
+        _, alive = psutil.wait_procs([found for _, found in group], timeout=max(0.5, end - time.monotonic()))
+        for found in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.kill()
+        killed += [process for process, found in group if found in alive]
+        psutil.wait_procs(alive, timeout=5.0)
+    return killed
