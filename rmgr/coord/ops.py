@@ -237,22 +237,25 @@ def give_back(
     version: int,
     *,
     first: int,
+    end: int | None = None,
     name: str = "SPLIT",
     held: bool = False,
 ) -> tuple[Multi, BlockKey]:
     """SPLIT (for the hungry) or RETURN (drain, hold, lease lost): tasks from `first` on go back to the queue, unstarted.
 
     Args:
-        data: of the shortened block (stamped), its mask still over the old count; nothing from `first` on may be done.
+        data: of the shortened block (stamped), its mask still over the old count; nothing in first..end may be done.
+        end: one past the last to go back (default: the block's end); what lies behind it was given back before.
         held: the submission has no gate: set aside instead.
     Returns: the multi, and the key under which the tail waits. The running znode keeps its name; the bits of the tail
         are set in its `done`: they are not its own any more.
     """
-    if not key.first <= first < key.end:
-        raise ValueError(f"cannot give back from {first} of {key.first}..{key.end}")
+    stop = key.end if end is None else end
+    if not key.first <= first < stop <= key.end:
+        raise ValueError(f"cannot give back {first}..{stop} of {key.first}..{key.end}")
     path = paths.running_block(node, key)
     fence = fence_check(node, node_version)
-    rest = replace(key, first=first, count=key.end - first)
+    rest = replace(key, first=first, count=stop - first)
     left = cut(msgspec.structs.replace(data, incarnation=0, claimed_us=0), key.first, rest.first, rest.count)
     target = paths.held_block(queue, rest) if held else paths.pending_block(queue, rest)
     kept = msgspec.structs.replace(data, done=data.done | (((1 << rest.count) - 1) << (first - key.first)))
@@ -272,6 +275,14 @@ def adopt(node: str, node_version: int, key: BlockKey, data: BlockData, version:
     fence = fence_check(node, node_version)
     encoded = encode_block(data)
     return Multi(name="ADOPT", ops=(fence, Set(path, encoded, version)), proof=Holds(path, encoded), guard=fence)
+
+
+def mark_idle(node: str, node_version: int, *, idle: bool) -> Multi:
+    """The hunger mark by itself, when no CLAIM or COMPLETE is under way to carry it."""
+    path = paths.idle(node)
+    fence = fence_check(node, node_version)
+    op: Op = Create(path) if idle else Delete(path)
+    return Multi(name="IDLE", ops=(fence, op), proof=Exists(path) if idle else Gone(path), guard=fence)
 
 
 def obey(node: str, node_version: int, guid: str) -> Multi:
