@@ -44,12 +44,12 @@ heading() { printf '\n== %s\n' "$*"; }
 
 heading "1. What is missing here"
 [ "$(uname -s)" = Linux ] || die "the daemons run on Linux; on $(uname -s) only the client does"
-ensure_zookeeper
 ensure_venv examples
-say "Ready: $("$VENV/bin/python" --version), $("$VENV/bin/rmgr" version), $(java -version 2>&1 | head -n 1)"
+ensure_zookeeper
+say "Ready: $("$VENV/bin/python" --version), $("$VENV/bin/rmgr" version)"
 
 # Another cluster, of this user or another, is none of our business: everything below names this directory or these two endpoints.
-for name in $(compgen -e | grep '^RMGR_' || true); do unset "$name"; done
+for name in $(compgen -e | grep '^RMGR_' | grep -v '^RMGR_ZOOKEEPER_LIB$' || true); do unset "$name"; done
 own_dir=false
 if [ -z "$dir" ]; then
   dir=$(mktemp -d "${TMPDIR:-/tmp}/rmgr-quickstart.XXXXXX")

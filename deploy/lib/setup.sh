@@ -5,7 +5,6 @@
 # Package indexes are whatever apt and pip of this machine are configured for.
 
 VENV=${VENV:-$ROOT/.venv}
-JAVA_JARS=/usr/share/java
 ZOOKEEPER_PACKAGES=(default-jre-headless libzookeeper-java libnetty-java libslf4j-java)
 
 say() { printf '%s\n' "$*"; }
@@ -37,18 +36,19 @@ install_packages() {
 
 apt_get() { DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Acquire::Retries=2 --no-install-recommends "$@" </dev/null; }
 
-have_zookeeper() {
-  local jar
-  command -v java >/dev/null || return 1
-  for jar in zookeeper zookeeper-jute slf4j-api slf4j-simple netty-all; do
-    [ -e "$JAVA_JARS/$jar.jar" ] || return 1
-  done
+# Prints what rmgr lacks to start a ZooKeeper here, nothing when it lacks nothing.
+zookeeper_lacks() {
+  "$VENV/bin/python" -c 'from rmgr.dev.zookeeper import missing_parts; print(missing_parts() or "")'
 }
 
-# A Java runtime and ZooKeeper's jars.
+# A Java runtime and ZooKeeper's jars, after ensure_venv. JAVA_HOME and RMGR_ZOOKEEPER_LIB (a directory of jars) are honoured.
 ensure_zookeeper() {
-  have_zookeeper || install_packages "ZooKeeper with its Java runtime" "${ZOOKEEPER_PACKAGES[@]}"
-  have_zookeeper || die "ZooKeeper's jars are not in $JAVA_JARS although their packages are installed"
+  local lacks
+  lacks=$(zookeeper_lacks)
+  [ -n "$lacks" ] || return 0
+  install_packages "ZooKeeper with its Java runtime" "${ZOOKEEPER_PACKAGES[@]}"
+  lacks=$(zookeeper_lacks)
+  [ -z "$lacks" ] || die "its packages are installed, and still: $lacks"
 }
 
 # -- Python ----------------------------------------------------------------------------------------------------------------
