@@ -44,7 +44,7 @@ zookeeper_lacks() {
 # A Java runtime and ZooKeeper's jars, after ensure_venv. JAVA_HOME and RMGR_ZOOKEEPER_LIB (a directory of jars) are honoured.
 ensure_zookeeper() {
   local lacks
-  lacks=$(zookeeper_lacks)
+  lacks=$(zookeeper_lacks) || die "rmgr in $VENV cannot be asked what is missing"
   [ -n "$lacks" ] || return 0
   install_packages "ZooKeeper with its Java runtime" "${ZOOKEEPER_PACKAGES[@]}"
   lacks=$(zookeeper_lacks)
