@@ -7,13 +7,15 @@ from typing import TypeVar
 import msgspec
 
 from rmgr.errors import WrongCluster
-from rmgr.model.block import BlockData, KeyedPayload
+from rmgr.model.block import MAX_TASKS, BlockData, KeyedPayload
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
 
 T = TypeVar("T")
 
 #: Newest record format that this release reads; a newer one is refused with a clear error, never guessed.
 FORMAT = 1
+
+_WIDE = 1 << 63
 
 _json = msgspec.json.Encoder(order="sorted")
 _json_decoders: dict[object, msgspec.json.Decoder[object]] = {}
@@ -46,14 +48,32 @@ def decode_record(data: bytes, kind: type[T], path: str = "") -> T:
     return record  # type: ignore[return-value]
 
 
+class _WideBlock(BlockData, frozen=True, array_like=True, kw_only=True):
+    """A block whose mask has more bits than MessagePack's integers: the mask travels as little-endian bytes."""
+
+    done: bytes  # type: ignore[assignment]
+
+
+_wide_block = msgspec.msgpack.Decoder(_WideBlock)
+
+
 def encode_block(data: BlockData) -> bytes:
     """Data of a block's znode."""
-    return _pack.encode(data)
+    if data.done < _WIDE:
+        return _pack.encode(data)
+    fields = {name: getattr(data, name) for name in data.__struct_fields__}
+    mask = data.done.to_bytes(MAX_TASKS // 8, "little")
+    return _pack.encode(_WideBlock(**(fields | {"done": mask})))
 
 
 def decode_block(data: bytes) -> BlockData:
     """Data of a block's znode. Raises msgspec.DecodeError."""
-    return _block.decode(data)
+    try:
+        return _block.decode(data)
+    except msgspec.ValidationError:
+        wide = _wide_block.decode(data)
+    fields = {name: getattr(wide, name) for name in wide.__struct_fields__}
+    return BlockData(**(fields | {"done": int.from_bytes(wide.done, "little")}))
 
 
 def encode_fragment(fragment: Fragment) -> bytes:

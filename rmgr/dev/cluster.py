@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -211,7 +212,7 @@ class DevCluster:
         self.zookeeper.stop()
         forget(self.state)
 
-    def __enter__(self) -> DevCluster:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -1,0 +1,277 @@
+"""The protocol as data: names, multis, the resubmit rule, the view. Sections cited are of the protocol's specification."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from rmgr.coord import leader_ops, ops, paths
+from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_ZNODE_BYTES, Check, Create, Delete, Set
+from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_record, encode_block, encode_record
+from rmgr.coord.rules import Again, GiveUp, pieces, rule
+from rmgr.coord.view import Progress, overall_state, running_count, state_counts
+from rmgr.errors import WrongCluster
+from rmgr.model.block import MAX_TASKS, NO_SEQ, BlockData, BlockKey
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.resources import Capacity
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Paged, Phase, Submission, Tail, Work
+
+KEY = BlockKey(priority=5, seq=3, submission=42, first=10, count=6, attempt=1, cores=2, memory_mib=512)
+DATA = BlockData(function="f" * 64, base=10, payloads=tuple(bytes([i]) for i in range(6)), stamp="s")
+SUB = Submission(id=42, name="x", user="u", queue="default", work=Work.COMMAND, command=Command(argv=("true",)), submitted_us=1)
+
+
+def created(multi, prefix):
+    return {op.path: op.data for op in multi.ops if isinstance(op, Create) and op.path.startswith(prefix)}
+
+
+# -- names ---------------------------------------------------------------------------------------------------------------
+
+
+def test_block_names_say_everything_and_sort_by_priority():
+    name = paths.block_name(KEY)
+    assert paths.parse_block(name) == KEY
+    assert name < paths.block_name(replace(KEY, priority=4))
+    with pytest.raises(ValueError, match="not the name of a block"):
+        paths.parse_block("nonsense")
+
+
+def test_entries_carry_guid_and_sequence():
+    name = "s-0123-abc-0000000042"
+    assert (paths.entry_guid(name), paths.entry_sequence(name)) == ("0123-abc", 42)
+
+
+# -- multis (section 3) -----------------------------------------------------------------------------------------------------
+
+
+def test_submit_is_one_multi_with_the_token_as_its_proof():
+    multi = ops.submit(SUB, ids_version=7, token_digest="ab", tail=Tail(next=6, complete=True), blocks=[(KEY, DATA)], make_bucket=True)
+    assert multi.ops[0] == Set(paths.IDS, b"43", 7)
+    assert multi.proof.path == paths.token("ab")
+    assert multi.proof.data == b"42"
+    assert paths.gate(42) in created(multi, "/subs")
+    (block,) = created(multi, "/queues/default/pending")
+    assert block.endswith("-")
+    assert next(op for op in multi.ops if op.path == block).sequence
+
+
+def test_a_held_submission_has_no_gate_and_no_place_in_the_queue():
+    record = replace(SUB, phase=Phase.HELD)
+    multi = ops.submit(record, ids_version=0, token_digest="ab", tail=Tail(next=6), blocks=[(KEY, DATA)], make_bucket=False)
+    assert paths.gate(42) not in created(multi, "/subs")
+    (path,) = created(multi, "/queues/default/held")
+    assert paths.parse_block(path.rpartition("/")[2]).seq == NO_SEQ
+
+
+def test_a_claim_takes_the_head_and_leaves_the_rest_in_its_place():
+    multi, mine = ops.claim("n1", 4, "default", KEY, DATA, 0, take=2, was_idle=True)
+    assert multi.ops[:3] == (Check("/nodes/n1", 4), Check(paths.gate(42)), Delete(paths.pending_block("default", KEY), 0))
+    running = created(multi, "/running/n1")
+    rest = created(multi, "/queues/default/pending")
+    assert [paths.parse_block(path.rpartition("/")[2]) for path in running] == [mine]
+    (left,) = [paths.parse_block(path.rpartition("/")[2]) for path in rest]
+    assert (mine.first, mine.count, left.first, left.count, left.seq) == (10, 2, 12, 4, KEY.seq)
+    assert decode_block(next(iter(running.values()))).payloads == DATA.payloads[:2]
+    assert decode_block(next(iter(rest.values()))).payloads == DATA.payloads[2:]
+    assert multi.ops[-1] == Delete("/idle/n1")
+    assert multi.guard == Check("/nodes/n1", 4)
+
+
+def test_a_complete_of_a_part_marks_it_and_of_all_removes_the_block():
+    fragment = Fragment(node="n1", outcomes=(Outcome(index=10),))
+    part = ops.complete("n1", 4, KEY, msgspec.structs.replace(DATA, done=1), 2, fragment=fragment)
+    assert isinstance(part.ops[1], Set)
+    assert part.ops[1].version == 2
+    whole = ops.complete("n1", 4, KEY, msgspec.structs.replace(DATA, done=0b111111), 2, fragment=fragment, go_idle=True)
+    assert whole.ops[1] == Delete(paths.running_block("n1", KEY), 2)
+    assert whole.ops[-1] == Create("/idle/n1")
+    (done,) = created(whole, paths.fragment_prefix(42)).values()
+    assert decode_fragment(done) == fragment
+
+
+def test_a_split_gives_the_tail_back_under_the_same_seq():
+    multi, rest = ops.give_back("n1", 4, "default", KEY, msgspec.structs.replace(DATA, done=0b1), 1, first=13)
+    assert (rest.first, rest.count, rest.seq) == (13, 3, KEY.seq)
+    kept = decode_block(multi.ops[1].data)
+    assert kept.done == 0b111001, "the tail's bits are set: it is not this node's any more"
+    assert decode_block(multi.ops[2].data).payloads == DATA.payloads[3:]
+    nothing_left, _ = ops.give_back("n1", 4, "default", KEY, msgspec.structs.replace(DATA, done=0b111), 1, first=13)
+    assert isinstance(nothing_left.ops[1], Delete)
+
+
+def test_a_lost_block_leaves_a_failed_range_for_each_hole():
+    block = msgspec.structs.replace(DATA, done=0b010010, incarnation=9)
+    multi = leader_ops.fail(leader_ops.epoch_check(3), "n1", "default", KEY, encode_block(block), 5, reason=Reason.NODE_LOST, now_us=8)
+    assert multi.ops[:2] == (Check("/epoch", 3), Delete(paths.running_block("n1", KEY), 5))
+    failed = {path.rpartition("/")[2]: decode_failed(data) for path, data in created(multi, paths.failed(42)).items()}
+    assert set(failed) == {"10.1.1", "12.2.1", "15.1.1"}
+    assert decode_block(failed["12.2.1"].block).payloads == DATA.payloads[2:4]
+    assert not failed["10.1.1"].alone
+
+
+def failed_range(**changes):
+    values = {
+        "queue": "default", "seq": 3, "priority": 5, "cores": 2, "memory_mib": 512, "reason": Reason.NODE_LOST,
+        "block": encode_block(DATA), "node": "n1", "alone": False,
+    } | changes  # fmt: skip
+    return FailedRange(**values)
+
+
+def test_a_lost_range_waits_again_as_blocks_of_one_with_the_next_attempt():
+    multi, final = leader_ops.resubmit(SUB, 10, 6, 1, failed_range(), 0, gate=True, max_losses=5)
+    assert final is None
+    blocks = {
+        paths.parse_block(path.rpartition("/")[2]): decode_block(data) for path, data in created(multi, "/queues/default/pending").items()
+    }
+    assert [(key.first, key.count, key.attempt, key.seq) for key in blocks] == [(index, 1, 2, 3) for index in range(10, 16)]
+    assert [data.payloads for data in blocks.values()] == [(payload,) for payload in DATA.payloads]
+    assert all(data.past[0].node == "n1" and data.losses == 0 for data in blocks.values())
+
+
+def test_a_range_whose_rule_says_no_ends_failed():
+    record = failed_range(block=encode_block(msgspec.structs.replace(DATA, resubmit=False)))
+    multi, final = leader_ops.resubmit(SUB, 10, 6, 1, record, 0, gate=True, max_losses=5)
+    assert final.reason is Reason.NODE_LOST
+    outcomes = [o for op in multi.ops if isinstance(op, Create) for o in decode_fragment(op.data).outcomes]
+    assert [(o.index, o.state) for o in outcomes] == [(index, State.FAILED) for index in range(10, 16)]
+
+
+def test_no_multi_of_a_full_block_is_over_the_caps():
+    key = BlockKey(priority=0, seq=1, submission=42, first=0, count=MAX_TASKS, attempt=1, cores=1, memory_mib=0)
+    data = BlockData(function="f" * 64, payloads=(b"x" * 45,) * MAX_TASKS, resubmit=False, done=int("01" * (MAX_TASKS // 2), 2))
+    encoded = encode_block(data)
+    multis = [
+        ops.claim("n1", 1, "default", key, data, 0, take=100)[0],
+        leader_ops.fail(leader_ops.epoch_check(1), "n1", "default", key, encoded, 0, reason=Reason.NODE_LOST, now_us=1),
+        leader_ops.resubmit(SUB, 0, MAX_TASKS, 1, failed_range(block=encoded), 0, gate=True, max_losses=5)[0],
+        leader_ops.resubmit(
+            SUB, 0, 64, 1, failed_range(block=encode_block(msgspec.structs.replace(data, resubmit=True))), 0, gate=True, max_losses=5
+        )[0],
+    ]
+    assert decode_block(encoded) == data
+    for multi in multis:
+        assert len(multi.ops) <= MAX_OPS, multi.name
+        assert multi.size_bytes() <= MAX_MULTI_BYTES, multi.name
+        assert max(len(getattr(op, "data", b"")) for op in multi.ops) <= MAX_ZNODE_BYTES, multi.name
+
+
+def test_release_in_parts_keeps_the_rest_aside():
+    multi = ops.bring_back("default", replace(KEY, seq=NO_SEQ), DATA, 0, take=1)
+    (pending,) = created(multi, "/queues/default/pending")
+    assert pending.endswith("-")
+    (rest,) = created(multi, "/queues/default/held")
+    assert paths.parse_block(rest.rpartition("/")[2]).first == 11
+
+
+def test_taking_a_task_out_replaces_the_block_by_its_remainders():
+    fragment = leader_ops.no_outcome(State.CANCELLED, Reason.USER_CANCEL, [12])
+    multi = ops.take_out("default", KEY, DATA, 0, indices=[12], fragment=fragment)
+    left = [paths.parse_block(path.rpartition("/")[2]) for path in created(multi, "/queues/default/pending")]
+    assert [(key.first, key.count) for key in left] == [(10, 2), (13, 3)]
+
+
+def test_a_fence_keeps_the_record_and_says_why():
+    record = NodeRecord(node="n1", incarnation=3, state=NodeState.UP, guid="g", capacity=Capacity(cores=2, memory_bytes=0))
+    multi = leader_ops.fence(9, record, 4, "no contact")
+    fenced = decode_record(multi.ops[1].data, NodeRecord)
+    assert (fenced.state, fenced.reason, fenced.incarnation) == (NodeState.FENCED, "no contact", 3)
+
+
+def test_a_record_of_a_newer_release_is_refused():
+    newer = encode_record(SUB).replace(b'"format":1', b'"format":2')
+    with pytest.raises(WrongCluster, match="newer release"):
+        decode_record(newer, Submission, "/subs/0/42")
+    with pytest.raises(WrongCluster, match="cannot be read"):
+        decode_record(b"{", Submission, "/subs/0/42")
+
+
+# -- the rule (section 1) ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reason", "block", "alone", "expected"),
+    [
+        (Reason.NODE_LOST, {}, False, Again),
+        (Reason.NODE_LOST, {"losses": 3}, True, Again),
+        (Reason.NODE_LOST, {"losses": 4}, True, Reason.POISON),
+        (Reason.NODE_LOST, {"losses": 4}, False, Again),
+        (Reason.NODE_LOST, {"resubmit": False}, True, Reason.NODE_LOST),
+        (Reason.EXIT_CODE, {}, True, Reason.EXIT_CODE),
+        (Reason.EXIT_CODE, {"retries": 2, "failures": 1}, True, Again),
+        (Reason.EXIT_CODE, {"retries": 2, "failures": 2}, True, Reason.EXIT_CODE),
+        (Reason.TIME_LIMIT, {"retries": 1, "resubmit": False}, True, Again),
+        (Reason.BAD_OUTPUT, {"retries": 9}, True, Reason.BAD_OUTPUT),
+        (Reason.USER_CANCEL, {"retries": 9}, True, Reason.USER_CANCEL),
+    ],
+)
+def test_the_rule(reason, block, alone, expected):
+    ruling = rule(reason, BlockData(**block), alone=alone, backoff_us=0, max_losses=5)
+    assert ruling == GiveUp(expected) if isinstance(expected, Reason) else isinstance(ruling, expected)
+
+
+def test_back_off_doubles_and_stops_doubling():
+    delays = [
+        rule(Reason.EXIT_CODE, BlockData(retries=99, failures=n), alone=True, backoff_us=5, max_losses=5).backoff_us
+        for n in (0, 1, 2, 6, 50)
+    ]
+    assert delays == [5, 10, 20, 320, 320]
+
+
+def test_ranges_come_back_in_pieces_only_after_a_loss():
+    assert pieces(0, 3, Reason.NODE_LOST) == [(0, 1), (1, 1), (2, 1)]
+    assert pieces(0, 101, Reason.NODE_LOST) == [(0, 50), (50, 51)]
+    assert pieces(0, 3, Reason.EXCEPTION) == [(0, 3)]
+
+
+# -- the view (section 4) ----------------------------------------------------------------------------------------------------------
+
+
+def progress_of(total, *fragments, complete=True):
+    progress = Progress()
+    progress.tail = Tail(next=total, complete=complete)
+    for number, fragment in enumerate(fragments):
+        progress.apply(number, fragment, fragment.outcomes)
+    return progress
+
+
+def test_the_first_outcome_of_a_task_is_the_one():
+    progress = progress_of(
+        2, Fragment(outcomes=(Outcome(index=1),)), Fragment(outcomes=(Outcome(index=1, state=State.FAILED), Outcome(index=0)))
+    )
+    assert progress.state_of(1) is State.COMPLETED
+    assert (progress.duplicates, progress.final, progress.is_ended) == (1, 2, True)
+
+
+def test_fragments_are_applied_in_order_each_once():
+    progress = progress_of(2, Fragment())
+    with pytest.raises(ValueError, match="fragment 0 applied, 1 expected"):
+        progress.apply(0, Fragment(), ())
+
+
+def test_one_word_for_a_submission():
+    failed = Fragment(outcomes=(Outcome(index=0, state=State.FAILED, exit_code=3), Outcome(index=1, exit_code=0)))
+    assert overall_state(SUB, progress_of(2, failed), 0) is State.FAILED
+    assert progress_of(2, failed).exit_code == 3
+    assert overall_state(SUB, progress_of(3, failed), 0) is State.RUNNING
+    assert overall_state(SUB, progress_of(2), 1) is State.RUNNING
+    assert overall_state(SUB, progress_of(2), 0) is State.INITIAL
+    assert overall_state(SUB, progress_of(2, failed, complete=False), 0) is State.RUNNING
+    held = replace(SUB, phase=Phase.HELD)
+    assert overall_state(held, progress_of(2), 0) is State.HELD
+    assert state_counts(held, progress_of(5), 2)[State.HELD] == 3
+
+
+def test_paged_fragments_count_without_being_read():
+    progress = Progress()
+    progress.tail = Tail(next=10, complete=True)
+    progress.skip_to(Paged(base=4, counts={"COMPLETED": 8}))
+    progress.apply(4, Fragment(), (Outcome(index=8), Outcome(index=9)))
+    assert progress.is_ended
+
+
+def test_running_tasks_are_those_without_an_outcome():
+    assert running_count([(KEY, 0b11), (KEY, 0)]) == 10

@@ -1,0 +1,127 @@
+"""Nouns: the transition table, ids, units, blocks."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from rmgr import errors
+from rmgr.model.block import BlockKey, pending_indices, runs
+from rmgr.model.ids import AttemptId, TaskId, check_name, parse_attempt, parse_submission, parse_task, taskq_name
+from rmgr.model.resources import Capacity, Request
+from rmgr.model.states import TRANSITIONS, State, check_transition, diagram
+from rmgr.model.units import format_duration, format_size, parse_duration_us, parse_size
+
+
+def test_the_transition_table_is_small_and_complete():
+    assert len(TRANSITIONS) <= 30
+    assert all(why for why in TRANSITIONS.values())
+    assert not [old for old, _ in TRANSITIONS if old.is_final], "nothing leaves a final state"
+    reachable = {State.INITIAL, State.HELD}
+    for _ in State:
+        reachable |= {new for old, new in TRANSITIONS if old in reachable}
+    assert reachable == set(State)
+
+
+def test_a_forbidden_transition_tells_the_story():
+    check_transition("42_7", State.RUNNING, State.COMPLETED)
+    with pytest.raises(errors.InvalidTransition, match=r"42_7 cannot go from COMPLETED to RUNNING .*claimed by n1; completed") as caught:
+        check_transition("42_7", State.COMPLETED, State.RUNNING, ["claimed by n1", "completed"])
+    assert caught.value.hint == "rmgr show 42_7"
+
+
+def test_the_diagram_has_every_edge():
+    text = diagram()
+    assert all(f"{old} --> {new}: " in text for old, new in TRANSITIONS)
+
+
+def test_ids_read_what_they_write():
+    assert parse_task(str(TaskId(42, 7))) == TaskId(42, 7)
+    assert parse_attempt(str(AttemptId(42, 7, 2))) == AttemptId(42, 7, 2)
+    assert parse_attempt("42_7.2").task == TaskId(42, 7)
+    assert taskq_name(42) == "taskq-0000000042"
+    assert parse_submission("taskq-0000000042") == parse_submission("42") == 42
+
+
+@pytest.mark.parametrize("text", ["", "x", "42_", "_7", "42_7_1", "-1", "42_7.2", "99999999999_1", "42 7", "../42"])
+def test_a_malformed_task_id_says_how_ids_look(text):
+    with pytest.raises(errors.UsageError) as caught:
+        parse_task(text)
+    assert "42_7" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", ".a", "a.", "a b", "x" * 65, "-n"])
+def test_names_cannot_leave_their_directory(name):
+    with pytest.raises(errors.UsageError):
+        check_name("node", name)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("15m", 900),
+        ("1h30m", 5400),
+        ("01:02:03", 3723),
+        ("5:30", 330),
+        ("1-00:00:00", 86400),
+        ("0.5", 0.5),
+        ("2d", 172800),
+        ("250ms", 0.25),
+    ],
+)
+def test_durations(text, seconds):
+    assert parse_duration_us(text) == seconds * 1e6
+
+
+@pytest.mark.parametrize("text", ["", "x", "10x", "1h 30m", "h", "-5", "1:2:3:4"])
+def test_a_malformed_duration_says_how_durations_look(text):
+    with pytest.raises(errors.UsageError, match="is not a duration") as caught:
+        parse_duration_us(text)
+    assert "1h30m" in caught.value.hint
+
+
+def test_sizes():
+    assert [parse_size(text) for text in ("512M", "2G", "1024", "1k", "1.5GiB")] == [512 << 20, 2 << 30, 1024, 1024, 3 << 29]
+    with pytest.raises(errors.UsageError, match="is not a size"):
+        parse_size("12 apples")
+    assert [format_size(size) for size in (0, 1023, 1024, 512 << 20, 3 << 29)] == ["0", "1023", "1.0K", "512M", "1.5G"]
+
+
+def test_durations_for_people():
+    assert [format_duration(value) for value in (0.44, 12, 185, 3723, 183845)] == ["0.4s", "12s", "3:05", "1:02:03", "2-03:04:05"]
+
+
+def test_blocks_know_what_is_missing():
+    key = BlockKey(priority=0, seq=3, submission=42, first=10, count=6, attempt=1, cores=1, memory_mib=0)
+    assert pending_indices(key, 0b010010) == [10, 12, 13, 15]
+    assert runs([10, 12, 13, 15]) == [(10, 1), (12, 2), (15, 1)]
+    assert key.end == 16
+
+
+def test_blocks_are_claimed_by_priority_then_arrival_then_index():
+    def key(priority, seq, first):
+        return BlockKey(priority=priority, seq=seq, submission=1, first=first, count=1, attempt=1, cores=1, memory_mib=0)
+
+    expected = [key(5, 9, 0), key(0, 1, 0), key(0, 1, 7), key(0, 2, 3), key(-1, 0, 0)]
+    assert sorted([expected[i] for i in (4, 2, 0, 3, 1)], key=BlockKey.sort_key) == expected
+
+
+def test_capacity_fits_what_it_covers():
+    node = Capacity(cores=4, memory_bytes=8 << 30, resources={"gpu": 1})
+    assert node.fits(Request(cores=4, memory_bytes=8 << 30, resources={"gpu": 1}))
+    assert not node.fits(Request(cores=5))
+    assert not node.fits(Request(memory_bytes=(8 << 30) + 1))
+    assert not node.fits(Request(resources={"gpu": 2}))
+    assert not node.fits(Request(resources={"fpga": 1}))
+
+
+def test_errors_survive_pickling_with_their_attributes():
+    failed = errors.TaskFailed(
+        "42_7 failed", task_id="42_7", reason="EXIT_CODE", attempts=2, node="n1", log_tail="boom", work_exit_code=3, hint="rmgr logs 42_7"
+    )
+    copy = pickle.loads(pickle.dumps(failed))
+    assert (type(copy), str(copy), copy.__dict__) == (errors.TaskFailed, "42_7 failed", failed.__dict__)
+    unknown = pickle.loads(pickle.dumps(errors.SubmitUnknown("lost", token="t")))
+    assert unknown.token == "t"
