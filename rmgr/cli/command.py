@@ -1,0 +1,142 @@
+"""What every command has: the global options before or after its name, examples in its help, the session as argument."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from rmgr.cli.context import Session
+from rmgr.cli.errors import with_hint
+from rmgr.cli.params import DURATION
+
+_GLOBAL = "rmgr_global"
+
+
+class GlobalOption(click.Option):
+    """An option that every command understands; its value goes to the session, never to the command."""
+
+    def __init__(self, *names: str, **attributes: Any) -> None:
+        super().__init__(list(names), expose_value=False, callback=_remember, **attributes)
+
+
+def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    if value is not None and value is not False and value != 0 and parameter.name:
+        setattr(ctx.ensure_object(Session), parameter.name, value)
+    return value
+
+
+def global_options() -> list[click.Parameter]:
+    """Fresh instances for one command."""
+    return [
+        GlobalOption("--zk", metavar="HOSTS[/CHROOT]", help="ZooKeeper servers, as h1:2181,h2:2181/rmgr/NAME  [RMGR_ZK]"),
+        GlobalOption("--store", metavar="URL", help="data store, as sqlite:PATH  [RMGR_STORE]"),
+        GlobalOption("--gateway", metavar="HOST:PORT", help="a Submitter gateway instead of ZooKeeper  [RMGR_GATEWAY]"),
+        GlobalOption("--config", "config_file", metavar="FILE", help="configuration file  [RMGR_CONFIG]"),
+        GlobalOption("--json", "json", is_flag=True, default=None, help="one JSON value on stdout"),
+        GlobalOption("--timeout", "timeout_s", type=DURATION, metavar="DURATION", help="give up after this time (exit 6)"),
+        GlobalOption("-v", "--verbose", "verbose", count=True, help="say more on stderr"),
+    ]
+
+
+class _Help:
+    """Help with a section for global options, and an epilog that is printed as it was written."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        mine, everyones = [], []
+        for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                (everyones if isinstance(parameter, GlobalOption) else mine).append(record)
+        if mine:
+            with formatter.section("Options"):
+                formatter.write_dl(mine)
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
+        if everyones:
+            with formatter.section("Global options (before or after the command)"):
+                formatter.write_dl(everyones)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        if self.epilog:  # type: ignore[attr-defined]
+            formatter.write(f"\n{self.epilog.strip()}\n")  # type: ignore[attr-defined]
+
+
+class RmgrCommand(_Help, click.Command):
+    """A command with global options and examples."""
+
+
+class RmgrGroup(_Help, click.Group):
+    """A command with commands below it; alone it prints its help."""
+
+    command_class = RmgrCommand
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args or self.invoke_without_command else ["--help"])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            known = self.list_commands(ctx)
+            close = difflib.get_close_matches(args[0], known, 1)
+            hint = f"did you mean: {ctx.command_path} {close[0]}" if close else f"known: {', '.join(known)}"
+            raise with_hint(click.UsageError(f"there is no command {args[0]!r} below {ctx.command_path}", ctx), hint)
+        return super().resolve_command(ctx, args)
+
+
+def _epilog(examples: str, exits: str) -> str:
+    text = "Examples:\n" + "\n".join(f"  {line}" for line in inspect.cleandoc(examples).splitlines())
+    if exits:
+        text += "\n\nExit codes:\n" + "\n".join(f"  {line}" for line in inspect.cleandoc(exits).splitlines())
+    return text
+
+
+def command(
+    name: str,
+    *,
+    examples: str,
+    exits: str = "",
+    group: click.Group | None = None,
+    settings: dict[str, Any] | None = None,
+    **attributes: Any,
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Makes a command of a function whose first argument is the `Session`.
+
+    Args:
+        name: as typed. examples: lines for the help (required: every command has some). exits: what its exit codes mean.
+        group: where it belongs (`rmgr config show`), None for the top level. settings: click's context_settings.
+    The function's docstring is the help; options are added with click's decorators below this one.
+    """
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        attributes["context_settings"] = settings or {}
+        made = click.command(name, cls=RmgrCommand, epilog=_epilog(examples, exits), **attributes)(_with_session(function))
+        made.params += global_options()
+        if group is not None:
+            group.add_command(made)
+        return made
+
+    return decorate
+
+
+def command_group(name: str, *, examples: str, **attributes: Any) -> Callable[[Callable[..., Any]], RmgrGroup]:
+    """Makes a group (`rmgr config`, with `show`, `check`, ... below it) of a function that gets the `Session`."""
+
+    def decorate(function: Callable[..., Any]) -> RmgrGroup:
+        made = click.command(name, cls=RmgrGroup, epilog=_epilog(examples, ""), **attributes)(_with_session(function))
+        made.params += global_options()
+        return made
+
+    return decorate
+
+
+def _with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(**values: Any) -> Any:
+        return function(click.get_current_context().ensure_object(Session), **values)
+
+    call.__doc__ = function.__doc__
+    call.__name__ = function.__name__
+    call.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined] - where click's decorators leave them
+    return call

@@ -1,0 +1,103 @@
+"""Errors become a message and a hint on stderr, or `{"error": ...}` on stdout, and an exit code (cli.md sections 5, 6)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+
+import click
+
+from rmgr.errors import RmgrError, SubmitUnknown
+
+#: A reader that went away (`rmgr jobs | head -1`): what the shell shows for SIGPIPE.
+BROKEN_PIPE = 141
+INTERRUPTED = 130
+
+
+class WorkEnded(Exception):
+    """A command ends with this exit code and has told everything already (the work's own code, mostly)."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+def with_hint(error: click.ClickException, hint: str) -> click.ClickException:
+    """A click error that carries a hint of ours."""
+    error.rmgr_hint = hint  # type: ignore[attr-defined]
+    return error
+
+
+def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
+    """Tells what happened and returns the exit code. Ends of commands (`WorkEnded`, click's Exit) tell nothing."""
+    match error:
+        case WorkEnded():
+            return error.exit_code
+        case click.exceptions.Exit():
+            return error.exit_code
+        case SystemExit():
+            return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        case BrokenPipeError():
+            return BROKEN_PIPE
+        case KeyboardInterrupt() | click.Abort():
+            _tell("interrupted", "", verbose=0)
+            return INTERRUPTED
+        case RmgrError():
+            code, message, hint, exit_code = error.code, error.message, error.hint, error.exit_code
+        case click.UsageError():
+            code, message, hint, exit_code = "USAGE", error.format_message(), _hint(error), 2
+        case click.ClickException():
+            code, message, hint, exit_code = "USAGE", error.format_message(), _hint(error), 2
+        case OSError():
+            code, message, hint, exit_code = "INTERNAL", _os_message(error), "", 1
+        case _:
+            code, message, exit_code = "INTERNAL", f"{type(error).__name__}: {error}", 1
+            hint = "this is a defect of rmgr; -v prints where it happened"
+    token = error.token if isinstance(error, SubmitUnknown) else ""
+    if as_json:
+        told = {"code": code, "message": message, "hint": hint}
+        sys.stdout.write(json.dumps({"schema": "rmgr/1", "error": told | ({"token": token} if token else {})}) + "\n")
+    else:
+        _tell(message, hint or (f"send it again, safely: --token {token}" if token else ""), verbose=verbose)
+    if verbose and not isinstance(error, click.ClickException):
+        traceback.print_exception(error, file=sys.stderr)
+    return exit_code
+
+
+def flush(code: int) -> int:
+    """Writes out what is buffered; a reader that has gone is no error worth a traceback at exit."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code or BROKEN_PIPE
+    except OSError as error:  # a full disk behind stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _tell(f"the output could not be written: {error.strerror}", "", verbose=0)
+        return code or 1
+    return code
+
+
+def _tell(message: str, hint: str, *, verbose: int) -> None:  # noqa: ARG001 - one signature for all
+    from rmgr.cli.render import paint, printable
+
+    sys.stdout.flush() if not sys.stdout.closed else None
+    sys.stderr.write(f"{paint('rmgr:', 'red', sys.stderr)} {printable(message)}\n")
+    for line in hint.splitlines():
+        sys.stderr.write(f"      {paint(printable(line), 'dim', sys.stderr)}\n")
+
+
+def _hint(error: click.ClickException) -> str:
+    own = getattr(error, "rmgr_hint", "")
+    if own:
+        return str(own)
+    ctx = getattr(error, "ctx", None)
+    return f"{ctx.command_path} --help" if ctx is not None else "rmgr --help"
+
+
+def _os_message(error: OSError) -> str:
+    name = f"{error.filename}: " if error.filename else ""
+    return f"{name}{error.strerror or error}"

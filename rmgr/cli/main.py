@@ -1,0 +1,184 @@
+"""`rmgr`: the table of commands, each imported only when it is used, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+from rmgr.cli import errors
+from rmgr.cli.command import RmgrGroup, global_options
+from rmgr.cli.context import Session
+
+#: section -> name -> (module:function, what it does). A command stands here when it exists.
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Work": {
+        "submit": ("submit:submit", "Submit a command or a script"),
+        "run": ("run:run", "Submit a command, stream its output, exit with its code"),
+        "jobs": ("work:jobs", "Live (and with -a ended) submissions"),
+        "tasks": ("work:tasks", "The tasks of a submission"),
+        "show": ("show:show", "All that is known of a submission or a task"),
+        "explain": ("show:explain", "Why it waits, or how it ended"),
+        "logs": ("logs:logs", "Output of tasks, live or stored"),
+        "wait": ("wait:wait", "Wait for submissions and exit with their code"),
+        "cancel": ("control:cancel", "End queued and running work"),
+        "hold": ("control:hold", "Keep waiting work from starting"),
+        "release": ("control:release", "Let held work start"),
+        "history": ("history:history", "Work that has ended"),
+    },
+    "Cluster": {
+        "status": ("cluster:status", "Leader, health of ZooKeeper and store, counts"),
+        "nodes": ("cluster:nodes", "Nodes, their state and what they have"),
+        "queues": ("cluster:queues", "Queues, their limits and what stands in them"),
+        "drain": ("cluster:drain", "Let a node finish what it has and take nothing new"),
+        "resume": ("cluster:resume", "Let a drained node take work again"),
+        "policy": ("policy:policy", "Scheduling policies: list, show, set, check"),
+        "config": ("config:config", "Configuration and cluster settings: show, check, apply"),
+    },
+    "Data": {
+        "store": ("store:store", "Values in the data store: ls, put, get, rm, du"),
+    },
+    "Daemons": {
+        "starter": ("daemons:starter", "Run work on this machine"),
+        "watchdog": ("daemons:watchdog", "Watch over nodes and work"),
+        "submitter": ("daemons:submitter", "Gateway for clients that cannot reach ZooKeeper"),
+    },
+    "This machine": {
+        "dev": ("dev:dev", "A whole cluster on this machine"),
+        "doctor": ("doctor:doctor", "What is wrong, and how to mend it"),
+        "bench": ("bench:bench", "Measure: tasks, latency, shell, backlog"),
+        "completion": ("completion:completion", "Completion for bash, zsh or fish"),
+        "version": ("version:version", "Versions of rmgr, Python and the protocol"),
+    },
+}
+
+_COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+#: What people of other systems type -> what they mean here.
+_OTHER_NAMES = {
+    "sbatch": "submit",
+    "srun": "run",
+    "squeue": "jobs",
+    "sacct": "history",
+    "sinfo": "nodes",
+    "scancel": "cancel",
+    "qsub": "submit",
+    "qstat": "jobs",
+    "qdel": "cancel",
+    "ps": "jobs",
+    "ls": "jobs",
+    "job": "jobs",
+    "task": "tasks",
+    "queue": "queues",
+    "node": "nodes",
+    "log": "logs",
+    "cat": "logs",
+    "kill": "cancel",
+    "delete": "cancel",
+    "undrain": "resume",
+    "info": "status",
+    "server": "dev",
+    "worker": "starter",
+    "start": "dev",
+}
+
+_EPILOG = """\b
+First steps:
+  rmgr dev                             a cluster on this machine (Ctrl-C stops it)
+  rmgr submit --wait -- echo hello     submit, wait, print the output
+  rmgr submit --array 1-100 -- ./work.sh
+  rmgr run -- make test                output as it comes, exit code of the command
+  rmgr jobs; rmgr tasks last; rmgr logs -f last; rmgr explain last
+
+Exit codes:
+  run, submit --wait, wait, logs -f: the work's own code (of several the highest), 128+N on signal N,
+  124 its time limit, 125 infrastructure, 1 an exception or a command that cannot run,
+  130 cancelled, or detached by Ctrl-C.
+  Others: 0 ok, 1 failed or unhealthy, 2 usage or infeasible, 3 no such id, 4 permission,
+  5 service unavailable, 6 --timeout ran out, 7 resource exhausted, 8 outcome unknown."""
+
+
+class _Table(RmgrGroup):
+    """The commands of the table; a module is imported when its command is used or its help is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        entry = _COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, function = entry[0].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"rmgr.cli.{module}"), function)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-"):
+            meant = _OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, _COMMANDS, 1)), "")
+            error = click.UsageError(f"there is no command {name!r}", ctx)
+            raise errors.with_hint(error, f"did you mean: rmgr {meant}" if meant else "rmgr --help lists the commands")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names come from the table: no module is imported for a tab."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name, help=summary) for name, (_, summary) in _COMMANDS.items() if name.startswith(incomplete)]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, summary) for name, (_, summary) in commands.items()], col_max=14)
+
+
+cli = _Table(
+    "rmgr",
+    params=global_options(),
+    help="A fault-tolerant resource manager for clusters whose parts keep failing.",
+    epilog=_EPILOG,
+    subcommand_metavar="COMMAND [ARGS]...",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the console script; ends the process with an exit code of cli.md section 6."""
+    code = run(sys.argv[1:] if argv is None else argv)
+    code = errors.flush(code)
+    sys.exit(code)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Carries out one command line and returns its exit code; what goes wrong is told on stderr or as JSON."""
+    if "_RMGR_COMPLETE" in os.environ:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, "rmgr", "_RMGR_COMPLETE", os.environ["_RMGR_COMPLETE"])
+    session = Session()
+    try:
+        with cli.make_context("rmgr", list(argv), obj=session) as ctx:
+            cli.invoke(ctx)
+    except BaseException as error:  # noqa: BLE001 - the rim: each kind is told apart in there and becomes an exit code
+        return errors.report(error, as_json=session.json or asked_for_json(argv), verbose=session.verbose)
+    finally:
+        session.close()
+    return 0
+
+
+def asked_for_json(argv: Sequence[str]) -> bool:
+    """`--json` among the options, for errors that happen before options are understood."""
+    words = list(argv)
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
+
+
+if __name__ == "__main__":
+    main()

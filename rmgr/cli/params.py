@@ -1,0 +1,106 @@
+"""Types of option values: durations, sizes, names; an error names the option and shows how it should look."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+from rmgr.errors import UsageError
+from rmgr.model.states import State
+from rmgr.model.units import parse_duration_us, parse_size
+
+
+class Parsed(click.ParamType):
+    """A value read by a function that raises `UsageError`; values that are no text pass as they are."""
+
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002 - click's signature
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._read(value)
+        except UsageError as error:
+            where = max(param.opts, key=len) if param is not None and param.opts[0].startswith("-") else ""
+            raise UsageError(f"{where}: {error.message}" if where else error.message, hint=error.hint) from None
+
+
+#: Seconds as float: `90`, `15m`, `1h30m`, `HH:MM:SS`.
+DURATION = Parsed("duration", lambda text: parse_duration_us(text) / 1e6)
+#: Microseconds as int.
+DURATION_US = Parsed("duration", parse_duration_us)
+#: Bytes: `512M`, `2G`.
+SIZE = Parsed("size", parse_size)
+
+
+def nearest(kind: str, given: str, known: Iterable[str], *, listed_by: str = "") -> UsageError:
+    """The error for a name that does not exist: suggests the nearest one, else lists them all."""
+    names = sorted(known)
+    close = difflib.get_close_matches(given, names, 1, 0.5) or [name for name in names if name.lower() == given.lower()]
+    told = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    return UsageError(f"there is no {kind} {given!r}", hint=f"{told}  ({listed_by} lists them)" if listed_by else told)
+
+
+def one_of(kind: str, known: Iterable[str], *, upper: bool = False) -> Parsed:
+    """One of some names, with a suggestion when it is none of them."""
+    names = tuple(known)
+
+    def read(text: str) -> str:
+        given = text.upper() if upper else text
+        if given not in names:
+            raise nearest(kind, given, names)
+        return given
+
+    return Parsed(kind, read)
+
+
+#: What people of other systems call a state.
+_OTHER_STATES = {
+    "PENDING": State.INITIAL,
+    "PD": State.INITIAL,
+    "WAITING": State.INITIAL,
+    "QUEUED": State.INITIAL,
+    "R": State.RUNNING,
+    "CD": State.COMPLETED,
+    "DONE": State.COMPLETED,
+    "FINISHED": State.COMPLETED,
+    "SUCCEEDED": State.COMPLETED,
+    "F": State.FAILED,
+    "CA": State.CANCELLED,
+    "CANCELED": State.CANCELLED,
+}
+
+
+def parse_states(text: str) -> tuple[State, ...]:
+    """`failed,running` -> states; Slurm's and HyperQueue's words are understood. Raises UsageError."""
+    states = []
+    for word in text.split(","):
+        name = word.strip().upper()
+        if name in _OTHER_STATES:
+            states.append(_OTHER_STATES[name])
+        elif name in State.__members__:
+            states.append(State(name))
+        else:
+            raise nearest("state", name, State.__members__)
+    return tuple(states)
+
+
+#: States, separated by commas.
+STATES = Parsed("states", parse_states)
+
+
+def parse_pair(what: str) -> Callable[[str], tuple[str, str]]:
+    """Reader of `A=B`."""
+
+    def read(text: str) -> tuple[str, str]:
+        left, equals, right = text.partition("=")
+        if not equals or not left:
+            raise UsageError(f"{text!r} is not {what}", hint=f"write it as {what}")
+        return left, right
+
+    return read

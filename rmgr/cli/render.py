@@ -1,0 +1,224 @@
+"""Tables and JSON: columns that people choose and sort, fitted to the terminal; machine output as cli.md section 5 has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from rmgr.model.units import format_duration
+
+SCHEMA = "rmgr/1"
+_STYLES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36", "bold": "1", "dim": "2"}
+_GAP = "  "
+_NARROWEST = 5
+
+#: Colour of a word that is a state.
+STATE_STYLES = {
+    "INITIAL": "yellow",
+    "HELD": "magenta",
+    "RUNNING": "cyan",
+    "STARTING": "cyan",
+    "SUSPENDED": "magenta",
+    "STOPPING": "yellow",
+    "COMPLETED": "green",
+    "FAILED": "red",
+    "CANCELLED": "yellow",
+    "up": "green",
+    "open": "green",
+    "draining": "yellow",
+    "drained": "yellow",
+    "closed": "yellow",
+    "stopped": "yellow",
+    "fenced": "red",
+    "lost": "red",
+    "down": "dim",
+}
+
+
+# -- machine output ---------------------------------------------------------------------------------------------------------
+
+
+def emit(document: dict[str, Any], out: TextIO | None = None) -> None:
+    """Writes one JSON value (a line), `schema` first."""
+    stream = out or sys.stdout
+    stream.write(json.dumps({"schema": SCHEMA, **document}, ensure_ascii=False) + "\n")
+    stream.flush()
+
+
+def iso(time_us: int) -> str | None:
+    """Microseconds since the epoch as ISO-8601 UTC; None for 0 (not yet)."""
+    if not time_us:
+        return None
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# -- text -------------------------------------------------------------------------------------------------------------------
+
+
+def is_coloured(out: TextIO) -> bool:
+    """Colour is wanted: a terminal, no NO_COLOR, not TERM=dumb."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and out.isatty()
+
+
+def paint(text: str, style: str, out: TextIO) -> str:
+    """`text` in a style, where colour is wanted."""
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and text and is_coloured(out) else text
+
+
+def printable(text: str) -> str:
+    """`text` in one line without control characters: names and messages of others must not steer the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else " " if char in "\n\t" else char.encode("unicode_escape").decode("ascii") for char in text
+    )
+
+
+def width_of(text: str) -> int:
+    """Columns that `text` takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def elapsed(started_us: int, ended_us: int, now_us: int) -> str:
+    """Time from start to end, or until now; empty when it has not begun."""
+    return format_duration(max(0, (ended_us or now_us) - started_us) / 1e6) if started_us else ""
+
+
+def clock(time_us: int) -> str:
+    """A time for people: local, to the second; the date unless it is today's."""
+    if not time_us:
+        return ""
+    moment = datetime.fromtimestamp(time_us / 1e6).astimezone()
+    today = datetime.now(UTC).astimezone().date()
+    return moment.strftime("%H:%M:%S" if moment.date() == today else "%Y-%m-%d %H:%M:%S")
+
+
+def age(time_us: int, now_us: int) -> str:
+    """How long ago, for people."""
+    return f"{format_duration(max(0, now_us - time_us) / 1e6)} ago" if time_us else ""
+
+
+def now_us() -> int:
+    """Microseconds since the epoch, now."""
+    return time.time_ns() // 1000
+
+
+# -- tables -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column. text: what a row shows. order: what it is sorted by (default: the text).
+
+    is_id: never shortened. right: numbers. default: shown without `-o`. keep: shown even when empty everywhere.
+    state: the word chooses the colour.
+    """
+
+    name: str
+    text: Callable[[Any], str]
+    order: Callable[[Any], Any] | None = None
+    is_id: bool = False
+    right: bool = False
+    default: bool = True
+    keep: bool = False
+    state: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the options said: `-o a,b`, `--sort -a`, `--no-header`."""
+
+    columns: str = ""
+    sort: str = ""
+    header: bool = True
+
+
+def choose(columns: Sequence[Column], names: str) -> list[Column]:
+    """The columns named in `names` ("" = the default ones), in that order; `+x` adds to the default ones. Raises UsageError."""
+    if not names:
+        return [column for column in columns if column.default]
+    chosen = [column for column in columns if column.default] if names.startswith("+") else []
+    return chosen + [_find(columns, name.strip()) for name in names.removeprefix("+").split(",")]
+
+
+def _find(columns: Sequence[Column], name: str) -> Column:
+    wanted = name.lower().replace("-", "").replace("_", "")
+    for column in columns:
+        if wanted in {column.name.lower(), column.name.lower().partition("(")[0]}:
+            return column
+    from rmgr.cli.params import nearest
+
+    raise nearest("column", name.upper(), [column.name for column in columns])
+
+
+def arrange(rows: Iterable[Any], columns: Sequence[Column], sort: str) -> list[Any]:
+    """Rows sorted by `--sort [-]col[,[-]col]`; rows without a value last."""
+    arranged = list(rows)
+    for part in reversed([part.strip() for part in sort.split(",") if part.strip()]):
+        column = _find(columns, part.lstrip("+-"))
+        key = column.order or column.text
+        empty = [row for row in arranged if key(row) in {None, ""}]
+        filled = [row for row in arranged if key(row) not in {None, ""}]
+        arranged = sorted(filled, key=key, reverse=part.startswith("-")) + empty
+    return arranged
+
+
+def table(rows: Iterable[Any], columns: Sequence[Column], layout: Layout, out: TextIO | None = None) -> None:
+    """Draws a table. Empty columns are dropped unless they were asked for; on a terminal it fits the width.
+
+    Raises: UsageError for an unknown column.
+    """
+    stream = out or sys.stdout
+    chosen = choose(columns, layout.columns)
+    lines = [[printable(column.text(row)) for column in chosen] for row in arrange(rows, columns, layout.sort)]
+    if not layout.columns:
+        kept = [at for at, column in enumerate(chosen) if column.keep or column.is_id or any(line[at] for line in lines)]
+        chosen, lines = [chosen[at] for at in kept], [[line[at] for at in kept] for line in lines]
+    heads = [column.name for column in chosen] if layout.header else [""] * len(chosen)
+    widths = [max([width_of(head), *(width_of(line[at]) for line in lines)]) for at, head in enumerate(heads)]
+    if stream.isatty():
+        widths = _fit(widths, heads, chosen, shutil.get_terminal_size().columns)
+    if layout.header:
+        head = _GAP.join(_pad(name, width, column.right) for name, width, column in zip(heads, widths, chosen, strict=True)).rstrip()
+        stream.write(paint(head, "bold", stream) + "\n")
+    for line in lines:
+        cells = []
+        for text, width, column in zip(line, widths, chosen, strict=True):
+            shown = _pad(text if column.is_id else _cut(text, width), width, column.right)
+            cells.append(paint(shown, STATE_STYLES.get(text.partition(" ")[0], ""), stream) if column.state else shown)
+        stream.write(_GAP.join(cells).rstrip() + "\n")
+    stream.flush()
+
+
+def _fit(widths: list[int], heads: list[str], columns: Sequence[Column], room: int) -> list[int]:
+    """Takes from the widest columns, never from ids, until the line fits or nothing can be taken."""
+    widths = list(widths)
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > room:
+        able = [at for at, column in enumerate(columns) if not column.is_id and widths[at] > max(_NARROWEST, min(width_of(heads[at]), 8))]
+        if not able:
+            break
+        widths[max(able, key=lambda at: (widths[at], at))] -= 1
+    return widths
+
+
+def _cut(text: str, width: int) -> str:
+    if width_of(text) <= width:
+        return text
+    while text and width_of(text) > width - 1:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    gap = " " * max(0, width - width_of(text))
+    return gap + text if right else text + gap

@@ -1,0 +1,33 @@
+"""`rmgr version`: versions of rmgr, Python and the protocol."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.cli.render import emit
+
+#: Of records and multis: `coord/records.FORMAT`; processes of one cluster must agree on it.
+PROTOCOL = 1
+
+
+def rmgr_version() -> str:
+    """Version of the installed package; "unknown" when it runs from a plain directory."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("rmgr")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+@command("version", examples="rmgr version\nrmgr version --json")
+def version(session: Session) -> None:
+    """Versions of rmgr, of Python, and of the protocol that processes of one cluster must share."""
+    python = platform.python_version()
+    if session.json:
+        emit({"version": rmgr_version(), "python": python, "protocol": PROTOCOL})
+    else:
+        sys.stdout.write(f"rmgr {rmgr_version()} (protocol {PROTOCOL}, Python {python})\n")
