@@ -1,0 +1,79 @@
+"""Whether what a submission waits for has happened: endings of others in, a verdict out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rmgr.model.states import State
+from rmgr.model.submission import Condition, Dependency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What is known of the end of a submission.
+
+    state: how it ended, None while it has not. spoiled: something of it has FAILED or was CANCELLED already.
+    known: False when neither ZooKeeper nor the history has heard of it.
+    """
+
+    state: State | None = None
+    spoiled: bool = False
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """All conditions hold: it may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """One condition can never hold any more."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Not decided: these submissions have not ended. `missing`: those of which nothing was told."""
+
+    waits_for: tuple[int, ...]
+    missing: tuple[int, ...] = ()
+
+
+Verdict = Met | Unmet | Open
+
+
+def weigh(after: Sequence[Dependency], endings: Mapping[int, Ending]) -> Verdict:
+    """The verdict on a list of dependencies, all of which must hold. Cost: O(dependencies).
+
+    Args:
+        endings: what is known, by submission; one that is not in it has not been looked up.
+    """
+    waits: list[int] = []
+    missing: list[int] = []
+    for item in after:
+        ending = endings.get(item.submission)
+        if ending is None:
+            missing.append(item.submission)
+            continue
+        broken = _broken(item, ending)
+        if broken:
+            return Unmet(f"{item.condition}:{item.submission}: {broken}")
+        if ending.state is None:
+            waits.append(item.submission)
+    return Open(tuple(waits), tuple(missing)) if waits or missing else Met()
+
+
+def _broken(item: Dependency, ending: Ending) -> str:
+    if not ending.known:
+        return f"submission {item.submission} is neither in the cluster nor in the history"
+    if item.condition is Condition.OK:
+        if ending.state in {State.FAILED, State.CANCELLED}:
+            return f"submission {item.submission} ended {ending.state}"
+        if ending.spoiled:
+            return f"not all tasks of submission {item.submission} can complete any more"
+    if item.condition is Condition.FAIL and ending.state is State.COMPLETED:
+        return f"submission {item.submission} ended {State.COMPLETED}"
+    return ""

@@ -1,0 +1,282 @@
+"""What is to be done for a submission, from what is known of it: facts in, duties out. Pure and level-triggered.
+
+Asked again after every change; a duty that was carried out changes the facts, so that it is not named again. Nothing
+is remembered between two questions: a new leader that reads the same facts names the same duties.
+
+Who does what: the owner (its Submitter) follows its submission while it lives; the leader stands in for a dead one,
+and for a living one that has not acted for `PATIENCE_S`. Names are deterministic, so two doers never do a thing twice.
+Sweeps, caps and dependencies are the leader's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from rmgr.coord import paths
+from rmgr.coord.leader_ops import no_outcome
+from rmgr.coord.multi import Create, Delete, Gone, Multi
+from rmgr.coord.ops import set_record
+from rmgr.coord.records import encode_fragment
+from rmgr.model.block import BlockKey
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Submission, Tail
+
+#: A living owner that has not done its duty for so long gets help from the leader.
+PATIENCE_S = 30.0
+#: Fragments that leave ZooKeeper in one multi (at most 190 beside the other operations).
+PAGE_FRAGMENTS = 180
+
+
+# -- duties -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Resubmit:
+    """A failed range is due: it waits again or ends, as the rule says."""
+
+    first: int
+    count: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropFailed:
+    """A failed range of a cancelled submission ends CANCELLED."""
+
+    first: int
+    count: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Its waiting blocks are to be looked at: set aside, ended, or brought back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """It waits for others: see whether they have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndTail:
+    """Nothing will be added any more: its tail is declared complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Every task is final: the summary goes to the history, the record becomes CLOSED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Its oldest fragments go to a page in the store."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Retention is over: its znodes and rows go."""
+
+
+Duty = Resubmit | DropFailed | Sweep | Weigh | EndTail | Close | Page | Collect
+
+
+# -- facts --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSeen:
+    """A failed range as the keeper knows it. backoff_s: None until its record has been read."""
+
+    first: int
+    count: int
+    attempt: int
+    seen_s: float
+    backoff_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that decides what a submission needs. Times named `_s` are the keeper's own monotonic seconds.
+
+    final: tasks with a final state. applied: the first fragment that is not known yet. base: the first that is in
+    ZooKeeper. active_s: when something of it changed last. ended_s: when it was first seen ended (None: it is not).
+    swept: nothing of it stood where it should not when its blocks were last looked at. sweep_s: when to look next.
+    """
+
+    submission: Submission
+    tail: Tail
+    final: int
+    failed: tuple[FailedSeen, ...] = ()
+    applied: int = 0
+    base: int = 0
+    owner_alive: bool = False
+    active_s: float = 0.0
+    ended_s: float | None = None
+    swept: bool = True
+    sweep_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be done now, and when to ask again if nothing changes before (None: a change will tell)."""
+
+    duties: tuple[Duty, ...]
+    again_s: float | None = None
+
+
+def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) -> Plan:
+    """Duties towards one submission.
+
+    Args:
+        now_s: monotonic, for everything that decides about work. now_us: wall clock, for retention only.
+    Cost: O(failed ranges).
+    """
+    submission = facts.submission
+    if submission.phase is Phase.CLOSED:
+        left_us = submission.closed_us + settings.retention_us - now_us
+        return Plan(duties=(Collect(),)) if left_us <= 0 else Plan(duties=(), again_s=now_s + left_us / 1e6)
+    asks: list[tuple[float, Duty]] = [*_failed(facts), *_ends(facts, settings)]
+    if submission.phase is Phase.HELD and submission.reason == Reason.DEPENDENCY:
+        asks.append((now_s, Weigh()))
+    if not facts.swept:
+        asks.append((facts.sweep_s, Sweep()))
+    page = _page(facts, settings)
+    if page is not None:
+        asks.append((now_s, page))
+    later = [due_s for due_s, _ in asks if due_s > now_s]
+    return Plan(duties=tuple(duty for due_s, duty in asks if due_s <= now_s), again_s=min(later, default=None))
+
+
+def _failed(facts: Facts) -> Iterable[tuple[float, Duty]]:
+    patience_s = PATIENCE_S if facts.owner_alive else 0.0
+    for item in facts.failed:
+        if facts.submission.phase is Phase.CANCELLED:
+            yield item.seen_s, DropFailed(item.first, item.count, item.attempt)
+        else:
+            yield item.seen_s + (item.backoff_s or 0.0) + patience_s, Resubmit(item.first, item.count, item.attempt)
+
+
+def _ends(facts: Facts, settings: ClusterSettings) -> Iterable[tuple[float, Duty]]:
+    if facts.ended_s is not None:
+        yield facts.ended_s + (PATIENCE_S if facts.owner_alive else 0.0), Close()
+    elif not facts.tail.complete:
+        if facts.submission.phase is Phase.CANCELLED:
+            yield facts.active_s + (PATIENCE_S if facts.owner_alive else 0.0), EndTail()
+        elif not facts.owner_alive:
+            yield facts.active_s + settings.retention_us / 1e6, EndTail()
+
+
+def _page(facts: Facts, settings: ClusterSettings) -> Page | None:
+    most = settings.max_fragments * (2 if facts.owner_alive else 1)
+    return Page(facts.base, PAGE_FRAGMENTS) if facts.applied - facts.base > max(most, PAGE_FRAGMENTS) else None
+
+
+# -- blocks that stand in the wrong place ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A waiting block of a held submission leaves the queue."""
+
+    key: BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class BringBack:
+    """A block that was set aside waits again; only its first `take` tasks when `take` is not 0."""
+
+    key: BlockKey
+    take: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A waiting block of a cancelled submission ends here."""
+
+    key: BlockKey
+    held: bool
+
+
+Move = SetAside | BringBack | End
+
+
+def moves(submission: Submission, *, pending: Sequence[BlockKey], held: Sequence[BlockKey], room: int | None) -> list[Move]:
+    """What to do with the blocks of one submission that wait in its queue, in the order in which it is to happen.
+
+    Args:
+        pending, held: its blocks in either place.
+        room: how many more of its tasks may be on the way (`room_of`), None without a cap.
+    """
+    in_order = sorted(held, key=BlockKey.sort_key)
+    match submission.phase:
+        case Phase.HELD:
+            return [SetAside(key) for key in pending]
+        case Phase.CANCELLED:
+            return [*(End(key, held=False) for key in pending), *(End(key, held=True) for key in in_order)]
+        case Phase.OPEN:
+            return [BringBack(key) for key in in_order] if room is None else _fill(in_order, room)
+        case Phase.CLOSED:
+            return []
+
+
+def _fill(in_order: Sequence[BlockKey], room: int) -> list[Move]:
+    back: list[Move] = []
+    for key in in_order:
+        if room <= 0:
+            break
+        back.append(BringBack(key, take=0 if key.count <= room else room))
+        room -= key.count
+    return back
+
+
+def room_of(submission: Submission, *, total: int, final: int, held: int, failed: int) -> int | None:
+    """How many more tasks of a capped submission may leave `held`, None without a cap.
+
+    What is neither final, nor set aside, nor waiting for its rule is on the way (waiting or claimed). To never exceed the
+    cap, `final` must be older than the list that `held` was counted in, `failed` and `total` newer.
+    """
+    if submission.max_running <= 0:
+        return None
+    return max(0, submission.max_running - (total - final - held - failed))
+
+
+def end_block(submission: Submission, key: BlockKey, *, held: bool) -> Multi:
+    """END: all tasks of a waiting block end CANCELLED, for the reason that the record tells."""
+    source = paths.held_block(submission.queue, key) if held else paths.pending_block(submission.queue, key)
+    fragment = no_outcome(State.CANCELLED, cancel_reason(submission), range(key.first, key.end))
+    ops = (Delete(source), Create(paths.fragment_prefix(submission.id), encode_fragment(fragment), sequence=True))
+    return Multi(name="END", ops=ops, proof=Gone(source))
+
+
+def cancel_reason(submission: Submission) -> Reason:
+    """Why its tasks end CANCELLED."""
+    try:
+        return Reason(submission.reason) or Reason.USER_CANCEL
+    except ValueError:
+        return Reason.USER_CANCEL
+
+
+# -- changes of the record ----------------------------------------------------------------------------------------------------
+
+
+def close(submission: Submission, version: int, *, now_us: int, gate: bool) -> Multi:
+    """CLOSE: after its summary is in the store. `gate`: its gate exists, and goes with it."""
+    closed = replace(submission, phase=Phase.CLOSED, closed_us=now_us)
+    return set_record(closed, version=version, gate=False if gate else None, name="CLOSE")
+
+
+def let_go(submission: Submission, version: int) -> Multi:
+    """MET: what it waited for has happened; its blocks may be claimed as soon as they are back in the queue."""
+    return set_record(replace(submission, phase=Phase.OPEN, reason="", reason_detail=""), version=version, gate=True, name="MET")
+
+
+def break_off(submission: Submission, version: int, detail: str) -> Multi:
+    """UNMET: what it waited for can never happen any more."""
+    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.DEPENDENCY_FAILED, reason_detail=detail)
+    return set_record(ended, version=version, gate=None, name="UNMET")

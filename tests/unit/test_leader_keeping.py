@@ -1,0 +1,280 @@
+"""Duties of the leader towards a submission: one table of facts and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmgr.coord import keeping, paths
+from rmgr.coord.dependencies import Ending, Met, Open, Unmet, weigh
+from rmgr.coord.keeping import (
+    PATIENCE_S,
+    BringBack,
+    Close,
+    Collect,
+    DropFailed,
+    End,
+    EndTail,
+    Facts,
+    FailedSeen,
+    Page,
+    Plan,
+    Resubmit,
+    SetAside,
+    Sweep,
+    Weigh,
+)
+from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Delete
+from rmgr.coord.records import decode_fragment, decode_record
+from rmgr.model.block import MAX_TASKS, NO_SEQ, BlockKey
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Condition, Dependency, Phase, Submission, Tail, Work
+
+SETTINGS = ClusterSettings(retention_us=60_000_000, max_fragments=200)
+
+
+def a_submission(**fields: object) -> Submission:
+    return replace(Submission(id=7, name="t", user="u", queue="default", work=Work.PYTHON, submitted_us=1), **fields)  # type: ignore[arg-type]
+
+
+def a_key(first: int = 0, count: int = 4, **fields: int) -> BlockKey:
+    return replace(BlockKey(priority=0, seq=3, submission=7, first=first, count=count, attempt=1, cores=1, memory_mib=0), **fields)
+
+
+def facts(**fields: object) -> Facts:
+    return replace(Facts(submission=a_submission(), tail=Tail(next=4), final=0), **fields)  # type: ignore[arg-type]
+
+
+def plan(known: Facts, now_s: float = 100.0, now_us: int = 0) -> Plan:
+    return keeping.plan(known, SETTINGS, now_s=now_s, now_us=now_us)
+
+
+# -- failed ranges ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_leader_resubmits_for_a_dead_owner_at_once() -> None:
+    assert plan(facts(owner_alive=False, active_s=100.0, failed=(FailedSeen(0, 2, 1, seen_s=100.0),))).duties == (Resubmit(0, 2, 1),)
+
+
+def test_back_off_is_counted_from_when_the_leader_saw_the_failure() -> None:
+    known = facts(active_s=100.0, failed=(FailedSeen(0, 2, 1, seen_s=100.0, backoff_s=4.0),))
+    assert plan(known, 103.9) == Plan(duties=(), again_s=104.0)
+    assert plan(known, 104.0).duties == (Resubmit(0, 2, 1),)
+
+
+def test_a_living_owner_is_given_time_and_then_helped() -> None:
+    known = facts(owner_alive=True, failed=(FailedSeen(0, 2, 1, seen_s=100.0, backoff_s=1.0),))
+    assert plan(known, 101.0) == Plan(duties=(), again_s=101.0 + PATIENCE_S)
+    assert plan(known, 101.0 + PATIENCE_S).duties == (Resubmit(0, 2, 1),)
+
+
+def test_failed_ranges_of_a_cancelled_submission_end_whoever_owns_it() -> None:
+    known = facts(
+        submission=a_submission(phase=Phase.CANCELLED),
+        owner_alive=True,
+        active_s=100.0,
+        failed=(FailedSeen(0, 2, 1, seen_s=100.0, backoff_s=50.0),),
+    )
+    assert plan(known).duties == (DropFailed(0, 2, 1),)
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_ended_submission_without_owner_is_closed_at_once() -> None:
+    assert plan(facts(tail=Tail(next=4, complete=True), final=4, ended_s=100.0)).duties == (Close(),)
+
+
+def test_a_living_owner_closes_its_own() -> None:
+    known = facts(tail=Tail(next=4, complete=True), final=4, ended_s=100.0, owner_alive=True)
+    assert plan(known) == Plan(duties=(), again_s=100.0 + PATIENCE_S)
+
+
+@pytest.mark.parametrize("phase", [Phase.OPEN, Phase.HELD])
+def test_a_queue_whose_owner_died_stays_open_until_retention_is_over(phase: Phase) -> None:
+    known = facts(submission=a_submission(phase=phase), active_s=100.0)
+    assert plan(known, 101.0) == Plan(duties=(), again_s=160.0)
+    assert plan(known, 160.0).duties == (EndTail(),)
+
+
+def test_a_queue_whose_owner_lives_is_never_ended_by_the_leader() -> None:
+    assert plan(facts(owner_alive=True, active_s=0.0), 10_000.0) == Plan(duties=())
+
+
+def test_a_cancelled_queue_takes_nothing_more() -> None:
+    known = facts(submission=a_submission(phase=Phase.CANCELLED), active_s=100.0)
+    assert plan(known).duties == (EndTail(),)
+    assert plan(replace(known, owner_alive=True)) == Plan(duties=(), again_s=100.0 + PATIENCE_S)
+
+
+def test_a_closed_submission_is_collected_when_its_retention_is_over() -> None:
+    known = facts(submission=a_submission(phase=Phase.CLOSED, closed_us=1_000_000), tail=Tail(next=4, complete=True), final=4)
+    assert plan(known, 5.0, now_us=31_000_000) == Plan(duties=(), again_s=35.0)
+    assert plan(known, 5.0, now_us=61_000_000).duties == (Collect(),)
+
+
+# -- sweeps, pages, dependencies ----------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_looked_at_until_nothing_stands_in_the_wrong_place() -> None:
+    known = facts(owner_alive=True, swept=False, sweep_s=101.0)
+    assert plan(known) == Plan(duties=(), again_s=101.0)
+    assert plan(known, 101.0).duties == (Sweep(),)
+    assert plan(replace(known, swept=True), 101.0) == Plan(duties=())
+
+
+def test_old_fragments_are_paged_out_by_the_owner_first() -> None:
+    known = facts(owner_alive=True, base=10, applied=10 + 201)
+    assert plan(known).duties == ()
+    assert plan(replace(known, applied=10 + 401)).duties == (Page(10, 180),)
+    assert plan(replace(known, owner_alive=False, active_s=100.0)).duties == (Page(10, 180),)
+
+
+def test_a_dependent_submission_is_weighed_and_one_held_by_its_user_is_not() -> None:
+    waiting = facts(submission=a_submission(phase=Phase.HELD, reason=Reason.DEPENDENCY), owner_alive=True)
+    assert plan(waiting).duties == (Weigh(),)
+    assert plan(replace(waiting, submission=a_submission(phase=Phase.HELD, reason=Reason.USER_HOLD))).duties == ()
+
+
+@given(
+    st.sampled_from(list(Phase)),
+    st.booleans(),
+    st.booleans(),
+    st.one_of(st.none(), st.floats(0, 200)),
+    st.floats(0, 200),
+    st.lists(st.tuples(st.floats(0, 200), st.floats(0, 50)), max_size=3),
+)
+def test_asking_again_when_told_to_always_finds_something_to_do(
+    phase: Phase, owner: bool, swept: bool, ended: float | None, active: float, failed: list[tuple[float, float]]
+) -> None:
+    known = facts(
+        submission=a_submission(phase=phase),
+        owner_alive=owner,
+        swept=swept,
+        sweep_s=active,
+        ended_s=ended,
+        active_s=active,
+        failed=tuple(FailedSeen(n, 1, 1, seen_s=seen, backoff_s=back) for n, (seen, back) in enumerate(failed)),
+    )
+    first = plan(known, 100.0, now_us=100_000_000)
+    if first.again_s is not None:
+        assert first.again_s > 100.0
+        later = keeping.plan(known, SETTINGS, now_s=first.again_s, now_us=100_000_000 + round((first.again_s - 100.0) * 1e6) + 1)
+        assert len(later.duties) > len(first.duties)
+
+
+# -- blocks -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_held_submission_has_its_waiting_blocks_set_aside() -> None:
+    keys = [a_key(0), a_key(4)]
+    assert keeping.moves(a_submission(phase=Phase.HELD), pending=keys, held=[a_key(8)], room=None) == [SetAside(keys[0]), SetAside(keys[1])]
+
+
+def test_a_cancelled_submission_ends_all_blocks_that_wait() -> None:
+    found = keeping.moves(a_submission(phase=Phase.CANCELLED), pending=[a_key(0)], held=[a_key(8), a_key(4)], room=None)
+    assert found == [End(a_key(0), held=False), End(a_key(4), held=True), End(a_key(8), held=True)]
+
+
+def test_released_blocks_come_back_in_their_order_and_those_without_a_place_last() -> None:
+    placed, new = a_key(8, seq=5), a_key(0, seq=NO_SEQ)
+    found = keeping.moves(a_submission(), pending=[], held=[new, placed, a_key(4, seq=5)], room=None)
+    assert found == [BringBack(a_key(4, seq=5)), BringBack(placed), BringBack(new)]
+
+
+def test_a_cap_brings_back_just_what_fits_cutting_the_last_block() -> None:
+    held = [a_key(0, 4), a_key(4, 4), a_key(8, 4)]
+    assert keeping.moves(a_submission(max_running=6), pending=[], held=held, room=6) == [BringBack(held[0]), BringBack(held[1], take=2)]
+    assert keeping.moves(a_submission(max_running=6), pending=[], held=held, room=0) == []
+
+
+def test_a_closed_submission_is_left_alone() -> None:
+    assert keeping.moves(a_submission(phase=Phase.CLOSED), pending=[a_key()], held=[a_key()], room=None) == []
+
+
+@pytest.mark.parametrize(("final", "held", "failed", "room"), [(0, 100, 0, 8), (0, 92, 0, 0), (3, 92, 0, 3), (3, 90, 2, 3), (0, 80, 0, 0)])
+def test_room_is_the_cap_less_what_is_on_the_way(final: int, held: int, failed: int, room: int) -> None:
+    assert keeping.room_of(a_submission(max_running=8), total=100, final=final, held=held, failed=failed) == room
+
+
+def test_without_a_cap_there_is_no_room_to_count() -> None:
+    assert keeping.room_of(a_submission(), total=100, final=0, held=100, failed=0) is None
+
+
+def test_ending_the_largest_block_fits_one_znode_and_leaves_nothing() -> None:
+    key = a_key(9_999_999_000, MAX_TASKS)
+    multi = keeping.end_block(a_submission(phase=Phase.CANCELLED, reason="DEPENDENCY_FAILED"), key, held=True)
+    assert multi.ops[0] == Delete(paths.held_block("default", key))
+    created = multi.ops[1]
+    assert isinstance(created, Create)
+    assert len(created.data) <= MAX_ZNODE_BYTES
+    outcomes = decode_fragment(created.data).outcomes
+    assert [outcome.index for outcome in outcomes] == list(range(key.first, key.end))
+    assert {(outcome.state, outcome.reason) for outcome in outcomes} == {(State.CANCELLED, Reason.DEPENDENCY_FAILED)}
+
+
+def test_a_reason_that_is_no_reason_is_the_users() -> None:
+    assert keeping.cancel_reason(a_submission(reason="because")) is Reason.USER_CANCEL
+    assert keeping.cancel_reason(a_submission(reason="")) is Reason.USER_CANCEL
+
+
+def test_records_change_with_their_gates() -> None:
+    held = a_submission(phase=Phase.HELD, reason=Reason.DEPENDENCY, after=(Dependency(condition=Condition.OK, submission=3),))
+    met = keeping.let_go(held, 4)
+    assert met.ops[1] == Create(paths.gate(7))
+    assert decode_record(met.ops[0].data, Submission).phase is Phase.OPEN  # type: ignore[union-attr]
+    unmet = decode_record(keeping.break_off(held, 4, "ok:3").ops[0].data, Submission)  # type: ignore[union-attr]
+    assert (unmet.phase, unmet.reason, unmet.reason_detail) == (Phase.CANCELLED, Reason.DEPENDENCY_FAILED, "ok:3")
+    closed = keeping.close(a_submission(), 4, now_us=99, gate=True)
+    assert closed.ops[1] == Delete(paths.gate(7))
+    assert decode_record(closed.ops[0].data, Submission).closed_us == 99  # type: ignore[union-attr]
+
+
+# -- dependencies ---------------------------------------------------------------------------------------------------------------
+
+
+def after(*conditions: str) -> list[Dependency]:
+    return [Dependency(condition=Condition(text.split(":")[0]), submission=int(text.split(":")[1])) for text in conditions]
+
+
+@pytest.mark.parametrize(
+    ("condition", "state", "met"),
+    [
+        ("ok:1", State.COMPLETED, True),
+        ("ok:1", State.FAILED, False),
+        ("ok:1", State.CANCELLED, False),
+        ("any:1", State.COMPLETED, True),
+        ("any:1", State.FAILED, True),
+        ("any:1", State.CANCELLED, True),
+        ("fail:1", State.FAILED, True),
+        ("fail:1", State.CANCELLED, True),
+        ("fail:1", State.COMPLETED, False),
+    ],
+)
+def test_each_condition_on_each_end(condition: str, state: State, met: bool) -> None:
+    verdict = weigh(after(condition), {1: Ending(state=state)})
+    assert isinstance(verdict, Met if met else Unmet)
+
+
+def test_all_conditions_must_hold_and_one_broken_is_enough() -> None:
+    endings = {1: Ending(state=State.COMPLETED), 2: Ending(), 3: Ending(state=State.FAILED)}
+    assert weigh(after("ok:1", "any:2"), endings) == Open((2,))
+    assert isinstance(weigh(after("any:2", "ok:3"), endings), Unmet)
+    assert weigh(after("ok:1", "any:3"), endings) == Met()
+
+
+def test_ok_is_broken_as_soon_as_one_task_cannot_complete_but_fail_waits_for_the_end() -> None:
+    assert isinstance(weigh(after("ok:1"), {1: Ending(spoiled=True)}), Unmet)
+    assert weigh(after("fail:1"), {1: Ending(spoiled=True)}) == Open((1,))
+
+
+def test_one_that_was_not_looked_up_is_missing_and_one_that_nobody_knows_breaks_every_condition() -> None:
+    assert weigh(after("any:1"), {}) == Open((), (1,))
+    for condition in ("ok:1", "any:1", "fail:1"):
+        verdict = weigh(after(condition), {1: Ending(known=False)})
+        assert isinstance(verdict, Unmet)
+        assert "neither in the cluster nor in the history" in verdict.detail
