@@ -1,0 +1,171 @@
+"""What `jobs`, `nodes`, `queues`, `status`, `explain` and `tasks` say of a snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rmgr.coord.answers import explain, jobs, nodes, queues, status
+from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.coord.task_answers import task_views
+from rmgr.coord.view import Progress
+from rmgr.errors import NotFound
+from rmgr.model.block import BlockData, BlockKey, PastAttempt
+from rmgr.model.node import Drain, EpochRecord, NodeRecord, NodeState
+from rmgr.model.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.resources import Capacity, Request
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Condition, Dependency, Phase, Submission, Tail, Work
+
+SUB = Submission(id=42, name="x", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("echo", "a b")), submitted_us=5)
+NODE = NodeRecord(node="n1", incarnation=1, state=NodeState.UP, guid="g1", capacity=Capacity(cores=4, memory_bytes=8 << 30))
+
+
+def progress(total, *outcomes, complete=True, node="n1"):
+    value = Progress()
+    value.tail = Tail(next=total, complete=complete)
+    if outcomes:
+        value.apply(0, Fragment(node=node, base_us=100, outcomes=outcomes), outcomes)
+    return value
+
+
+def claimed(submission=42, first=0, count=2, node="n1", cores=1, done=0):
+    key = BlockKey(priority=0, seq=1, submission=submission, first=first, count=count, attempt=1, cores=cores, memory_mib=0)
+    return ClaimedBlock(node=node, key=key, done=done, claimed_us=50)
+
+
+def snapshot(**changes):
+    values = {
+        "submissions": {42: (SUB, progress(4, Outcome(index=0, exit_code=0, elapsed_us=7)))},
+        "claimed": (claimed(first=1),),
+        "nodes": {"n1": NODE},
+        "alive": frozenset({"g1"}),
+        "epoch": EpochRecord(epoch=3, leader="w1", since_us=1_000_000),
+        "leader_alive": True,
+        "watchdogs": 2,
+    } | changes
+    return ClusterSnapshot(**values)
+
+
+def test_a_job_counts_every_task_once():
+    (job,) = jobs(snapshot())
+    assert job.counts == {"INITIAL": 1, "RUNNING": 2, "COMPLETED": 1, "FAILED": 0, "CANCELLED": 0, "HELD": 0, "SUSPENDED": 0}
+    assert (job.state, job.nodes, job.command, job.tasks) == (State.RUNNING, ("n1",), "echo 'a b'", 4)
+    assert job.started_us == 100
+
+
+def test_ended_jobs_are_shown_when_asked_for():
+    ended = snapshot(submissions={42: (SUB, progress(1, Outcome(index=0, elapsed_us=7)))}, claimed=())
+    assert jobs(ended) == []
+    (job,) = jobs(ended, ended=True)
+    assert (job.state, job.started_us, job.ended_us) == (State.COMPLETED, 100, 107)
+    assert jobs(ended, ended=True, user="bob") == []
+    assert [job.id for job in jobs(ended, (42, 43))] == [42]
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "reason"),
+    [
+        ({}, "up", ""),
+        ({"alive": frozenset()}, "lost", "its Starter does not answer"),
+        ({"nodes": {"n1": replace(NODE, state=NodeState.FENCED, reason="no contact")}}, "fenced", "no contact"),
+        ({"nodes": {"n1": replace(NODE, state=NodeState.FENCED, reason="stopped")}}, "down", "stopped"),
+        ({"drains": {"n1": Drain(node="n1", reason="fan", user="op", since_us=1)}}, "draining", "fan"),
+        ({"drains": {"n1": Drain(node="n1", reason="fan", user="op", since_us=1)}, "claimed": ()}, "drained", "fan"),
+    ],
+)
+def test_a_node_says_what_is_wrong_with_it(changes, state, reason):
+    (view,) = nodes(snapshot(**changes))
+    assert (view.state, view.reason) == (state, reason)
+
+
+def test_cores_in_use_never_exceed_the_node():
+    (view,) = nodes(snapshot(claimed=(claimed(count=200),)))
+    assert (view.cores_used, view.cores) == (4, 4)
+
+
+def test_a_placing_queue_says_that_it_has_no_policy():
+    settings = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="big", dispatch=Dispatch.PLACE, max_cores=64)))
+    big, default = queues(snapshot(settings=settings))
+    assert (big.id, big.state, big.limits["max_cores"]) == ("big", "no placing policy yet", 64)
+    assert (default.pending, default.running, default.state) == (1, 2, "open")
+
+
+def test_status_is_healthy_only_with_a_leader_nodes_zookeeper_and_store():
+    good = {"ok": True}
+    assert status(snapshot(), zookeeper=good, store=good, now_us=3_000_000).healthy
+    assert status(snapshot(), zookeeper=good, store=good, now_us=3_000_000).uptime_s == 2.0
+    assert "store: is read-only" in status(snapshot(), zookeeper=good, store={"ok": False, "problem": "is read-only"}, now_us=0).problems
+    no_leader = status(snapshot(leader_alive=False), zookeeper=good, store=good, now_us=0)
+    assert no_leader.leader is None
+    assert not no_leader.healthy
+    assert not status(snapshot(nodes={}), zookeeper=good, store=good, now_us=0).healthy
+
+
+def why(view):
+    return [(item.what, item.detail) for item in view.why]
+
+
+def test_explain_names_what_blocks():
+    waiting = {42: (SUB, progress(4))}
+    busy = snapshot(submissions=waiting | {7: (replace(SUB, id=7), progress(9))}, claimed=(claimed(submission=7, count=4),))
+    assert ("resources", "all 1 fitting nodes are busy; 5 tasks stand before it in queue default") in why(explain(busy, 42, None))
+    large = {42: (replace(SUB, request=Request(cores=64)), progress(4))}
+    assert "none of the 1 nodes that are up fits 64 cores" in why(explain(snapshot(submissions=large, claimed=()), 42, None))[0][1]
+    assert why(explain(snapshot(submissions=waiting, claimed=(), alive=frozenset()), 42, None))[0][0] == "nodes"
+    held = {42: (replace(SUB, phase=Phase.HELD, reason="USER_HOLD"), progress(4))}
+    assert "rmgr release 42" in why(explain(snapshot(submissions=held, claimed=()), 42, None))[0][1]
+    capped = {42: (replace(SUB, max_running=2), progress(4))}
+    assert ("limit", "at most 2 of its tasks run at once") in why(explain(snapshot(submissions=capped), 42, None))
+
+
+def test_explain_names_the_dependency():
+    waits = replace(SUB, phase=Phase.HELD, reason=Reason.DEPENDENCY, after=(Dependency(condition=Condition.OK, submission=7),))
+    facts = snapshot(submissions={42: (waits, progress(1)), 7: (replace(SUB, id=7), progress(1))}, claimed=())
+    assert why(explain(facts, 42, None)) == [("dependency", "waits for ok:7; it is INITIAL")]
+
+
+def test_explain_of_a_task():
+    facts = snapshot(submissions={42: (replace(SUB, array="1-7:2"), progress(4, Outcome(index=0)))})
+    assert (explain(facts, 42, 0).id, explain(facts, 42, 0).state) == ("42_1", State.COMPLETED)
+    assert (explain(facts, 42, 1).id, explain(facts, 42, 1).state) == ("42_3", State.RUNNING)
+    assert explain(facts, 42, 3).state is State.INITIAL
+    with pytest.raises(NotFound, match="no task 42_9: 42 has 4 tasks"):
+        explain(facts, 42, 9)
+    with pytest.raises(NotFound, match="no submission 1"):
+        explain(facts, 1, None)
+
+
+def test_tasks_tell_their_attempts():
+    past = PastAttempt(attempt=1, node="n9", reason=Reason.NODE_LOST, started_us=1, ended_us=2, error="node n9 was lost")
+    key = BlockKey(priority=0, seq=1, submission=42, first=1, count=1, attempt=2, cores=1, memory_mib=0)
+    failed = FailedRange(
+        queue="default", seq=1, priority=0, cores=1, memory_mib=0, reason=Reason.EXIT_CODE, block=b"", node="n2", exit_code=3
+    )
+    views = task_views(
+        replace(SUB, array="10-50:10"),
+        Tail(next=5),
+        fragments=[
+            (Fragment(node="n1", attempt=2, base_us=100), [Outcome(index=0, started_us=5, elapsed_us=7, past=(past,), exit_code=0)])
+        ],
+        claimed=[("n1", key, BlockData(claimed_us=9, past=(past,)))],
+        waiting=[(2, 1, 1, failed)],
+        pending=[(replace(key, first=3), BlockData(past=(past,)))],
+    )
+    assert [view.id for view in views] == ["42_10", "42_20", "42_30", "42_40", "42_50"]
+    assert [view.state for view in views] == [State.COMPLETED, State.RUNNING, State.INITIAL, State.INITIAL, State.INITIAL]
+    assert [(a.attempt, a.node, a.reason) for a in views[0].attempts] == [(1, "n9", "NODE_LOST"), (2, "n1", "")]
+    assert (views[0].started_us, views[0].ended_us) == (105, 112)
+    assert [len(view.attempts) for view in views] == [2, 2, 1, 1, 0]
+    assert (views[2].reason, views[2].exit_code) == ("BACKOFF", 3)
+    assert views[1:3] == task_views(
+        replace(SUB, array="10-50:10"),
+        Tail(next=5),
+        fragments=[],
+        claimed=[("n1", key, BlockData(claimed_us=9, past=(past,)))],
+        waiting=[(2, 1, 1, failed)],
+        first=1,
+        limit=2,
+    )
