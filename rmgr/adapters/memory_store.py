@@ -79,7 +79,7 @@ class MemoryStore:
         if isinstance(value, str):
             raise UsageError(f"the value of {key!r} must be bytes, not text; encode it first")
         if isinstance(value, bytes | bytearray | memoryview):
-            check_size(key, len(value))
+            check_size(key, memoryview(value).nbytes)
             whole = bytes(value)
         else:
             parts = []

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
 from io import BytesIO
@@ -20,7 +19,7 @@ from rmgr.adapters import sqlite_rows as table
 from rmgr.adapters.sqlite_file import StoreFile
 from rmgr.adapters.sqlite_readers import Readers
 from rmgr.adapters.sqlite_rows import Row
-from rmgr.adapters.sqlite_writer import Writer
+from rmgr.adapters.sqlite_writer import Write, Writer
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
     Deadline,
@@ -92,10 +91,10 @@ class SqliteStore:
             raise key_exists([key])  # early; what decides is the check in the last commit
         first = next(stages, b"")
         second = next(stages, None)
-        if second is None:
-            self._put_at_once(key, first, encoding, expires_ms, overwrite=overwrite, deadline=deadline)
-            return
         row = Row(key, 0, b"", encoding.value, expires_ms, 0, 0, None)
+        if second is None:
+            self._put_at_once(row, first, overwrite=overwrite, deadline=deadline)
+            return
         self._put_in_stages(row, _with_first(first, second, stages), overwrite=overwrite, deadline=deadline)
 
     def put_many(
@@ -238,6 +237,7 @@ class SqliteStore:
             connection.execute("INSERT OR REPLACE INTO info VALUES (?, ?)", (name, mark))
 
         try:
+            self._file.check_in_place()
             self._write(probe, deadline, _ROW_BYTES, "write a probe")
             with self._reading(deadline, "read a probe from") as connection:
                 connection.execute("SELECT value FROM info WHERE name = ?", (name,)).fetchone()
@@ -265,30 +265,33 @@ class SqliteStore:
         self._writer.check_not_forked()
         return self._readers.reading(deadline, doing, key)
 
-    def _put_at_once(
-        self, key: str, value: bytes, encoding: Encoding, expires_ms: int | None, *, overwrite: bool, deadline: Deadline
-    ) -> None:
-        digest = sha256(value).digest()
+    def _put_at_once(self, row: Row, value: bytes, *, overwrite: bool, deadline: Deadline) -> None:
+        row = row._replace(size=len(value), sha256=sha256(value).digest())
+        weight = len(value) + _ROW_BYTES
+        if len(value) <= CHUNK_BYTES:
+            self._put_rows([row._replace(inline=value)], weight, overwrite=overwrite, deadline=deadline)
+            return
 
         def run(connection: sqlite3.Connection) -> None:
             if not overwrite:
-                table.refuse_existing(connection, [key])
-            generation, chunks, inline = 0, 0, value
-            if len(value) > CHUNK_BYTES:
-                generation = table.new_generation(connection)
-                chunks = table.insert_chunks(connection, generation, 0, value)
-            row = Row(key, len(value), digest, encoding.value, expires_ms, generation, chunks, None if chunks else inline)
-            table.insert(connection, [row])
+                table.refuse_existing(connection, [row.key])
+            generation = table.new_generation(connection)
+            chunks = table.insert_chunks(connection, generation, 0, value)
+            table.insert(connection, [row._replace(generation=generation, chunks=chunks)])
 
-        self._write(run, deadline, len(value) + _ROW_BYTES, f"put {key!r}")
+        self._write(run, deadline, weight, f"put {row.key!r}")
 
     def _put_rows(self, batch: list[Row], weight: int, *, overwrite: bool, deadline: Deadline) -> None:
+        doing = f"put {batch[0].key!r}" if len(batch) == 1 else f"put {len(batch)} values ({batch[0].key!r} ...)"
+        if overwrite:
+            self._writer.insert(batch, deadline, weight_bytes=weight, doing=doing)
+            return
+
         def run(connection: sqlite3.Connection) -> None:
-            if not overwrite:
-                table.refuse_existing(connection, [row.key for row in batch])
+            table.refuse_existing(connection, [row.key for row in batch])
             table.insert(connection, batch)
 
-        self._write(run, deadline, weight, f"put {len(batch)} values ({batch[0].key!r} ...)")
+        self._write(run, deadline, weight, doing)
 
     def _put_in_stages(self, row: Row, stages: Iterator[bytes], *, overwrite: bool, deadline: Deadline) -> None:
         """Writes a large value: a commit for every stage, while the next one is read, and the manifest `row` in the last."""
@@ -298,18 +301,18 @@ class SqliteStore:
         generation = self._write(lambda connection: table.begin_upload(connection, since_ms), deadline, _ROW_BYTES, doing)
         digest = sha256()
         size = chunks = 0
-        writing: Future[int] | None = None
+        writing: Write | None = None
         try:
             for stage in stages:
                 deadline.check(doing)
                 digest.update(stage)
                 if writing is not None:
-                    self._writer.wait(writing, deadline, doing=doing)
+                    self._writer.wait(writing, deadline)
                 writing = self._writer.begin(_chunk_writer(generation, chunks, stage), deadline, weight_bytes=len(stage), doing=doing)
                 size += len(stage)
                 chunks += -(-len(stage) // CHUNK_BYTES)
             if writing is not None:
-                self._writer.wait(writing, deadline, doing=doing)
+                self._writer.wait(writing, deadline)
             manifest = row._replace(size=size, sha256=digest.digest(), generation=generation, chunks=chunks)
 
             def end(connection: sqlite3.Connection) -> None:
@@ -376,8 +379,8 @@ def _stages(key: str, value: bytes | Iterable[bytes]) -> Iterator[bytes]:
         raise UsageError(f"the value of {key!r} must be bytes, not text; encode it first")
     if not isinstance(value, bytes | bytearray | memoryview):
         return pieces(key, value, STAGE_BYTES)
+    check_size(key, memoryview(value).nbytes)
     whole = bytes(value)
-    check_size(key, len(whole))
     return (whole[start : start + STAGE_BYTES] for start in range(0, len(whole), STAGE_BYTES))
 
 

@@ -8,6 +8,7 @@ schema (sqlite_file.py) and the functions here keep that true, so a sweep never 
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_left
 from typing import NamedTuple
 
 from rmgr.adapters.store_rules import CHUNK_BYTES, key_exists, now_ms
@@ -19,7 +20,9 @@ KEYS_PER_STATEMENT = 256
 ALIVE = "(expires_ms IS NULL OR expires_ms > ?)"
 
 _GENERATION_SHIFT = 10  # chunk id = generation << 10 | number: 256 MiB are 512 chunks
-_ROWS_PER_STATEMENT = (256, 32, 4, 1)  # few statement texts, so that they stay prepared
+# Few statement texts, so that they stay prepared; steps of at most a half, so that little is written twice.
+_ROWS_PER_STATEMENT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+MAX_ROWS = _ROWS_PER_STATEMENT[-1]  #: rows in one `INSERT`
 _COLUMNS = "key, size, sha256, encoding, expires_ms, generation, chunks, inline"
 _REPLACE = (
     "ON CONFLICT (key) DO UPDATE SET size = excluded.size, sha256 = excluded.sha256, encoding = excluded.encoding,"
@@ -77,16 +80,16 @@ def select_usage(connection: sqlite3.Connection, prefix: str) -> tuple[int, int]
 
 
 def insert(connection: sqlite3.Connection, rows: list[Row]) -> None:
-    """Writes rows in the order given; an existing key is replaced.
+    """Writes rows in the order given; an existing key is replaced. One statement for up to `MAX_ROWS` rows.
 
-    Many rows a statement: each statement gives up the interpreter's lock and has to win it back, which costs up to 5 ms
-    a time beside a thread that computes (tests/bench/store.py, "beside a busy thread").
+    Each statement gives up the interpreter's lock and has to win it back, which costs 5 ms a time beside a thread that
+    computes: so many rows a statement, and the last row repeated up to the next prepared size, which changes nothing.
     """
-    start = 0
-    for n in _ROWS_PER_STATEMENT:
-        while len(rows) - start >= n:
-            connection.execute(_INSERT[n], [column for row in rows[start : start + n] for column in row])
-            start += n
+    for start in range(0, len(rows), MAX_ROWS):
+        some = rows[start : start + MAX_ROWS]
+        size = _ROWS_PER_STATEMENT[bisect_left(_ROWS_PER_STATEMENT, len(some))]
+        some += [some[-1]] * (size - len(some))
+        connection.execute(_INSERT[size], [column for row in some for column in row])
 
 
 def refuse_existing(connection: sqlite3.Connection, keys: list[str]) -> None:

@@ -1,0 +1,478 @@
+"""What only the SQLite store can meet: foreign locks, full and read-only disks, wrong files, forks; and what it leaves in the file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters import sqlite_file, sqlite_writer
+from rmgr.adapters.sqlite import STAGE_BYTES, SqliteStore
+from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES
+from rmgr.errors import RmgrError, StoreUnavailable, UsageError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqliteStore]:
+    with SqliteStore(path, grace_s=0) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def child(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process that has printed its first line, killed at the end."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+# -- locks ----------------------------------------------------------------------------------------------------------------
+
+_HOLD_SIDE_FILE = """
+import fcntl, sys
+file = open(sys.argv[1] + ".lock")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+_HOLD_DATABASE = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("script", [_HOLD_SIDE_FILE, _HOLD_DATABASE], ids=["flock", "sqlite"])
+def test_a_deadline_holds_while_another_process_keeps_the_lock(store: SqliteStore, path: Path, script: str) -> None:
+    told = "nothing was written" if script is _HOLD_SIDE_FILE else r"within 0\.3 s"
+    store.put("k", b"old")
+    with child(script, path):
+        calls: list[Callable[[], object]] = [
+            lambda: store.put("k", b"new", timeout_s=0.3),
+            lambda: store.put("k", iter([bytes(STAGE_BYTES)] * 2), timeout_s=0.3),
+            lambda: store.put_many([("l", b"new")], timeout_s=0.3),
+            lambda: store.delete("k", timeout_s=0.3),
+            lambda: store.bind_cluster("c", timeout_s=0.3),
+        ]
+        for call in calls:
+            begun = time.monotonic()
+            with pytest.raises(StoreUnavailable, match=told):
+                call()
+            assert 0.2 < time.monotonic() - begun < 2
+        assert store.health(timeout_s=0.2) is not None
+        assert store.get("k") == (b"old", "raw"), "readers never wait for writers"
+    store.put("k", b"newer", timeout_s=5)
+    assert store.get("k") == (b"newer", "raw")
+    assert store.get("l") is None, "a write given up before it began is not done later"
+    assert store.health() is None
+
+
+@pytest.mark.parametrize("script", [_HOLD_SIDE_FILE, _HOLD_DATABASE], ids=["flock", "sqlite"])
+def test_a_write_waits_for_the_lock_until_its_deadline(store: SqliteStore, path: Path, script: str) -> None:
+    with child(script, path) as holder:
+        timer = threading.Timer(1.2, holder.kill)
+        timer.start()
+        store.put("k", b"1", timeout_s=30)
+        timer.join()
+    assert store.get("k") == (b"1", "raw")
+
+
+def test_writers_wait_for_room_when_too_much_is_queued(store: SqliteStore, path: Path) -> None:
+    value = bytes(STAGE_BYTES)
+    refused: list[RmgrError] = []
+
+    def put(number: int) -> None:
+        try:
+            store.put(f"k{number}", value, timeout_s=1.0)
+        except StoreUnavailable as error:
+            refused.append(error)
+
+    with child(_HOLD_SIDE_FILE, path):
+        threads = [threading.Thread(target=put, args=(n,)) for n in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+    assert len(refused) == 24
+    assert sum("too much is waiting" in error.message for error in refused) == 24 - 15  # of 2 MiB and a little, 15 have room in 32 MiB
+    store.put("k", b"1")
+
+
+# -- disks -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MiB. Needs root and the right to mount."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if not mount or subprocess.run([mount, "-t", "tmpfs", "-o", "size=3m", "none", folder], capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_told_and_survived(small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(1_500_000))
+    with SqliteStore(small_disk / "store.db", grace_s=0) as store:
+        store.put("k", b"before")
+        for value in (bytes(CHUNK_BYTES * 4), iter([bytes(STAGE_BYTES)] * 3)):
+            with pytest.raises(StoreUnavailable, match="no space left on the disk"):
+                store.put("big", value)
+        assert store.get("big") is None
+        assert store.get("k") == (b"before", "raw")
+        ballast.unlink()
+        store.put("k", b"after", timeout_s=5)
+        store.sweep()
+        store.put("big", bytes(CHUNK_BYTES))
+        assert store.get("k") == (b"after", "raw")
+        assert store.health() is None
+
+
+def test_a_full_disk_refuses_only_the_writes_that_do_not_fit(small_disk: Path) -> None:
+    with SqliteStore(small_disk / "store.db", grace_s=0) as store, contextlib.ExitStack() as stack:
+        store.put("k", b"1")
+        ends: dict[str, Exception | None] = {}
+
+        def put(key: str, size: int) -> None:
+            try:
+                store.put(key, bytes(size), timeout_s=20)
+                ends[key] = None
+            except StoreUnavailable as error:
+                ends[key] = error
+
+        # held up together at the lock, they become one group
+        threads = [threading.Thread(target=put, args=arguments) for arguments in (("a", 100), ("big", STAGE_BYTES + 2**20), ("c", 100))]
+        holder = stack.enter_context(child(_HOLD_SIDE_FILE, small_disk / "store.db"))
+        for thread in threads:
+            thread.start()
+        holder.kill()
+        for thread in threads:
+            thread.join(30)
+        assert ends["a"] is None
+        assert ends["c"] is None
+        assert isinstance(ends["big"], StoreUnavailable)
+
+
+def test_a_read_only_disk_is_told(small_disk: Path) -> None:
+    with SqliteStore(small_disk / "store.db") as store:
+        store.put("k", b"1")
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(StoreUnavailable, match="Read-only file system"):
+        SqliteStore(small_disk / "store.db")
+    with pytest.raises(StoreUnavailable, match="Read-only file system"):
+        SqliteStore(small_disk / "other.db")
+
+
+def test_a_write_error_of_the_file_is_told_and_survived(store: SqliteStore, path: Path) -> None:
+    # A limit on the size of files stands for any disk that refuses to take more (EFBIG); Python ignores its signal.
+    store.put("k", b"before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+    try:
+        with pytest.raises(StoreUnavailable, match=str(path)):
+            store.put("big", bytes(3 * CHUNK_BYTES), timeout_s=5)
+        assert store.get("k") == (b"before", "raw")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    store.put("big", bytes(3 * CHUNK_BYTES), timeout_s=5)
+    assert store.head("big") == (3 * CHUNK_BYTES, "raw")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_told(path: Path) -> None:
+    path.parent.chmod(0o500)
+    try:
+        with pytest.raises(StoreUnavailable, match="Permission denied"):
+            SqliteStore(path)
+    finally:
+        path.parent.chmod(0o700)
+
+
+def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("nfs4", "cifs", "fuse.sshfs", "lustre"):
+        monkeypatch.setattr(sqlite_file, "file_system_of", lambda _, kind=kind: kind)
+        with pytest.raises(StoreUnavailable, match=rf"network file system \({kind}\)"):
+            SqliteStore(path)
+    assert not path.exists()
+
+
+def test_the_file_system_of_a_folder_is_found() -> None:
+    if not Path("/proc/self/mountinfo").exists():
+        pytest.skip("no /proc")
+    assert sqlite_file.file_system_of(Path("/proc")) == "proc"
+
+
+# -- wrong files ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path) -> None:
+    path.write_bytes(b"a letter to a friend" * 1000)
+    with pytest.raises(StoreUnavailable, match="not a database"):
+        SqliteStore(path)
+    assert path.read_bytes() == b"a letter to a friend" * 1000
+
+
+def test_a_database_of_another_program_is_refused_and_left_alone(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE friends (name)")
+    before = path.read_bytes()
+    with pytest.raises(StoreUnavailable, match="another program"):
+        SqliteStore(path)
+    assert path.read_bytes() == before
+
+
+def test_another_schema_version_is_refused(store: SqliteStore, path: Path) -> None:
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version=7")
+    with pytest.raises(StoreUnavailable, match="schema version 7, this rmgr understands version 1"):
+        SqliteStore(path)
+
+
+def test_a_folder_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="is a directory"):
+        SqliteStore(tmp_path)
+    with pytest.raises(StoreUnavailable, match="there is no directory") as caught:
+        SqliteStore(tmp_path / "a" / "b" / "store.db")
+    assert caught.value.hint == f"mkdir -p {tmp_path}/a/b"
+
+
+def test_a_missing_store_is_not_made_when_not_asked_for(path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="there is no store"):
+        SqliteStore(path, create=False)
+    assert not path.exists()
+    SqliteStore(path).close()
+    SqliteStore(path, create=False).close()
+
+
+def test_a_damaged_page_is_an_error_and_never_wrong_bytes(store: SqliteStore, path: Path) -> None:
+    values = {f"k{n:04d}": b"%04d" % n * 100 for n in range(2000)}
+    store.put_many(list(values.items()))
+    store.close()
+    content = bytearray(path.read_bytes())
+    for page in range(8, len(content) // 4096, 3):
+        content[page * 4096 : page * 4096 + 64] = b"\xa5" * 64
+    path.write_bytes(content)
+    outcomes = {"right": 0, "error": 0}
+    with SqliteStore(path) as damaged:
+        for key, value in values.items():
+            try:
+                found = damaged.get(key)
+            except RmgrError:
+                outcomes["error"] += 1
+            else:
+                assert found is None or found[0] == value
+                outcomes["right"] += 1
+    assert outcomes["error"] > 0
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_file_taken_away_under_a_running_store_is_told(store: SqliteStore, path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_writer, "CHECK_IN_PLACE_S", 0.0)
+    store.put("k", b"1")
+    path.unlink()
+    if how == "replaced":
+        path.write_bytes(b"")
+    with pytest.raises(StoreUnavailable, match="No such file" if how == "removed" else "replaced while it was in use"):
+        store.put("k", b"2")
+    assert store.health() is not None
+
+
+def test_processes_that_make_one_store_at_once_agree(path: Path) -> None:
+    script = "import sys\nfrom rmgr.adapters.sqlite import SqliteStore\nwith SqliteStore(sys.argv[1]) as s: s.put(sys.argv[2], b'1')"
+    children = [subprocess.Popen([sys.executable, "-c", script, str(path), str(n)]) for n in range(4)]
+    assert [process.wait(60) for process in children] == [0] * 4
+    with SqliteStore(path, create=False) as store:
+        assert store.keys() == ["0", "1", "2", "3"]
+
+
+# -- what it leaves ----------------------------------------------------------------------------------------------------------------
+
+
+def test_all_its_files_are_for_the_owner_only(store: SqliteStore, path: Path) -> None:
+    old = os.umask(0)
+    try:
+        store.put("k", b"1")
+        other = path.with_name("other.db")
+        SqliteStore(other).close()
+    finally:
+        os.umask(old)
+    found = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert set(found.values()) == {0o600}
+    assert {"store.db", "store.db-wal", "store.db.lock", "other.db"} <= set(found)
+
+
+def test_no_chunk_is_left_behind_after_a_sweep(store: SqliteStore, path: Path) -> None:
+    def broken() -> Iterator[bytes]:
+        yield bytes(2 * STAGE_BYTES)
+        raise ZeroDivisionError
+
+    large = bytes(CHUNK_BYTES * 3)
+    store.put("stays", large)
+    store.put("replaced", large)
+    store.put("replaced", b"small")
+    store.put("deleted", iter([large] * 3))
+    store.delete("deleted")
+    with pytest.raises(ZeroDivisionError):
+        store.put("broken", broken())
+    store.health()  # its write stands behind the clean-up of the broken one
+    assert store.sweep() == 3
+    assert rows(path, "SELECT count(*) FROM chunk") == [(3,)]
+    assert rows(path, "SELECT count(*) FROM unreferenced") == [(0,)]
+    assert store.get("stays") == (large, "raw")
+
+
+def test_an_upload_under_way_is_not_swept(store: SqliteStore) -> None:
+    def parts() -> Iterator[bytes]:
+        for n in range(6):
+            yield bytes([n]) * STAGE_BYTES
+            store.sweep()
+
+    store.put("k", parts())
+    assert store.head("k") == (6 * STAGE_BYTES, "raw")
+    assert store.get("k") == (b"".join(bytes([n]) * STAGE_BYTES for n in range(6)), "raw")
+
+
+def test_readers_of_a_replaced_value_have_the_grace_of_the_sweep(path: Path) -> None:
+    large = bytes(CHUNK_BYTES * 3)
+    with SqliteStore(path, grace_s=300) as patient, SqliteStore(path, grace_s=0) as hasty:
+        patient.put("k", large)
+        stream = patient.stream("k")
+        assert stream is not None
+        first = next(stream)
+        patient.put("k", b"new")
+        assert patient.sweep() == 0
+        second = next(stream)
+        assert hasty.sweep() == 1
+        with pytest.raises(StoreUnavailable, match="replaced or deleted while it was read"):
+            next(stream)
+        assert first + second == large[: 2 * CHUNK_BYTES]
+
+
+def test_the_log_of_writes_does_not_grow_without_end(path: Path) -> None:
+    with SqliteStore(path) as one, SqliteStore(path) as two:
+        for n in range(60):
+            for store in (one, two):
+                store.put(f"k{n % 4}", bytes([n]) * 1_500_000)
+    with SqliteStore(path) as store:
+        store.put("last", b"1")
+        assert path.with_name("store.db-wal").stat().st_size <= 64 * 2**20
+
+
+@pytest.mark.slow
+def test_the_largest_value_is_written_and_read_in_little_memory(path: Path) -> None:
+    script = """
+import hashlib, resource, sys
+from rmgr.adapters.sqlite import SqliteStore
+def rss(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+size, part = int(sys.argv[2]), bytes(range(256)) * 4096
+with SqliteStore(sys.argv[1]) as store:
+    before = rss()
+    store.put("k", (part for _ in range(size // len(part))), timeout_s=120)
+    seen = hashlib.sha256()
+    for chunk in store.stream("k"): seen.update(chunk)
+    wanted = hashlib.sha256()
+    for _ in range(size // len(part)): wanted.update(part)
+    assert seen.digest() == wanted.digest()
+    print(rss() - before)
+"""
+    command = [sys.executable, "-c", script, str(path), str(MAX_VALUE_BYTES)]
+    grown_mib = int(subprocess.run(command, capture_output=True, text=True, timeout=150, check=True).stdout)
+    assert grown_mib < 48
+
+
+# -- use ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_is_told_to_open_it_again(store: SqliteStore) -> None:
+    store.put("k", b"1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of fork beside threads: that is the case here
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            for call in (lambda: store.get("k"), lambda: store.put("k", b"2")):
+                with pytest.raises(UsageError, match="fork"):
+                    call()
+            code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    store.put("k", b"2")
+    assert store.get("k") == (b"2", "raw")
+
+
+def test_a_bug_in_one_write_does_not_stop_the_writer(store: SqliteStore) -> None:
+    from rmgr.adapters.store_rules import Deadline
+
+    def broken(_: sqlite3.Connection) -> None:
+        raise AttributeError("a bug")
+
+    with pytest.raises(StoreUnavailable, match="AttributeError: a bug"):
+        store._writer.write(broken, Deadline(5), weight_bytes=1, doing="fail")
+    store.put("k", b"1", timeout_s=5)
+    assert store.get("k") == (b"1", "raw")
+
+
+def test_a_long_listing_ends_at_its_deadline(store: SqliteStore) -> None:
+    for start in range(0, 60_000, 20_000):
+        store.put_many([(f"k/{n:06d}", b"") for n in range(start, start + 20_000)])
+    begun = time.monotonic()
+    with pytest.raises(StoreUnavailable, match=r"deadline passed|within"):
+        for _ in range(10_000):
+            store.usage("k/", timeout_s=max(0.0, begun + 0.02 - time.monotonic()))
+    assert time.monotonic() - begun < 1
+
+
+def test_close_finishes_what_is_being_written(path: Path) -> None:
+    store = SqliteStore(path)
+    written: list[int] = []
+    begun = threading.Event()
+
+    def put() -> None:
+        with contextlib.suppress(StoreUnavailable):
+            for n in range(10_000):
+                store.put(f"k{n:05d}", b"1")
+                written.append(n)
+                begun.set()
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    assert begun.wait(10)
+    store.close()
+    thread.join(10)
+    with SqliteStore(path) as again:
+        assert again.usage()[0] == len(written)

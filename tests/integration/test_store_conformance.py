@@ -1,0 +1,617 @@
+"""What every data store adapter must do: one suite, run on each of them.
+
+A new adapter joins by one entry in `ADAPTERS`. What only the SQLite file can suffer (a full disk, a foreign lock) is in
+test_sqlite_store.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.memory_store import MemoryStore
+from rmgr.adapters.sqlite import STAGE_BYTES
+from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES
+from rmgr.adapters.stores import open_store
+from rmgr.coord.ports import Encoding, Store
+from rmgr.errors import DataLost, KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """How the suite gets at one kind of store."""
+
+    url: Callable[[Path], str]
+    options: dict[str, float]
+    is_durable: bool  # outlives the process, and other processes may open it at the same time
+    damage: Callable[[Path, str, int], None] | None  # flips a bit in chunk n of a value behind the store's back
+    remove_chunk: Callable[[Path, str, int], None] | None
+
+
+def _sqlite_damage(folder: Path, key: str, number: int) -> None:
+    with sqlite3.connect(folder / "store.db") as connection:
+        generation, chunks = connection.execute("SELECT generation, chunks FROM manifest WHERE key = ?", (key,)).fetchone()
+        if chunks:
+            table, column, where = "chunk", "data", ("id", generation * 1024 + number)
+        else:
+            table, column, where = "manifest", "inline", ("key", key)
+        (data,) = connection.execute(f"SELECT {column} FROM {table} WHERE {where[0]} = ?", where[1:]).fetchone()
+        changed = bytes([data[0] ^ 1]) + data[1:]
+        assert connection.execute(f"UPDATE {table} SET {column} = ? WHERE {where[0]} = ?", (changed, where[1])).rowcount == 1
+    connection.close()
+
+
+def _sqlite_remove_chunk(folder: Path, key: str, number: int) -> None:
+    with sqlite3.connect(folder / "store.db") as connection:
+        (generation,) = connection.execute("SELECT generation FROM manifest WHERE key = ?", (key,)).fetchone()
+        assert connection.execute("DELETE FROM chunk WHERE id = ?", (generation * 1024 + number,)).rowcount == 1
+    connection.close()
+
+
+ADAPTERS = {
+    "sqlite": Adapter(
+        url=lambda folder: f"sqlite:{folder / 'store.db'}",
+        options={"grace_s": 0.0},
+        is_durable=True,
+        damage=_sqlite_damage,
+        remove_chunk=_sqlite_remove_chunk,
+    ),
+    "memory": Adapter(url=lambda _: "memory:", options={}, is_durable=False, damage=None, remove_chunk=None),
+}
+
+
+@pytest.fixture(params=sorted(ADAPTERS))
+def adapter(request: pytest.FixtureRequest) -> Adapter:
+    return ADAPTERS[request.param]
+
+
+@pytest.fixture
+def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(adapter.url(tmp_path), **adapter.options)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def durable(adapter: Adapter) -> Adapter:
+    if not adapter.is_durable:
+        pytest.skip("lives in one process")
+    return adapter
+
+
+def pattern(size: int, seed: int = 0) -> bytes:
+    """Bytes that differ from chunk to chunk, so that a swapped or repeated one is seen."""
+    return random.Random(seed).randbytes(size)
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true in time"
+        time.sleep(0.01)
+
+
+# -- round trips --------------------------------------------------------------------------------------------------------
+
+SIZES = [0, 1, 1000, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, STAGE_BYTES - 1, STAGE_BYTES, STAGE_BYTES + 1, 5 * 2**20]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_value_comes_back_as_it_was(store: Store, size: int) -> None:
+    value = pattern(size)
+    store.put("k", value)
+    assert store.get("k") == (value, Encoding.RAW)
+    assert store.head("k") == (size, Encoding.RAW)
+    assert b"".join(store.stream("k") or ()) == value
+    assert store.get_many(["k"]) == {"k": (value, Encoding.RAW)}
+    assert store.usage() == (1, size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("part", [700_000, 65_536])
+def test_a_streamed_value_equals_the_whole_one(store: Store, size: int, part: int) -> None:
+    value = pattern(size)
+    store.put("k", (value[start : start + part] for start in range(0, size, part)), encoding=Encoding.PICKLE)
+    assert store.get("k") == (value, Encoding.PICKLE)
+
+
+def test_streamed_chunks_have_the_size_of_a_chunk(store: Store) -> None:
+    store.put("k", pattern(2 * CHUNK_BYTES + 5))
+    assert [len(chunk) for chunk in store.stream("k") or ()] == [CHUNK_BYTES, CHUNK_BYTES, 5]
+
+
+def test_an_iterable_may_hold_empty_and_odd_parts(store: Store) -> None:
+    store.put("k", iter([b"", b"a", b"", bytearray(b"bc"), memoryview(b"d"), b""]))
+    assert store.get("k") == (b"abcd", Encoding.RAW)
+    store.put("k", iter([]))
+    assert store.get("k") == (b"", Encoding.RAW)
+
+
+def test_an_absent_key_is_none_everywhere(store: Store) -> None:
+    assert store.get("k") is None
+    assert store.head("k") is None
+    assert store.stream("k") is None
+    assert store.get_many(["k", "l"]) == {}
+    assert store.delete("k") is False
+    assert store.keys() == []
+    assert store.usage() == (0, 0)
+
+
+def test_get_many_reads_small_and_large_values_and_leaves_out_absent_ones(store: Store) -> None:
+    small = {f"s/{n}": pattern(n, n) for n in range(600)}
+    store.put_many(list(small.items()))
+    large = pattern(3 * CHUNK_BYTES)
+    store.put("large", large, encoding=Encoding.PICKLE)
+    found = store.get_many([*small, "absent", "large", "s/1"])
+    assert found == {key: (value, Encoding.RAW) for key, value in small.items()} | {"large": (large, Encoding.PICKLE)}
+
+
+def test_put_many_takes_rows_of_any_size(store: Store) -> None:
+    rows = [("a", b""), ("b", pattern(CHUNK_BYTES)), ("c", pattern(STAGE_BYTES + 3)), ("d", b"4"), ("a", b"last wins")]
+    store.put_many(rows, encoding=Encoding.POINTER)
+    assert {key: store.get(key) for key in "abcd"} == {key: (value, Encoding.POINTER) for key, value in dict(rows).items()}
+
+
+def test_put_many_of_nothing_is_nothing(store: Store) -> None:
+    store.put_many([])
+    assert store.usage() == (0, 0)
+
+
+def test_put_many_of_many_rows_keeps_all(store: Store) -> None:
+    rows = [(f"r/{n:05d}", b"%d" % n) for n in range(3333)]
+    store.put_many(rows)
+    assert store.usage("r/") == (3333, sum(len(value) for _, value in rows))
+    assert store.get("r/03332") == (b"3332", Encoding.RAW)
+
+
+# -- replacing, refusing, deleting ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old", [3, STAGE_BYTES + 1])
+@pytest.mark.parametrize("new", [4, STAGE_BYTES + 2])
+def test_a_second_put_replaces_the_first(store: Store, old: int, new: int) -> None:
+    store.put("k", pattern(old, 1), encoding=Encoding.PICKLE)
+    store.put("k", pattern(new, 2))
+    assert store.get("k") == (pattern(new, 2), Encoding.RAW)
+    store.sweep()
+    assert store.get("k") == (pattern(new, 2), Encoding.RAW)
+    assert store.usage() == (1, new)
+
+
+@pytest.mark.parametrize("size", [3, CHUNK_BYTES + 1, STAGE_BYTES + 1])
+def test_an_existing_key_is_refused_without_overwrite(store: Store, size: int) -> None:
+    store.put("k", pattern(size, 1), overwrite=False)
+    with pytest.raises(KeyExists, match="'k'"):
+        store.put("k", pattern(size, 2), overwrite=False)
+    with pytest.raises(KeyExists, match="'k'"):
+        store.put("k", iter([pattern(size, 2)]), overwrite=False)
+    assert store.get("k") == (pattern(size, 1), Encoding.RAW)
+    store.delete("k")
+    store.put("k", b"again", overwrite=False)
+    assert store.get("k") == (b"again", Encoding.RAW)
+
+
+def test_put_many_without_overwrite_writes_all_or_names_what_exists(store: Store) -> None:
+    store.put_many([("a", b"1"), ("b", b"2")], overwrite=False)
+    with pytest.raises(KeyExists, match="'b'"):
+        store.put_many([("c", b"3"), ("b", b"x")], overwrite=False)
+    assert store.keys() == ["a", "b"]
+    assert store.get("b") == (b"2", Encoding.RAW)
+
+
+@pytest.mark.parametrize("size", [10, STAGE_BYTES + 1])
+def test_of_many_who_create_one_key_exactly_one_succeeds(store: Store, size: int) -> None:
+    barrier = threading.Barrier(6)
+    won: list[int] = []
+
+    def create(number: int) -> None:
+        barrier.wait(10)
+        try:
+            store.put("k", (part for part in [pattern(size, number)]), overwrite=False)
+        except KeyExists:
+            return
+        won.append(number)
+
+    run_threads(create, 6)
+    assert len(won) == 1
+    assert store.get("k") == (pattern(size, won[0]), Encoding.RAW)
+
+
+@pytest.mark.parametrize("size", [10, STAGE_BYTES + 1])
+def test_a_deleted_value_is_gone_for_all_readers(store: Store, size: int) -> None:
+    store.put("k", pattern(size))
+    assert store.delete("k") is True
+    assert store.get("k") is None
+    assert store.head("k") is None
+    assert store.stream("k") is None
+    assert store.keys() == []
+    assert store.delete("k") is False
+
+
+def test_a_stream_goes_on_while_its_value_is_replaced(store: Store) -> None:
+    store.put("k", pattern(3 * CHUNK_BYTES, 1))
+    stream = store.stream("k")
+    assert stream is not None
+    first = next(stream)
+    store.put("k", b"new")
+    assert first + b"".join(stream) == pattern(3 * CHUNK_BYTES, 1)
+    assert store.get("k") == (b"new", Encoding.RAW)
+
+
+# -- what must leave nothing behind ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [10, CHUNK_BYTES + 1, 3 * STAGE_BYTES])
+def test_an_iterable_that_raises_half_way_leaves_nothing(store: Store, size: int) -> None:
+    def parts() -> Iterator[bytes]:
+        yield pattern(size)
+        raise ZeroDivisionError
+
+    store.put("old", b"old")
+    for key in ("new", "old"):
+        with pytest.raises(ZeroDivisionError):
+            store.put(key, parts())
+    assert store.keys() == ["old"]
+    assert store.get("old") == (b"old", Encoding.RAW)
+    store.sweep()
+    assert store.usage() == (1, 3)
+
+
+def test_a_value_over_the_limit_is_refused_and_leaves_nothing(store: Store) -> None:
+    with pytest.raises(ValueTooLarge, match="256 MiB"):
+        store.put("k", memoryview(bytearray(MAX_VALUE_BYTES + 1)))
+    with pytest.raises(ValueTooLarge, match="256 MiB"):
+        store.put("k", iter([bytes(MAX_VALUE_BYTES), b"1"]))
+    assert store.get("k") is None
+    assert store.sweep() <= 1
+    assert store.usage() == (0, 0)
+
+
+def test_what_is_no_bytes_is_refused(store: Store) -> None:
+    for value in ("text", ["text"], [1]):
+        with pytest.raises(UsageError):
+            store.put("k", value)  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        store.put_many([("a", b"1"), ("b", "2")])  # type: ignore[list-item]
+    assert store.keys() == []
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------------
+
+WEIRD = [
+    "a",
+    "a/",
+    "a//b",
+    " ",
+    "\n",
+    "%",
+    "_",
+    "*",
+    "'; DROP TABLE manifest; --",
+    "é",
+    "e\u0301",
+    "名前",
+    "🦄",
+    "\U0010ffff",
+    "\x01",
+    "x" * 1024,
+]
+
+
+def test_any_unicode_text_is_a_key(store: Store) -> None:
+    store.put_many([(key, key.encode()) for key in WEIRD])
+    assert store.keys() == sorted(WEIRD)
+    for key in WEIRD:
+        assert store.get(key) == (key.encode(), Encoding.RAW)
+        assert key in store.keys(key)
+        assert store.usage(key)[0] == sum(other.startswith(key) for other in WEIRD)
+    assert all(store.delete(key) for key in WEIRD)
+
+
+@pytest.mark.parametrize("key", ["", "a\0b", "x" * 1025, "é" * 513, "\ud800"])
+def test_what_is_no_key_is_refused(store: Store, key: str) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: store.put(key, b""),
+        lambda: store.put_many([(key, b"")]),
+        lambda: store.get(key),
+        lambda: store.get_many([key]),
+        lambda: store.head(key),
+        lambda: store.stream(key),
+        lambda: store.delete(key),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="key"):
+            call()
+
+
+def test_keys_are_listed_in_pages(store: Store) -> None:
+    names = [f"p/{n:03d}" for n in range(25)]
+    store.put_many([(name, b"") for name in [*names, "o", "p", "p0", "q"]])
+    pages = []
+    after = ""
+    while page := store.keys("p/", after=after, limit=10):
+        pages.append(page)
+        after = page[-1]
+    assert pages == [names[:10], names[10:20], names[20:]]
+    assert store.keys("p/", after="q") == []
+    assert store.keys("p/", after="a", limit=1) == ["p/000"]
+    assert store.keys("nothing") == []
+    with pytest.raises(UsageError):
+        store.keys(limit=0)
+
+
+def test_usage_counts_only_what_has_the_prefix(store: Store) -> None:
+    store.put_many([("a/1", b"12"), ("a/2", b"345"), ("b/1", b"6")])
+    store.put("a/3", pattern(CHUNK_BYTES * 2))
+    assert store.usage("a/") == (3, 5 + CHUNK_BYTES * 2)
+    assert store.usage("") == (4, 6 + CHUNK_BYTES * 2)
+
+
+# -- time ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_value_with_a_time_to_live_goes_and_is_swept(store: Store) -> None:
+    store.put("stays", b"1")
+    store.put("long", b"2", ttl_s=3600)
+    store.put("short", pattern(CHUNK_BYTES + 1), ttl_s=0.15)
+    store.put_many([("many/1", b"3")], ttl_s=0.15)
+    wait_until(lambda: store.get("short") is None and store.get("many/1") is None)
+    assert store.keys() == ["long", "stays"]
+    assert store.usage() == (2, 2)
+    assert store.head("short") is None
+    assert store.stream("short") is None
+    assert store.get_many(["short", "long"]) == {"long": (b"2", Encoding.RAW)}
+    assert store.delete("short") is False
+    assert store.sweep() >= 1
+    assert store.sweep() == 0
+    assert store.keys() == ["long", "stays"]
+
+
+def test_an_expired_key_may_be_created_again(store: Store) -> None:
+    store.put("k", pattern(CHUNK_BYTES + 1), ttl_s=0.1)
+    wait_until(lambda: store.head("k") is None)
+    store.put("k", b"new", overwrite=False)
+    assert store.get("k") == (b"new", Encoding.RAW)
+    store.put("k", b"for ever")
+    assert store.sweep() >= 0
+    assert store.get("k") == (b"for ever", Encoding.RAW)
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1])
+def test_a_time_to_live_must_be_positive(store: Store, ttl_s: float) -> None:
+    with pytest.raises(UsageError, match="time to live"):
+        store.put("k", b"", ttl_s=ttl_s)
+
+
+def test_a_call_without_time_is_refused_at_once(store: Store) -> None:
+    store.put("k", b"1")
+    for call in (lambda: store.get("k", timeout_s=0), lambda: store.put("k", b"2", timeout_s=0), lambda: store.keys(timeout_s=0)):
+        with pytest.raises(StoreUnavailable):
+            call()
+
+
+# -- whose it is, how it is, its end ------------------------------------------------------------------------------------------
+
+
+def test_a_store_belongs_to_one_cluster(store: Store) -> None:
+    store.bind_cluster("one")
+    store.bind_cluster("one")
+    with pytest.raises(WrongCluster, match="one, not to two"):
+        store.bind_cluster("two")
+
+
+def test_a_healthy_store_says_so(store: Store) -> None:
+    assert store.health() is None
+    assert store.keys() == []
+
+
+def test_a_closed_store_answers_with_an_error(store: Store) -> None:
+    store.put("k", b"1")
+    store.close()
+    store.close()
+    assert store.health() is not None
+    for call in (lambda: store.get("k"), lambda: store.put("k", b"2"), store.keys, lambda: store.delete("k")):
+        with pytest.raises(StoreUnavailable, match="closed"):
+            call()
+
+
+def test_many_threads_share_one_store(store: Store) -> None:
+    def work(number: int) -> None:
+        for n in range(40):
+            store.put(f"t/{number}/{n}", pattern(200, n))
+            store.put_many([(f"m/{number}/{n}/{i}", b"%d" % i) for i in range(5)])
+            assert store.get(f"t/{number}/{n}") == (pattern(200, n), Encoding.RAW)
+
+    run_threads(work, 8)
+    assert store.usage("t/")[0] == 8 * 40
+    assert store.usage("m/")[0] == 8 * 40 * 5
+
+
+def run_threads(work: Callable[[int], None], count: int) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "chunk"), [(100, 0), (CHUNK_BYTES, 0), (3 * CHUNK_BYTES + 1, 0), (3 * CHUNK_BYTES + 1, 3)])
+def test_a_damaged_value_is_data_lost_and_never_wrong_bytes(adapter: Adapter, store: Store, tmp_path: Path, size: int, chunk: int) -> None:
+    if adapter.damage is None:
+        pytest.skip("nobody can get behind it")
+    store.put("k", pattern(size))
+    store.put("other", b"fine")
+    adapter.damage(tmp_path, "k", chunk)
+    assert_lost(store)
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 2])
+def test_a_value_with_a_missing_chunk_is_data_lost(adapter: Adapter, store: Store, tmp_path: Path, chunk: int) -> None:
+    if adapter.remove_chunk is None:
+        pytest.skip("nobody can get behind it")
+    store.put("k", pattern(2 * CHUNK_BYTES + 1))
+    store.put("other", b"fine")
+    adapter.remove_chunk(tmp_path, "k", chunk)
+    assert_lost(store)
+
+
+def assert_lost(store: Store) -> None:
+    with pytest.raises(DataLost, match="'k'"):
+        store.get("k")
+    with pytest.raises(DataLost, match="'k'"):
+        store.get_many(["other", "k"])
+    with pytest.raises(DataLost, match="'k'"):
+        list(store.stream("k") or ())
+    assert store.get("other") == (b"fine", Encoding.RAW)
+    store.put("k", b"repaired")
+    assert store.get("k") == (b"repaired", Encoding.RAW)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------------------
+
+_WRITER = """
+import sys
+from rmgr.adapters.stores import open_store
+url, me = sys.argv[1], sys.argv[2]
+with open_store(url) as store:
+    for n in range(30):
+        store.put(f"p/{me}/{n}", f"{me} {n}".encode())
+        store.put_many([(f"m/{me}/{n}/{i}", b"x" * i) for i in range(20)])
+        if n % 10 == 0:
+            store.put(f"big/{me}/{n}", bytes([n]) * (3 * 2**20 + 1))
+        try:
+            store.put(f"once/{n}", me.encode(), overwrite=False)
+            print(f"once/{n}")
+        except Exception as error:
+            assert type(error).__name__ == "KeyExists", error
+"""
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def test_four_processes_write_at_once(durable: Adapter, store: Store, tmp_path: Path) -> None:
+    children = [start(_WRITER, durable.url(tmp_path), str(n)) for n in range(4)]
+    created: list[str] = []
+    for child in children:
+        out, _ = child.communicate(timeout=100)
+        assert child.returncode == 0
+        created += out.split()
+    assert sorted(created) == sorted(f"once/{n}" for n in range(30)), "each key was created by exactly one process"
+    for me in range(4):
+        assert store.get(f"p/{me}/29") == (f"{me} 29".encode(), Encoding.RAW)
+        assert store.get(f"big/{me}/20") == (bytes([20]) * (3 * 2**20 + 1), Encoding.RAW)
+    assert store.usage("p/")[0] == 4 * 30
+    assert store.usage("m/")[0] == 4 * 30 * 20
+
+
+_VICTIM = """
+import sys
+from rmgr.adapters.stores import open_store
+with open_store(sys.argv[1]) as store:
+    n = 0
+    while True:
+        n += 1
+        letter = b"ab"[n % 2:][:1]
+        store.put("big", (letter * 1_000_000 for _ in range(6)))
+        store.put_many([(f"row/{i}", letter * 50) for i in range(200)])
+        print(n, flush=True)
+"""
+
+
+def test_a_writer_killed_in_mid_write_leaves_whole_values_only(durable: Adapter, store: Store, tmp_path: Path) -> None:
+    rng = random.Random(7)
+    for _ in range(6):
+        child = start(_VICTIM, durable.url(tmp_path))
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline()  # the first round is durable
+            threading.Event().wait(rng.uniform(0, 0.08))  # any moment of a later round
+        finally:
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait(10)
+            child.stdout.close()
+        big, _ = store.get("big") or (b"", None)
+        assert big in (b"a" * 6_000_000, b"b" * 6_000_000)
+        rows = store.get_many([f"row/{i}" for i in range(200)])
+        assert len(rows) == 200
+        assert len({value for value, _ in rows.values()}) == 1, "rows of one put_many are seen together"
+        store.put("after", b"alive", timeout_s=5)
+        assert store.get("after") == (b"alive", Encoding.RAW)
+
+
+def test_acknowledged_values_outlive_their_writer(durable: Adapter, tmp_path: Path) -> None:
+    script = """
+import os, sys
+from rmgr.adapters.stores import open_store
+store = open_store(sys.argv[1])
+for n in range(50):
+    store.put(f"k/{n}", b"%d" % n)
+print("done", flush=True)
+os.kill(os.getpid(), 9)
+"""
+    child = start(script, durable.url(tmp_path))
+    out, _ = child.communicate(timeout=60)
+    assert out == "done\n"
+    store = open_store(durable.url(tmp_path))
+    try:
+        assert {key: value for key, (value, _) in store.get_many([f"k/{n}" for n in range(50)]).items()} == {
+            f"k/{n}": b"%d" % n for n in range(50)
+        }
+    finally:
+        store.close()
+
+
+# -- opening -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["", "store.db", "mysql:x", "sqlite:", "sqlite://host/x", ":x"])
+def test_a_malformed_url_is_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        open_store(url)
+
+
+def test_cassandra_says_that_it_comes_with_its_extra() -> None:
+    with pytest.raises(UsageError, match="no Cassandra adapter yet") as caught:
+        open_store("cassandra://host1,host2/rmgr?user=me&password=secret")
+    assert "cassandra extra" in caught.value.hint
+    assert "secret" not in caught.value.message
+
+
+def test_sqlite_urls_name_a_path(tmp_path: Path) -> None:
+    for url in (f"sqlite:{tmp_path}/a b%.db", f"sqlite://{tmp_path}/a%20b%25.db"):
+        open_store(url).close()
+    assert sorted(path.name for path in tmp_path.glob("*.db")) == ["a b%.db"]
+
+
+def test_memory_stores_of_one_name_are_one() -> None:
+    one, two, other = open_store("memory:conformance-shared"), open_store("memory:conformance-shared"), MemoryStore()
+    one.put("k", b"1")
+    assert two.get("k") == (b"1", Encoding.RAW)
+    assert other.get("k") is None
