@@ -1,0 +1,325 @@
+"""A claimed block on its node: which tasks wait, run, ended, are committed; and what its next commit carries. Pure.
+
+    ready --hand_out--> live --outcome / failed_attempt--> arrived --take_part--> in a COMPLETE --committed--> done
+      ^------put_back------'                                   ^------------refused-------'
+    ready (a tail) --give_back--> in a SPLIT or RETURN --committed--> not its own any more
+
+One multi of a block is in flight at a time; what ends meanwhile goes with the next one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rmgr.coord import ops
+from rmgr.coord.multi import Multi
+from rmgr.coord.records import encode_block, encode_failed, encode_outcomes
+from rmgr.model.block import BlockData, BlockKey, runs
+from rmgr.model.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome
+from rmgr.model.states import State
+
+#: Failed attempts of one COMPLETE, and bytes of their records: with the rest below the caps of a multi.
+MAX_FAILED = 100
+MAX_FAILED_BYTES = 160 * 1024
+#: Outcomes of up to this many fragments go inline, one COMPLETE after another; more become a store row.
+INLINE_FRAGMENTS = 3
+#: How long outcomes wait for the rest of a block that ends anyway within that time.
+GATHER_S = 0.03
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """What one COMPLETE carries, kept until its fate is known."""
+
+    outcomes: tuple[Outcome, ...]
+    failed: tuple[tuple[int, FailedRange], ...]
+    data: BlockData  #: of the running znode afterwards
+    row: str = ""  #: store key of the outcomes
+    row_bytes: bytes = b""
+    orders: tuple[str, ...] = ()
+    go_idle: bool = False
+
+    @property
+    def indices(self) -> list[int]:
+        """Tasks that it settles."""
+        return [outcome.index for outcome in self.outcomes] + [index for index, _ in self.failed]
+
+
+@dataclass(slots=True, kw_only=True)
+class Return:
+    """A tail on its way back to the queue."""
+
+    first: int
+    end: int
+    data: BlockData
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ClaimedBlock:
+    """One block that a node has claimed. `data` and `version` are those of its running znode as last committed.
+
+    live: tasks handed to slots. writing: ended, their values are on the way to the store. payloads: arguments of all
+    its tasks from `base` on, None while they are fetched from the store. base_us: what times in its outcomes count from.
+    """
+
+    node: str
+    queue: str
+    key: BlockKey
+    data: BlockData
+    version: int
+    base_us: int
+    payloads: Sequence[bytes] | None = ()
+    base: int = 0
+    ready: deque[int] = field(default_factory=deque)
+    live: int = 0
+    writing: int = 0
+    end: int = 0  #: one past the last index that is still its own
+    arrived: list[Outcome] = field(default_factory=list)
+    failed: list[tuple[int, FailedRange]] = field(default_factory=list)
+    arrived_s: float = 0.0  #: when the oldest of them came
+    sending: Part | Return | None = None
+    reserved: bool = False  #: claimed only to drain the node for it: it has not fitted yet
+
+    @classmethod
+    def claimed(cls, node: str, queue: str, key: BlockKey, data: BlockData, version: int = 0) -> ClaimedBlock:
+        """From what a CLAIM created, or from what was read back (tasks with a set bit are not its own)."""
+        ready = deque(index for index in range(key.first, key.end) if not data.done >> (index - key.first) & 1)
+        return cls(
+            node=node,
+            queue=queue,
+            key=key,
+            data=data,
+            version=version,
+            base_us=data.claimed_us,
+            payloads=None if data.row else data.payloads,
+            base=data.base,
+            ready=ready,
+            end=ready[-1] + 1 if ready else key.first,
+        )
+
+    # -- tasks -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def unfinished(self) -> int:
+        """Tasks without an outcome."""
+        return len(self.ready) + self.live + self.writing
+
+    @property
+    def is_over(self) -> bool:
+        """Every task is committed or given back."""
+        return self.data.done == (1 << self.key.count) - 1
+
+    def payload(self, index: int) -> bytes:
+        """Arguments of a task; only when they are here."""
+        assert self.payloads is not None
+        return self.payloads[index - self.base] if self.payloads else b""
+
+    def hand_out(self, count: int) -> list[int]:
+        """The next `count` tasks that wait; they count as live."""
+        taken = [self.ready.popleft() for _ in range(min(count, len(self.ready)))]
+        self.live += len(taken)
+        return taken
+
+    def put_back(self, indices: Iterable[int]) -> None:
+        """Live tasks that did not start after all: they wait again, in their order."""
+        back = sorted(indices, reverse=True)
+        self.live -= len(back)
+        if back and self.ready and back[0] > self.ready[0]:
+            self.ready = deque(sorted([*self.ready, *back]))
+        else:
+            self.ready.extendleft(back)
+
+    def take_ready(self, indices: Iterable[int] | None = None) -> list[int]:
+        """Removes tasks that wait (None: all), e.g. because they are cancelled; returns which."""
+        wanted = list(self.ready) if indices is None else [index for index in indices if index in self.ready]
+        gone = frozenset(wanted)
+        self.ready = deque(index for index in self.ready if index not in gone)
+        return wanted
+
+    def settle(self, outcomes: Iterable[Outcome], now_s: float) -> None:
+        """Final outcomes of tasks (no longer counted in ready, live or writing)."""
+        if not self.arrived and not self.failed:
+            self.arrived_s = now_s
+        self.arrived.extend(outcomes)
+
+    def settle_failed(self, index: int, record: FailedRange, now_s: float) -> None:
+        """An attempt that FAILED and may run again."""
+        if not self.arrived and not self.failed:
+            self.arrived_s = now_s
+        self.failed.append((index, record))
+
+    # -- commits ----------------------------------------------------------------------------------------------------------
+
+    def due_s(self, *, task_s: float | None, slots: int) -> float | None:
+        """When its next COMPLETE is due (monotonic; 0 = now), None when there is nothing to commit or one is in flight.
+
+        At once, unless the rest of the block ends within `GATHER_S` anyway: then one commit carries it all.
+        """
+        if self.sending is not None or not (self.arrived or self.failed):
+            return None
+        left = self.unfinished
+        if left == 0 or task_s is None or left * task_s > GATHER_S * slots:
+            return 0.0
+        return self.arrived_s + GATHER_S
+
+    def take_part(self, row: str) -> Part:
+        """What the next COMPLETE carries. `row`: key for a store row, used (and then `row_bytes` set) if it needs one."""
+        outcomes, rest = tuple(self.arrived), []
+        encoded = encode_outcomes(outcomes)
+        needs_row = len(encoded) > MAX_INLINE_BYTES
+        if MAX_INLINE_BYTES < len(encoded) <= INLINE_FRAGMENTS * MAX_INLINE_BYTES:
+            few = len(outcomes) * MAX_INLINE_BYTES * 9 // 10 // len(encoded)
+            if few and len(encode_outcomes(outcomes[:few])) <= MAX_INLINE_BYTES:
+                outcomes, rest, needs_row = outcomes[:few], list(outcomes[few:]), False
+        failed, left, size = [], [], 0
+        for index, record in self.failed:
+            size += len(record.block) + len(record.log[0]) + len(record.log[1]) + 512
+            (failed if len(failed) < MAX_FAILED and size < MAX_FAILED_BYTES else left).append((index, record))
+        self.arrived, self.failed = rest, left
+        part = Part(
+            outcomes=outcomes,
+            failed=tuple(failed),
+            data=self._marked([outcome.index for outcome in outcomes] + [index for index, _ in failed]),
+            row=row if needs_row else "",
+            row_bytes=encoded if needs_row else b"",
+        )
+        self.sending = part
+        return part
+
+    def complete(self, part: Part, node_version: int, stamp: str) -> Multi:
+        """The multi of `part`. `stamp`: fresh random text, so that the bytes prove it."""
+        part.data = msgspec.structs.replace(part.data, stamp=stamp)
+        fragment = None
+        if part.outcomes:
+            ranges: tuple[tuple[State, int, int], ...] = ()
+            if part.row:
+                states = sorted((outcome.index, outcome.state) for outcome in part.outcomes)
+                ranges = tuple(
+                    (state, first, count)
+                    for state in (State.COMPLETED, State.FAILED, State.CANCELLED)
+                    for first, count in runs([index for index, other in states if other is state])
+                )
+            fragment = Fragment(
+                node=self.node,
+                attempt=self.key.attempt,
+                base_us=self.base_us,
+                outcomes=() if part.row else part.outcomes,
+                row=part.row,
+                ranges=ranges,
+            )
+        return ops.complete(
+            self.node,
+            node_version,
+            self.key,
+            part.data,
+            self.version,
+            fragment=fragment,
+            failed=[(index, 1, record) for index, record in part.failed],
+            orders=part.orders,
+            go_idle=part.go_idle,
+        )
+
+    def tail(self, most: int) -> int:
+        """How many tasks could be given back: waiting ones at the very end, at most `most`."""
+        count, expected = 0, self.end - 1
+        for index in reversed(self.ready):
+            if index != expected or count == most:
+                break
+            count, expected = count + 1, expected - 1
+        return count
+
+    def give_back(self, count: int, node_version: int, stamp: str, *, name: str = "SPLIT", held: bool = False) -> Multi:
+        """SPLIT or RETURN of the last `count` tasks (see `tail`)."""
+        for _ in range(count):
+            self.ready.pop()
+        first = self.end - count
+        data = msgspec.structs.replace(self._marked(()), stamp=stamp)
+        self.sending = Return(first=first, end=self.end, data=data)
+        multi, _ = ops.give_back(
+            self.node, node_version, self.queue, self.key, data, self.version, first=first, end=self.end, name=name, held=held
+        )
+        self.sending.data = msgspec.structs.replace(data, done=data.done | (((1 << count) - 1) << (first - self.key.first)))
+        self.end = first
+        return multi
+
+    def committed(self) -> Part | Return:
+        """The multi in flight was committed."""
+        sent = self.sending
+        assert sent is not None
+        self.sending = None
+        self.data = sent.data
+        self.version += 1
+        return sent
+
+    def refused(self, now_s: float) -> None:
+        """The multi in flight was not committed: what it carried waits for the next one."""
+        sent, self.sending = self.sending, None
+        if isinstance(sent, Part):
+            if not self.arrived and not self.failed:
+                self.arrived_s = now_s
+            self.arrived[:0] = sent.outcomes
+            self.failed[:0] = sent.failed
+        elif isinstance(sent, Return):
+            self.ready.extend(range(sent.first, sent.end))
+            self.end = sent.end
+
+    def reread(self, data: BlockData, version: int, now_s: float) -> None:
+        """What the running znode really holds, after a commit of unknown fate or a new registration.
+
+        Only this node changes it, so a mask that covers the multi in flight means that it was committed.
+        """
+        sent = self.sending
+        if sent is not None and sent.data.done & ~data.done == 0:
+            self.sending = None
+        else:
+            self.refused(now_s)
+        self.data, self.version = data, version
+
+    def _marked(self, indices: Iterable[int]) -> BlockData:
+        """Data of the running znode once `indices` are done: arguments that nobody needs any more are left out."""
+        first = self.key.first
+        done = self.data.done
+        for index in indices:
+            done |= 1 << (index - first)
+        lead = (~done & (done + 1)).bit_length() - 1  # trailing ones: the tasks done from the front on
+        data, start = self.data, first + lead
+        payloads, base = data.payloads, data.base
+        if payloads and start > base:
+            payloads, base = payloads[start - base :], start
+        ahead = self.ready[0] if self.ready else self.end
+        return msgspec.structs.replace(
+            data, done=done, payloads=payloads, base=base, started=max(data.started, min(ahead, self.end) - first)
+        )
+
+
+def split_share(ready: int, hungry: int) -> int:
+    """How many of `ready` waiting tasks to give to one of `hungry` nodes: half, never all, never below one."""
+    return 0 if ready < 1 or hungry < 1 else max(1, ready // 2)
+
+
+def failed_record(block: ClaimedBlock, index: int, **end: object) -> FailedRange:
+    """The record of a FAILED attempt that may run again. `end`: reason, node, exit_code, error, times, log, ..."""
+    data = msgspec.structs.replace(block.data, payloads=tuple(block.payloads or ()), base=block.base)
+    part = msgspec.structs.replace(ops.cut(data, block.key.first, index, 1), done=0, incarnation=0, started=0, stamp="")
+    if block.data.row:
+        part = msgspec.structs.replace(part, payloads=(), base=block.data.base)
+    key = block.key
+    return FailedRange(
+        queue=block.queue,
+        seq=key.seq,
+        priority=key.priority,
+        cores=key.cores,
+        memory_mib=key.memory_mib,
+        block=encode_block(part),
+        alone=key.count == 1,
+        **end,  # type: ignore[arg-type]
+    )
+
+
+def failed_bytes(record: FailedRange) -> int:
+    """Size of the znode of a failed attempt."""
+    return len(encode_failed(record))

@@ -1,0 +1,255 @@
+"""A claimed block: tasks move from ready to live to arrived to done, and every commit carries the right bytes."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from rmgr.coord import paths
+from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Delete, Set
+from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_block
+from rmgr.daemons.starter_blocks import GATHER_S, ClaimedBlock, Part, failed_bytes, failed_record, split_share
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.outcome import MAX_INLINE_BYTES, Outcome
+from rmgr.model.states import Reason, State
+
+
+def a_block(count: int = 4, *, first: int = 10, data: BlockData | None = None, **changes: object) -> ClaimedBlock:
+    key = BlockKey(priority=0, seq=5, submission=42, first=first, count=count, attempt=1, cores=1, memory_mib=0)
+    payloads = tuple(b"p%d" % index for index in range(first, first + count))
+    given = data or BlockData(function="f", payloads=payloads, base=first, claimed_us=1000)
+    return ClaimedBlock.claimed("n1", "default", key, msgspec.structs.replace(given, **changes))
+
+
+def ended(index: int, **more: object) -> Outcome:
+    return Outcome(index=index, elapsed_us=5, **more)  # type: ignore[arg-type]
+
+
+def finish(block: ClaimedBlock, indices: list[int], **more: object) -> None:
+    block.live -= len(indices)
+    block.settle([ended(index, **more) for index in indices], 1.0)
+
+
+def test_tasks_are_handed_out_in_order_and_come_back_first() -> None:
+    block = a_block()
+    assert block.hand_out(3) == [10, 11, 12]
+    block.put_back([12, 11])
+    assert list(block.ready) == [11, 12, 13]
+    assert block.live == 1
+    assert block.payload(12) == b"p12"
+
+
+def test_a_part_sets_the_mask_and_drops_arguments_that_nobody_needs() -> None:
+    block = a_block()
+    block.hand_out(3)
+    finish(block, [10, 12])
+    part = block.take_part("row")
+    multi = block.complete(part, 7, "stamp")
+    assert multi.ops[0].path == paths.node("n1")
+    change = multi.ops[1]
+    assert isinstance(change, Set)
+    data = decode_block(change.data)
+    assert data.done == 0b0101
+    assert (data.base, data.payloads) == (11, (b"p11", b"p12", b"p13"))
+    assert data.started == 3
+    fragment = multi.ops[2]
+    assert isinstance(fragment, Create)
+    assert [outcome.index for outcome in decode_fragment(fragment.data).outcomes] == [10, 12]
+
+
+def test_the_last_part_deletes_the_block() -> None:
+    block = a_block(2)
+    block.hand_out(2)
+    finish(block, [10])
+    block.complete(block.take_part("row"), 7, "s1")
+    finish(block, [11])
+    assert block.due_s(task_s=None, slots=2) is None, "one multi of a block at a time"
+    assert isinstance(block.committed(), Part)
+    assert not block.is_over
+    assert block.due_s(task_s=None, slots=2) == 0.0
+    multi = block.complete(block.take_part("row"), 7, "s2")
+    assert multi.ops[1] == Delete(paths.running_block("n1", block.key), 1)
+    block.committed()
+    assert block.is_over
+
+
+def test_what_a_refused_commit_carried_goes_with_the_next_one() -> None:
+    block = a_block(3)
+    block.hand_out(3)
+    finish(block, [10])
+    block.complete(block.take_part("row"), 7, "s1")
+    finish(block, [11])
+    block.refused(2.0)
+    part = block.take_part("row")
+    assert part.indices == [10, 11]
+    assert block.version == 0
+
+
+def test_after_an_unknown_fate_the_mask_tells_what_was_committed() -> None:
+    block = a_block(3)
+    block.hand_out(3)
+    finish(block, [10])
+    block.complete(block.take_part("row"), 7, "s1")
+    block.reread(msgspec.structs.replace(block.data, done=1, incarnation=9), 4, 2.0)
+    assert (block.sending, block.version, block.arrived) == (None, 4, [])
+    finish(block, [11])
+    block.complete(block.take_part("row"), 7, "s1")
+    block.reread(block.data, 5, 2.0)
+    assert [outcome.index for outcome in block.arrived] == [11]
+
+
+def test_outcomes_wait_only_for_a_block_that_ends_within_the_gathering_time() -> None:
+    block = a_block(100)
+    block.hand_out(100)
+    finish(block, [10])
+    assert block.due_s(task_s=None, slots=2) == 0.0
+    assert block.due_s(task_s=1.0, slots=2) == 0.0
+    assert block.due_s(task_s=0.0001, slots=2) == pytest.approx(1.0 + GATHER_S)
+    finish(block, list(range(11, 110)))
+    assert block.due_s(task_s=0.0001, slots=2) == 0.0
+
+
+def test_a_tail_is_given_back_once_and_another_one_later() -> None:
+    block = a_block(8)
+    block.hand_out(2)
+    assert block.tail(100) == 6
+    multi = block.give_back(3, 7, "s1")
+    kept, rest = multi.ops[1], multi.ops[2]
+    assert isinstance(kept, Set)
+    assert isinstance(rest, Create)
+    assert decode_block(kept.data).done == 0b11100000
+    key = paths.parse_block(rest.path.rpartition("/")[2])
+    assert (key.first, key.count, key.seq) == (15, 3, 5)
+    assert decode_block(rest.data).payloads == (b"p15", b"p16", b"p17")
+    block.committed()
+    again = block.give_back(2, 7, "s2")
+    key = paths.parse_block(again.ops[2].path.rpartition("/")[2])
+    assert (key.first, key.count) == (13, 2)
+    block.refused(1.0)
+    assert list(block.ready) == [12, 13, 14]
+    finish(block, [10, 11])
+    assert block.complete(block.take_part("r"), 7, "s3").ops[1].data == encode_block(  # type: ignore[union-attr]
+        msgspec.structs.replace(block.data, done=0b11100011, started=2, stamp="s3", base=12, payloads=block.data.payloads[2:])
+    )
+
+
+def test_a_block_given_back_whole_is_over() -> None:
+    block = a_block(3)
+    multi = block.give_back(3, 7, "s", name="RETURN")
+    assert isinstance(multi.ops[1], Delete)
+    block.committed()
+    assert block.is_over
+
+
+def test_only_waiting_tasks_at_the_very_end_can_be_given_back() -> None:
+    block = a_block(6)
+    block.hand_out(6)
+    block.put_back([13, 15])
+    assert block.tail(10) == 1
+    block.put_back([14])
+    assert block.tail(10) == 3
+    assert block.tail(2) == 2
+
+
+def test_a_little_too_much_for_one_fragment_goes_in_several() -> None:
+    block = a_block(100)
+    block.hand_out(100)
+    finish(block, list(range(10, 110)), value=b"x" * 200)
+    carried = []
+    while block.arrived:
+        part = block.take_part("row")
+        assert not part.row
+        multi = block.complete(part, 7, "s")
+        assert all(len(getattr(op, "data", b"")) <= MAX_ZNODE_BYTES for op in multi.ops)
+        carried += part.indices
+        block.committed()
+    assert carried == list(range(10, 110))
+
+
+def test_far_too_much_for_a_fragment_becomes_a_row_that_says_what_is_in_it() -> None:
+    block = a_block(100)
+    block.hand_out(100)
+    finish(block, list(range(10, 109)), value=b"x" * 1000)
+    finish(block, [109], state=State.FAILED, reason=Reason.EXIT_CODE)
+    part = block.take_part("frag/1")
+    assert len(decode_outcomes(part.row_bytes)) == 100
+    fragment = block.complete(part, 7, "s").ops[2]
+    assert isinstance(fragment, Create)
+    decoded = decode_fragment(fragment.data)
+    assert (decoded.row, decoded.outcomes) == ("frag/1", ())
+    assert decoded.ranges == ((State.COMPLETED, 10, 99), (State.FAILED, 109, 1))
+    assert len(part.row_bytes) > MAX_INLINE_BYTES
+
+
+def test_failed_attempts_carry_their_own_arguments_and_counters() -> None:
+    block = a_block(3, retries=2)
+    block.hand_out(3)
+    record = failed_record(block, 11, reason=Reason.EXIT_CODE, node="n1")
+    data = decode_block(record.block)
+    assert (data.payloads, data.base, data.done, data.retries) == ((b"p11",), 11, 0, 2)
+    assert (record.seq, record.alone) == (5, False)
+    assert failed_bytes(record) < MAX_ZNODE_BYTES
+    block.live -= 1
+    block.settle_failed(11, record, 1.0)
+    multi = block.complete(block.take_part("row"), 7, "s")
+    created = multi.ops[2]
+    assert isinstance(created, Create)
+    assert created.path == paths.failed_range(42, 11, 1, 1)
+    assert decode_failed(created.data) == record
+
+
+def test_arguments_in_a_row_stay_named_when_the_attempt_failed() -> None:
+    block = a_block(3, data=BlockData(row="args/1", base=8, claimed_us=1))
+    assert block.payloads is None
+    block.payloads = (b"8", b"9", b"10", b"11", b"12")
+    assert block.payload(10) == b"10"
+    data = decode_block(failed_record(block, 11, reason=Reason.EXIT_CODE).block)
+    assert (data.row, data.base, data.payloads) == ("args/1", 8, ())
+
+
+def test_an_adopted_block_runs_only_what_has_no_outcome() -> None:
+    block = a_block(6, done=0b110011)
+    assert list(block.ready) == [12, 13]
+    assert block.tail(9) == 2
+    assert block.end == 14
+
+
+def test_half_of_what_waits_goes_to_the_hungry_never_below_one() -> None:
+    assert [split_share(ready, 1) for ready in (0, 1, 2, 3, 10)] == [0, 1, 1, 1, 5]
+    assert split_share(10, 0) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_order_each_task_is_committed_or_given_back_exactly_once(seed: int) -> None:
+    rng = random.Random(seed)
+    block = a_block(rng.choice([1, 3, 17, 64, 256]), first=rng.choice([0, 100]))
+    settled: list[int] = []
+    returned: list[int] = []
+    live: list[int] = []
+    while not block.is_over:
+        act = rng.randrange(7)
+        if act == 0:
+            live += block.hand_out(rng.randint(1, 9))
+        elif act == 1 and live:
+            rng.shuffle(live)
+            back, live = live[:2], live[2:]
+            block.put_back(back)
+        elif act == 2 and live:
+            finish(block, [live.pop()])
+        elif act == 3 and block.sending is None and (block.arrived or block.failed):
+            part = block.take_part("row")
+            block.complete(part, 1, "s")
+        elif act == 4 and block.sending is None and block.tail(5) and rng.random() < 0.3:
+            block.give_back(block.tail(5), 1, "s")
+        elif act == 5 and block.sending is not None:
+            sent = block.committed()
+            if isinstance(sent, Part):
+                settled += sent.indices
+            else:
+                returned += range(sent.first, sent.end)
+        elif act == 6 and block.sending is not None:
+            block.refused(1.0)
+    assert sorted(settled + returned) == list(range(block.key.first, block.key.end))
+    assert (block.unfinished, block.arrived) == (0, [])
