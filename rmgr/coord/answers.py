@@ -34,6 +34,8 @@ def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBl
     reason = submission.reason
     if not reason and state is State.INITIAL:
         reason = Reason.RESOURCES if progress.total else ""
+    elif not reason and state is State.FAILED:
+        reason = progress.reason
     return JobView(
         id=submission.id,
         name=submission.name,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from rmgr.model.block import BlockKey
 from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import State
+from rmgr.model.states import Reason, State
 from rmgr.model.submission import Paged, Phase, Submission, Tail
 
 _CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
@@ -36,6 +36,7 @@ class Progress:
         "max_rss_kib",
         "next_fragment",
         "nodes",
+        "reason",
         "tail",
     )
 
@@ -50,6 +51,7 @@ class Progress:
         self.first_started_us = 0
         self.last_ended_us = 0
         self.nodes: dict[str, None] = {}  #: where tasks ended, in order of first appearance
+        self.reason = Reason.NONE  #: of the first task that ended FAILED
         self._codes = bytearray()
 
     @property
@@ -102,6 +104,19 @@ class Progress:
         for name, count in paged.counts.items():
             self.counts[State(name)] = count
 
+    def account(self, fragment: Fragment, outcomes: Iterable[Outcome]) -> None:
+        """Adds what the outcomes of a row tell, when only the fragment's ranges were applied. Each row once."""
+        for outcome in outcomes:
+            self._account(fragment, outcome)
+
+    def copy(self) -> Progress:
+        """The same at this moment, for another thread. Cost: O(tasks) bytes."""
+        twin = Progress()
+        for name in self.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin.counts, twin.nodes, twin._codes = dict(self.counts), dict(self.nodes), bytearray(self._codes)
+        return twin
+
     def _settle(self, outcome: Outcome) -> bool:
         if outcome.index >= len(self._codes):
             self._codes.extend(bytes(outcome.index + 1 - len(self._codes)))
@@ -115,6 +130,8 @@ class Progress:
     def _account(self, fragment: Fragment, outcome: Outcome) -> None:
         self.cpu_us += outcome.cpu_us
         self.max_rss_kib = max(self.max_rss_kib, outcome.max_rss_kib)
+        if outcome.state is State.FAILED and not self.reason:
+            self.reason = outcome.reason
         if outcome.exit_code is not None:
             self.exit_code = max(self.exit_code or 0, outcome.exit_code)
         if fragment.base_us:

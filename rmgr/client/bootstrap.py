@@ -1,0 +1,108 @@
+"""The tree of a cluster: made once, by whoever comes first, and recognised by everyone else.
+
+`bootstrap` is for WatchDogs; Starters and clients call `verify`. A cluster's id ties its tree to its data store: a tree
+that is empty although the id is remembered was wiped, or is another ensemble's, and nobody may build on it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from rmgr.adapters.store_rules import CLUSTER_ID_KEY
+from rmgr.coord import paths
+from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi
+from rmgr.coord.ports import Coordinator, Store
+from rmgr.coord.records import decode_record, encode_record
+from rmgr.errors import CoordinationUnavailable, NotConnected, WrongCluster
+from rmgr.model.node import Meta
+from rmgr.model.queue import ClusterSettings
+
+_WIPED = "ZooKeeper was wiped, or it is another one: restore its data, or give rmgr a new data store; rmgr doctor tells more"
+
+
+def bootstrap(
+    coordinator: Coordinator, cluster_id: str | None = None, *, settings: ClusterSettings | None = None, timeout_s: float = 10.0
+) -> Meta:
+    """Makes what is missing of the cluster's tree; safe to call by any number of processes at once, and again.
+
+    Args:
+        cluster_id: the id that this process remembers (its configuration, its data store); None: it remembers none.
+        settings: of a new cluster; an existing one keeps its own.
+    Raises: WrongCluster when the tree belongs to another cluster, or is empty although an id is remembered;
+        CoordinationUnavailable.
+    """
+    meta = read_meta(coordinator, timeout_s=timeout_s)
+    if meta is None:
+        if cluster_id:
+            raise WrongCluster(f"there is no cluster in ZooKeeper, but cluster {cluster_id} is expected", hint=_WIPED)
+        meta = _found(coordinator, settings or ClusterSettings(), timeout_s)
+    _check(meta, cluster_id)
+    coordinator.ensure([*paths.SKELETON, *_queue_directories(read_settings(coordinator, timeout_s=timeout_s))], timeout_s=timeout_s)
+    return meta
+
+
+def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: float = 0.0, timeout_s: float = 10.0) -> Meta:
+    """The cluster that this tree belongs to.
+
+    Args:
+        cluster_id: the id that is expected, None for any.
+        wait_s: how long to wait for a WatchDog to set up a new cluster.
+    Raises: NotConnected when there is no cluster and none was expected; WrongCluster; CoordinationUnavailable.
+    """
+    deadline_s = time.monotonic() + wait_s
+    while (meta := read_meta(coordinator, timeout_s=timeout_s)) is None:
+        if time.monotonic() >= deadline_s:
+            if cluster_id:
+                raise WrongCluster(f"there is no cluster in ZooKeeper, but cluster {cluster_id} is expected", hint=_WIPED)
+            raise NotConnected(
+                "ZooKeeper answers, but there is no rmgr cluster in it", hint="start a WatchDog: rmgr watchdog   (or all: rmgr dev)"
+            )
+        time.sleep(min(0.1, max(0.0, deadline_s - time.monotonic())))
+    _check(meta, cluster_id)
+    return meta
+
+
+def remembered(store: Store, *, timeout_s: float = 30.0) -> str | None:
+    """The cluster id that a data store was bound to, None for a new one. Raises StoreUnavailable."""
+    found = store.get(CLUSTER_ID_KEY, timeout_s=timeout_s)
+    return found[0].decode() if found else None
+
+
+def read_meta(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Meta | None:
+    """`/meta`, None where there is no cluster. Raises CoordinationUnavailable, WrongCluster."""
+    coordinator.sync(timeout_s=timeout_s)
+    found = coordinator.get(paths.META, timeout_s=timeout_s).result(timeout_s + 1.0)
+    return None if found is None else decode_record(found.data, Meta, paths.META)
+
+
+def read_settings(coordinator: Coordinator, *, timeout_s: float = 10.0) -> ClusterSettings:
+    """`/config`, or its defaults."""
+    found = coordinator.get(paths.CONFIG, timeout_s=timeout_s).result(timeout_s + 1.0)
+    return ClusterSettings() if found is None else decode_record(found.data, ClusterSettings, paths.CONFIG)
+
+
+def _found(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float) -> Meta:
+    """SETUP: id, counter and settings appear together; of several founders one wins."""
+    coordinator.ensure(["/"], timeout_s=timeout_s)
+    meta = Meta(cluster_id=uuid.uuid4().hex, created_us=time.time_ns() // 1000)
+    data = encode_record(meta)
+    ops = (Create(paths.META, data), Create(paths.IDS, encode_record(1)), Create(paths.CONFIG, encode_record(settings)))
+    answer = coordinator.commit(Multi(name="SETUP", ops=ops, proof=Exists(paths.META, data)), timeout_s=timeout_s).result(timeout_s + 1.0)
+    match answer:
+        case Committed():
+            return meta
+        case Conflict():
+            other = read_meta(coordinator, timeout_s=timeout_s)
+            if other is not None:
+                return other
+    raise CoordinationUnavailable(f"the cluster could not be set up: {answer}", hint="rmgr doctor")
+
+
+def _check(meta: Meta, cluster_id: str | None) -> None:
+    if cluster_id and meta.cluster_id != cluster_id:
+        raise WrongCluster(f"ZooKeeper belongs to cluster {meta.cluster_id}, but cluster {cluster_id} is expected", hint=_WIPED)
+
+
+def _queue_directories(settings: ClusterSettings) -> list[str]:
+    return [path for queue in settings.queues for path in (paths.pending(queue.name), paths.held(queue.name))]
