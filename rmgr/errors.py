@@ -210,3 +210,15 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f'\n"""\n{self.text}"""'
+
+
+class RemoteError(RmgrError):
+    """Stands for an exception of a task that could not travel (its class or contents cannot be pickled or rebuilt).
+
+    Attributes: type_name (of the original), traceback (its text there).
+    """
+
+    def __init__(self, message: str, *, type_name: str = "", traceback: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.type_name = type_name
+        self.traceback = traceback

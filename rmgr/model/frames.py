@@ -70,18 +70,21 @@ class Shape(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=1):
     """First frame of a spawner's life.
 
-    directory: its own, existing, removed by the Starter. cgroup: its own cgroup v2 directory, "" = none; commands run
-    in it, workers in children of it. freezer, memory, pids: the same in v1 hierarchies, "" = none.
+    node: name of the node. directory: its own, existing, removed by the Starter. cgroup: the slot's cgroup v2
+    directory, "" = none; the spawner and its commands live in its child `main`, workers and isolated commands in
+    children of their own. freezer, memory, pids: the same in v1 hierarchies, "" = none. has_memory: the v2 children can
+    limit memory.
     uid, gid, groups: who to become, -1 = nobody else. no_new_privs: setuid programs gain nothing.
     """
 
     slot: int
+    node: str
     directory: str
     cgroup: str = ""
     freezer: str = ""
     memory: str = ""
     pids: str = ""
-    pids_limit: int = 0
+    has_memory: bool = False
     uid: int = -1
     gid: int = -1
     groups: tuple[int, ...] = ()
@@ -126,8 +129,9 @@ class CommandItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 class CommandBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=3):
     """Commands to run one after another. Answered by `CommandEnds`.
 
-    argv: program and arguments. script: text run by its #! line (else /bin/sh), argv are then its arguments.
-    environ: replaces the spawner's own when given. cwd: existing directory to run in, "" = the work directory.
+    argv: program and arguments. script: text run by its #! line (else /bin/sh), argv are then its arguments. Their
+    environment: the spawner's, `shape.environ`, the ids' RMGR_*, the item's own. cwd: directory to run in, "" = the work
+    directory.
     stdin: bytes, or a file. keep: the work directory is left to the Starter. append: out/err files are appended to.
     """
 
@@ -197,7 +201,10 @@ ToSpawner = Setup | StartWorker | CommandBatch | Stop | Signal | Suspend | Recal
 
 
 class SpawnerUp(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=20):
-    """The spawner obeys from now on. features: what contains its work ("subreaper", "cgroup", "pids", "memory")."""
+    """The spawner obeys from now on; carries one descriptor, the board of its commands.
+
+    features: what contains its work ("subreaper", "cgroup", "freezer", "pids", "memory"). error: it cannot (it ends).
+    """
 
     pid: int
     features: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ SETTLE_S = 0.002
 _TASK = struct.Struct("@QQ")  # seq, started_ns
 _SEQ, _STARTED = 0, 8
 _LIMIT, _GRACE, _EXCLUSIVE, _BUSY, _MEMORY = 16, 24, 32, 40, 48
-_RESULTS, _COUNT, _GENERATION = 64, 72, 80
+_RESULTS, _GENERATION = 64, 80
 _TERM_SEQ, _TERM_REASON, _LEASE, _WATCHED = 128, 136, 144, 152
 _REVOKE = struct.Struct("@QQ")
 _REVOKED = 192
@@ -130,26 +130,22 @@ class Board:
 
     def set_results(self, size: int, count: int) -> None:
         """The first `size` bytes after RESULTS_HEAD are `count` finished results."""
-        self._set(_RESULTS, size)
-        self._set(_COUNT, count)
+        self._set(_RESULTS, size << 32 | count)
 
     def clear_results(self) -> None:
         """They have been sent."""
         self._set(_GENERATION, self._get(_GENERATION) + 1)
-        self._set(_COUNT, 0)
         self._set(_RESULTS, 0)
 
     def unsent(self) -> tuple[bytes, int]:
         """(encoded results one after another, how many); (b"", 0) when there are none or they are being sent just now."""
-        generation, count = self._get(_GENERATION), self._get(_COUNT)
-        if not count:
+        generation, results = self._get(_GENERATION), self._get(_RESULTS)
+        if not results:
             return b"", 0
-        size = self._get(_RESULTS)
-        data = bytes(self.view[PAGE + RESULTS_HEAD : PAGE + RESULTS_HEAD + size])
-        # the count is written last: a result that came in between makes size larger than count's results, never smaller
+        data = bytes(self.view[PAGE + RESULTS_HEAD : PAGE + RESULTS_HEAD + (results >> 32)])
         if self._get(_GENERATION) != generation:
             return b"", 0
-        return data, count
+        return data, results & 0xFFFFFFFF
 
     # -- written by the spawner ----------------------------------------------------------------------------------------
 

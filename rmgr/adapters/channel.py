@@ -1,0 +1,256 @@
+"""One selector thread for all sockets of a node's spawners and workers, and the framed, non-blocking ends of them.
+
+Receiving, decoding and calling back happen on the selector thread. Sending happens on the caller's thread as far as the
+socket takes it; the rest is kept and sent by the selector thread, and `backlog` tells how much that is.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import heapq
+import itertools
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from rmgr.model.frames import FrameError, FrameReader
+
+_RECEIVE = 256 * 1024
+_FDS = array.array("i")
+_MAX_FDS = 8
+
+
+class Loop:
+    """The selector thread: sockets, timers. Everything it calls must be quick and must not raise."""
+
+    def __init__(self, name: str) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_r, False)
+        os.set_blocking(self._wake_w, False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ, None)
+        self._lock = threading.Lock()
+        self._calls: list[Callable[[], None]] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_inside(self) -> bool:
+        """The caller is the selector thread."""
+        return threading.current_thread() is self._thread
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Runs `function` on the selector thread soon; from any thread."""
+        with self._lock:
+            self._calls.append(function)
+        self._wake()
+
+    def later(self, delay_s: float, function: Callable[[], None]) -> None:
+        """Runs `function` on the selector thread after `delay_s`; from any thread."""
+        with self._lock:
+            heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._order), function))
+        self._wake()
+
+    def register(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
+        """Calls `handler(events)` when `fd` is ready. Selector thread only."""
+        self._selector.register(fd, events, handler)
+
+    def modify(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
+        """Changes what is waited for. Selector thread only."""
+        self._selector.modify(fd, events, handler)
+
+    def unregister(self, fd: int) -> None:
+        """Forgets `fd`. Selector thread only."""
+        self._selector.unregister(fd)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Ends the thread; sockets are their owners' to close."""
+        self._closed = True
+        self._wake()
+        if not self.is_inside:
+            self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._selector.close()
+            os.close(self._wake_r)
+            os.close(self._wake_w)
+
+    def _wake(self) -> None:
+        if not self.is_inside:
+            try:
+                os.write(self._wake_w, b"w")
+            except (BlockingIOError, OSError):
+                return  # the pipe is full (it will wake) or the loop is closed
+
+    def _due(self) -> tuple[list[Callable[[], None]], float | None]:
+        with self._lock:
+            due, self._calls = self._calls, []
+            now = time.monotonic()
+            while self._timers and self._timers[0][0] <= now:
+                due.append(heapq.heappop(self._timers)[2])
+            wait = self._timers[0][0] - now if self._timers else None
+        return due, wait
+
+    def _run(self) -> None:
+        while not self._closed:
+            due, wait = self._due()
+            for function in due:
+                function()
+            if due:
+                continue
+            for key, events in self._selector.select(wait):
+                if key.data is None:
+                    try:
+                        os.read(self._wake_r, 4096)
+                    except BlockingIOError:
+                        continue
+                elif (now := self._selector.get_map().get(key.fd)) is not None and now.data == key.data:
+                    key.data(events)  # it was not removed or replaced by an earlier handler of this round
+
+
+class Channel:
+    """A framed, non-blocking stream socket on a `Loop`.
+
+    Args:
+        on_frames: called with the frames of one read, in order, and the descriptors that came with them.
+        on_end: called once, when the peer is gone or the stream is broken (its argument says what).
+        passes_fds: descriptors may arrive.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        kind: object,
+        *,
+        on_frames: Callable[[list, list[int]], None],  # type: ignore[type-arg]
+        on_end: Callable[[str], None],
+        passes_fds: bool = False,
+    ) -> None:
+        sock.setblocking(False)
+        self._loop = loop
+        self._socket = sock
+        self._reader: FrameReader[object] = FrameReader(kind)
+        self._on_frames = on_frames
+        self._on_end = on_end
+        self._passes_fds = passes_fds
+        self._fds: list[int] = []
+        self._lock = threading.Lock()
+        self._out = bytearray()
+        self._ended = False
+        self._fd = sock.fileno()
+        self._writing = False
+        loop.call(self._register)
+
+    @property
+    def backlog(self) -> int:
+        """Bytes not yet taken by the socket."""
+        return len(self._out)
+
+    def send(self, data: bytes) -> bool:
+        """Sends encoded frames; False when the peer is known to be gone. Never blocks. From any thread."""
+        with self._lock:
+            if self._ended:
+                return False
+            if not self._out:
+                try:
+                    sent = self._socket.send(data)
+                except BlockingIOError:
+                    sent = 0
+                except OSError:
+                    return False  # the end is seen by the selector thread
+                if sent == len(data):
+                    return True
+                data = data[sent:]
+            self._out += data
+        self._loop.call(self._want_write)
+        return True
+
+    def drain(self) -> None:
+        """Reads what has arrived, now. Selector thread only."""
+        while not self._ended and self._receive():
+            pass
+
+    def close(self) -> None:
+        """Closes without calling `on_end`. Selector thread, or after the loop's end."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            self._out.clear()
+        with contextlib.suppress(KeyError, ValueError, RuntimeError):
+            self._loop.unregister(self._fd)
+        self._socket.close()
+
+    def _register(self) -> None:
+        if not self._ended:
+            self._loop.register(self._fd, selectors.EVENT_READ, self._ready)
+
+    def _want_write(self) -> None:
+        if not self._ended and not self._writing:
+            self._writing = True
+            self._loop.modify(self._fd, selectors.EVENT_READ | selectors.EVENT_WRITE, self._ready)
+
+    def _ready(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._flush()
+        if events & selectors.EVENT_READ and not self._ended:
+            self._receive()
+
+    def _flush(self) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            try:
+                sent = self._socket.send(self._out)
+                del self._out[:sent]
+            except BlockingIOError:
+                return
+            except OSError:
+                self._out.clear()  # the read side reports the end
+            if self._out:
+                return
+            self._writing = False
+        self._loop.modify(self._fd, selectors.EVENT_READ, self._ready)
+
+    def _receive(self) -> bool:
+        """One read; False when there is nothing more at present."""
+        try:
+            if self._passes_fds:
+                data, ancillary, _, _ = self._socket.recvmsg(_RECEIVE, socket.CMSG_SPACE(_MAX_FDS * _FDS.itemsize), _CLOEXEC)
+                for level, kind, body in ancillary:
+                    if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                        fds = array.array("i")
+                        fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
+                        self._fds.extend(fds)
+            else:
+                data = self._socket.recv(_RECEIVE)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._end(error.strerror or str(error))
+            return False
+        if not data:
+            self._end("closed")
+            return False
+        try:
+            frames = self._reader.feed(data)
+        except FrameError as error:
+            self._end(str(error))
+            return False
+        if frames:
+            self._on_frames(frames, self._fds)
+        return True
+
+    def _end(self, why: str) -> None:
+        self.close()
+        self._on_end(why)
+
+
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)

@@ -1,0 +1,321 @@
+"""A Python worker as its Starter sees it: tasks out, facts back, each task accounted for once whatever dies.
+
+Tasks are run in the order sent. What has not begun can be taken back at any moment (`recall`), even while a task holds
+the interpreter, because the worker looks at the shared board before each task.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rmgr.adapters.channel import Channel
+from rmgr.adapters.workevents import (
+    TasksEnded,
+    TasksReturned,
+    WorkerBlocked,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerReady,
+    WorkerUnblocking,
+    WorkEvent,
+)
+from rmgr.model import frames
+from rmgr.model.frames import TaskBatch, TaskEnd, WorkerGone
+from rmgr.model.states import Reason
+from rmgr.runner.board import SETTLE_S, Board
+from rmgr.runner.outputs import read_live
+
+if TYPE_CHECKING:
+    from rmgr.adapters.process import Slot
+
+#: A worker that is silent this long while it has tasks may hold finished results: they are read from its board.
+_RESCUE_S = 0.05
+_ends = msgspec.msgpack.Decoder(tuple[TaskEnd, ...])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What a worker is: one is reused only for the same spec.
+
+    environ: set in it from its first instruction (OMP_NUM_THREADS must be there before numpy is loaded).
+    sys_path: appended where they exist. archives: zip files on this node. initializer: pickle of (function, args).
+    python_version: the client's "3.11". memory_bytes: limit of the worker's own cgroup, 0 = none.
+    group: workers of different groups are never shared (an Executor with an initializer, another user's work).
+    """
+
+    environ: dict[str, str] = field(default_factory=dict, hash=False)
+    sys_path: tuple[str, ...] = ()
+    archives: tuple[str, ...] = ()
+    initializer: bytes = b""
+    python_version: str = ""
+    memory_bytes: int = 0
+    group: str = ""
+
+
+class Worker:
+    """Handle of one worker; made by `Slot.start_worker`. Methods may be called from any thread and never block."""
+
+    def __init__(self, slot: Slot, number: int, spec: WorkerSpec) -> None:
+        self.slot = slot
+        self.number = number
+        self.spec = spec
+        self.pid = 0
+        self.directory = ""
+        self.is_ready = False
+        self.is_leaving = False  #: takes no more tasks (it ends itself, or is dead)
+        self.blocked_seq = 0
+        self._lock = threading.Lock()
+        self._outstanding: dict[int, None] = {}
+        self._last_seq = 0
+        self._highest = 0  # every task up to this one has been run or skipped
+        self._revoked = (0, 0)
+        self._early: list[bytes] = []
+        self._channel: Channel | None = None
+        self._board: Board | None = None
+        self._watching = False
+        self._heard = False
+
+    # -- the Starter's side ----------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> tuple[int, ...]:
+        """Seqs sent and not yet accounted for, in order."""
+        with self._lock:
+            return tuple(self._outstanding)
+
+    @property
+    def load(self) -> int:
+        """How many tasks are outstanding."""
+        return len(self._outstanding)
+
+    def running(self) -> tuple[int, int]:
+        """(seq, started_ns CLOCK_BOOTTIME) of the task that runs, (0, 0) when none does."""
+        board = self._board
+        return board.running() if board is not None and self._outstanding else (0, 0)
+
+    def send(self, batch: TaskBatch) -> bool:
+        """Sends tasks (seqs from `NodeRunner.next_seq`, ascending). False: the worker is gone, nothing was sent."""
+        data = frames.encode(batch)
+        with self._lock:
+            if self.is_leaving:
+                return False
+            for item in batch.items:
+                self._outstanding[item.seq] = None
+            self._last_seq = batch.items[-1].seq
+            if self._channel is None:
+                self._early.append(data)
+                return True
+            watch, self._watching = not self._watching, True
+        self._channel.send(data)
+        if watch:
+            self.slot.runner.loop.later(_RESCUE_S, self._rescue)
+        return True
+
+    def recall(self, *, keep: int = 0) -> None:
+        """Takes back what has not begun, beyond the next `keep` tasks; `TasksReturned` names it after a few ms."""
+        self.slot.runner.loop.call(lambda: self._recall(keep))
+
+    def stop(self, seq: int = 0, *, reason: Reason = Reason.USER_CANCEL, grace_us: int = 5_000_000) -> None:
+        """Ends task `seq` if it is the one that runs (the worker may survive); seq 0 ends the worker.
+
+        A task that has not begun is taken back with `recall` instead.
+        """
+        self.slot.order(frames.Stop(worker=self.number, seq=seq, reason=reason, grace_us=grace_us))
+
+    def signal(self, signum: int, seq: int = 0) -> None:
+        """Sends a signal to all processes of the running task."""
+        self.slot.order(frames.Signal(worker=self.number, seq=seq, signum=signum))
+
+    def suspend(self) -> None:
+        """Stops the worker and what it started in place."""
+        self.slot.order(frames.Suspend(worker=self.number))
+
+    def resume(self) -> None:
+        """Continues after `suspend`."""
+        self.slot.order(frames.Suspend(worker=self.number, resume=True))
+
+    def grant(self, seq: int) -> None:
+        """Answers `WorkerUnblocking`: the task has its cores back."""
+        self.blocked_seq = 0
+        if self._channel is not None:
+            self._channel.send(frames.encode(frames.Granted(seq)))
+
+    def live_output(self, seq: int, stream: str, offset: int, limit: int = 64 * 1024) -> bytes | None:
+        """What the running task `seq` has written to "stdout" or "stderr" from `offset`; None: it is not running."""
+        board = self._board
+        if board is None or board.seq != seq:
+            return None
+        data = read_live(os.path.join(self.directory, stream), offset, limit)
+        return data if board.seq == seq else None
+
+    # -- the selector thread's side ----------------------------------------------------------------------------------
+
+    def attach(self, pid: int, directory: str, sock: int, board: int) -> None:
+        """The spawner has forked it."""
+        self.pid, self.directory = pid, directory
+        self._board = Board(board)
+        os.close(board)
+        channel = Channel(
+            self.slot.runner.loop,
+            socket.socket(fileno=sock),
+            frames.FromWorker,
+            on_frames=self._on_frames,
+            on_end=lambda why: None,  # its death is reported by the spawner
+        )
+        with self._lock:  # nothing overtakes what was sent early
+            early, self._early = self._early, []
+            for data in early:
+                channel.send(data)
+            self._channel = channel
+            self._watching = bool(early)
+        if early:
+            self.slot.runner.loop.later(_RESCUE_S, self._rescue)
+
+    def end(self, gone: WorkerGone) -> None:
+        """It is dead: read what is left, account for every task."""
+        with self._lock:
+            self.is_leaving = True
+        started = current = 0
+        if self._channel is not None:
+            self._channel.drain()
+        if self._board is not None:
+            self._take_unsent()
+            current, started = self._board.running()
+        with self._lock:
+            left, self._outstanding = tuple(self._outstanding), {}
+        seq = current if current in left else 0
+        if self._channel is not None:
+            self._channel.close()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+        started_us, elapsed_us = self.slot.runner.wall_times(started) if seq else (0, 0)
+        self.slot.runner.emit(
+            WorkerEnded(
+                slot=self.slot,
+                worker=self,
+                seq=seq,
+                reason=gone.reason,
+                exit_code=gone.exit_code,
+                signal=gone.signal,
+                detail=gone.detail,
+                started_us=started_us,
+                elapsed_us=elapsed_us,
+                cpu_us=gone.cpu_us if seq else 0,
+                max_rss_kib=gone.max_rss_kib,
+                out=gone.out,
+                err=gone.err,
+                unstarted=tuple(other for other in left if other != seq),
+            )
+        )
+
+    def _on_frames(self, received: list[object], _fds: list[int]) -> None:
+        self._heard = True
+        events: list[WorkEvent] = []
+        for frame in received:
+            match frame:
+                case frames.TaskEnds():
+                    if known := self._account(frame.ends):
+                        events.append(TasksEnded(self.slot, self, known))
+                case frames.Skipped():
+                    with self._lock:
+                        self._highest = max(self._highest, frame.seqs[-1])
+                        seqs = tuple(seq for seq in frame.seqs if self._outstanding.pop(seq, self) is None)
+                    if seqs:
+                        events.append(TasksReturned(self.slot, self, seqs, Reason.NONE))
+                case frames.Blocked():
+                    self.blocked_seq = frame.seq
+                    events.append(WorkerBlocked(self.slot, self, frame.seq))
+                    self._recall(0)
+                case frames.Unblocking():
+                    if frame.seq in self._outstanding:
+                        events.append(WorkerUnblocking(self.slot, self, frame.seq))
+                    else:  # a thread that outlived its task: there is nothing to give cores to
+                        self.grant(frame.seq)
+                case frames.WorkerUp():
+                    self.is_ready = True
+                    events.append(WorkerReady(self.slot, self))
+                case frames.WorkerRefused():
+                    self.is_leaving = True
+                    events.append(
+                        WorkerFailed(self.slot, self, frame.error, frame.summary, frame.initializer, frame.out, frame.err)
+                    )
+                case frames.Leaving():
+                    self.is_leaving = True
+        self.slot.runner.emit(*events)
+
+    def _account(self, ends: tuple[TaskEnd, ...]) -> tuple[TaskEnd, ...]:
+        """Those not accounted for before (a result may arrive by the socket and from the board)."""
+        with self._lock:
+            self._highest = max(self._highest, ends[-1].seq)
+            pop = self._outstanding.pop
+            known = tuple([end for end in ends if pop(end.seq, self) is None])
+        if known and known[-1].seq == self.blocked_seq:
+            self.blocked_seq = 0
+        return known
+
+    def _recall(self, keep: int) -> None:
+        board = self._board
+        if board is None:
+            with self._lock:  # not forked yet: nothing has been sent
+                seqs = tuple(itertools.islice(self._outstanding, keep, None))
+                if keep == 0:
+                    self._early.clear()
+                    self._outstanding.clear()
+                else:
+                    seqs = ()
+            if seqs:
+                self.slot.runner.emit(TasksReturned(self.slot, self, seqs, Reason.NONE))
+            return
+        with self._lock:
+            current = board.seq
+            ahead = [seq for seq in self._outstanding if seq > current]
+            if len(ahead) <= keep:
+                return
+            after = ahead[keep - 1] if keep else current
+            if max(self._highest, current) < self._revoked[1]:  # what was revoked before and not yet skipped stays so
+                after = min(after, self._revoked[0])
+            self._revoked = (after, self._last_seq)
+            board.revoke(*self._revoked)
+        self.slot.runner.loop.later(SETTLE_S, self._settle)
+
+    def _settle(self) -> None:
+        """What is revoked and still ahead of the worker will not start any more: it is returned."""
+        board = self._board
+        if board is None:
+            return
+        with self._lock:
+            after, until = self._revoked
+            after = max(after, board.seq)
+            seqs = tuple(seq for seq in self._outstanding if after < seq <= until)
+            for seq in seqs:
+                del self._outstanding[seq]
+        if seqs:
+            self.slot.runner.emit(TasksReturned(self.slot, self, seqs, Reason.NONE))
+
+    def _rescue(self) -> None:
+        """A quick task's result must not wait for the slow one that came after it in its batch."""
+        with self._lock:
+            if not self._outstanding or self._board is None:
+                self._watching = False
+                return
+        if not self._heard:
+            self._take_unsent()
+        self._heard = False
+        self.slot.runner.loop.later(_RESCUE_S, self._rescue)
+
+    def _take_unsent(self) -> None:
+        if self._board is None:
+            return
+        data, count = self._board.unsent()
+        if count:
+            known = self._account(_ends.decode(b"\xdd" + count.to_bytes(4, "big") + data))
+            if known:
+                self.slot.runner.emit(TasksEnded(self.slot, self, known))

@@ -1,0 +1,46 @@
+"""Giving the slot back while a task waits for another task, so that no depth of nesting can block a node."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Gate:
+    """Where the worker hangs itself in. block(seq), unblock(seq): tell the Starter, the second waits for its answer."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting = 0
+        self.seq: Callable[[], int] | None = None
+        self.block: Callable[[int], None] = lambda seq: None
+        self.unblock: Callable[[int], None] = lambda seq: None
+
+
+gate = Gate()
+
+
+@contextmanager
+def blocking() -> Iterator[None]:
+    """While inside, this task's cores belong to others; leaving waits until they are its own again.
+
+    Outside of a worker it does nothing. Several threads of one task may be inside: the cores are free from the first
+    one's entry to the last one's exit. Cost: two messages to the Starter; use it around waits, not around work.
+    """
+    if gate.seq is None:
+        yield
+        return
+    with gate.lock:
+        seq = gate.seq()
+        gate.waiting += 1
+        if gate.waiting == 1 and seq:
+            gate.block(seq)
+    try:
+        yield
+    finally:
+        with gate.lock:
+            gate.waiting -= 1
+            last = gate.waiting == 0
+            if last and seq and gate.seq() == seq:
+                gate.unblock(seq)

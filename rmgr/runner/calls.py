@@ -1,0 +1,126 @@
+"""One function call in a worker: the function from its blob (kept by hash), the arguments, the call, what came of it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rmgr.errors import PickleFailed, RmgrError
+from rmgr.model.frames import MAX_INLINE_VALUE, KeyedCall, TaskBatch, TaskExtra, TaskItem, Value
+from rmgr.model.states import Reason
+from rmgr.runner.remote import dump_exception, dump_value
+
+_KEPT = 128
+_keyed = msgspec.msgpack.Decoder(KeyedCall)
+_NONE = pickle.dumps(None, 5)
+
+
+class TaskTerminated(BaseException):
+    """Raised inside a task by SIGTERM (time limit, cancel): it may clean up, within the grace time."""
+
+
+class WrongCount(RmgrError):
+    """A function of the keyed form returned another number of values than it has output keys."""
+
+
+class Functions:
+    """The last functions, by hash."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Callable[..., object]] = OrderedDict()
+
+    def get(self, batch: TaskBatch) -> Callable[..., object]:
+        """The function of a batch. Raises: whatever its unpickling raises (a module that this node lacks, ...)."""
+        function = self._kept.get(batch.function)
+        if function is not None:
+            self._kept.move_to_end(batch.function)
+            return function
+        blob = batch.blob
+        if not blob and batch.path:
+            with open(batch.path, "rb") as file:
+                blob = file.read()
+        function = pickle.loads(blob)  # noqa: S301 - unpickled in the runner and nowhere else (design.md 10)
+        if not callable(function):
+            raise PickleFailed(f"the function {batch.function[:12]} is a {type(function).__name__}, not a function")
+        self._kept[batch.function] = function
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return function
+
+
+def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str, Any], int]:
+    """(args, kwargs, number of output values or -1) of one call. Raises: whatever unpickling raises."""
+    payload = item.payload
+    if item.path:
+        with open(item.path, "rb") as file:
+            payload = file.read()
+    if not keyed:
+        if not payload:
+            return (), {}, -1
+        args, kwargs = pickle.loads(payload)  # noqa: S301 - as above
+        return args, kwargs, -1
+    call = _keyed.decode(payload)
+    values = []
+    for given in call.inputs:
+        data = given.data
+        if given.path:
+            with open(given.path, "rb") as file:
+                data = file.read()
+        values.append(pickle.loads(data) if given.pickled else data)  # noqa: S301 - as above
+    return tuple(values), {}, call.outputs
+
+
+class Results:
+    """Turns what a call returned into bytes; large values go to files in `directory`."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def plain(self, seq: int, value: object) -> tuple[bytes, bool, TaskExtra | None]:
+        """(data, pickled, extra) of the plain form. Raises: PickleFailed, OSError (full disk)."""
+        if value is None:
+            return _NONE, True, None
+        pickled = type(value) is not bytes
+        data = dump_value(value) if pickled else value
+        if len(data) > MAX_INLINE_VALUE:  # type: ignore[arg-type]
+            return b"", pickled, TaskExtra(value=self._spool(seq, 0, data, pickled))  # type: ignore[arg-type]
+        return data, pickled, None  # type: ignore[return-value]
+
+    def keyed(self, seq: int, value: object, count: int) -> TaskExtra:
+        """One value per output key. Raises: WrongCount, PickleFailed, OSError."""
+        if count == 1:
+            values: tuple[object, ...] = (value,)
+        elif count == 0 and value is None:
+            values = ()
+        elif isinstance(value, (tuple, list)) and len(value) == count:
+            values = tuple(value)
+        else:
+            got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
+            raise WrongCount(
+                f"the function returned {got} for {count} output keys", hint="return a tuple with one value for each output key"
+            )
+        return TaskExtra(values=tuple(self._value(seq, number, one) for number, one in enumerate(values)))
+
+    def _value(self, seq: int, number: int, value: object) -> Value:
+        pickled = not isinstance(value, bytes)
+        data = dump_value(value) if not isinstance(value, bytes) else value
+        if len(data) > MAX_INLINE_VALUE:
+            return self._spool(seq, number, data, pickled)
+        return Value(data=data, pickled=pickled)
+
+    def _spool(self, seq: int, number: int, data: bytes, pickled: bool) -> Value:
+        path = os.path.join(self._directory, f"v{seq}.{number}")
+        with open(path, "wb") as file:
+            file.write(data)
+        return Value(path=path, size=len(data), pickled=pickled)
+
+
+def failure(error: BaseException, reason: Reason) -> TaskExtra:
+    """What is reported of a call that raised."""
+    data, line = dump_exception(error)
+    return TaskExtra(reason=reason, error=data, summary=line)

@@ -1,0 +1,63 @@
+"""Calls into the kernel that Python has no name for; each does nothing, and says so, where the system lacks it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import time
+
+IS_LINUX = sys.platform.startswith("linux")
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+#: The clock of leases and time limits: it goes on while the machine sleeps.
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _prctl(option: int, value: int) -> bool:
+    if not IS_LINUX:
+        return False
+    try:
+        return bool(ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False
+
+
+def become_subreaper() -> bool:
+    """Orphaned descendants become children of this process: whatever forks twice can still be found."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(signum: int) -> bool:
+    """This process gets `signum` when the thread that forked it ends."""
+    return _prctl(_PR_SET_PDEATHSIG, signum)
+
+
+def forbid_new_privileges() -> bool:
+    """Set-uid programs gain nothing, here and in all descendants."""
+    return _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def prefer_for_oom(score: int) -> None:
+    """The kernel's out-of-memory killer takes this process before those with a lower score (0 = daemons)."""
+    if IS_LINUX:
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(str(score))
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for lack of memory since boot."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/vmstat", "rb") as file:
+        for line in file:
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def become(uid: int, gid: int, groups: tuple[int, ...]) -> None:
+    """Drops to another user for good. Raises: OSError."""
+    if gid >= 0:
+        os.setgroups(groups or (gid,))
+        os.setresgid(gid, gid, gid)
+    if uid >= 0:
+        os.setresuid(uid, uid, uid)

@@ -1,0 +1,159 @@
+"""Output files of tasks: appended to by the work itself (nothing in between), kept below a cap, read while they grow.
+
+A file above its cap keeps its first and its last half: the middle is given back to the file system while the work runs
+(a hole), so 1 GB of output costs 64 MiB of disk and slows nobody. Where holes are not supported the file is cut at
+the cap again and again, which keeps its first part only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+
+from rmgr.model.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, Output
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_COPY = 1024 * 1024
+_BLOCK = 4096
+
+
+def open_output(path: str, *, append: bool = True) -> int:
+    """Descriptor of an output file: created, appended to. Raises: OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    return os.open(path, flags if append else flags | os.O_TRUNC, 0o644)
+
+
+def trim(fd: int, cap: int) -> bool:
+    """Gives back the middle of a file above `cap` bytes. True: it was above. Cost: one fstat when it is below."""
+    size = os.fstat(fd).st_size
+    if size <= cap:
+        return False
+    head = _aligned(cap // 2)
+    tail = _aligned(size - cap // 2)
+    if not _punch(fd, head, tail - head):
+        os.ftruncate(fd, cap)  # the writers append: they go on at the new end
+    return True
+
+
+def trim_path(path: str, cap: int) -> bool:
+    """`trim` of a file that another process writes; an absent one is fine."""
+    try:
+        if os.stat(path).st_size <= cap:
+            return False
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return trim(fd, cap)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def take(fd: int, path: str, final: str, cap: int) -> Output:
+    """Ends one task's use of an output file and empties it for the next.
+
+    Small output is returned inline; else it is moved (copied, when its middle was dropped) to `final`. After a move
+    `path` is a new name: the caller opens it again when `Output.path` is not empty.
+    Cost: one lseek when nothing was written.
+    """
+    size = os.lseek(fd, 0, os.SEEK_END)
+    if size == 0:
+        return NO_OUTPUT
+    if size <= MAX_INLINE_OUTPUT:
+        data = os.pread(fd, size, 0)
+        os.ftruncate(fd, 0)
+        return Output(size=size, data=data)
+    if size <= cap:
+        os.rename(path, final)
+        return Output(size=size, path=final)
+    dropped = _condense(fd, final, size, cap)
+    os.ftruncate(fd, 0)
+    os.unlink(path)
+    return Output(size=size, path=final, dropped=dropped)
+
+
+def settle(path: str, cap: int) -> Output:
+    """Describes a file that stays where it is (`--out FILE`), with what was dropped from it condensed away."""
+    size = os.stat(path).st_size
+    if size <= cap:
+        return Output(size=size, path=path)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        dropped = _condense(fd, path + ".part", size, cap)
+    finally:
+        os.close(fd)
+    os.replace(path + ".part", path)
+    return Output(size=size, path=path, dropped=dropped)
+
+
+def read_live(path: str, offset: int, limit: int) -> bytes | None:
+    """Bytes of a growing output file from `offset`, b"" at its end, None when it is absent. Never follows a symlink.
+
+    Inside the dropped middle the bytes are NUL: `Output.dropped` of the end report says what was left out.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.pread(fd, limit, offset)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _condense(fd: int, final: str, size: int, cap: int) -> int:
+    """Writes head, marker and tail of `fd` to `final`; returns how many bytes were left out."""
+    head = _aligned(cap // 2)
+    tail = max(head, _aligned(size - cap // 2) + _BLOCK)
+    dropped = tail - head
+    out = os.open(final, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        _copy(fd, out, 0, head)
+        os.write(out, f"\n[rmgr: {dropped} bytes of output dropped here, the limit is {cap}]\n".encode())
+        _copy(fd, out, tail, size)
+    finally:
+        os.close(out)
+    return dropped
+
+
+def _copy(source: int, target: int, start: int, end: int) -> None:
+    while start < end:
+        data = os.pread(source, min(_COPY, end - start), start)
+        if not data:
+            return
+        start += len(data)
+        while data:
+            data = data[os.write(target, data) :]
+
+
+def _aligned(offset: int) -> int:
+    return offset - offset % _BLOCK
+
+
+def _punch(fd: int, start: int, length: int) -> bool:
+    if _fallocate is None or length <= 0:
+        return length <= 0
+    if _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, start, length) == 0:
+        return True
+    # anything else (interrupted, the disk is in trouble) is tried again at the next tick
+    return ctypes.get_errno() not in {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM}
+
+
+def _load_fallocate():  # type: ignore[no-untyped-def]
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        function = ctypes.CDLL(None, use_errno=True).fallocate64
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return function
+
+
+_fallocate = _load_fallocate()

@@ -1,0 +1,96 @@
+"""Values and exceptions on their way out of a worker: pickled so that the client gets what the task meant, or says why not.
+
+Imported by clients too (an exception's pickle names `rebuild` here): standard library, cloudpickle, rmgr.errors only.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+
+import cloudpickle
+
+from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
+
+_PROTOCOL = 5
+#: Frames of the runner itself, left out of tracebacks.
+_OWN_FILES = ("rmgr/runner/worker.py", "rmgr/runner/calls.py")
+
+
+def rebuild(error: BaseException, text: str) -> BaseException:
+    """An exception that was raised in a task, with its traceback there as its cause."""
+    error.__cause__ = RemoteTraceback(text)
+    return error
+
+
+class _Travelling:
+    """Pickles as `rebuild(error, text)`."""
+
+    def __init__(self, error: BaseException, text: str) -> None:
+        self.error = error
+        self.text = text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return rebuild, (self.error, self.text)
+
+
+def dump_value(value: object) -> bytes:
+    """Pickle of a result: the plain pickler, cloudpickle for what it cannot (objects of `__main__`, lambdas).
+
+    Raises: PickleFailed, saying what and why.
+    """
+    try:
+        return pickle.dumps(value, _PROTOCOL)
+    except Exception as plain:  # noqa: BLE001 - __reduce__ of user classes may raise anything
+        try:
+            return cloudpickle.dumps(value, _PROTOCOL)
+        except Exception as error:  # noqa: BLE001 - as above
+            raise PickleFailed(
+                f"the result, a {_name(type(value))}, cannot be pickled: {type(error).__name__}: {error}",
+                hint="return plain data, or write a file and return its name",
+            ) from plain
+
+
+def dump_exception(error: BaseException) -> tuple[bytes, str]:
+    """(pickle of `error` with its traceback, one line "Type: message").
+
+    An exception that does not survive pickling is replaced by a `RemoteError` that keeps its type's name, its message
+    and its traceback.
+    """
+    text = format_traceback(error)
+    line = summary(error)
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        try:
+            data = dumps(_Travelling(error, text), _PROTOCOL)
+            if type(pickle.loads(data)).__name__ == type(error).__name__:  # noqa: S301 - our own bytes: does it survive?
+                return data, line
+        except BaseException:  # noqa: BLE001 - classes of users raise anything here, SystemExit too
+            continue
+    carrier = RemoteError(line, type_name=_name(type(error)), traceback=text)
+    return pickle.dumps(_Travelling(carrier, text), _PROTOCOL), line
+
+
+def format_traceback(error: BaseException) -> str:
+    """Traceback text without the runner's own frames."""
+    try:
+        shown = traceback.TracebackException.from_exception(error, compact=True)
+        for part in (shown, shown.__cause__, shown.__context__):
+            if part is not None:
+                part.stack = traceback.StackSummary.from_list([line for line in part.stack if not line.filename.endswith(_OWN_FILES)])
+        return "".join(shown.format())
+    except BaseException:  # noqa: BLE001 - __str__ of user classes, recursion
+        return f"{_name(type(error))} (its traceback cannot be shown)\n"
+
+
+def summary(error: BaseException) -> str:
+    """ "Type: message", one line, at most 500 characters."""
+    try:
+        message = " ".join(str(error).split())
+    except BaseException:  # noqa: BLE001 - __str__ of user classes
+        message = "(its message cannot be shown)"
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return text if len(text) <= 500 else text[:497] + "..."
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,418 @@
+"""The Python worker: takes batches of calls from its Starter, runs them one after another, sends back what came of them.
+
+Forked by the spawner. Results are collected on the board and sent when 5 ms have passed or nothing is left to do; a
+worker that is killed loses only the call it was in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import io
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+
+from rmgr.errors import VersionMismatch
+from rmgr.model.frames import (
+    NO_OUTPUT,
+    Blocked,
+    FrameError,
+    FrameReader,
+    Granted,
+    Leaving,
+    Output,
+    Skipped,
+    StartWorker,
+    TaskBatch,
+    TaskEnd,
+    TaskExtra,
+    TaskItem,
+    ToWorker,
+    Unblocking,
+    WorkerRefused,
+    WorkerUp,
+    encode,
+)
+from rmgr.model.states import Reason
+from rmgr.runner.blocking import gate
+from rmgr.runner.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, Board
+from rmgr.runner.calls import Functions, Results, TaskTerminated, WrongCount, arguments, failure
+from rmgr.runner.current import running
+from rmgr.runner.environment import TaskEnvironment
+from rmgr.runner.kernel import CLOCK
+from rmgr.runner.outputs import open_output, take
+from rmgr.runner.remote import dump_exception
+
+_FLUSH_NS = 5_000_000
+#: A result above this is not kept on the board but sent at once.
+_DIRECT = 32 * 1024
+#: An idle worker looks after this time whether tasks left processes behind.
+_IDLE_S = 2.0
+#: Tasks shorter than this are not worth a look at the clock of the processor.
+_SHORT_NS = 1_000_000
+_RECEIVE = 256 * 1024
+
+
+def run(spec: StartWorker, sock: socket.socket, board: Board, directory: str, node: str, poke: Callable[[], None]) -> NoReturn:
+    """The whole life of a worker, from after the fork (session, descriptors, cgroup are settled) to its `_exit`."""
+    worker = Worker(sock, board, directory, node, poke)
+    if worker.furnish(spec):
+        worker.serve()
+    os._exit(0)
+
+
+class Worker:
+    """State of the worker process; everything but `blocking()` happens on its main thread."""
+
+    def __init__(self, sock: socket.socket, board: Board, directory: str, node: str, poke: Callable[[], None]) -> None:
+        self._socket = sock
+        self._board = board
+        self._directory = directory
+        self._node = node
+        self._poke = poke
+        self._pid = os.getpid()
+        self._reader: FrameReader[TaskBatch | Granted] = FrameReader(ToWorker)
+        self._queue: deque[TaskBatch] = deque()
+        self._functions = Functions()
+        self._results = Results(directory)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._size = self._count = 0
+        self._unsent_since = 0
+        self._skipped: list[int] = []
+        self._send_lock, self._receive_lock = threading.Lock(), threading.Lock()
+        self._granted = 0
+        self._seq = 0
+        self._in_call = False
+        self._submission = -1
+        self._paths = [os.path.join(directory, "stdout"), os.path.join(directory, "stderr")]
+        self._fds = [-1, -1]
+        self._cpu_us = 0
+
+    # -- set-up ------------------------------------------------------------------------------------------------------
+
+    def furnish(self, spec: StartWorker) -> bool:
+        """Makes the environment the spec asks for; False: it cannot be made, the Starter has been told."""
+        self._open_outputs()
+        os.chdir(self._directory)
+        os.environ.update(spec.environ)
+        self._environment = TaskEnvironment(self._node)
+        running.node = self._node
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        gate.seq, gate.block, gate.unblock = (lambda: self._seq), self._block, self._unblock
+        in_initializer = False
+        try:
+            here = f"{sys.version_info.major}.{sys.version_info.minor}"
+            if spec.python_version and spec.python_version != here:
+                raise VersionMismatch(
+                    f"the work was submitted by Python {spec.python_version}, node {self._node} runs Python {here}",
+                    hint=f"submit with Python {here}, or name an interpreter of the nodes with --python",
+                )
+            sys.path[:0] = [path for path in spec.archives if path not in sys.path]
+            sys.path.extend(path for path in spec.sys_path if path not in sys.path and os.path.exists(path))
+            if spec.initializer:
+                in_initializer = True
+                import pickle
+
+                function, args = pickle.loads(spec.initializer)  # noqa: S301 - unpickled in the runner only
+                function(*args)
+        except BaseException as error:  # noqa: BLE001 - an initializer raises anything, SystemExit too
+            data, line = dump_exception(error)
+            self._send(encode(WorkerRefused(data, line, in_initializer, *self._take_outputs(0))))
+            return False
+        self._send(encode(WorkerUp(self._pid)))
+        return True
+
+    def _open_outputs(self) -> None:
+        for number, path in enumerate(self._paths):
+            self._fds[number] = open_output(path)
+            os.dup2(self._fds[number], number + 1)
+        sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "backslashreplace", line_buffering=True)
+        sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", line_buffering=True)
+        sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+        self._streams = (sys.stdout, sys.stderr)
+        self._libc = ctypes.CDLL(None)
+        for name in ("stdout", "stderr"):  # printf of C code shows while the task runs
+            try:
+                self._libc.setvbuf(ctypes.c_void_p.in_dll(self._libc, name), None, 1, 0)
+            except ValueError:
+                continue
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Runs tasks until the Starter goes away or this worker should be replaced."""
+        gc.collect()
+        gc.freeze()
+        idle_checked = True
+        while True:
+            if not self._queue:
+                self._flush()
+                self._board.start(0, 0)
+                self._seq = 0
+                self._board.busy = False
+                if not idle_checked and not select.select([self._socket], [], [], _IDLE_S)[0]:
+                    idle_checked = True
+                    if self._left_children():
+                        self._leave("tasks left processes behind")
+                        return
+                if not self._receive():
+                    return
+                if not self._queue:
+                    continue
+            self._board.busy = True
+            if not self._board.watched:
+                self._poke()
+            batch = self._queue.popleft()
+            idle_checked = False
+            if batch.shape.submission != self._submission:
+                if self._submission >= 0 and (self._left_children() or _left_threads()):
+                    self._leave("tasks of another submission left processes or threads behind")
+                    return
+                self._submission = batch.shape.submission
+            self._run(batch)
+
+    def _run(self, batch: TaskBatch) -> None:
+        """Runs one batch. Everything in the loop costs every task: about 4 us in all."""
+        shape = batch.shape
+        board, view = self._board, self._board.view
+        os.chdir(self._directory)
+        os.dup2(self._fds[0], 1)
+        os.dup2(self._fds[1], 2)
+        sys.stdout, sys.stderr = self._streams
+        board.set_batch(
+            limit_ns=shape.limit_us * 1000, grace_ns=shape.grace_us * 1000, exclusive=shape.exclusive, memory_bytes=shape.memory_bytes
+        )
+        self._environment.start_batch(shape)
+        start_task, start = self._environment.start_task, board.start
+        clock, encode_end, cap = time.clock_gettime_ns, self._encoder.encode, shape.output_cap
+        running.shape = shape
+        self._cpu_us = _cpu_us()
+        function, broken = None, None
+        now = clock(CLOCK)
+        wall = time.time_ns() - now
+        for item in batch.items:
+            seq = item.seq
+            start(seq, now)
+            after, until = board.revoked
+            if after < seq <= until:
+                self._skipped.append(seq)
+                continue
+            if shape.exclusive and now > board.lease_end_ns:
+                self._add(encode_end(TaskEnd(seq, (now + wall) // 1000, 0, 0, b"", True, TaskExtra(reason=Reason.LEASE_LOST))), now)
+                continue
+            self._seq = seq
+            start_task(item.index, item.attempt, item.label)
+            running.item = item
+            if function is None and broken is None:
+                try:
+                    function = self._functions.get(batch)
+                except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
+                    broken = failure(error, Reason.START_FAILED)
+            if function is None:
+                data, pickled, extra = b"", True, broken
+            else:
+                try:
+                    data, pickled, extra = self._call(function, item, batch.keyed)
+                except TaskTerminated as error:  # it came while another exception was being handled
+                    data, pickled, extra = b"", True, failure(error, Reason.USER_CANCEL)
+            if os.getpid() != self._pid:
+                os._exit(0)  # the task forked and its child came back from the function: there is one worker only
+            then = now
+            now = clock(CLOCK)
+            if board.terminated[0] == seq:
+                extra = _terminated(extra, board.terminated[1])
+                data = b""
+            out, err = self._take_outputs(seq, cap, long=now - then > _SHORT_NS)
+            cpu_us, rss = self._usage(now - then)
+            if out is not NO_OUTPUT or err is not NO_OUTPUT or rss:
+                extra = msgspec.structs.replace(extra or _NOTHING, out=out, err=err, max_rss_kib=rss)
+            end = encode_end(TaskEnd(seq, (then + wall) // 1000, (now - then) // 1000, cpu_us, data, pickled, extra))
+            self._add(end, now)
+        self._seq = 0
+        running.item = None
+        view = None  # noqa: F841
+
+    def _call(self, function: Callable[..., object], item: TaskItem, keyed: bool) -> tuple[bytes, bool, TaskExtra | None]:
+        """Decodes, calls, encodes; whatever happens in the call is an answer."""
+        try:
+            args, kwargs, outputs = arguments(item, keyed=keyed)
+        except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
+            return b"", True, failure(error, Reason.START_FAILED)
+        try:
+            self._in_call = True
+            value = function(*args, **kwargs)
+            self._in_call = False
+        except TaskTerminated as error:
+            self._in_call = False
+            return b"", True, failure(error, Reason.USER_CANCEL)
+        except BaseException as error:  # noqa: BLE001 - a task may raise anything, SystemExit and KeyboardInterrupt too
+            self._in_call = False
+            return b"", True, failure(error, Reason.EXCEPTION)
+        try:
+            if outputs >= 0:
+                return b"", True, self._results.keyed(item.seq, value, outputs)
+            return self._results.plain(item.seq, value)
+        except WrongCount as error:
+            return b"", True, failure(error, Reason.BAD_OUTPUT)
+        except Exception as error:  # noqa: BLE001 - __reduce__ of the result's class may raise anything
+            return b"", True, failure(error, Reason.EXCEPTION)
+
+    def _on_signal(self, signum: int, _frame: object) -> None:
+        if not self._in_call:
+            return
+        if signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        seq, reason = self._board.terminated
+        if seq == self._seq:
+            raise TaskTerminated(f"terminated: {reason}")
+
+    # -- after a call ------------------------------------------------------------------------------------------------
+
+    def _take_outputs(self, seq: int, cap: int = 1 << 30, *, long: bool = True) -> tuple[Output, Output]:
+        """What the task wrote. Cost: two lseeks when it was silent."""
+        for stream in self._streams:
+            try:
+                stream.flush()
+            except (OSError, ValueError):  # full disk; a task closed it
+                continue
+        if long:
+            self._libc.fflush(None)
+        lseek, fds = os.lseek, self._fds
+        if not lseek(fds[0], 0, os.SEEK_END) and not lseek(fds[1], 0, os.SEEK_END):
+            return NO_OUTPUT, NO_OUTPUT
+        taken = []
+        for number, (path, name) in enumerate(zip(self._paths, ("out", "err"), strict=True)):
+            try:
+                output = take(fds[number], path, os.path.join(self._directory, f"{seq}.{name}"), cap)
+            except OSError as error:
+                output = Output(size=0, data=f"[rmgr: the output is lost: {error}]\n".encode())
+            if output.path:
+                os.close(fds[number])
+                fds[number] = open_output(path)
+                os.dup2(fds[number], number + 1)
+            taken.append(output)
+        return taken[0], taken[1]
+
+    def _usage(self, elapsed_ns: int) -> tuple[int, int]:
+        """(processor time, peak memory in KiB, 0 for short tasks) of the task that just ended."""
+        if elapsed_ns < _SHORT_NS:
+            used = elapsed_ns // 1000
+            self._cpu_us += used
+            return used, 0
+        before, self._cpu_us = self._cpu_us, _cpu_us()
+        return max(0, self._cpu_us - before), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def _left_children(self) -> bool:
+        """A task's process still lives (the dead ones are reaped)."""
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return False
+        return True
+
+    # -- talking to the Starter ----------------------------------------------------------------------------------------
+
+    def _add(self, end: bytes, now: int) -> None:
+        size = len(end)
+        if size > _DIRECT:
+            self._flush()
+            self._send(_ends_header(1, size) + end)
+            return
+        if self._size + size > RESULTS_BYTES - RESULTS_HEAD:
+            self._flush()
+        start = PAGE + RESULTS_HEAD + self._size
+        self._board.view[start : start + size] = end
+        if not self._count:
+            self._unsent_since = now
+        self._size += size
+        self._count += 1
+        self._board.set_results(self._size, self._count)
+        if now - self._unsent_since > _FLUSH_NS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._skipped:
+            self._send(encode(Skipped(tuple(self._skipped))))
+            self._skipped.clear()
+        if self._count:
+            header = _ends_header(self._count, self._size)
+            begin = PAGE + RESULTS_HEAD
+            self._board.view[begin - len(header) : begin] = header
+            self._send(self._board.view[begin - len(header) : begin + self._size])
+            self._board.clear_results()
+            self._size = self._count = 0
+
+    def _send(self, data: bytes | memoryview) -> None:
+        with self._send_lock:
+            try:
+                self._socket.sendall(data)
+            except OSError:
+                os._exit(0)  # the Starter is gone: nobody waits for this
+
+    def _receive(self) -> bool:
+        """Takes what has arrived, waiting for something; False: the Starter is gone."""
+        with self._receive_lock:
+            try:
+                data = self._socket.recv(_RECEIVE)
+                frames = self._reader.feed(data)
+            except (OSError, FrameError):
+                return False
+            for frame in frames:
+                if isinstance(frame, TaskBatch):
+                    self._queue.append(frame)
+                else:
+                    self._granted = frame.seq
+            return bool(data)
+
+    def _block(self, seq: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._flush()  # in another thread: the Starter reads them from the board
+        self._send(encode(Blocked(seq)))
+
+    def _unblock(self, seq: int) -> None:
+        self._send(encode(Unblocking(seq)))
+        while self._granted != seq:
+            if not self._receive():
+                os._exit(0)
+
+    def _leave(self, why: str) -> None:
+        self._flush()
+        self._send(encode(Leaving(why)))
+
+
+_NOTHING = TaskExtra()
+
+
+def _terminated(extra: TaskExtra | None, reason: Reason) -> TaskExtra:
+    """The task was told to end (and may have ended by itself just then): that is why it ended."""
+    if extra is None or not extra.error:
+        return failure(TaskTerminated(f"terminated: {reason}"), reason)
+    return msgspec.structs.replace(extra, reason=reason)
+
+
+def _ends_header(count: int, size: int) -> bytes:
+    """Frame header and the beginning of `TaskEnds` for `count` encoded ends of `size` bytes: [60, [..."""
+    body = b"\x92\x3c\xdd" + count.to_bytes(4, "big")
+    return (len(body) + size).to_bytes(4, "little") + body
+
+
+def _cpu_us() -> int:
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return int((own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime) * 1e6)
+
+
+def _left_threads() -> bool:
+    return any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate())
