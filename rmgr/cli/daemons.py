@@ -1,0 +1,101 @@
+"""`rmgr starter`, `rmgr watchdog`, `rmgr submitter`: the daemons; options are the keys of their section of the configuration."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.cli.errors import WorkEnded
+from rmgr.cli.params import DURATION, SIZE, one_of
+
+_EXITS = """\
+0 stopped in good order (SIGTERM, SIGINT)
+1 failed, 2 configuration, 5 ZooKeeper or store cannot be reached at the start"""
+
+
+def _log_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    levels, formats = ("debug", "info", "warning", "error"), ("auto", "json", "pretty")
+    function = click.option("--log-format", type=one_of("format", formats), metavar="auto|json|pretty", help="form of the log on stderr")(
+        function
+    )
+    return click.option("--log-level", type=one_of("level", levels), metavar="LEVEL", help="debug, info, warning or error")(function)
+
+
+def _listen_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    function = click.option("--metrics", metavar="HOST:PORT", help="Prometheus metrics; port 0 = any free one  [127.0.0.1:0]")(function)
+    return click.option("--listen", metavar="HOST:PORT", help="gRPC; port 0 = any free one  [127.0.0.1:0]")(function)
+
+
+def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
+    """Loads the configuration with the options on top and hands over to the daemon."""
+    log = {"level": values.get("log_level"), "format": values.get("log_format")}
+    own = {key: value for key, value in values.items() if not key.startswith("log_l") and not key.startswith("log_f")}
+    config = session.config({role: own, "log": log})
+    ended = importlib.import_module(f"rmgr.daemons.{role}").run(config)
+    if isinstance(ended, int) and ended:
+        raise WorkEnded(ended)
+
+
+@command(
+    "starter",
+    examples="""\
+    rmgr starter --zk zk1:2181,zk2:2181,zk3:2181 --store sqlite:/srv/rmgr/store.db
+    rmgr starter --node n1 --cores 4 --mem 8G --partition batch --features gpu,ssd
+    rmgr starter --nodes 8 --cores 1            # eight virtual nodes, one process""",
+    exits=_EXITS,
+)
+@click.option("--node", metavar="NAME", help="name of the node  [host name]; of virtual nodes the prefix")
+@click.option("--nodes", type=click.IntRange(1, 1000), metavar="N", help="virtual nodes that this process stands for  [1]")
+@click.option("--cores", "-c", type=click.IntRange(0), metavar="C", help="cores offered by each node  [0 = all of the machine]")
+@click.option("--mem", "memory_bytes", type=SIZE, metavar="SIZE", help="memory offered by each node  [0 = all of the machine]")
+@click.option("--partition", metavar="NAME", help="the set of nodes it belongs to  [default]")
+@click.option("--site", metavar="NAME", help="where it stands")
+@click.option("--speed", type=float, metavar="X", help="relative to the cluster's reference node  [1.0]")
+@click.option("--features", metavar="A,B", help="what work may ask for with --features")
+@click.option("--work-dir", metavar="DIR", help="work directories, captured output, spool")
+@click.option("--stop-grace", "stop_grace_s", type=DURATION, metavar="DURATION", help="SIGTERM: how long running work may take  [30s]")
+@click.option("--log-cap", "log_cap_bytes", type=SIZE, metavar="SIZE", help="output kept of one stream of one task  [64M]")
+@click.option("--spool-cap", "spool_cap_bytes", type=SIZE, metavar="SIZE", help="outputs kept while the store is away  [1G]")
+@click.option("--python", metavar="PATH", help="interpreter of workers  [this one]")
+@_listen_options
+@_log_options
+def starter(session: Session, **values: Any) -> None:
+    """Runs work on this machine: pulls tasks from the queues, runs them, reports what became of them.
+
+    SIGTERM drains: running work may finish within the grace, nothing new is taken.
+    """
+    _run(session, "starter", values)
+
+
+@command(
+    "watchdog",
+    examples="""\
+    rmgr watchdog --zk zk1:2181,zk2:2181,zk3:2181 --store sqlite:/srv/rmgr/store.db
+    rmgr watchdog --listen 127.0.0.1:7070 --metrics 127.0.0.1:9100""",
+    exits=_EXITS,
+)
+@click.option("--resync", "resync_s", type=DURATION, metavar="DURATION", help="full comparison of memory and znodes  [20s]")
+@_listen_options
+@_log_options
+def watchdog(session: Session, **values: Any) -> None:
+    """Watches over nodes and work. Run two or more: one leads, the others take over when it dies."""
+    _run(session, "watchdog", values)
+
+
+@command(
+    "submitter",
+    examples="""\
+    rmgr submitter --zk zk1:2181 --listen 127.0.0.1:7071
+    RMGR_GATEWAY=gate:7071 rmgr submit -- echo hello       # elsewhere""",
+    exits=_EXITS,
+)
+@_listen_options
+@_log_options
+def submitter(session: Session, **values: Any) -> None:
+    """A gateway for clients that cannot reach ZooKeeper: the same operations over gRPC."""
+    _run(session, "submitter", values)

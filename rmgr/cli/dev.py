@@ -1,0 +1,252 @@
+"""`rmgr dev`, `dev status`, `dev stop`: a whole cluster on this machine; drawing only, the machinery is `dev/cluster.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmgr.cli.command import command, command_group
+from rmgr.cli.context import Session
+from rmgr.cli.errors import WorkEnded
+from rmgr.cli.render import Column, Layout, emit, paint, table
+from rmgr.errors import NotFound, StateConflict
+
+if TYPE_CHECKING:
+    from rmgr.dev.cluster import DevCluster, DevState
+
+_DIR = click.option("--dir", "directory", metavar="DIR", type=click.Path(file_okay=False), help="directory of the cluster  [~/.rmgr/dev]")
+
+_COLUMNS = (
+    Column(name="ROLE", text=lambda p: p.role),
+    Column(name="ID", text=lambda p: p.id, is_id=True),
+    Column(name="PID", text=lambda p: str(p.pid), order=lambda p: p.pid, right=True, is_id=True),
+    Column(name="STATE", text=lambda p: p.state, state=True),
+)
+
+
+@command_group(
+    "dev",
+    invoke_without_command=True,
+    subcommand_metavar="[status|stop]",
+    examples="""\
+    rmgr dev                          3 Starters of 2 cores, 2 WatchDogs, 1 ZooKeeper, SQLite; Ctrl-C stops it
+    rmgr dev --nodes 8 --cores 1
+    rmgr dev --detach                 goes on in the background; rmgr dev stop ends it
+    rmgr dev --dir /tmp/second        a second cluster beside the first
+    rmgr dev status""",
+)
+@click.option("--nodes", type=click.IntRange(0, 200), default=3, show_default=True, help="Starters")
+@click.option("--cores", type=click.IntRange(1, 1000), default=2, show_default=True, help="cores that each offers")
+@click.option("--watchdogs", type=click.IntRange(0, 20), default=2, show_default=True, help="WatchDogs")
+@click.option("--zookeepers", type=click.IntRange(1, 7), default=1, show_default=True, help="ZooKeeper servers")
+@_DIR
+@click.option("--detach", is_flag=True, help="return when the cluster is healthy and leave it running")
+def dev(session: Session, nodes: int, cores: int, watchdogs: int, zookeepers: int, directory: str | None, detach: bool) -> None:
+    """A whole cluster on this machine: real ZooKeeper, WatchDogs and Starters, each its own process.
+
+    Without a subcommand it starts one, waits until it is healthy, says what to type next and runs until Ctrl-C.
+    """
+    ctx = click.get_current_context()
+    if ctx.invoked_subcommand is not None:
+        if directory is not None:
+            ctx.meta["rmgr.dev.directory"] = directory
+        return
+    from rmgr.dev import cluster as machinery
+
+    where = Path(directory) if directory else machinery.default_directory()
+    other = _advertised()
+    if other is not None and directory is None:
+        raise StateConflict(
+            f"a cluster of yours runs in {other.directory} already",
+            hint="stop it: rmgr dev stop   or start a second one: rmgr dev --dir DIR",
+        )
+    made = machinery.DevCluster(where, nodes=nodes, cores=cores, watchdogs=watchdogs, zookeepers=zookeepers, store=session.store or "")
+    began, state = time.monotonic(), None
+    with _signals_as_interrupt():
+        try:
+            state = made.start(deadline_s=session.timeout_s or 60.0, report=session.note)
+            is_found = other is None
+            if is_found:
+                machinery.advertise(state)
+            _tell(session, state, is_found=is_found, detached=detach, seconds=time.monotonic() - began)
+            if detach:
+                return
+            _watch(session, made)
+        except KeyboardInterrupt:
+            if detach or state is None:
+                raise
+        session.note("stopping the cluster")
+        with _deaf():
+            made.stop()
+    session.note(f"stopped; its data stay in {made.state.directory}")
+
+
+@command(
+    "status",
+    group=dev,
+    examples="rmgr dev status\nrmgr dev status --dir /tmp/second --json",
+    exits="0 all its processes run, 1 some do not or none runs",
+)
+@_DIR
+def status(session: Session, directory: str | None) -> None:
+    """Which processes a cluster on this machine has, and whether they run."""
+    state = _find(directory)
+    running = state is not None and state.is_running
+    if session.json:
+        processes = [{"role": p.role, "id": p.id, "pid": p.pid, "state": p.state} for p in (state.processes if state else ())]
+        emit(
+            {
+                "running": running,
+                "dir": state.directory if state else str(directory or ""),
+                "zookeeper": state.zookeeper if state else None,
+                "store": state.store if state else None,
+                "processes": processes,
+            }
+        )
+    elif state is None or not running:
+        sys.stdout.write("no cluster runs here\n")
+        session.note("start one: rmgr dev --detach")
+    else:
+        sys.stdout.write(f"dir        {state.directory}\nzookeeper  {state.zookeeper}\nstore      {state.store}\n\n")
+        table(state.processes, _COLUMNS, Layout())
+    if not running or (state and any(p.state == "dead" for p in state.processes)):
+        raise WorkEnded(1)
+
+
+@command("stop", group=dev, examples="rmgr dev stop\nrmgr dev stop --dir /tmp/second", exits="0 nothing of it runs any more")
+@_DIR
+def stop(session: Session, directory: str | None) -> None:
+    """Ends the cluster started by `rmgr dev`: Starters first, ZooKeeper last. Its data stay."""
+    from rmgr.dev import cluster as machinery
+
+    state = _find(directory)
+    if state is None:
+        raise NotFound(
+            f"there is no cluster in {directory}" if directory else "no cluster of yours runs on this machine", hint="rmgr dev starts one"
+        )
+    was_running = state.is_running
+    killed = machinery.stop_processes(state, timeout_s=session.timeout_s or 20.0)
+    machinery.forget(state)
+    if session.json:
+        emit({"dir": state.directory, "stopped": was_running, "killed": [process.id for process in killed]})
+        return
+    sys.stdout.write(
+        f"stopped the cluster in {state.directory}\n" if was_running else f"the cluster in {state.directory} was not running\n"
+    )
+    for process in killed:
+        session.note(f"{process.role} {process.id} did not stop in time and was killed")
+
+
+# -- drawing ------------------------------------------------------------------------------------------------------------------
+
+
+def _tell(session: Session, state: DevState, *, is_found: bool, detached: bool, seconds: float) -> None:
+    """What runs and what to type next."""
+    if session.json:
+        emit({"running": True, "dir": state.directory, "zookeeper": state.zookeeper, "store": state.store, "seconds": round(seconds, 3)})
+        return
+    roles = [process.role for process in state.processes]
+    counts = ", ".join(
+        f"{roles.count(role)} {name}{'s' if roles.count(role) != 1 else ''}"
+        for role, name in (("zookeeper", "ZooKeeper"), ("watchdog", "WatchDog"), ("starter", "Starter"))
+    )
+    out = sys.stdout
+    out.write(f"{paint('cluster is up', 'green', out)} after {seconds:.1f} s: {counts}\n")
+    out.write(f"  zookeeper  {state.zookeeper}\n  store      {state.store}\n  directory  {state.directory}\n\n")
+    if not is_found:
+        out.write("another cluster of yours is the one that commands find by themselves; for this one, type\n")
+        out.write(f"  export RMGR_ZK='{state.zookeeper}' RMGR_STORE='{state.store}'\n\n")
+    out.write("now try, in another shell:\n" if not detached else "now try:\n")
+    for line in (
+        "rmgr status",
+        "rmgr submit --wait -- echo hello",
+        "rmgr submit --array 1-100 --progress -- sh -c 'sleep 0.2; echo $RMGR_ARRAY_INDEX'",
+        "rmgr run -- sh -c 'for i in 1 2 3; do echo $i; sleep 1; done'",
+        "rmgr jobs -a; rmgr tasks last; rmgr nodes",
+    ):
+        out.write(f"  {paint(line, 'cyan', out)}\n")
+    stop_it = f"rmgr dev stop --dir {state.directory}" if not is_found else "rmgr dev stop"
+    out.write(f"\n{stop_it} ends it\n" if detached else "\nCtrl-C stops it and leaves no process\n")
+    out.flush()
+
+
+def _watch(session: Session, cluster: DevCluster) -> None:
+    """Until Ctrl-C, or until ZooKeeper is gone: says when a part dies."""
+    told: set[tuple[str, int]] = set()
+    while True:
+        for process in cluster.state.processes:
+            state = process.state
+            if state == "dead" and (process.id, process.pid) not in told:
+                told.add((process.id, process.pid))
+                session.note(f"{process.role} {process.id} (pid {process.pid}) has died; its log: {cluster.log_file(process.id)}")
+        living = [process for process in cluster.state.processes if (process.id, process.pid) not in told]
+        if not living:
+            session.note("no process of the cluster is left")
+            return
+        time.sleep(0.5)
+
+
+# -- finding ------------------------------------------------------------------------------------------------------------------
+
+
+def _advertised() -> DevState | None:
+    """The running cluster that commands find by themselves."""
+    from rmgr.config import dev_file
+    from rmgr.dev.cluster import read_state
+
+    with contextlib.suppress(OSError, KeyError, ValueError, tomllib.TOMLDecodeError):
+        directory = tomllib.loads(dev_file().read_text())["dev"]["directory"]
+        state = read_state(Path(directory))
+        return state if state is not None and state.is_running else None
+    return None
+
+
+def _find(directory: str | None) -> DevState | None:
+    """The cluster in `--dir`, else the advertised one, else the one in the default directory."""
+    from rmgr.dev.cluster import default_directory, read_state
+
+    directory = directory or click.get_current_context().meta.get("rmgr.dev.directory")
+    if directory:
+        return read_state(Path(directory).resolve())
+    return _advertised() or read_state(default_directory())
+
+
+@contextlib.contextmanager
+def _signals_as_interrupt() -> Any:
+    """SIGTERM and SIGHUP (a closed terminal) stop the cluster as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _deaf() -> Any:
+    """Impatient Ctrl-C while stopping would leave processes behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
