@@ -60,7 +60,7 @@ class StoreFile:
         Raises: `StoreUnavailable` when the file is missing, unreadable, on a network file system, not a store of this
         version, or not to be had within `timeout_s`.
         """
-        self.path = Path(path).expanduser().absolute()
+        self.path = Path(path).expanduser().resolve()  # one side file, whatever links lead here
         self.lock_path = self.path.with_name(self.path.name + ".lock")
         deadline = Deadline(timeout_s)
         self._check_place(create=create)

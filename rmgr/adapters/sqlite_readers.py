@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 from rmgr.adapters.sqlite_file import StoreFile, is_corrupt
 from rmgr.adapters.store_rules import Deadline, data_lost
-from rmgr.errors import StoreUnavailable
+from rmgr.errors import RmgrError, StoreUnavailable
 
 _BUSY_MS = 5000
 _STEPS_BETWEEN_CHECKS = 20_000  # of SQLite's machine: under a millisecond
@@ -47,8 +47,11 @@ class Readers:
             if key and is_corrupt(error):
                 raise data_lost(key, f"the store {self._file.path} is damaged ({error})") from error
             raise self._file.explain(error, doing) from error
-        except BaseException:
+        except RmgrError:
             self._give_back(reader)
+            raise
+        except BaseException:  # Ctrl-C, say, in mid-statement: a snapshot may still be open
+            reader.close()
             raise
         self._give_back(reader)
 

@@ -246,6 +246,7 @@ class Writer:
                     self._queued_bytes += write.weight_bytes
                     self._queue.appendleft(write)
             self._group = []
+            self._room.wait(0.01)  # the lock may be refused at once: no hot loop
 
     def _is_rows_only(self) -> bool:
         return sum(len(write.rows) if write.run is None else MAX_ROWS + 1 for write in self._group) <= MAX_ROWS

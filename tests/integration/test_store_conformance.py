@@ -1,74 +1,19 @@
-"""What every data store adapter must do: one suite, run on each of them.
-
-A new adapter joins by one entry in `ADAPTERS`. What only the SQLite file can suffer (a full disk, a foreign lock) is in
-test_sqlite_store.py.
-"""
+"""What every data store adapter must do: values, keys, time, whose it is. Run on each of them (tests/harness/store_adapters.py)."""
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import sqlite3
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.sqlite import STAGE_BYTES
 from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
-from rmgr.errors import DataLost, KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
-    """How the suite gets at one kind of store."""
-
-    url: Callable[[Path], str]
-    options: dict[str, float]
-    is_durable: bool  # outlives the process, and other processes may open it at the same time
-    damage: Callable[[Path, str, int], None] | None  # flips a bit in chunk n of a value behind the store's back
-    remove_chunk: Callable[[Path, str, int], None] | None
-
-
-def _sqlite_damage(folder: Path, key: str, number: int) -> None:
-    with sqlite3.connect(folder / "store.db") as connection:
-        generation, chunks = connection.execute("SELECT generation, chunks FROM manifest WHERE key = ?", (key,)).fetchone()
-        if chunks:
-            table, column, where = "chunk", "data", ("id", generation * 1024 + number)
-        else:
-            table, column, where = "manifest", "inline", ("key", key)
-        (data,) = connection.execute(f"SELECT {column} FROM {table} WHERE {where[0]} = ?", where[1:]).fetchone()
-        changed = bytes([data[0] ^ 1]) + data[1:]
-        assert connection.execute(f"UPDATE {table} SET {column} = ? WHERE {where[0]} = ?", (changed, where[1])).rowcount == 1
-    connection.close()
-
-
-def _sqlite_remove_chunk(folder: Path, key: str, number: int) -> None:
-    with sqlite3.connect(folder / "store.db") as connection:
-        (generation,) = connection.execute("SELECT generation FROM manifest WHERE key = ?", (key,)).fetchone()
-        assert connection.execute("DELETE FROM chunk WHERE id = ?", (generation * 1024 + number,)).rowcount == 1
-    connection.close()
-
-
-ADAPTERS = {
-    "sqlite": Adapter(
-        url=lambda folder: f"sqlite:{folder / 'store.db'}",
-        options={"grace_s": 0.0},
-        is_durable=True,
-        damage=_sqlite_damage,
-        remove_chunk=_sqlite_remove_chunk,
-    ),
-    "memory": Adapter(url=lambda _: "memory:", options={}, is_durable=False, damage=None, remove_chunk=None),
-}
+from rmgr.errors import KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
+from tests.harness.store_adapters import ADAPTERS, Adapter, pattern, run_threads, wait_until
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
@@ -81,25 +26,6 @@ def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
     opened = open_store(adapter.url(tmp_path), **adapter.options)
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def durable(adapter: Adapter) -> Adapter:
-    if not adapter.is_durable:
-        pytest.skip("lives in one process")
-    return adapter
-
-
-def pattern(size: int, seed: int = 0) -> bytes:
-    """Bytes that differ from chunk to chunk, so that a swapped or repeated one is seen."""
-    return random.Random(seed).randbytes(size)
-
-
-def wait_until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not become true in time"
-        time.sleep(0.01)
 
 
 # -- round trips --------------------------------------------------------------------------------------------------------
@@ -436,182 +362,3 @@ def test_many_threads_share_one_store(store: Store) -> None:
     run_threads(work, 8)
     assert store.usage("t/")[0] == 8 * 40
     assert store.usage("m/")[0] == 8 * 40 * 5
-
-
-def run_threads(work: Callable[[int], None], count: int) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(number: int) -> None:
-        try:
-            work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
-
-
-# -- damage ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("size", "chunk"), [(100, 0), (CHUNK_BYTES, 0), (3 * CHUNK_BYTES + 1, 0), (3 * CHUNK_BYTES + 1, 3)])
-def test_a_damaged_value_is_data_lost_and_never_wrong_bytes(adapter: Adapter, store: Store, tmp_path: Path, size: int, chunk: int) -> None:
-    if adapter.damage is None:
-        pytest.skip("nobody can get behind it")
-    store.put("k", pattern(size))
-    store.put("other", b"fine")
-    adapter.damage(tmp_path, "k", chunk)
-    assert_lost(store)
-
-
-@pytest.mark.parametrize("chunk", [0, 1, 2])
-def test_a_value_with_a_missing_chunk_is_data_lost(adapter: Adapter, store: Store, tmp_path: Path, chunk: int) -> None:
-    if adapter.remove_chunk is None:
-        pytest.skip("nobody can get behind it")
-    store.put("k", pattern(2 * CHUNK_BYTES + 1))
-    store.put("other", b"fine")
-    adapter.remove_chunk(tmp_path, "k", chunk)
-    assert_lost(store)
-
-
-def assert_lost(store: Store) -> None:
-    with pytest.raises(DataLost, match="'k'"):
-        store.get("k")
-    with pytest.raises(DataLost, match="'k'"):
-        store.get_many(["other", "k"])
-    with pytest.raises(DataLost, match="'k'"):
-        list(store.stream("k") or ())
-    assert store.get("other") == (b"fine", Encoding.RAW)
-    store.put("k", b"repaired")
-    assert store.get("k") == (b"repaired", Encoding.RAW)
-
-
-# -- processes ---------------------------------------------------------------------------------------------------------------------
-
-_WRITER = """
-import sys
-from rmgr.adapters.stores import open_store
-url, me = sys.argv[1], sys.argv[2]
-with open_store(url) as store:
-    for n in range(30):
-        store.put(f"p/{me}/{n}", f"{me} {n}".encode())
-        store.put_many([(f"m/{me}/{n}/{i}", b"x" * i) for i in range(20)])
-        if n % 10 == 0:
-            store.put(f"big/{me}/{n}", bytes([n]) * (3 * 2**20 + 1))
-        try:
-            store.put(f"once/{n}", me.encode(), overwrite=False)
-            print(f"once/{n}")
-        except Exception as error:
-            assert type(error).__name__ == "KeyExists", error
-"""
-
-
-def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
-
-
-def test_four_processes_write_at_once(durable: Adapter, store: Store, tmp_path: Path) -> None:
-    children = [start(_WRITER, durable.url(tmp_path), str(n)) for n in range(4)]
-    created: list[str] = []
-    for child in children:
-        out, _ = child.communicate(timeout=100)
-        assert child.returncode == 0
-        created += out.split()
-    assert sorted(created) == sorted(f"once/{n}" for n in range(30)), "each key was created by exactly one process"
-    for me in range(4):
-        assert store.get(f"p/{me}/29") == (f"{me} 29".encode(), Encoding.RAW)
-        assert store.get(f"big/{me}/20") == (bytes([20]) * (3 * 2**20 + 1), Encoding.RAW)
-    assert store.usage("p/")[0] == 4 * 30
-    assert store.usage("m/")[0] == 4 * 30 * 20
-
-
-_VICTIM = """
-import sys
-from rmgr.adapters.stores import open_store
-with open_store(sys.argv[1]) as store:
-    n = 0
-    while True:
-        n += 1
-        letter = b"ab"[n % 2:][:1]
-        store.put("big", (letter * 1_000_000 for _ in range(6)))
-        store.put_many([(f"row/{i}", letter * 50) for i in range(200)])
-        print(n, flush=True)
-"""
-
-
-def test_a_writer_killed_in_mid_write_leaves_whole_values_only(durable: Adapter, store: Store, tmp_path: Path) -> None:
-    rng = random.Random(7)
-    for _ in range(6):
-        child = start(_VICTIM, durable.url(tmp_path))
-        assert child.stdout is not None
-        try:
-            assert child.stdout.readline()  # the first round is durable
-            threading.Event().wait(rng.uniform(0, 0.08))  # any moment of a later round
-        finally:
-            os.kill(child.pid, signal.SIGKILL)
-            child.wait(10)
-            child.stdout.close()
-        big, _ = store.get("big") or (b"", None)
-        assert big in (b"a" * 6_000_000, b"b" * 6_000_000)
-        rows = store.get_many([f"row/{i}" for i in range(200)])
-        assert len(rows) == 200
-        assert len({value for value, _ in rows.values()}) == 1, "rows of one put_many are seen together"
-        store.put("after", b"alive", timeout_s=5)
-        assert store.get("after") == (b"alive", Encoding.RAW)
-
-
-def test_acknowledged_values_outlive_their_writer(durable: Adapter, tmp_path: Path) -> None:
-    script = """
-import os, sys
-from rmgr.adapters.stores import open_store
-store = open_store(sys.argv[1])
-for n in range(50):
-    store.put(f"k/{n}", b"%d" % n)
-print("done", flush=True)
-os.kill(os.getpid(), 9)
-"""
-    child = start(script, durable.url(tmp_path))
-    out, _ = child.communicate(timeout=60)
-    assert out == "done\n"
-    store = open_store(durable.url(tmp_path))
-    try:
-        assert {key: value for key, (value, _) in store.get_many([f"k/{n}" for n in range(50)]).items()} == {
-            f"k/{n}": b"%d" % n for n in range(50)
-        }
-    finally:
-        store.close()
-
-
-# -- opening -------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("url", ["", "store.db", "mysql:x", "sqlite:", "sqlite://host/x", ":x"])
-def test_a_malformed_url_is_refused(url: str) -> None:
-    with pytest.raises(UsageError):
-        open_store(url)
-
-
-def test_cassandra_says_that_it_comes_with_its_extra() -> None:
-    with pytest.raises(UsageError, match="no Cassandra adapter yet") as caught:
-        open_store("cassandra://host1,host2/rmgr?user=me&password=secret")
-    assert "cassandra extra" in caught.value.hint
-    assert "secret" not in caught.value.message
-
-
-def test_sqlite_urls_name_a_path(tmp_path: Path) -> None:
-    for url in (f"sqlite:{tmp_path}/a b%.db", f"sqlite://{tmp_path}/a%20b%25.db"):
-        open_store(url).close()
-    assert sorted(path.name for path in tmp_path.glob("*.db")) == ["a b%.db"]
-
-
-def test_memory_stores_of_one_name_are_one() -> None:
-    one, two, other = open_store("memory:conformance-shared"), open_store("memory:conformance-shared"), MemoryStore()
-    one.put("k", b"1")
-    assert two.get("k") == (b"1", Encoding.RAW)
-    assert other.get("k") is None

@@ -1,0 +1,94 @@
+"""The data store adapters as the conformance suite gets at them, and what its tests share.
+
+A new adapter joins by one entry in `ADAPTERS`.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """How the suite gets at one kind of store."""
+
+    url: Callable[[Path], str]
+    options: dict[str, float]
+    is_durable: bool  # outlives the process, and other processes may open it at the same time
+    damage: Callable[[Path, str, int], None] | None  # flips a bit in chunk n of a value behind the store's back
+    remove_chunk: Callable[[Path, str, int], None] | None
+
+
+def _sqlite_damage(folder: Path, key: str, number: int) -> None:
+    with sqlite3.connect(folder / "store.db") as connection:
+        generation, chunks = connection.execute("SELECT generation, chunks FROM manifest WHERE key = ?", (key,)).fetchone()
+        if chunks:
+            table, column, where = "chunk", "data", ("id", generation * 1024 + number)
+        else:
+            table, column, where = "manifest", "inline", ("key", key)
+        (data,) = connection.execute(f"SELECT {column} FROM {table} WHERE {where[0]} = ?", where[1:]).fetchone()
+        changed = bytes([data[0] ^ 1]) + data[1:]
+        assert connection.execute(f"UPDATE {table} SET {column} = ? WHERE {where[0]} = ?", (changed, where[1])).rowcount == 1
+    connection.close()
+
+
+def _sqlite_remove_chunk(folder: Path, key: str, number: int) -> None:
+    with sqlite3.connect(folder / "store.db") as connection:
+        (generation,) = connection.execute("SELECT generation FROM manifest WHERE key = ?", (key,)).fetchone()
+        assert connection.execute("DELETE FROM chunk WHERE id = ?", (generation * 1024 + number,)).rowcount == 1
+    connection.close()
+
+
+ADAPTERS = {
+    "sqlite": Adapter(
+        url=lambda folder: f"sqlite:{folder / 'store.db'}",
+        options={"grace_s": 0.0},
+        is_durable=True,
+        damage=_sqlite_damage,
+        remove_chunk=_sqlite_remove_chunk,
+    ),
+    "memory": Adapter(url=lambda _: "memory:", options={}, is_durable=False, damage=None, remove_chunk=None),
+}
+
+
+def pattern(size: int, seed: int = 0) -> bytes:
+    """Bytes that differ from chunk to chunk, so that a swapped or repeated one is seen."""
+    return random.Random(seed).randbytes(size)
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true in time"
+        time.sleep(0.01)
+
+
+def run_threads(work: Callable[[int], None], count: int) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
