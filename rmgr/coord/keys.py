@@ -197,15 +197,18 @@ class Pointer:
     """Where the value of an output key is to be found: the `n`-th result of the committed attempt of a task.
 
     Stored as JSON under `name/<user key>` with encoding POINTER when the task is submitted, and never changed.
+    by: guid of the Submitter that wrote it: it counts only if that one submitted the task (`coord.owner_ops.reign_of`),
+    because it is written before the task is committed.
     """
 
     sub: int
     index: int
     n: int = 0
+    by: str = ""
 
 
 def encode_pointer(pointer: Pointer) -> bytes:
-    """Canonical JSON, e.g. `{"index":7,"n":0,"sub":42}`."""
+    """Canonical JSON, e.g. `{"by":"","index":7,"n":0,"sub":42}`."""
     return msgspec.json.encode(pointer, order="sorted")
 
 

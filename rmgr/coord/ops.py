@@ -26,7 +26,16 @@ Block = tuple[BlockKey, BlockData]
 # -- submitters ---------------------------------------------------------------------------------------------------------------
 
 
-def submit(submission: Submission, *, ids_version: int, token_digest: str, tail: Tail, blocks: Sequence[Block], make_bucket: bool) -> Multi:
+def submit(
+    submission: Submission,
+    *,
+    ids_version: int,
+    token_digest: str,
+    tail: Tail,
+    blocks: Sequence[Block],
+    make_bucket: bool,
+    held: bool | None = None,
+) -> Multi:
     """SUBMIT: the record, its directories and its first blocks appear together; the token proves it.
 
     Args:
@@ -35,6 +44,7 @@ def submit(submission: Submission, *, ids_version: int, token_digest: str, tail:
         tail: already counting `blocks`.
         blocks: `seq` is ignored; phase OPEN puts them into `pending` (S), else they are set aside without a place.
         make_bucket: the thousand's directory does not exist yet.
+        held: blocks are set aside although the submission is open (a cap on those that run).
     """
     number = submission.id
     ops: list[Op] = [
@@ -51,7 +61,8 @@ def submit(submission: Submission, *, ids_version: int, token_digest: str, tail:
     ]
     if submission.phase is Phase.OPEN:
         ops.append(Create(paths.gate(number)))
-    ops += [enter(submission.queue, key, data, held=submission.phase is not Phase.OPEN) for key, data in blocks]
+    aside = submission.phase is not Phase.OPEN if held is None else held
+    ops += [enter(submission.queue, key, data, held=aside) for key, data in blocks]
     return Multi(name="SUBMIT", ops=tuple(ops), proof=Exists(paths.token(token_digest), encode_record(number)))
 
 

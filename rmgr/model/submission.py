@@ -121,6 +121,7 @@ class Submission:
     max_running: int = 0  #: `%8` of an array, `max_workers` of an Executor: slots in flight at most; 0 = no cap
     command: Command | None = None
     python: PythonEnvironment | None = None
+    function: str = ""  #: sha256 of a TaskQueue's function, for those who attach to it; blocks carry their own
     account: str = ""
     host: str = ""  #: where it was submitted
     grace_us: int = 5_000_000  #: between SIGTERM and SIGKILL at the time limit
@@ -134,6 +135,7 @@ class Tail:
     next: int = 0
     complete: bool = False
     enqueued: str = ""  #: guid of the last ENQUEUE: makes its bytes unique, so that they prove it
+    reigns: tuple[tuple[int, str], ...] = ()  #: (first index, owner's guid): who submitted what, one entry an owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,7 +102,7 @@ def test_a_pointer_is_read_back(sub: int, index: int, n: int) -> None:
 
 
 def test_a_pointer_is_canonical_json() -> None:
-    assert keys.encode_pointer(keys.Pointer(sub=42, index=7)) == b'{"index":7,"n":0,"sub":42}'
+    assert keys.encode_pointer(keys.Pointer(sub=42, index=7)) == b'{"by":"","index":7,"n":0,"sub":42}'
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"sub":"x","index":1}', b"\xff"])

@@ -1,0 +1,47 @@
+"""The multis of an owner besides SUBMIT and ENQUEUE: taking over a submission, giving it back to the leader.
+
+A submission grows only through its tail, whose version is the fence of its owner; a take-over changes the tail, so
+that nothing of the former owner can be committed any more. Which owner submitted an index is written into the tail
+(`reigns`), because pointers to outputs are written before the commit and one that was never committed must not be believed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Holds, Multi, Set
+from rmgr.coord.ops import set_record
+from rmgr.coord.records import encode_record
+from rmgr.model.submission import Submission, Tail
+
+
+def reign_of(tail: Tail, index: int) -> str:
+    """Guid of the Submitter that submitted task `index`; "" when it was not recorded. Cost: O(take-overs)."""
+    guid = ""
+    for first, owner in tail.reigns:
+        if first > index:
+            break
+        guid = owner
+    return guid
+
+
+def taken_over(tail: Tail, owner: str, stamp: str) -> Tail:
+    """The tail when `owner` goes on from here."""
+    kept = tuple(reign for reign in tail.reigns if reign[0] < tail.next)
+    return replace(tail, reigns=(*kept, (tail.next, owner)), enqueued=stamp)
+
+
+def take_ownership(submission: Submission, version: int, tail: Tail, tail_version: int) -> Multi:
+    """TAKE_OWNERSHIP: `submission` names its new owner, `tail` comes from `taken_over`."""
+    data = encode_record(tail)
+    ops = (
+        Set(paths.sub(submission.id), encode_record(submission), version),
+        Set(paths.tail(submission.id), data, tail_version),
+    )
+    return Multi(name="TAKE_OWNERSHIP", ops=ops, proof=Holds(paths.tail(submission.id), data))
+
+
+def release(submission: Submission, version: int) -> Multi:
+    """RELEASE: nobody looks after it any more but the leader."""
+    return set_record(replace(submission, owner=""), version=version, gate=None, name="RELEASE")
