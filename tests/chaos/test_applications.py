@@ -1,0 +1,150 @@
+"""The example applications on a real cluster whose Starters are killed: the answers stay right.
+
+one cluster: 1 ZooKeeper, 1 WatchDog, 3 Starters of 2 cores, T = 4 s
+each test that kills a Starter starts another one under the same name afterwards
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.dev.cluster import DevCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "deploy" / "examples"
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    made = DevCluster(tmp_path_factory.mktemp("dev"), nodes=3, cores=2, watchdogs=1, session_timeout_s=4.0, heap_mb=128)
+    with made:
+        yield made
+
+
+def environment(cluster: DevCluster) -> dict[str, str]:
+    mine = {k: v for k, v in os.environ.items() if not k.startswith("RMGR_") or k == "RMGR_ZOOKEEPER_LIB"}
+    return mine | cluster.environment() | {"PYTHONUNBUFFERED": "1"}
+
+
+class Application:
+    """One example as a process of its own, its output in a file."""
+
+    def __init__(self, cluster: DevCluster, output: Path, *words: str) -> None:
+        self.output = output
+        with output.open("wb") as sink:
+            command = [sys.executable, *words]
+            self.process = subprocess.Popen(command, cwd=EXAMPLES, env=environment(cluster), stdout=sink, stderr=subprocess.STDOUT)
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+    def end(self, deadline_s: float = 120.0) -> int:
+        try:
+            return self.process.wait(deadline_s)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+
+def kill_the_busiest_starter(cluster: DevCluster, record: Path, *, done: float, nth: int) -> str:
+    """Runs deploy/lib/starter_loss.py against the n-th job from now; returns what it printed."""
+    program = [sys.executable, str(ROOT / "deploy" / "lib" / "starter_loss.py")]
+    options = ["kill", "--job", str(nth), "--done", str(done), "--record", str(record)]
+    ended = subprocess.run([*program, *options], env=environment(cluster), capture_output=True, text=True, timeout=150, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def newest_job(cluster: DevCluster) -> int:
+    program = [sys.executable, str(ROOT / "deploy" / "lib" / "starter_loss.py"), "newest"]
+    return int(subprocess.run(program, env=environment(cluster), capture_output=True, text=True, timeout=60, check=True).stdout)
+
+
+def revive(cluster: DevCluster, told: str) -> None:
+    """Starts the Starter that `told` says was killed again."""
+    node = re.search(r"node (\S+) ", told)
+    assert node, told
+    cluster.start_starter(node[1])
+    cluster.wait_healthy(nodes=3, deadline_s=30.0)
+
+
+def test_the_fragments_add_up_although_a_starter_died(cluster: DevCluster, tmp_path: Path) -> None:
+    job = newest_job(cluster) + 2  # the pairs
+    application = Application(cluster, tmp_path / "out", "fragments.py", "--progress", "--delay", "0.15")
+    told = kill_the_busiest_starter(cluster, tmp_path / "fault", done=0.2, nth=job)
+    assert application.end() == 0, application.text
+    assert "The cluster's answer equals the serial one." in application.text
+    program = [sys.executable, str(ROOT / "deploy" / "lib" / "starter_loss.py"), "report", str(tmp_path / "fault")]
+    report = subprocess.run(program, env=environment(cluster), capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "all run again elsewhere" in report
+    revive(cluster, told)
+
+
+def test_the_eigenvalues_are_right_although_a_starter_died_and_points_are_missing(cluster: DevCluster, tmp_path: Path) -> None:
+    job = newest_job(cluster) + 1
+    application = Application(cluster, tmp_path / "out", "eigen.py", "--progress", "--delay", "1.5", "--cells", "24")
+    told = kill_the_busiest_starter(cluster, tmp_path / "fault", done=0.2, nth=job)
+    assert application.end() == 0, application.text
+    missing = re.search(r"24 tasks, (\d+) missing", application.text)
+    assert missing, application.text
+    assert 1 <= int(missing[1]) <= 4
+    assert "All eigenvalues in the interval are right, without" in application.text
+    revive(cluster, told)
+
+
+def test_the_sweep_runs(cluster: DevCluster, tmp_path: Path) -> None:
+    application = Application(cluster, tmp_path / "out", "sweep.py", "--columns", "40", "--rows", "10", "--csv", str(tmp_path / "map.csv"))
+    assert application.end() == 0, application.text
+    assert len((tmp_path / "map.csv").read_text(encoding="utf-8").splitlines()) == 401
+
+
+def test_the_same_keys_again_are_refused_unless_overwritten(cluster: DevCluster, tmp_path: Path) -> None:
+    words = ("fragments.py", "--cutoff", "3.2", "--prefix", "twice")
+    assert Application(cluster, tmp_path / "1", *words).end() == 0
+    refused = Application(cluster, tmp_path / "2", *words)
+    assert refused.end() != 0
+    assert "twice/" in refused.text
+    again = Application(cluster, tmp_path / "3", *words, "--overwrite")
+    assert again.end() == 0, again.text
+
+
+def processes_naming(directory: Path) -> list[str]:
+    """Command lines of all processes that mention a directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            except OSError:  # it ended meanwhile
+                continue
+            if str(directory) in line:
+                found.append(line)
+    return found
+
+
+def test_the_quickstart_ends_well_beside_another_cluster_and_leaves_nothing_running(cluster: DevCluster, tmp_path: Path) -> None:
+    mine = {k: v for k, v in os.environ.items() if not k.startswith("RMGR_")}
+    mine |= {"VENV": sys.prefix, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    mine.pop("XDG_RUNTIME_DIR", None)
+    started = time.monotonic()
+    ended = subprocess.run(
+        ["bash", str(ROOT / "deploy" / "quickstart.sh")], env=mine, capture_output=True, text=True, timeout=170, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert time.monotonic() - started < 180
+    for sentence in ("SIGKILL to the Starter of node", "The cluster's answer equals the serial one.", "Recovery", "Next, type"):
+        assert sentence in ended.stdout, ended.stdout
+    assert processes_naming(tmp_path / "rmgr-quickstart") == []
+    assert list(tmp_path.glob("rmgr-quickstart*")) == []
+    assert cluster.state.is_running
