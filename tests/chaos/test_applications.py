@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+def cluster(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     made = DevCluster(tmp_path_factory.mktemp("dev"), nodes=3, cores=2, watchdogs=1, session_timeout_s=4.0, heap_mb=128)
     with made:
         yield made
