@@ -12,20 +12,21 @@ from rmgr.errors import UsageError
 _EXAMPLES = "sqlite:PATH (one machine) or cassandra://host1,host2/keyspace (several)"
 
 
-def open_store(url: str, **options: Any) -> Store:
+def open_store(url: str, *, create: bool = True, **options: Any) -> Store:
     """Opens the store that `url` names.
 
     Args:
         url: `sqlite:PATH` (also `sqlite:///PATH`), or `memory:NAME`, a store within this process for tests:
             the same name is the same store.
-        options: keyword arguments of the adapter, e.g. `create=False` for SQLite.
+        create: make a SQLite file that does not exist; False for those who only use a store.
+        options: keyword arguments of the adapter.
     Raises: `UsageError` for a URL that no adapter understands; `StoreUnavailable` from the adapter.
     """
     scheme, colon, rest = url.partition(":")
     opener = _OPENERS.get(scheme)
     if not colon or opener is None:
         raise UsageError(f"{url!r} is not the URL of a store", hint=f"use {_EXAMPLES}")
-    return opener(rest, options)
+    return opener(rest, create, options)
 
 
 def check_url(url: str) -> str:
@@ -36,26 +37,26 @@ def check_url(url: str) -> str:
     return url
 
 
-def _sqlite(rest: str, options: dict[str, Any]) -> Store:
+def _sqlite(rest: str, create: bool, options: dict[str, Any]) -> Store:
     from rmgr.adapters.sqlite import SqliteStore
 
     path = unquote(rest.removeprefix("//")) if rest.startswith("///") else rest
     if not path or (rest.startswith("//") and not rest.startswith("///")):
         raise UsageError(f"'sqlite:{rest}' names no file", hint="sqlite:PATH, for example sqlite:/var/lib/rmgr/store.db")
-    return SqliteStore(path, **options)
+    return SqliteStore(path, create=create, **options)
 
 
-def _memory(rest: str, options: dict[str, Any]) -> Store:
+def _memory(rest: str, _create: bool, options: dict[str, Any]) -> Store:
     from rmgr.adapters.memory_store import MemoryStore
 
     return MemoryStore(rest, **options)
 
 
-def _cassandra(rest: str, _options: dict[str, Any]) -> Store:
+def _cassandra(rest: str, _create: bool, _options: dict[str, Any]) -> Store:
     raise UsageError(
         f"this build of rmgr has no Cassandra adapter yet, so it cannot open 'cassandra:{rest.partition('?')[0]}'",
         hint="it comes with the cassandra extra (pip install 'rmgr[cassandra]'); until then use sqlite:PATH",
     )
 
 
-_OPENERS: dict[str, Callable[[str, dict[str, Any]], Store]] = {"sqlite": _sqlite, "memory": _memory, "cassandra": _cassandra}
+_OPENERS: dict[str, Callable[[str, bool, dict[str, Any]], Store]] = {"sqlite": _sqlite, "memory": _memory, "cassandra": _cassandra}

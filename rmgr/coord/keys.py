@@ -11,13 +11,13 @@
 | `log/<sub>/<index>/<attempt>/<stream>/<part>` | a piece of captured output | Starter |
 | `page/<sub>/<n>` | a page of old fragments | owner, else leader |
 | `name/<user key>` | a user's own value, or a pointer to an output | submitter, user |
-| `final/<user key>` | what a pointer stood for, written before its submission is collected | owner, else leader |
+| `final/<sub>/<index>/<n>` | what a pointer stands for, written before its submission is collected | owner, else leader |
 | `hist/<inverted sub>` | summary of a finished submission | owner, else leader |
 | `histu/<user>/<inverted sub>` | the same, by user | owner, else leader |
 | `metric/<node>/<inverted minute>` | measurements of a node | Starter |
 | `meta/<name>` | the store's own facts: `meta/cluster_id` | `rmgr admin init-store`, `rmgr dev` |
 
-All but `name/`, `final/` and `meta/` are immutable and may be written again with the same bytes. Numbers are padded, so
+All but `name/` and `meta/` are immutable and may be written again with the same bytes. Numbers are padded, so
 that keys sort as their numbers do; inverted ones (10^10 - 1 - n) sort newest first. A user's key stands whole behind
 `name/`, so it never meets an internal one.
 """
@@ -157,21 +157,15 @@ def named(user_key: str) -> str:
     return _NAME + check_user_key(user_key)
 
 
-def final(user_key: str) -> str:
-    """`final/<user key>`: the value of a pointer whose submission is gone."""
-    return _FINAL + check_user_key(user_key)
-
-
 def named_prefix(user_prefix: str = "") -> str:
     """Prefix of the keys of users that begin with `user_prefix` (may be empty)."""
     return _NAME + user_prefix
 
 
 def user_key(key: str) -> str:
-    """The reverse of `named` and `final`. Raises: `UsageError`."""
-    for family in (_NAME, _FINAL):
-        if key.startswith(family) and len(key) > len(family):
-            return key[len(family) :]
+    """The reverse of `named`. Raises: `UsageError`."""
+    if key.startswith(_NAME) and len(key) > len(_NAME):
+        return key[len(_NAME) :]
     raise UsageError(f"{key!r} is not the key of a user's value")
 
 
@@ -205,6 +199,14 @@ class Pointer:
     index: int
     n: int = 0
     by: str = ""
+
+
+def final(pointer: Pointer) -> str:
+    """`final/<sub>/<index>/<n>`: the value of a pointer whose submission is gone.
+
+    Named by what the pointer says and not by the user's key: a later pointer under the same key never finds it.
+    """
+    return f"{_FINAL}{_number(pointer.sub)}/{_number(pointer.index)}/{_short(pointer.n)}"
 
 
 def encode_pointer(pointer: Pointer) -> bytes:
