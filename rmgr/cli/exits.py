@@ -1,0 +1,46 @@
+"""How work ended -> the exit code of the command that waited for it (cli.md section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rmgr.model.states import LOSSES, Reason, State
+
+TIME_LIMIT = 124
+INFRASTRUCTURE = 125
+CANCELLED = 130
+_KILLED = 128 + 9
+
+_INFRASTRUCTURE = LOSSES | {Reason.POISON}
+
+
+def exit_code_of(state: State, reason: str, exit_code: int | None) -> int:
+    """Exit code for one task (or one submission) that has ended.
+
+    Args:
+        exit_code: of a command; negative or below 128 with reason SIGNAL it is the signal's number.
+    Returns: 0 for COMPLETED; 130 cancelled; 124 time limit; 125 the cluster's fault; 128+N signal N; else the work's
+        own code, 1 where it has none (an exception, a command that cannot run).
+    """
+    if state is State.COMPLETED:
+        return 0
+    if state is State.CANCELLED:
+        return CANCELLED
+    if reason == Reason.TIME_LIMIT:
+        return TIME_LIMIT
+    if reason in _INFRASTRUCTURE:
+        return INFRASTRUCTURE
+    if exit_code is not None and exit_code < 0:
+        return 128 - exit_code
+    if reason == Reason.SIGNAL:
+        return _KILLED if not exit_code else exit_code if exit_code > 128 else 128 + exit_code
+    if reason == Reason.OUT_OF_MEMORY:
+        return _KILLED
+    if reason in {Reason.EXIT_CODE, Reason.NONE} and exit_code:
+        return exit_code
+    return 1
+
+
+def highest(codes: Iterable[int]) -> int:
+    """The exit code for several: the highest."""
+    return max(codes, default=0)

@@ -1,0 +1,166 @@
+"""Selectors: which submissions and tasks a command means: `42`, `42_7`, `1-10:2`, `last`, `all`, --name, --state, --queue."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rmgr.errors import NotFound, UsageError
+from rmgr.model.array import Array, parse_array
+from rmgr.model.ids import parse_submission
+from rmgr.model.states import State
+from rmgr.model.views import JobView
+
+_TASKS = re.compile(r"^(?:taskq-)?(\d{1,10})_\[?(\d[\d,:-]*)\]?$")
+_RANGE = re.compile(r"^\d{1,10}-\d{1,10}(?::\d{1,10})?$")
+HINT = "select with 42, 42_7, 42_1-5, 1-10:2, last, all, or with --name, --state, --queue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """What `--name`, `--state`, `--queue`, `--user` leave over; empty = everything. name: a pattern with * and ?."""
+
+    name: str = ""
+    states: tuple[State, ...] = ()
+    queue: str = ""
+    user: str = ""
+
+    @property
+    def is_set(self) -> bool:
+        """Any of them was given."""
+        return bool(self.name or self.states or self.queue or self.user)
+
+    def admits(self, job: JobView) -> bool:
+        """`job` passes."""
+        return (
+            (not self.name or fnmatch.fnmatchcase(job.name, self.name))
+            and (not self.states or job.state in self.states)
+            and (not self.queue or job.queue == self.queue)
+            and (not self.user or job.user == self.user)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Parsed words: whole submissions, ranges of them, tasks of some, the last one, all."""
+
+    ids: tuple[int, ...] = ()
+    ranges: tuple[Array, ...] = ()
+    tasks: tuple[tuple[int, Array], ...] = ()  #: (submission, numbers that people see)
+    last: bool = False
+    every: bool = False
+    filter: Filter = Filter()
+
+    @property
+    def needs_list(self) -> bool:
+        """Ids alone do not say what is meant: the user's submissions must be listed."""
+        return bool(self.last or self.every or self.ranges or self.filter.is_set)
+
+    @property
+    def named(self) -> tuple[int, ...]:
+        """Submissions that are named by number."""
+        return tuple(dict.fromkeys((*self.ids, *(number for number, _ in self.tasks))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One submission, or some tasks of it (numbers that people see)."""
+
+    submission: int
+    tasks: tuple[int, ...] = ()
+
+    @property
+    def ids(self) -> list[str]:
+        """As people write them."""
+        return [f"{self.submission}_{index}" for index in self.tasks] or [str(self.submission)]
+
+
+def parse(words: Sequence[str], filter_: Filter | None = None) -> Selection:
+    """Words of the command line. Raises UsageError for a malformed one, or when nothing at all was selected."""
+    chosen = filter_ or Filter()
+    if not words and not chosen.is_set:
+        raise UsageError("nothing is selected", hint=HINT)
+    ids: list[int] = []
+    ranges: list[Array] = []
+    tasks: list[tuple[int, Array]] = []
+    for word in words:
+        if word in {"last", "all"}:
+            continue
+        if match := _TASKS.match(word):
+            tasks.append((int(match[1]), parse_array(match[2])))
+        elif _RANGE.match(word) or ("," in word and "_" not in word):
+            ranges.append(parse_array(word))
+        else:
+            try:
+                ids.append(parse_submission(word))
+            except UsageError:
+                raise UsageError(f"{word!r} selects nothing", hint=HINT) from None
+    return Selection(ids=tuple(ids), ranges=tuple(ranges), tasks=tuple(tasks), last="last" in words, every="all" in words, filter=chosen)
+
+
+def parse_one(word: str) -> Selection:
+    """A selector of a single submission or task, for `show`, `logs`, `explain`. Raises UsageError."""
+    selection = parse([word])
+    if selection.every or selection.ranges or any(len(array) != 1 for _, array in selection.tasks):
+        raise UsageError(f"{word!r} is more than one", hint="name one submission or task: 42, 42_7 or last")
+    return selection
+
+
+def resolve(selection: Selection, jobs: Iterable[JobView], *, me: str) -> list[Target]:
+    """What is meant, in order of ids, each once; whole submissions swallow their tasks.
+
+    Args:
+        jobs: those of this user at least, and those that are named, ended ones too. me: whose `last` and `all` are meant.
+    Raises: NotFound naming the id that is not there, or saying that nothing matched.
+    """
+    known = {job.id: job for job in jobs}
+    mine = [job for job in known.values() if job.user == me and selection.filter.admits(job)]
+    chosen: dict[int, dict[int, None] | None] = {}
+    for number in selection.ids:
+        _require(known, number)
+        chosen[number] = None
+    for array in selection.ranges:
+        chosen.update(dict.fromkeys(number for number in known if array.position_of(number) is not None))
+    if selection.last:
+        if not mine:
+            raise NotFound("you have no submission yet", hint="rmgr submit -- echo hello   (rmgr history lists older ones)")
+        chosen[max(job.id for job in mine)] = None
+    if selection.every or (selection.filter.is_set and not selection.named and not selection.ranges and not selection.last):
+        whose = known.values() if selection.filter.user else mine
+        chosen.update(dict.fromkeys(job.id for job in whose if selection.filter.admits(job)))
+    for number, array in selection.tasks:
+        _require(known, number)
+        numbers = (array.index_at(position) for position in range(len(array)))
+        if chosen.setdefault(number, {}) is not None:
+            chosen[number].update(dict.fromkeys(numbers))  # type: ignore[union-attr]
+    if selection.filter.is_set:
+        chosen = {number: tasks for number, tasks in chosen.items() if selection.filter.admits(known[number])}
+    if not chosen and not selection.every:
+        raise NotFound("nothing matches", hint="rmgr jobs -a lists submissions")
+    return [Target(submission=number, tasks=tuple(tasks or ())) for number, tasks in sorted(chosen.items())]
+
+
+def _require(known: dict[int, JobView], number: int) -> None:
+    if number not in known:
+        newest = max(known, default=0)
+        told = f"the newest is {newest}; " if 0 < newest < number else ""
+        raise NotFound(f"there is no submission {number}", hint=f"{told}rmgr jobs -a lists those in memory, rmgr history the older ones")
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a command that changes several did: `changed` ids, and `unchanged` ones with the reason."""
+
+    changed: list[str] = field(default_factory=list)
+    unchanged: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, ids: Iterable[str], why: Callable[[str], str]) -> None:
+        """Sorts each id by what `why` says of it ("" = it was changed)."""
+        for id_ in ids:
+            reason = why(id_)
+            if reason:
+                self.unchanged.append((id_, reason))
+            else:
+                self.changed.append(id_)

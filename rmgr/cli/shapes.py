@@ -1,0 +1,217 @@
+"""Views -> the JSON shapes of cli.md section 5. Strings without a value are empty, times and numbers are null."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rmgr.cli.render import iso
+from rmgr.model.states import State
+from rmgr.model.views import AttemptView, ExplainView, JobView, LeaderView, NodeView, QueueView, StatusView, TaskView
+
+#: `counts` has these in this order, always all of them.
+COUNTED = tuple(str(s) for s in ("INITIAL", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED"))
+
+
+def attempt(view: AttemptView) -> dict[str, Any]:
+    """An element of `attempts`."""
+    return {
+        "attempt": view.attempt,
+        "node": view.node,
+        "state": str(view.state),
+        "reason": str(view.reason),
+        "started": iso(view.started_us),
+        "ended": iso(view.ended_us),
+        "exit_code": view.exit_code,
+        "error": view.error,
+    }
+
+
+def job(view: JobView) -> dict[str, Any]:
+    """An element of `jobs`: what `show` says, without attempts."""
+    return {
+        "id": str(view.id),
+        "name": view.name,
+        "user": view.user,
+        "queue": view.queue,
+        "state": str(view.state),
+        "reason": str(view.reason),
+        "submitted": iso(view.submitted_us),
+        "started": iso(view.started_us),
+        "ended": iso(view.ended_us),
+        "exit_code": view.exit_code,
+        "counts": {name: view.counts.get(name, 0) for name in COUNTED},
+        "nodes": list(view.nodes),
+        "detail": view.detail,
+        "tasks": view.tasks,
+        "priority": view.priority,
+        "work": str(view.work),
+        "command": view.command,
+        "cores": view.cores,
+        "mem_bytes": view.memory_bytes,
+        "after": list(view.after),
+        "cpu_seconds": view.cpu_us / 1e6,
+        "max_rss_bytes": view.max_rss_kib * 1024,
+    }
+
+
+def shown_job(view: JobView, attempts: Iterable[AttemptView]) -> dict[str, Any]:
+    """The answer of `show ID`."""
+    told = job(view)
+    rest = {key: told.pop(key) for key in list(told)[list(told).index("counts") :]}
+    return {**told, "attempts": [attempt(item) for item in attempts], **rest}
+
+
+def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
+    """The answer of `show 42_7`: the same fields, of one task."""
+    return {
+        "id": view.id,
+        "name": of.name,
+        "user": of.user,
+        "queue": of.queue,
+        "state": str(view.state),
+        "reason": str(view.reason),
+        "submitted": iso(of.submitted_us),
+        "started": iso(view.started_us),
+        "ended": iso(view.ended_us),
+        "exit_code": view.exit_code,
+        "attempts": [attempt(item) for item in view.attempts],
+        "counts": {name: int(name == view.state) for name in COUNTED},
+        "nodes": [view.node] if view.node else [],
+        "index": view.index,
+        "attempt": view.attempt,
+        "error": view.error,
+        "command": of.command,
+        "cores": of.cores,
+        "mem_bytes": of.memory_bytes,
+        "cpu_seconds": view.cpu_us / 1e6,
+        "max_rss_bytes": view.max_rss_kib * 1024,
+    }
+
+
+def task(view: TaskView) -> dict[str, Any]:
+    """An element of `tasks`."""
+    return {
+        "id": view.id,
+        "index": view.index,
+        "state": str(view.state),
+        "reason": str(view.reason),
+        "attempt": view.attempt,
+        "node": view.node,
+        "started": iso(view.started_us),
+        "ended": iso(view.ended_us),
+        "exit_code": view.exit_code,
+        "error": view.error,
+        "cpu_seconds": view.cpu_us / 1e6,
+        "max_rss_bytes": view.max_rss_kib * 1024,
+    }
+
+
+def node(view: NodeView) -> dict[str, Any]:
+    """An element of `nodes`."""
+    return {
+        "id": view.id,
+        "state": str(view.state),
+        "cores": view.cores,
+        "cores_used": view.cores_used,
+        "mem_bytes": view.memory_bytes,
+        "load": view.load,
+        "incarnation": view.incarnation,
+        "pid": view.pid,
+        "reason": view.reason,
+        "mem_used_bytes": view.memory_used_bytes,
+        "running": view.running,
+        "host": view.host,
+        "partition": view.partition,
+        "site": view.site,
+        "speed": view.speed,
+        "features": list(view.features),
+        "seen": iso(view.seen_us),
+        "endpoint": view.endpoint,
+    }
+
+
+def queue(view: QueueView) -> dict[str, Any]:
+    """An element of `queues`."""
+    return {
+        "id": view.id,
+        "partition": view.partition,
+        "dispatch": str(view.dispatch),
+        "policy": view.policy,
+        "state": view.state,
+        "pending": view.pending,
+        "running": view.running,
+        "limits": dict(view.limits),
+        "held": [],
+        "held_tasks": view.held_tasks,
+    }
+
+
+def leader(view: LeaderView | None) -> dict[str, Any] | None:
+    """`status.leader`."""
+    if view is None:
+        return None
+    return {
+        "id": view.id,
+        "host": view.host,
+        "pid": view.pid,
+        "epoch": view.epoch,
+        "since": iso(view.since_us),
+        "endpoint": view.endpoint,
+    }
+
+
+def status(view: StatusView) -> dict[str, Any]:
+    """The answer of `status`."""
+    return {
+        "healthy": view.healthy,
+        "leader": leader(view.leader),
+        "zookeeper": dict(view.zookeeper),
+        "store": dict(view.store),
+        "counts": {name: view.counts.get(name, 0) for name in COUNTED},
+        "nodes": {"up": 0, "draining": 0, "fenced": 0, **view.nodes},
+        "cluster_id": view.cluster_id,
+        "problems": list(view.problems),
+        "watchdogs": view.watchdogs,
+        "uptime": view.uptime_s,
+    }
+
+
+def explain(view: ExplainView) -> dict[str, Any]:
+    """The answer of `explain`."""
+    return {
+        "id": view.id,
+        "state": str(view.state),
+        "why": [{"what": item.what, "id": item.id, "detail": item.detail} for item in view.why],
+        "expected_start": iso(view.expected_start_us),
+        "reason": str(view.reason),
+    }
+
+
+def history(view: JobView) -> dict[str, Any]:
+    """An element of `history`."""
+    began = view.started_us or view.submitted_us
+    return {
+        "id": str(view.id),
+        "name": view.name,
+        "user": view.user,
+        "state": str(view.state),
+        "reason": str(view.reason),
+        "exit_code": view.exit_code,
+        "submitted": iso(view.submitted_us),
+        "started": iso(view.started_us),
+        "ended": iso(view.ended_us),
+        "elapsed": max(0, view.ended_us - began) / 1e6 if view.ended_us else 0.0,
+        "cpu_seconds": view.cpu_us / 1e6,
+        "max_rss_bytes": view.max_rss_kib * 1024,
+        "nodes": list(view.nodes),
+        "queue": view.queue,
+        "tasks": view.tasks,
+        "counts": {name: view.counts.get(name, 0) for name in COUNTED},
+        "command": view.command,
+    }
+
+
+def item(id_: str, state: State, reason: str, exit_code: int | None) -> dict[str, Any]:
+    """An element of `wait`'s items."""
+    return {"id": id_, "state": str(state), "reason": str(reason), "exit_code": exit_code}
