@@ -11,7 +11,7 @@
 | `log/<sub>/<index>/<attempt>/<stream>/<part>` | a piece of captured output | Starter |
 | `page/<sub>/<n>` | a page of old fragments | owner, else leader |
 | `name/<user key>` | a user's own value, or a pointer to an output | submitter, user |
-| `final/<sub>/<index>/<n>` | what a pointer stands for, written before its submission is collected | owner, else leader |
+| `final/<sub>/<index>/<n>/<by>` | what a pointer stands for, written before its submission is collected | owner, else leader |
 | `hist/<inverted sub>` | summary of a finished submission | owner, else leader |
 | `histu/<user>/<inverted sub>` | the same, by user | owner, else leader |
 | `metric/<node>/<inverted minute>` | measurements of a node | Starter |
@@ -202,11 +202,12 @@ class Pointer:
 
 
 def final(pointer: Pointer) -> str:
-    """`final/<sub>/<index>/<n>`: the value of a pointer whose submission is gone.
+    """`final/<sub>/<index>/<n>/<by>`: the value of a pointer whose submission is gone.
 
-    Named by what the pointer says and not by the user's key: a later pointer under the same key never finds it.
+    Named by all that the pointer says and not by the user's key: a later pointer under the same key never finds it, nor
+    does one whose author did not submit the task.
     """
-    return f"{_FINAL}{_number(pointer.sub)}/{_number(pointer.index)}/{_short(pointer.n)}"
+    return f"{_FINAL}{_number(pointer.sub)}/{_number(pointer.index)}/{_short(pointer.n)}/{_part(pointer.by or '-')}"
 
 
 def encode_pointer(pointer: Pointer) -> bytes:

@@ -100,6 +100,16 @@ def test_a_pointer_is_read_back(sub: int, index: int, n: int) -> None:
     assert keys.decode_pointer(keys.encode_pointer(pointer)) == pointer
 
 
+def test_final_values_of_different_pointers_never_meet() -> None:
+    pointers = [
+        keys.Pointer(sub=1, index=2),
+        keys.Pointer(sub=1, index=2, n=1),
+        keys.Pointer(sub=1, index=2, by="a"),
+        keys.Pointer(sub=12, index=2),
+    ]
+    assert len({keys.final(pointer) for pointer in pointers}) == len(pointers)
+
+
 def test_a_pointer_is_canonical_json() -> None:
     assert keys.encode_pointer(keys.Pointer(sub=42, index=7)) == b'{"by":"","index":7,"n":0,"sub":42}'
 
