@@ -14,8 +14,12 @@ class Gate:
         self.lock = threading.Lock()
         self.waiting = 0
         self.seq: Callable[[], int] | None = None
-        self.block: Callable[[int], None] = lambda seq: None
-        self.unblock: Callable[[int], None] = lambda seq: None
+        self.block: Callable[[int], None] = _nothing
+        self.unblock: Callable[[int], None] = _nothing
+
+
+def _nothing(_seq: int) -> None:
+    """Outside of a worker."""
 
 
 gate = Gate()

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _ROUNDS_S = 0.5
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Children:
@@ -96,23 +97,45 @@ def send_group(leader: int, signum: int) -> None:
         os.killpg(leader, signum)
 
 
-def send_all(leader: int, signum: int, group: Group | None = None) -> None:
+def send_all(leader: int, signum: int, group: Group | None = None, *, leader_too: bool = True) -> None:
     """Sends a signal to everything that `leader` started and that is still below it, in its session, or in its cgroup."""
-    send_group(leader, signum)
-    for process in descendants((leader,)):
-        if process.pid != leader:
-            send(process.pid, signum)
+    pids = {process.pid for process in descendants((leader,))} | {leader}
     if group is not None:
-        for pid in group.members():
-            send(pid, signum)
+        pids.update(group.members())
+    if not leader_too:
+        pids.discard(leader)
+    for pid in sorted(pids):
+        send(pid, signum)
 
 
-def kill_strangers(children: Children, known: Iterable[int], reap: set[int], *, forks: Forks | None = None) -> tuple[int, int]:
+def resident_bytes(leader: int, group: Group | None = None, *, also: Iterable[int] = ()) -> int:
+    """Resident memory of `leader` and what it started (shared pages count for each). Cost: about 15 us a process of its own."""
+    pids = group.members() if group is not None else _tree(leader)
+    total = 0
+    for pid in {*pids, *also}:
+        with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/statm", "rb") as file:
+            total += int(file.read().split()[1])
+    return total * _PAGE
+
+
+def _tree(root: int) -> list[int]:
+    """`root` and its descendants by the kernel's lists of children; only `root` where there are none."""
+    found, todo = [], [root]
+    while todo:
+        pid = todo.pop()
+        found.append(pid)
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                    todo.extend(int(child) for child in file.read().split())
+    return found
+
+
+def kill_strangers(children: Children, known: Iterable[int], *, forks: Forks | None = None) -> tuple[int, int]:
     """Kills all children of this process that are not `known`, and their descendants, until there are none.
 
     Args:
         known: children that live on.
-        reap: filled with the pids that were reaped here.
         forks: switch that forbids forking meanwhile, None = there is none.
     Returns: (how many were killed, how many still live after half a second: in uninterruptible sleep, or not ours).
     Cost: one read when there is nothing to do.
@@ -137,8 +160,7 @@ def kill_strangers(children: Children, known: Iterable[int], reap: set[int], *, 
                 send(process.pid, signal.SIGKILL)
             for pid in strangers:
                 with contextlib.suppress(ChildProcessError):
-                    if os.waitpid(pid, os.WNOHANG)[0] == pid:
-                        reap.add(pid)
+                    os.waitpid(pid, os.WNOHANG)
             strangers = [pid for pid in children.pids() if pid not in keep]
             if not strangers:
                 break
@@ -165,11 +187,11 @@ class Forks:
                 self._old = file.read().strip()
         except OSError:
             return False
-        return _write(self._path, "1")
+        return write_file(self._path, "1")
 
     def allow(self) -> None:
         """Back to what it was."""
-        _write(self._path, self._old)
+        write_file(self._path, self._old)
 
 
 class Group:
@@ -193,15 +215,15 @@ class Group:
 
     def enter(self) -> bool:
         """Moves this process in (before it starts anything)."""
-        entered = [_write(os.path.join(path, "cgroup.procs"), str(os.getpid())) for path in self._paths()]
+        entered = [write_file(os.path.join(path, "cgroup.procs"), str(os.getpid())) for path in self._paths()]
         return all(entered)
 
     def set_memory(self, limit: int) -> bool:
         """Limit in bytes, 0 = none."""
         if self._unified and self._has_memory:
-            _write(os.path.join(self._unified, "memory.swap.max"), "0")
-            return _write(os.path.join(self._unified, "memory.max"), str(limit) if limit else "max")
-        return bool(self._memory) and _write(os.path.join(self._memory, "memory.limit_in_bytes"), str(limit or -1))
+            write_file(os.path.join(self._unified, "memory.swap.max"), "0")
+            return write_file(os.path.join(self._unified, "memory.max"), str(limit) if limit else "max")
+        return bool(self._memory) and write_file(os.path.join(self._memory, "memory.limit_in_bytes"), str(limit or -1))
 
     def had_oom(self) -> bool:
         """The kernel killed something here for lack of memory."""
@@ -219,7 +241,7 @@ class Group:
     def kill(self) -> None:
         """Kills all in it at once (version 2), frozen first (version 1)."""
         if self._unified:
-            _write(os.path.join(self._unified, "cgroup.kill"), "1")
+            write_file(os.path.join(self._unified, "cgroup.kill"), "1")
             return
         self.freeze(True)
         for pid in self.members():
@@ -229,8 +251,8 @@ class Group:
     def freeze(self, frozen: bool) -> bool:
         """Stops or continues all in it."""
         if self._unified:
-            return _write(os.path.join(self._unified, "cgroup.freeze"), "1" if frozen else "0")
-        return bool(self._freezer) and _write(os.path.join(self._freezer, "freezer.state"), "FROZEN" if frozen else "THAWED")
+            return write_file(os.path.join(self._unified, "cgroup.freeze"), "1" if frozen else "0")
+        return bool(self._freezer) and write_file(os.path.join(self._freezer, "freezer.state"), "FROZEN" if frozen else "THAWED")
 
     def remove(self) -> bool:
         """Removes the directories; False: something is still in it."""
@@ -253,7 +275,8 @@ def _counter(path: str, name: str) -> int:
     return 0
 
 
-def _write(path: str, text: str) -> bool:
+def write_file(path: str, text: str) -> bool:
+    """Writes to a control file; False: refused or absent."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError:

@@ -64,7 +64,7 @@ def dump_exception(error: BaseException) -> tuple[bytes, str]:
             data = dumps(_Travelling(error, text), _PROTOCOL)
             if type(pickle.loads(data)).__name__ == type(error).__name__:  # noqa: S301 - our own bytes: does it survive?
                 return data, line
-        except BaseException:  # noqa: BLE001 - classes of users raise anything here, SystemExit too
+        except BaseException:  # noqa: BLE001, S112 - classes of users raise anything here, SystemExit too
             continue
     carrier = RemoteError(line, type_name=_name(type(error)), traceback=text)
     return pickle.dumps(_Travelling(carrier, text), _PROTOCOL), line

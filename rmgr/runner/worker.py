@@ -79,6 +79,7 @@ class Worker:
         self._socket = sock
         self._board = board
         self._directory = directory
+        self._cwd = os.path.join(directory, "cwd")
         self._node = node
         self._poke = poke
         self._pid = os.getpid()
@@ -104,7 +105,7 @@ class Worker:
     def furnish(self, spec: StartWorker) -> bool:
         """Makes the environment the spec asks for; False: it cannot be made, the Starter has been told."""
         self._open_outputs()
-        os.chdir(self._directory)
+        os.chdir(self._cwd)
         os.environ.update(spec.environ)
         self._environment = TaskEnvironment(self._node)
         running.node = self._node
@@ -186,8 +187,8 @@ class Worker:
     def _run(self, batch: TaskBatch) -> None:
         """Runs one batch. Everything in the loop costs every task: about 4 us in all."""
         shape = batch.shape
-        board, view = self._board, self._board.view
-        os.chdir(self._directory)
+        board = self._board
+        os.chdir(self._cwd)
         os.dup2(self._fds[0], 1)
         os.dup2(self._fds[1], 2)
         sys.stdout, sys.stderr = self._streams
@@ -242,7 +243,6 @@ class Worker:
             self._add(end, now)
         self._seq = 0
         running.item = None
-        view = None  # noqa: F841
 
     def _call(self, function: Callable[..., object], item: TaskItem, keyed: bool) -> tuple[bytes, bool, TaskExtra | None]:
         """Decodes, calls, encodes; whatever happens in the call is an answer."""

@@ -1,0 +1,354 @@
+"""Starting one command and describing its end: program, environment, work directory, output files, exit.
+
+The usual start is posix_spawn (the kernel's vfork path: about 0.5 ms, nothing of the spawner is copied), in a session
+of its own. Output goes to files that are used again for the next command as long as little is written to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import resource
+import signal
+import time
+from dataclasses import dataclass
+from typing import NoReturn
+
+from rmgr.model.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
+from rmgr.model.states import Reason
+from rmgr.runner.contain import Group
+from rmgr.runner.environment import command_environment, shared_variables
+from rmgr.runner.kernel import CLOCK, oom_kills, prefer_for_oom
+from rmgr.runner.outputs import open_output, settle, take
+
+#: Work directories with at most this many plain files are emptied in place, others by `rm` in the background.
+_FEW = 32
+_OOM_SCORE = 800
+_DEFAULT_SIGNALS = [number for name in ("SIGPIPE", "SIGXFSZ") if (number := getattr(signal, name, None)) is not None]
+
+
+class StartFailed(Exception):
+    """A command that cannot be started. exit_code: 127 not found, 126 not executable, as shells say."""
+
+    def __init__(self, detail: str, exit_code: int) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.exit_code = exit_code
+
+
+@dataclass(slots=True)
+class Running:
+    """A command that was started."""
+
+    batch: CommandBatch
+    item: CommandItem
+    pid: int
+    started_ns: int
+    started_us: int
+    directory: str
+    owns_directory: bool
+    out_path: str
+    err_path: str
+    out_fd: int  #: -1: the launcher's own file
+    err_fd: int
+    group: Group | None
+    ooms: int
+    is_told: bool = False
+
+    def started(self) -> CommandStarted:
+        """For the Starter."""
+        return CommandStarted(self.item.seq, self.pid, self.started_us, self.directory, self.out_path, self.err_path)
+
+
+class Launcher:
+    """Starts commands of one slot, one at a time."""
+
+    def __init__(self, directory: str, node: str) -> None:
+        self._directory = directory
+        self._node = node
+        self._paths = (os.path.join(directory, "stdout"), os.path.join(directory, "stderr"))
+        self._fds = [open_output(path) for path in self._paths]
+        self._found: dict[tuple[str, str], str] = {}
+        self._batch: CommandBatch | None = None
+        self._base: dict[str, str] = {}
+        self._stdin = os.devnull
+        self._script: list[str] = []
+        self.removers: set[int] = set()  #: processes that remove work directories
+
+    def start(self, batch: CommandBatch, item: CommandItem, group: Group | None) -> Running:
+        """Starts one command. Raises: StartFailed (its work directory is gone again)."""
+        if batch is not self._batch:
+            self._prepare(batch)
+        environ = command_environment(self._base, batch.shape, item)
+        directory, owns = item.directory, not item.directory
+        if owns:
+            directory = os.path.join(self._directory, f"t{item.seq}")
+        opened: list[int] = []
+        try:
+            try:
+                if owns:
+                    os.mkdir(directory)
+                os.chdir(batch.cwd or directory)
+            except OSError as error:
+                raise StartFailed(f"the work directory {batch.cwd or directory} cannot be used: {error.strerror}", 126) from None
+            out_path, out = self._output(item.out, 0, batch, opened)
+            same = item.err == item.out and bool(item.out)
+            err_path, err = (out_path, out) if same else self._output(item.err, 1, batch, opened)
+            argv = self._argv(batch, item)
+            ooms = oom_kills() if batch.shape.memory_bytes else 0
+            started_ns, started_us = time.clock_gettime_ns(CLOCK), time.time_ns() // 1000
+            pid = self._spawn(argv, environ, out, err, group)
+        except StartFailed:
+            for fd in opened:
+                os.close(fd)
+            self._leave(directory if owns and not batch.keep else "")
+            raise
+        os.chdir(self._directory)
+        return Running(
+            batch=batch,
+            item=item,
+            pid=pid,
+            started_ns=started_ns,
+            started_us=started_us,
+            directory=directory,
+            owns_directory=owns,
+            out_path=out_path,
+            err_path=err_path,
+            out_fd=out if out in opened else -1,
+            err_fd=err if err in opened and not same else -1,
+            group=group,
+            ooms=ooms,
+        )
+
+    def failed(self, batch: CommandBatch, item: CommandItem, error: StartFailed) -> CommandEnd:
+        """End of a command that never ran."""
+        return CommandEnd(
+            seq=item.seq,
+            reason=Reason.START_FAILED,
+            exit_code=error.exit_code,
+            started_us=time.time_ns() // 1000,
+            detail=error.detail,
+            directory=item.directory if batch.keep else "",
+        )
+
+    def finish(self, run: Running, status: int, usage: resource.struct_rusage, *, reason: Reason, leftovers: int) -> CommandEnd:
+        """End of a command whose processes are all dead.
+
+        Args:
+            reason: why it was killed, NONE = it ended by itself.
+            leftovers: processes it left behind, killed.
+        """
+        elapsed_us = (time.clock_gettime_ns(CLOCK) - run.started_ns) // 1000
+        code, signum = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), 0)
+        if reason is Reason.NONE:
+            if signum == signal.SIGKILL and self._had_oom(run):
+                reason = Reason.OUT_OF_MEMORY
+            elif signum:
+                reason = Reason.SIGNAL
+            elif code:
+                reason = Reason.EXIT_CODE
+        cap = run.batch.shape.output_cap
+        out = self._take(0, run.out_fd, run.out_path, run.item.seq, cap)
+        err = NO_OUTPUT if run.err_path == run.out_path else self._take(1, run.err_fd, run.err_path, run.item.seq, cap)
+        keep = run.batch.keep or not run.owns_directory
+        if not keep:
+            self._leave(run.directory)
+        return CommandEnd(
+            seq=run.item.seq,
+            reason=reason,
+            exit_code=code,
+            signal=signum,
+            started_us=run.started_us,
+            elapsed_us=elapsed_us,
+            cpu_us=int((usage.ru_utime + usage.ru_stime) * 1e6),
+            max_rss_kib=usage.ru_maxrss,
+            out=out,
+            err=err,
+            leftovers=leftovers,
+            directory=run.directory if keep else "",
+        )
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, batch: CommandBatch) -> None:
+        """What all commands of a batch share is made once."""
+        self._batch = batch
+        self._base = dict(os.environ)
+        self._base.update(shared_variables(batch.shape, self._node))
+        first = batch.items[0].seq
+        self._stdin = batch.stdin_path or os.devnull
+        self._script = []
+        if batch.stdin and not batch.stdin_path:
+            self._stdin = self._file(f"stdin.{first}", batch.stdin)
+        if batch.script:
+            path = self._file(f"script.{first}", batch.script.encode())
+            self._script = [*_interpreter(batch.script), path]
+
+    def _file(self, name: str, data: bytes) -> str:
+        path = os.path.join(self._directory, name)
+        with open(path, "wb") as file:
+            file.write(data)
+        os.chmod(path, 0o755)  # noqa: S103 - a script is run by whoever its work belongs to
+        return path
+
+    def _output(self, path: str, number: int, batch: CommandBatch, opened: list[int]) -> tuple[str, int]:
+        """(path, descriptor) of an output stream."""
+        if not path:
+            return self._paths[number], self._fds[number]
+        try:
+            fd = open_output(path, append=batch.append)
+        except OSError as error:
+            raise StartFailed(f"the output file {path} cannot be written on {self._node}: {error.strerror}", 126) from None
+        opened.append(fd)
+        return os.path.abspath(path), fd
+
+    def _argv(self, batch: CommandBatch, item: CommandItem) -> list[str]:
+        argv = list(item.argv or batch.argv)
+        if self._script:
+            return self._script + argv
+        if not argv or not argv[0]:
+            raise StartFailed("there is no command to run", 127)
+        name = argv[0]
+        if "/" in name:
+            return argv
+        search = self._base.get("PATH", os.defpath)
+        found = self._found.get((name, search))
+        if found is None or not os.access(found, os.X_OK):
+            found = _search(name, search)
+            if found is None:
+                raise StartFailed(f"no program {name} on node {self._node} (PATH={search})", 127)
+            if os.path.isabs(found):
+                self._found[name, search] = found
+        return [found, *argv[1:]]
+
+    def _spawn(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: Group | None) -> int:
+        try:
+            try:
+                return self._execute(argv, environ, out, err, group)
+            except OSError as error:
+                if error.errno != errno.ENOEXEC:
+                    raise
+                return self._execute(["/bin/sh", *argv], environ, out, err, group)  # a text without #! line, as shells do
+        except OSError as error:
+            raise StartFailed(*self._why(argv, error)) from None
+        except ValueError as error:
+            raise StartFailed(f"the command line or environment cannot be used: {error}", 126) from None
+
+    def _execute(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: Group | None) -> int:
+        if group is not None or not hasattr(os, "posix_spawn"):
+            return self._fork(argv, environ, out, err, group)
+        actions = [(os.POSIX_SPAWN_OPEN, 0, self._stdin, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, out, 1), (os.POSIX_SPAWN_DUP2, err, 2)]
+        return os.posix_spawn(argv[0], argv, environ, file_actions=actions, setsid=True, setsigdef=_DEFAULT_SIGNALS, setsigmask=())
+
+    def _fork(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: Group | None) -> int:
+        """The slow start: into a cgroup of its own."""
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self._child(argv, environ, out, err, group, write)
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            failed = pipe.read()
+        if failed:
+            os.waitpid(pid, 0)
+            code = int(failed)
+            raise OSError(code, os.strerror(code))
+        return pid
+
+    def _child(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: Group | None, write: int) -> NoReturn:
+        try:
+            os.setsid()
+            if group is not None:
+                group.enter()
+            prefer_for_oom(_OOM_SCORE)
+            signal.set_wakeup_fd(-1)
+            for signum in (*_DEFAULT_SIGNALS, signal.SIGTERM, signal.SIGCHLD, signal.SIGINT):
+                signal.signal(signum, signal.SIG_DFL)
+            os.dup2(os.open(self._stdin, os.O_RDONLY), 0)
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            os.execve(argv[0], argv, environ)  # noqa: S606 - that is the point
+        except OSError as error:
+            os.write(write, str(error.errno).encode())
+        finally:
+            os._exit(126)
+
+    def _why(self, argv: list[str], error: OSError) -> tuple[str, int]:
+        name = argv[0]
+        if error.errno == errno.ENOENT:
+            if os.path.exists(name):
+                return f"{name} names an interpreter that node {self._node} lacks", 127
+            return f"no such program: {name} on node {self._node}", 127
+        if error.errno in {errno.EACCES, errno.EPERM}:
+            hint = f"it is not executable (chmod +x {name})" if os.path.isfile(name) else "it is not a file that can be run"
+            return f"{name} cannot be run on node {self._node}: {hint}", 126
+        if error.errno == errno.E2BIG:
+            return f"the arguments and environment of {name} are too long for the system", 126
+        return f"{name} cannot be started on node {self._node}: {error.strerror}", 126
+
+    # -- end ---------------------------------------------------------------------------------------------------------
+
+    def _had_oom(self, run: Running) -> bool:
+        if run.group is not None and run.group.limits_memory:
+            return run.group.had_oom()
+        return bool(run.batch.shape.memory_bytes) and oom_kills() > run.ooms
+
+    def _take(self, number: int, own_fd: int, path: str, seq: int, cap: int) -> Output:
+        try:
+            if own_fd >= 0:
+                os.close(own_fd)
+                return settle(path, cap)
+            output = take(self._fds[number], path, os.path.join(self._directory, f"{seq}.{('out', 'err')[number]}"), cap)
+            if output.path:
+                os.close(self._fds[number])
+                self._fds[number] = open_output(path)
+            return output
+        except OSError as error:
+            return Output(data=f"[rmgr: the output is lost: {error}]\n".encode())
+
+    def _leave(self, directory: str) -> None:
+        """Leaves and removes a work directory; a big one in the background."""
+        os.chdir(self._directory)
+        if not directory:
+            return
+        try:
+            os.rmdir(directory)
+        except FileNotFoundError:
+            return
+        except OSError:
+            self.remove(directory)
+
+    def remove(self, directory: str) -> None:
+        """Removes a directory that is not empty: at once when it holds a few plain files, else by a process of its own."""
+        with contextlib.suppress(OSError):
+            with os.scandir(directory) as entries:
+                few = list(itertools.islice(entries, _FEW + 1))
+            if len(few) <= _FEW and not any(entry.is_dir(follow_symlinks=False) for entry in few):
+                for entry in few:
+                    os.unlink(entry.path)
+                os.rmdir(directory)
+                return
+        rm = _search("rm", os.defpath)
+        if rm is not None:
+            argv = [rm, "-rf", "--", directory]
+            with contextlib.suppress(OSError):
+                self.removers.add(os.posix_spawn(rm, argv, os.environ, setsid=True))
+
+
+def _interpreter(script: str) -> list[str]:
+    """What runs a script: its #! line (done here, so that the file need not be executable), else /bin/sh."""
+    first = script.split("\n", 1)[0].rstrip("\r")
+    if not first.startswith("#!"):
+        return ["/bin/sh"]
+    words = first[2:].strip().split(None, 1)
+    return words or ["/bin/sh"]
+
+
+def _search(name: str, path: str) -> str | None:
+    for directory in path.split(os.pathsep):
+        candidate = os.path.join(directory or ".", name)
+        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
+            return candidate
+    return None
