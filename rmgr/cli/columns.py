@@ -136,6 +136,11 @@ def _max_time(queue: QueueView) -> str:
     return format_duration(float(seconds)) if seconds else ""
 
 
+def _limit_size(queue: QueueView) -> str:
+    size = queue.limits.get("max_memory_bytes", 0)
+    return format_size(float(size)) if size else ""
+
+
 QUEUE_COLUMNS = (
     Column(name="QUEUE", text=lambda q: q.id, is_id=True),
     Column(name="STATE", text=lambda q: q.state, state=True),
@@ -147,13 +152,8 @@ QUEUE_COLUMNS = (
     Column(name="PARTITION", text=lambda q: q.partition, default=False),
     Column(name="DISPATCH", text=lambda q: str(q.dispatch), default=False),
     Column(name="MAXCORES", text=lambda q: str(q.limits.get("max_cores", "")), right=True, default=False),
-    Column(name="MAXMEM", text=lambda q: _limit_size(q), right=True, default=False),
+    Column(name="MAXMEM", text=_limit_size, right=True, default=False),
 )
-
-
-def _limit_size(queue: QueueView) -> str:
-    size = queue.limits.get("max_memory_bytes", 0)
-    return format_size(float(size)) if size else ""
 
 
 def _elapsed_us(job: JobView) -> int:

@@ -1,0 +1,96 @@
+"""Scripts: directives, their lines, and what is said to people who come from another system."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from rmgr.cli.script import looks_like_script, read_script
+from rmgr.errors import UsageError
+
+
+def script(tmp_path: Path, text: str, name: str = "job.sh") -> str:
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_directives_stand_in_the_leading_block(tmp_path: Path) -> None:
+    read = read_script(
+        script(tmp_path, "#!/bin/bash\n\n#RMGR -J big --time 1h  # an hour\n# RMGR --hold\n#RMGR\n#RMGR\t-c 2\necho\n#RMGR -c 8\n")
+    )
+    assert read.directives == ((3, ("-J", "big", "--time", "1h")), (6, ("-c", "2")))
+    assert [note.partition(": ")[0].rpartition("/")[2] for note in read.notes] == ["job.sh:8"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        ("#!/bin/sh\n#RMGR --name 'x\n", 2, "cannot be read"),
+        ("#!/bin/sh\n#\n#RMGR name=x\n", 3, "where an option should be"),
+        ("#!/bin/sh\r\necho\r\n", 1, "DOS"),
+    ],
+)
+def test_a_malformed_script_is_refused_with_its_line(tmp_path: Path, text: str, line: int, told: str) -> None:
+    path = tmp_path / "job.sh"
+    path.write_bytes(text.encode())
+    with pytest.raises(UsageError, match=told) as caught:
+        read_script(str(path))
+    assert f"job.sh:{line}" in caught.value.message
+
+
+@pytest.mark.parametrize(("text", "told"), [(b"", "empty"), (b" \n", "empty"), (b"\x7fELF\0\0", "no text")])
+def test_what_is_no_script_is_refused(tmp_path: Path, text: bytes, told: str) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(text)
+    with pytest.raises(UsageError, match=told):
+        read_script(str(path))
+
+
+def test_standard_input_is_a_script() -> None:
+    read = read_script("-", io.BytesIO(b"#!/bin/sh\n#RMGR -J in\necho\n"))
+    assert (read.name, read.directives) == ("stdin", ((2, ("-J", "in")),))
+
+
+def test_lines_of_slurm_are_translated(tmp_path: Path) -> None:
+    lines = "#!/bin/sh\n#SBATCH --job-name=x --cpus-per-task=4\n#SBATCH --dependency=afterok:7\n#SBATCH --mail-type=END\n"
+    notes = read_script(script(tmp_path, lines)).notes
+    assert [note.strip() for note in notes[1:]] == [
+        "#RMGR --name=x --cores=4",
+        "#RMGR --after=ok:7",
+        "(no equal: #SBATCH --mail-type=END)",
+    ]
+
+
+def test_lines_of_slurm_beside_ours_are_comments(tmp_path: Path) -> None:
+    assert read_script(script(tmp_path, "#!/bin/sh\n#SBATCH -J x\n#RMGR -J x\n")).notes == ()
+
+
+def test_a_file_is_a_script_and_a_command_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script(tmp_path, "echo no shebang\n")
+    script(tmp_path, "plain notes\n", "sleep")  # also a command: only a #! line makes it the script
+    script(tmp_path, "#!/bin/sh\n", "true")
+    (tmp_path / "a.out").write_bytes(b"\x7fELF\0\0")
+    answers = {word: looks_like_script(word) for word in ("job.sh", "./job.sh", "sleep", "true", "./a.out", "echo", "only-on-nodes")}
+    assert answers == {
+        "job.sh": True,
+        "./job.sh": True,
+        "sleep": False,
+        "true": True,
+        "./a.out": False,
+        "echo": False,
+        "only-on-nodes": False,
+    }
+
+
+def test_a_script_that_does_not_exist_is_refused_with_the_nearest_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script(tmp_path, "#!/bin/sh\n")
+    with pytest.raises(UsageError, match="no script jb") as caught:
+        looks_like_script("jb.sh")
+    assert caught.value.hint == "did you mean job.sh?"
+    with pytest.raises(UsageError, match="directory"):
+        looks_like_script("./")
