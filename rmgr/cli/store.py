@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import click
 from rmgr.cli.command import command, command_group
 from rmgr.cli.context import Session
 from rmgr.cli.render import Column, Layout, emit, table
+from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
     from rmgr.cli.store_values import Entry
@@ -178,32 +178,18 @@ def du(session: Session, prefix: str, everything: bool) -> None:
         return
     columns = [
         Column(name="VALUES", text=lambda row: str(row.count), right=True, keep=True),
-        Column(name="SIZE", text=lambda row: values.format_bytes(row.size), right=True, keep=True),
+        Column(name="SIZE", text=lambda row: format_size(row.size), right=True, keep=True),
         Column(name="KIND", text=lambda row: row.kind, is_id=True),
     ]
     table(rows, columns, Layout())
 
 
 def _columns() -> list[Column]:
-    from rmgr.cli import store_values as values
-
     def size(entry: Entry) -> str:
-        return values.format_bytes(entry.size) if entry.size is not None else ""
+        return format_size(entry.size) if entry.size is not None else ""
 
     return [
         Column(name="SIZE", text=size, right=True, keep=True),
         Column(name="KIND", text=lambda entry: entry.kind, keep=True),
         Column(name="KEY", text=lambda entry: entry.key, is_id=True),
     ]
-
-
-def complete_key(session: Session, incomplete: str) -> Iterator[str]:
-    """Keys for the completion of a shell; none when the store cannot be reached."""
-    from rmgr.cli import store_values as values
-    from rmgr.errors import RmgrError
-
-    try:
-        with values.opened(session) as opened:
-            yield from values.names(opened, incomplete, after="", limit=50)
-    except RmgrError:
-        return

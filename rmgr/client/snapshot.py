@@ -159,7 +159,7 @@ def read_tasks(
     if tail is None or done is None:
         raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
     paged = decode_record(done.data, Paged, paths.done(number)) if done.data else Paged()
-    applied: list[Applied] = [(fragment, tuple(outcomes_of(fragment, store))) for fragment in _pages(store, number, paged)]
+    applied: list[Applied] = [(fragment, tuple(outcomes_of(fragment, store))) for fragment in read_pages(store, number, paged)]
     applied += [
         (fragment, tuple(outcomes_of(fragment, store)))
         for _, fragment in read_fragments(coordinator, number, paged.base, done, timeout_s=timeout_s)
@@ -192,7 +192,7 @@ def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: floa
     ]
 
 
-def _pages(store: Store | None, number: int, paged: Paged) -> list[Fragment]:
+def read_pages(store: Store | None, number: int, paged: Paged) -> list[Fragment]:
     """Fragments that were paged out, oldest first; a page is named by the number of its first fragment."""
     if store is None or not paged.base:
         return []
