@@ -305,7 +305,7 @@ class Writer:
         if connection is None or self._wal_pages < CHECKPOINT_PAGES:
             return
         self._wal_pages = 0
-        with contextlib.suppress(sqlite3.OperationalError):  # a full disk here concerns nobody: the WAL holds what was promised
+        with contextlib.suppress(sqlite3.Error):  # a full disk here concerns nobody: the WAL holds what was promised
             _, in_wal, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if in_wal > CHECKPOINT_CATCH_UP_PAGES:
                 # Under steady writes a passive checkpoint never reaches the end and the WAL grows; nobody writes while we
