@@ -92,9 +92,8 @@ def reap(directory: Path) -> list[str]:
             done.append(f"killed {killed} processes in {path}")
         if not remove_group(Path(path), wait_s=1.0):
             done.append(f"cannot remove {path}")
-    for marker in sorted({str(record["marker"]) for record in records if record.get("marker")}):
-        if killed := kill_marked(marker):
-            done.append(f"killed {killed} processes marked {marker}")
+    markers = sorted({str(record["marker"]) for record in records if record.get("marker")})
+    done.extend(f"killed {killed} processes marked {marker}" for marker in markers if (killed := kill_marked(marker)))
     for entry in directory.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)

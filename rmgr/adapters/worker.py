@@ -167,7 +167,7 @@ class Worker:
             socket.socket(fileno=sock),
             frames.FromWorker,
             on_frames=self._on_frames,
-            on_end=lambda why: None,  # its death is reported by the spawner
+            on_end=_nothing,  # its death is reported by the spawner
         )
         with self._lock:  # nothing overtakes what was sent early
             early, self._early = self._early, []
@@ -319,3 +319,7 @@ class Worker:
             known = self._account(_ends.decode(b"\xdd" + count.to_bytes(4, "big") + data))
             if known:
                 self.slot.runner.emit(TasksEnded(self.slot, self, known))
+
+
+def _nothing(_why: str) -> None:
+    """The end of a data socket says nothing that the spawner does not say better."""
