@@ -33,11 +33,22 @@ class SessionCoordinator(abc.ABC):
         chroot: absolute path of the cluster in the ensemble, "" or "/a/b".
         acl: access list of every znode created.
         window: most operations on the way at once; more than the server's 1,000 outstanding would only wait there.
+        clock: monotonic seconds.
+        guarded: starts the guard thread; False: the owner calls `guard` (single-threaded tests).
     """
 
-    def __init__(self, chroot: str, *, acl: tuple[Acl, ...] = OPEN_ACL, window: int = 256) -> None:
+    def __init__(
+        self,
+        chroot: str,
+        *,
+        acl: tuple[Acl, ...] = OPEN_ACL,
+        window: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+        guarded: bool = True,
+    ) -> None:
         self.root = "/" + chroot.strip("/") if chroot.strip("/") else ""
         self._acl = acl
+        self._clock = clock
         self._acl_bytes = encode_acl(acl)
         self._lock = threading.Lock()
         self._pipe = Pipeline(window)
@@ -51,7 +62,8 @@ class SessionCoordinator(abc.ABC):
         self._revivals = 0
         self._answered_before_s = 0.0
         self._link = self._open(None)
-        threading.Thread(target=self._guard, name="zookeeper-guard", daemon=True).start()
+        if guarded:
+            threading.Thread(target=self._run_guard, name="zookeeper-guard", daemon=True).start()
 
     @abc.abstractmethod
     def _open(self, session: tuple[int, bytes] | None) -> Link:
@@ -81,7 +93,7 @@ class SessionCoordinator(abc.ABC):
         return max(self._answered_before_s, self._link.last_answer_s)
 
     def commit(self, multi: Multi, *, timeout_s: float = 10.0) -> Future[Outcome]:
-        op = Commit(self, multi, encode_multi(multi, self.root, self._acl_bytes), time.monotonic() + timeout_s)
+        op = Commit(self, multi, encode_multi(multi, self.root, self._acl_bytes), self._clock() + timeout_s)
         self._give(op)
         return op.future
 
@@ -147,7 +159,7 @@ class SessionCoordinator(abc.ABC):
         return (self.root if path == "/" else self.root + path) or "/"
 
     def _read(self, request: Any, finish: Callable[[Any], object], timeout_s: float, path: str, watch: Watch | None = None) -> Future[Any]:
-        op = Read(self, request, finish, time.monotonic() + timeout_s, path, watch)
+        op = Read(self, request, finish, self._clock() + timeout_s, path, watch)
         self._give(op)
         return op.future
 
@@ -233,7 +245,7 @@ class SessionCoordinator(abc.ABC):
             case LinkState.EXPIRED:
                 self._lose_session()
             case LinkState.DEAD:
-                self._dead_since_s = time.monotonic()
+                self._dead_since_s = self._clock()
                 if not self._closing.is_set():
                     self._announce(SessionState.SUSPENDED)
 
@@ -271,17 +283,21 @@ class SessionCoordinator(abc.ABC):
 
     # -- the guard's thread
 
-    def _guard(self) -> None:
+    def _run_guard(self) -> None:
         while not self._closing.wait(_GUARD_S):
-            now = time.monotonic()
-            with self._lock:
-                late: list[Any] = [op for op in self._pipe.unresolved() if op.deadline_s <= now]  # type: ignore[attr-defined]
-                for op in late:
-                    self._pipe.give_up(op)
+            self.guard()
+
+    def guard(self) -> None:
+        """Ends what is past its deadline; replaces a link that is dead for good. Called every 0.1 s."""
+        now = self._clock()
+        with self._lock:
+            late: list[Any] = [op for op in self._pipe.unresolved() if op.deadline_s <= now]  # type: ignore[attr-defined]
             for op in late:
-                op.refuse(f"no answer within the deadline ({self._why()})")
-            if self._dead_since_s is not None and now - self._dead_since_s > min(5.0, 0.2 * 2**self._revivals):
-                self._revive()
+                self._pipe.give_up(op)
+        for op in late:
+            op.refuse(f"no answer within the deadline ({self._why()})")
+        if self._dead_since_s is not None and now - self._dead_since_s > min(5.0, 0.2 * 2**self._revivals):
+            self._revive()
 
     def _why(self) -> str:
         if self._usable.is_set():

@@ -5,13 +5,14 @@ is gone, a proof was read) and carries out the orders that it gets in return. Th
 
     sent -> answered                                        Committed or Conflict, as the server says
     sent -> link down -> link up -> sync, read the proof ->
-        proven, and no fence of the multi has moved         Committed(resolved=True)
-        proven, but a fence has moved                       Unknown: it may have been the successor's doing
+        proven, and the multi's guard holds (if it has one) Committed(resolved=True)
+        proven, but the guard does not hold any more        Conflict at the guard: perhaps the successor's doing
         not proven, same session                            sent again, in the order given
         not proven, the session was lost meanwhile          Unknown: nothing is repeated on behalf of a dead session
     sent again -> Conflict -> read the proof once more      proven: Committed(resolved=True), else that Conflict
 
-Why a read after `sync` is final: reliability.md section 5.2, "Why read-back is final".
+Why a read after `sync` is final: reliability.md section 5.2, "Why read-back is final". What whoever gives a multi owes:
+a proof by absence (`Gone`, `GoneOrHolds`) is only for a znode that he *knows* to exist, from an answer, not from hope.
 """
 
 from __future__ import annotations
@@ -21,7 +22,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from rmgr.coord.multi import Check, Committed, Conflict, Create, Delete, Exists, Gone, Holds, Multi, Op, Outcome, Set, Stamped, Unknown
+from rmgr.coord.multi import (
+    Check,
+    Committed,
+    Conflict,
+    ConflictKind,
+    Create,
+    Delete,
+    Exists,
+    Gone,
+    Holds,
+    Multi,
+    Op,
+    Outcome,
+    Proof,
+    Set,
+    Stamped,
+    Unknown,
+)
 
 # -- the rule for one multi -----------------------------------------------------------------------------------------
 
@@ -31,23 +49,23 @@ class Verdict(Enum):
 
     PROVEN = "proven"
     NOT_PROVEN = "not proven"
-    FENCED = "fenced"
+    GUARD_FELL = "proven, but the guard does not hold"
 
 
 def proof_paths(multi: Multi) -> tuple[str, ...]:
-    """What to read, in this order: the proof, then the fences (a fence unmoved *after* the proof was unmoved before it)."""
-    return (multi.proof.path, *(op.path for op in multi.ops if type(op) is Check and op.version >= 0 and op.path != multi.proof.path))
+    """What to read, in this order: the proof, then the guard (unmoved *after* the proof was read, it was unmoved before)."""
+    return (multi.proof.path,) if multi.guard is None else (multi.proof.path, multi.guard.path)
 
 
 def judge(multi: Multi, seen: Sequence[Stamped | None]) -> Verdict:
     """The verdict on `multi` from what was read at `proof_paths(multi)`. Cost: O(operations)."""
     if not _is_proven(multi, seen[0]):
         return Verdict.NOT_PROVEN
-    versions = {path: None if found is None else found.version for path, found in zip(proof_paths(multi)[1:], seen[1:], strict=True)}
-    for op in multi.ops:
-        if type(op) is Check and op.version >= 0 and op.path in versions and versions[op.path] != op.version:
-            return Verdict.FENCED
-    return Verdict.PROVEN
+    guard = multi.guard
+    if guard is None:
+        return Verdict.PROVEN
+    found = seen[1]
+    return Verdict.PROVEN if found is not None and guard.version in {-1, found.version} else Verdict.GUARD_FELL
 
 
 def _is_proven(multi: Multi, found: Stamped | None) -> bool:
@@ -72,21 +90,33 @@ def implies(later: Op, earlier: Multi) -> bool:
     Two changes of one znode in a row overwrite the first one's proof; servers take one client's requests in order.
     """
     proof = earlier.proof
-    if later.path != proof.path:
+    if later.path != proof.path or isinstance(later, Create) or isinstance(proof, Gone):
         return False
-    if isinstance(later, Create):
-        return not later.sequence and any(type(op) is Delete and op.path == proof.path for op in earlier.ops)
     if isinstance(proof, Exists):
         return True
-    if isinstance(proof, Gone):
-        return False
     expected = _set_version(earlier, proof.path)
     return expected >= 0 and later.version > expected
+
+
+def destroys(op: Op, proof: Proof) -> bool:
+    """Whether `op` takes away what `proof` needs: sent before the answer of that multi, it would make it unprovable."""
+    if op.path != proof.path:
+        return False
+    if isinstance(op, Delete):
+        return isinstance(proof, Exists | Holds)
+    return isinstance(op, Create) and isinstance(proof, Gone) and not op.sequence
 
 
 def resolved(multi: Multi) -> Committed:
     """The answer to a multi that was found committed. Cost: O(operations)."""
     return Committed(paths=tuple(op.path for op in multi.ops), versions=tuple(_version_after(op) for op in multi.ops), resolved=True)
+
+
+def _guard_conflict(multi: Multi) -> Conflict:
+    guard = multi.guard
+    assert guard is not None
+    index = next((i for i, op in enumerate(multi.ops) if op == guard), 0)
+    return Conflict(index=index, path=guard.path, kind=ConflictKind.BAD_VERSION)
 
 
 def _version_after(op: Op) -> int:
@@ -177,16 +207,17 @@ class Pipeline:
         self._waiting: deque[Pending] = deque()  # not on the way, in the order given
         self._limbo: list[Pending] = []  # sent, and the link fell before the answer; in the order sent
         self._rechecks: list[Pending] = []  # answered Conflict after a second sending, the proof is being read
+        self._proofs: dict[str, Proof] = {}  # of the multis in flight and in recheck, by path
 
     # -- from the caller
 
     def give(self, op: Pending) -> bool:
         """Accepts an operation. True: send it now; False: it is kept until an order sends it. Cost: O(1)."""
-        if self._up and not self._waiting and not self._proving and len(self._flight) < self._window:
-            self._flight.append(op)
-            return True
         self._waiting.append(op)
-        return False
+        if len(self._waiting) > 1 or not self._may_send(op):
+            return False
+        self._launch()
+        return True
 
     def give_up(self, op: Pending) -> None:
         """The caller no longer waits (deadline): it is not sent again; an answer that still comes is ignored."""
@@ -207,11 +238,13 @@ class Pipeline:
             return []
         self._flight.popleft()
         orders: list[Order] = []
+        if op.multi is not None:
+            self._forget_proof(op.multi)
         if op.multi is not None and op.suspect and isinstance(value, Conflict):
-            # Kept in mind even when the deadline has passed: the proof may still be wanted by an earlier operation.
             if not op.done:
                 op.conflict = value
                 self._rechecks.append(op)
+                self._proofs[op.multi.proof.path] = op.multi.proof
                 orders.append(Prove(op, proof_paths(op.multi)))
         elif not op.done:
             op.done = True
@@ -243,9 +276,12 @@ class Pipeline:
 
     def _read(self, op: Pending) -> list[Order]:
         if op in self._rechecks:
+            assert op.multi is not None
             self._rechecks.remove(op)
+            self._forget_proof(op.multi)
             orders: list[Order] = []
             self._conclude(op, orders)
+            self._refill(orders)
             return orders
         if self._proving == 0:
             return []
@@ -258,13 +294,15 @@ class Pipeline:
         """The connection is gone; whatever was on the way is in doubt."""
         self._up = False
         self._proving = 0
-        lost = [op for op in (*self._limbo, *self._rechecks, *self._flight) if not op.done]
+        # Multis that nobody waits for any more stay: what became of them may prove those before them.
+        lost = [op for op in (*self._limbo, *self._rechecks, *self._flight) if not op.done or op.multi is not None]
         for op in lost:
             op.suspect = True
             op.verdict = None
         self._limbo = lost
         self._rechecks = []
         self._flight.clear()
+        self._proofs.clear()
 
     def session_lost(self, cause: str = "the session was lost") -> list[Order]:
         """The session is gone: what was sent is only read back, what was not sent or was a read is refused at once."""
@@ -276,16 +314,15 @@ class Pipeline:
             elif not op.done:
                 op.done = True
                 orders.append(Refuse(op, cause))
-        self._limbo = [op for op in (*self._limbo, *self._waiting) if not op.done]
+        self._limbo = [op for op in (*self._limbo, *self._waiting) if op.multi is not None and op.suspect]
         self._waiting.clear()
         return orders
 
     def up(self) -> list[Order]:
         """Connected (again, or for the first time): doubts first, then what waits."""
         self._up = True
-        self._limbo = [op for op in self._limbo if not op.done]
         doubts = [op for op in self._limbo if op.multi is not None]
-        if not doubts:
+        if all(op.done for op in doubts):
             return self._settle()
         self._proving = len(doubts)
         return [Sync(), *(Prove(op, proof_paths(op.multi)) for op in doubts if op.multi is not None)]
@@ -331,8 +368,8 @@ class Pipeline:
         value: Outcome
         if op.verdict is Verdict.PROVEN:
             value = resolved(op.multi)
-        elif op.verdict is Verdict.FENCED:
-            value = Unknown("a fence moved after the answer was lost")
+        elif op.verdict is Verdict.GUARD_FELL:
+            value = _guard_conflict(op.multi)
         elif op.conflict is not None:
             value = op.conflict
         else:
@@ -340,8 +377,32 @@ class Pipeline:
         orders.append(Answer(op, value))
 
     def _refill(self, orders: list[Order]) -> None:
-        while self._waiting and self._up and not self._proving and len(self._flight) < self._window:
-            op = self._waiting.popleft()
-            if not op.done:
-                self._flight.append(op)
+        while self._waiting:
+            op = self._waiting[0]
+            if op.done:
+                self._waiting.popleft()
+            elif self._may_send(op):
+                self._launch()
                 orders.append(Send(op))
+            else:
+                return
+
+    def _may_send(self, op: Pending) -> bool:
+        if not self._up or self._proving or len(self._flight) >= self._window:
+            return False
+        if op.multi is not None and self._proofs:
+            for part in op.multi.ops:
+                proof = self._proofs.get(part.path)
+                if proof is not None and destroys(part, proof):
+                    return False  # its own answer first
+        return True
+
+    def _launch(self) -> None:
+        op = self._waiting.popleft()
+        self._flight.append(op)
+        if op.multi is not None:
+            self._proofs[op.multi.proof.path] = op.multi.proof
+
+    def _forget_proof(self, multi: Multi) -> None:
+        if self._proofs.get(multi.proof.path) is multi.proof:  # else a later one of the same znode stands there
+            del self._proofs[multi.proof.path]
