@@ -7,10 +7,15 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.cli.query import Query
     from rmgr.config import Config
+    from rmgr.coord.ports import Store
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -29,7 +34,10 @@ class Session:
     verbose: int = 0
     started: float = field(default_factory=time.monotonic)
     _config: Config | None = None
-    _connection: Any = None
+    _coordinator: ZkCoordinator | None = None
+    _store: Store | None = None
+    _query: Query | None = None
+    _owned: list[Any] = field(default_factory=list)
 
     def config(self, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
         """The configuration with the global options on top. Raises ConfigError."""
@@ -41,6 +49,52 @@ class Session:
             merged["cluster"] = {**merged.get("cluster", {}), **{key: value for key, value in cluster.items() if value}}
             self._config = config.load(merged, file=self.config_file)
         return self._config
+
+    def coordinator(self) -> ZkCoordinator:
+        """The session in ZooKeeper, opened on first use. Raises NotConnected, CoordinationUnavailable, WrongCluster."""
+        if self._coordinator is None:
+            from rmgr.cli.reach import open_coordinator
+
+            self._coordinator = open_coordinator(self)
+        return self._coordinator
+
+    def data_store(self) -> Store:
+        """The data store, opened on first use. Raises StoreUnavailable, NotConnected."""
+        if self._store is None:
+            from rmgr.cli.reach import open_data_store
+
+            self._store = open_data_store(self)
+        return self._store
+
+    def store_or_none(self) -> Store | None:
+        """The data store, None (with a note) where it cannot be opened: for questions that it only helps to answer."""
+        from rmgr.errors import RmgrError
+
+        try:
+            return self.data_store()
+        except RmgrError as error:
+            self.note(f"{error.message}; what lies in the data store is missing here")
+            return None
+
+    def query(self) -> Query:
+        """Questions to the leader, or to znodes when there is none."""
+        if self._query is None:
+            from rmgr.cli.query import Query
+
+            self._query = Query(self)
+        return self._query
+
+    @property
+    def me(self) -> str:
+        """The user's name, as submissions carry it."""
+        import getpass
+
+        return getpass.getuser()
+
+    def own(self, closable: T) -> T:
+        """`closable` is closed when the command ends."""
+        self._owned.append(closable)
+        return closable
 
     def left_s(self, most: float | None = None) -> float | None:
         """Seconds until `--timeout`, at most `most`; None when neither limits. Raises DeadlineExceeded when it is over."""
@@ -66,8 +120,9 @@ class Session:
             self.note(text)
 
     def close(self) -> None:
-        """Lets go of the connection. Never raises: the command has ended already."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                connection.close()
+        """Lets go of everything. Never raises: the command has ended already."""
+        for closable in (*reversed(self._owned), self._query, self._coordinator, self._store):
+            if closable is not None:
+                with contextlib.suppress(Exception):
+                    closable.close()
+        self._owned, self._query, self._coordinator, self._store = [], None, None, None

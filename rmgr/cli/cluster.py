@@ -1,0 +1,172 @@
+"""`rmgr status`, `nodes`, `queues`, `drain`, `resume`: the cluster as its operator sees it."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from rmgr.cli import columns, shapes
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.cli.errors import WorkEnded
+from rmgr.cli.params import nearest
+from rmgr.cli.render import Layout, clock, emit, now_us, paint, printable, table
+from rmgr.cli.tables import draw, table_options
+from rmgr.errors import NotFound
+from rmgr.model.units import format_duration
+from rmgr.model.views import StatusView
+
+_EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
+
+
+@command(
+    "status",
+    examples="rmgr status\nrmgr status --json | jq .healthy\nrmgr status --watch",
+    exits="0 healthy, 1 something is wrong (it says what), 5 ZooKeeper cannot be reached",
+)
+@click.option("--watch", is_flag=True, help="draw again every 2 s, until Ctrl-C")
+def status(session: Session, watch: bool) -> None:
+    """Leader, epoch, uptime, health of ZooKeeper and store, counts. Exit code 0 only if all is well."""
+    healthy = True
+
+    def once() -> None:
+        nonlocal healthy
+        view = session.query().status()
+        healthy = view.healthy
+        emit(shapes.status(view)) if session.json else _draw_status(view)
+
+    draw(session, once, watch=watch)
+    if not healthy:
+        raise WorkEnded(1)
+
+
+@command(
+    "nodes",
+    examples="""\
+    rmgr nodes
+    rmgr nodes n1 -o +partition,site,speed,features
+    rmgr nodes --json | jq '.nodes[] | select(.state != "up")'""",
+    exits=_EXITS,
+)
+@click.argument("names", nargs=-1, metavar="[NODE]...")
+@table_options
+def nodes(session: Session, names: tuple[str, ...], layout: Layout, watch: bool) -> None:
+    """Nodes: state, used and total cores and memory, tasks that run, load, when they were last heard of."""
+
+    def once() -> None:
+        found = session.query().nodes()
+        known = {node.id for node in found}
+        for name in names:
+            if name not in known:
+                raise _no_node(name, known)
+        shown = [node for node in found if not names or node.id in names]
+        if session.json:
+            emit({"nodes": [shapes.node(node) for node in shown]})
+        else:
+            table(shown, columns.node_columns(now_us()), layout)
+            if not shown:
+                session.note("no node has registered; start one: rmgr starter")
+
+    draw(session, once, watch=watch)
+
+
+@command("queues", examples="rmgr queues\nrmgr queues -o queue,partition,dispatch,maxcores,maxmem\nrmgr queues --json", exits=_EXITS)
+@table_options
+def queues(session: Session, layout: Layout, watch: bool) -> None:
+    """Queues: state, policy, tasks that wait and run, limits. They are set with rmgr config apply."""
+
+    def once() -> None:
+        found = session.query().queues()
+        if session.json:
+            emit({"queues": [shapes.queue(queue) for queue in found]})
+        else:
+            table(found, columns.QUEUE_COLUMNS, layout)
+
+    draw(session, once, watch=watch)
+
+
+@command(
+    "drain",
+    examples="rmgr drain n1 --reason 'fan replaced at noon'\nrmgr drain n1 --json",
+    exits=_EXITS,
+)
+@click.argument("node")
+@click.option("--reason", metavar="TEXT", default="", help="told to those who ask why nothing runs there")
+def drain(session: Session, node: str, reason: str) -> None:
+    """Lets a node finish what it has and take nothing new. Drained again, the reason is replaced."""
+    from rmgr.cli.operate import drain_node
+
+    _check_node(session, node)
+    drain_node(session, node, reason)
+    _tell_node(session, node, f"{node} drains: it finishes what it has and takes nothing new (rmgr resume {node})")
+
+
+@command("resume", examples="rmgr resume n1", exits=_EXITS)
+@click.argument("node")
+def resume(session: Session, node: str) -> None:
+    """Lets a drained node take work again."""
+    from rmgr.cli.operate import resume_node
+
+    _check_node(session, node)
+    was_drained = resume_node(session, node)
+    _tell_node(session, node, f"{node} takes work again" if was_drained else f"{node} was not drained")
+
+
+def _check_node(session: Session, name: str) -> None:
+    known = {node.id for node in session.query().nodes()}
+    if name not in known:
+        raise _no_node(name, known)
+
+
+def _no_node(name: str, known: set[str]) -> NotFound:
+    return NotFound(f"there is no node {name!r}", hint=nearest("node", name, known, listed_by="rmgr nodes").hint)
+
+
+def _tell_node(session: Session, name: str, text: str) -> None:
+    if not session.json:
+        sys.stdout.write(f"{text}\n")
+        return
+    from rmgr.cli.operate import read_drain
+
+    drained = read_drain(session, name)
+    view = next(node for node in session.query().nodes() if node.id == name)
+    state = str(view.state)
+    if drained is not None and state == "up":  # the leader has not seen it yet
+        state = "draining" if view.running else "drained"
+    elif drained is None and state in {"draining", "drained"}:
+        state = "up"
+    reason = drained.reason if drained is not None else "" if state == "up" else view.reason
+    emit({"node": name, "state": state, "reason": reason})
+
+
+def _draw_status(view: StatusView) -> None:
+    out = sys.stdout
+    healthy = paint("healthy", "green", out) if view.healthy else paint("NOT HEALTHY", "red", out)
+    leader = view.leader
+    lines = [
+        ("cluster", f"{healthy}  {view.cluster_id}"),
+        (
+            "leader",
+            f"{leader.id} on {leader.host} (pid {leader.pid}), epoch {leader.epoch} since {clock(leader.since_us)}"
+            f" ({format_duration(view.uptime_s)})"
+            if leader
+            else paint("none", "red", out),
+        ),
+        ("watchdogs", str(view.watchdogs)),
+        ("zookeeper", _part(view.zookeeper)),
+        ("store", _part(view.store)),
+        ("nodes", ", ".join(f"{count} {state}" for state, count in view.nodes.items() if count) or "none"),
+        ("tasks", ", ".join(f"{count} {state}" for state, count in view.counts.items() if count) or "none"),
+    ]
+    for name, value in lines:
+        out.write(f"{paint(f'{name:<9}', 'bold', out)}  {value}\n")
+    for problem in view.problems:
+        out.write(f"{paint('problem', 'red', out)}    {printable(problem)}\n")
+    out.flush()
+
+
+def _part(facts: dict[str, object]) -> str:
+    word = paint("ok", "green", sys.stdout) if facts.get("ok") else paint("NOT OK", "red", sys.stdout)
+    rest = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in {"ok", "problem"} and value not in {"", None})
+    return f"{word}  {printable(rest)}".rstrip()

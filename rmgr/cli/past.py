@@ -1,0 +1,44 @@
+"""Submissions that have ended and left ZooKeeper: their summaries in the data store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rmgr.coord import keys
+from rmgr.coord.records import decode_record
+from rmgr.errors import RmgrError
+from rmgr.model.views import JobView
+
+if TYPE_CHECKING:
+    from rmgr.cli.context import Session
+
+_PAGE = 500
+
+
+def read_past(session: Session, number: int) -> JobView | None:
+    """The summary of one submission, None when there is none (or no store is configured)."""
+    store = session.store_or_none()
+    if store is None:
+        return None
+    found = store.get(keys.history(number), timeout_s=session.left_s(30.0) or 30.0)
+    return None if found is None else decode_record(found[0], JobView, keys.history(number))
+
+
+def list_past(session: Session, *, user: str | None) -> Iterator[JobView]:
+    """Summaries, newest first. Raises StoreUnavailable. Cost: two reads for each 500."""
+    store = session.data_store()
+    prefix, after = keys.history_prefix(user), ""
+    while True:
+        timeout_s = session.left_s(30.0) or 30.0
+        names = store.keys(prefix, after=after, limit=_PAGE, timeout_s=timeout_s)
+        if not names:
+            return
+        rows = store.get_many(names, timeout_s=timeout_s)
+        for name in names:
+            if name in rows:
+                try:
+                    yield decode_record(rows[name][0], JobView, name)
+                except RmgrError as error:
+                    session.note(f"{error.message} (left out)")
+        after = names[-1]

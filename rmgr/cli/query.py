@@ -1,0 +1,162 @@
+"""Questions of commands: answered by the leader from memory, or, when none answers, from znodes with a note on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from rmgr.errors import NotFound, Unavailable
+from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView
+
+if TYPE_CHECKING:
+    from rmgr.adapters.rpc import LeaderClient
+    from rmgr.cli.context import Session
+    from rmgr.coord.snapshot import ClusterSnapshot
+
+T = TypeVar("T")
+
+#: How long the leader may think; it answers from memory.
+LEADER_S = 5.0
+
+
+class Query:
+    """Questions of one command line. Every call raises Unavailable when ZooKeeper does not answer within `--timeout`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._leader: LeaderClient | None = None
+        self._is_local = False
+
+    def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
+        """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
+        from rmgr.coord import answers
+
+        return self._ask(
+            lambda leader: leader.jobs(ids, ended=ended, user=user), lambda facts: answers.jobs(facts, ids, ended=ended, user=user)
+        )
+
+    def job(self, number: int) -> JobView:
+        """One submission; from the history when it is no longer in memory. Raises NotFound."""
+        found = self.jobs((number,), ended=True)
+        if found:
+            return found[0]
+        from rmgr.cli.past import read_past
+
+        past = read_past(self._session, number)
+        if past is None:
+            hint = "rmgr jobs -a lists those in memory, rmgr history the older ones"
+            raise NotFound(f"there is no submission {number}", hint=hint)
+        return past
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name."""
+        from rmgr.coord import answers
+
+        return self._ask(lambda leader: leader.nodes(), lambda facts: [self._measured(node) for node in answers.nodes(facts)])
+
+    def queues(self) -> list[QueueView]:
+        """All queues, by name."""
+        from rmgr.coord import answers
+
+        return self._ask(lambda leader: leader.queues(), answers.queues)
+
+    def status(self) -> StatusView:
+        """Health and counts."""
+        return self._ask(lambda leader: leader.status(), self._own_status)
+
+    def explain(self, number: int, position: int | None) -> ExplainView:
+        """Why it is in its state. Raises NotFound."""
+        from rmgr.coord import answers
+
+        return self._ask(lambda leader: leader.explain(number, position), lambda facts: answers.explain(facts, number, position))
+
+    def tasks(self, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
+        """Tasks of one submission by dense position, at most `limit` (0 = all). Raises NotFound, DataLost."""
+        from rmgr.client.snapshot import read_tasks
+
+        timeout_s = self._session.left_s(30.0) or 30.0
+        return read_tasks(
+            self._session.coordinator(), self._session.store_or_none(), number, first=first, limit=limit, timeout_s=timeout_s
+        )[1]
+
+    def close(self) -> None:
+        """Ends the channel to the leader."""
+        if self._leader is not None:
+            self._leader.close()
+            self._leader = None
+
+    # -- who answers
+
+    def _ask(self, leader: Callable[[LeaderClient], T], facts: Callable[[ClusterSnapshot], T]) -> T:
+        client = self._find_leader()
+        if client is not None:
+            try:
+                return leader(client)
+            except Unavailable as error:
+                self._say_local(f"the leader does not answer ({error.message})")
+                self._is_local = True
+        return facts(self._read())
+
+    def _find_leader(self) -> LeaderClient | None:
+        if self._is_local:
+            return None
+        if self._leader is not None:
+            return self._leader
+        from rmgr.coord import paths
+        from rmgr.coord.records import decode_record
+        from rmgr.model.node import EpochRecord
+
+        coordinator = self._session.coordinator()
+        timeout_s = self._session.left_s(10.0) or 10.0
+        asked = coordinator.get(paths.EPOCH, timeout_s=timeout_s)
+        candidates = coordinator.children(paths.WATCHDOGS, timeout_s=timeout_s).result(timeout_s + 1.0) or []
+        found = asked.result(timeout_s + 1.0)
+        epoch = decode_record(found.data, EpochRecord, paths.EPOCH) if found is not None else None
+        if epoch is None or not epoch.endpoint or epoch.candidate not in candidates:
+            self._say_local("no WatchDog leads just now")
+            self._is_local = True
+            return None
+        from rmgr.adapters.rpc import LeaderClient
+
+        self._leader = LeaderClient(epoch.endpoint, timeout_s=self._session.left_s(LEADER_S) or LEADER_S)
+        return self._leader
+
+    def _say_local(self, why: str) -> None:
+        self._session.note(f"{why}; this answer is read from ZooKeeper")
+
+    def _read(self) -> ClusterSnapshot:
+        from rmgr.client.snapshot import read_snapshot
+
+        timeout_s = self._session.left_s(30.0) or 30.0
+        return read_snapshot(self._session.coordinator(), None, timeout_s=timeout_s)
+
+    def _measured(self, node: NodeView) -> NodeView:
+        """With the load that its Starter tells, where it answers."""
+        if not node.endpoint:
+            return node
+        from rmgr.adapters.rpc import NodeClient
+
+        try:
+            with NodeClient(node.endpoint, timeout_s=1.0) as client:
+                stats = next((item for item in client.stats() if item.node == node.id), None)
+        except Unavailable:
+            return node
+        if stats is None:
+            return node
+        return replace(node, load=stats.load, running=stats.running, cores_used=stats.cores_used)
+
+    def _own_status(self, facts: ClusterSnapshot) -> StatusView:
+        from rmgr.cli.render import now_us
+        from rmgr.coord import answers
+        from rmgr.errors import RmgrError
+
+        coordinator = self._session.coordinator()
+        zookeeper = {"ok": True, "hosts": coordinator.hosts, "session_timeout_s": coordinator.session_timeout_s}
+        store: dict[str, object] = {"ok": False, "url": self._session.config().cluster.store}
+        try:
+            problem = self._session.data_store().health()
+            store |= {"ok": problem is None} | ({"problem": problem} if problem else {})
+        except RmgrError as error:
+            store["problem"] = error.message
+        return answers.status(facts, zookeeper=zookeeper, store=store, now_us=now_us())

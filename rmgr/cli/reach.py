@@ -1,0 +1,79 @@
+"""Reaching a cluster from a command: ZooKeeper, the data store, the leader, and a note on stderr while one is away."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rmgr.errors import NotConnected, Unavailable, UsageError
+
+if TYPE_CHECKING:
+    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.cli.context import Session
+    from rmgr.coord.ports import Store
+
+#: A part that does not answer for so long is mentioned on stderr.
+SILENCE_S = 1.0
+
+
+def open_coordinator(session: Session) -> ZkCoordinator:
+    """A session in ZooKeeper, in the right cluster.
+
+    Waits while no server answers, saying so: up to `--timeout`, else `connect_timeout_s` of the configuration.
+    Raises: NotConnected, CoordinationUnavailable, WrongCluster.
+    """
+    config = session.config()
+    if not config.cluster.zk and config.cluster.gateway:
+        raise UsageError("this command needs ZooKeeper, and only a gateway is configured", hint="name ZooKeeper: --zk HOSTS or RMGR_ZK")
+    hosts, chroot = config.cluster.hosts_and_chroot()
+    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.client.bootstrap import verify
+
+    wait_s = session.left_s() or config.cluster.connect_timeout_s
+    end = time.monotonic() + wait_s
+    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s)
+    try:
+        if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
+            session.note(f"ZooKeeper at {hosts} does not answer; waiting up to {wait_s:.0f} s")
+            if not coordinator.wait_connected(max(0.1, end - time.monotonic())):
+                raise NotConnected(f"no ZooKeeper answers at {hosts}", hint=_nobody_there(session))
+        verify(coordinator, config.cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
+    except BaseException:
+        coordinator.close(timeout_s=1.0)
+        raise
+    return coordinator
+
+
+def open_data_store(session: Session) -> Store:
+    """The data store of the configuration. Raises StoreUnavailable, UsageError."""
+    from rmgr.adapters.stores import open_store
+
+    config = session.config()
+    if not config.cluster.store:
+        raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH or RMGR_STORE   (rmgr dev sets it)")
+    return open_store(config.cluster.store, create=False)
+
+
+def _nobody_there(session: Session) -> str:
+    if session.zk or not session.config().source:
+        return "start a cluster: rmgr dev   (or name another: --zk HOSTS, RMGR_ZK); rmgr doctor looks closer"
+    return f"is it running? its address comes from {session.config().source}; rmgr doctor looks closer"
+
+
+class Watcher:
+    """Says on stderr when ZooKeeper goes away and when it is back, while a command waits."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._away = False
+
+    def __call__(self, state: object) -> None:
+        away = str(state) != "CONNECTED"
+        if away != self._away:
+            self._away = away
+            self._session.note("ZooKeeper is away; waiting for it (the work goes on)" if away else "ZooKeeper is back")
+
+
+def is_away(error: Exception) -> bool:
+    """A part does not answer just now; asking again later may help."""
+    return isinstance(error, Unavailable) and not isinstance(error, NotConnected)

@@ -1,0 +1,230 @@
+"""`rmgr show` and `rmgr explain`: all about one submission or task, and why it is where it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from rmgr.cli import shapes
+from rmgr.cli.columns import node_list, task_columns
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.cli.numbers import positions_of
+from rmgr.cli.render import STATE_STYLES, Layout, clock, elapsed, emit, now_us, paint, printable, table
+from rmgr.cli.selectors import Target, parse_one, resolve
+from rmgr.errors import NotFound
+from rmgr.model.states import State
+from rmgr.model.units import format_duration, format_size
+from rmgr.model.views import AttemptView, ExplainView, JobView, TaskView, WhyView
+
+_SHOWN_FAILURES = 5
+_EXITS = "0 ok, 3 no such id, 5 ZooKeeper cannot be reached"
+
+
+@command(
+    "show",
+    examples="""\
+    rmgr show 42          a submission
+    rmgr show 42_7        one task with all its attempts
+    rmgr show last --json""",
+    exits=_EXITS,
+)
+@click.argument("selector", metavar="ID")
+def show(session: Session, selector: str) -> None:
+    """All that is known of a submission, or of one task with its attempts."""
+    target = find_one(session, selector)
+    job = session.query().job(target.submission)
+    if target.tasks:
+        task = find_task(session, job, target.tasks[0])
+        emit(shapes.shown_task(task, job)) if session.json else _draw_task(task, job)
+        return
+    tasks = _readable_tasks(session, job)
+    attempts: Sequence[AttemptView] = tasks[0].attempts if job.tasks == 1 and tasks else ()
+    if session.json:
+        emit(shapes.shown_job(job, attempts))
+    else:
+        _draw_job(job, tasks, attempts)
+
+
+@command(
+    "explain",
+    examples="rmgr explain 42\nrmgr explain 42_7\nrmgr explain last --json",
+    exits=_EXITS,
+)
+@click.argument("selector", metavar="ID")
+def explain(session: Session, selector: str) -> None:
+    """Why it waits and what for, or how it ended."""
+    target = find_one(session, selector)
+    number = target.submission
+    position = positions_of(session, number, target.tasks)[0] if target.tasks else None
+    try:
+        view = session.query().explain(number, position)
+    except NotFound:
+        if position is not None:
+            raise
+        view = _explained_past(session.query().job(number))
+    view = _with_failures(session, view, position)
+    if session.json:
+        emit(shapes.explain(view))
+        return
+    out = sys.stdout
+    head = f"{view.id} is {paint(str(view.state), STATE_STYLES.get(str(view.state), ''), out)}"
+    out.write(f"{head} ({view.reason})\n" if view.reason else f"{head}\n")
+    for item in view.why:
+        out.write(f"  {paint(f'{item.what} {item.id}:', 'bold', out)} {printable(item.detail)}\n")
+    if view.expected_start_us:
+        out.write(f"  expected to start at {clock(view.expected_start_us)}\n")
+
+
+def find_one(session: Session, word: str) -> Target:
+    """The one submission or task that `word` means. Raises NotFound, UsageError."""
+    selection = parse_one(word)
+    if not selection.needs_list:
+        number = selection.named[0]
+        return resolve(selection, [session.query().job(number)], me=session.me)[0]
+    return resolve(selection, session.query().jobs(ended=True, user=session.me), me=session.me)[0]
+
+
+def find_task(session: Session, job: JobView, index: int) -> TaskView:
+    """The task that people call `index`. Raises NotFound."""
+    position = positions_of(session, job.id, [index], total=job.tasks)[0]
+    return session.query().tasks(job.id, first=position, limit=1)[0]
+
+
+def _readable_tasks(session: Session, job: JobView) -> list[TaskView]:
+    """Tasks worth reading for `show`: the only one, or those that failed; none when it is only history."""
+    if job.tasks != 1 and not job.counts.get("FAILED"):
+        return []
+    try:
+        tasks = session.query().tasks(job.id)
+    except NotFound:
+        return []
+    return tasks if job.tasks == 1 else [task for task in tasks if task.state is State.FAILED]
+
+
+def _explained_past(job: JobView) -> ExplainView:
+    ended = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
+    why = WhyView(what="ended", id=str(job.id), detail=f"it is history: {ended}. rmgr history {job.id}")
+    return ExplainView(id=str(job.id), state=job.state, reason=job.reason, why=(why,))
+
+
+def _with_failures(session: Session, view: ExplainView, position: int | None) -> ExplainView:
+    """Ends are explained by the tasks that failed: their node, exit code and error."""
+    from dataclasses import replace
+
+    if view.state is not State.FAILED:
+        return view
+    number = int(view.id.partition("_")[0])
+    try:
+        tasks = session.query().tasks(number, first=position or 0, limit=0 if position is None else 1)
+    except NotFound:
+        return view
+    failed = [task for task in tasks if task.state is State.FAILED]
+    told = [WhyView(what="failed", id=task.id, detail=f"{how_it_ended(task)}; rmgr logs {task.id}") for task in failed[:_SHOWN_FAILURES]]
+    if len(failed) > _SHOWN_FAILURES:
+        more = f"{len(failed) - _SHOWN_FAILURES} more: rmgr tasks {number} --state failed"
+        told.append(WhyView(what="failed", id=str(number), detail=more))
+    return replace(view, why=(*view.why, *told))
+
+
+def how_it_ended(task: TaskView) -> str:
+    """`EXIT_CODE 3 on n1, attempt 2: ValueError: ...`, for messages."""
+    code = f" {task.exit_code}" if task.exit_code is not None and task.reason in {"EXIT_CODE", "SIGNAL"} else ""
+    where = f" on {task.node}" if task.node else ""
+    attempt = f", attempt {task.attempt}" if task.attempt > 1 else ""
+    return f"{task.reason or task.state}{code}{where}{attempt}" + (f": {task.error}" if task.error else "")
+
+
+# -- drawing ------------------------------------------------------------------------------------------------------------------
+
+
+def _draw_job(job: JobView, tasks: list[TaskView], attempts: Sequence[AttemptView]) -> None:
+    counts = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
+    _fields(
+        ("id", str(job.id)),
+        ("name", job.name),
+        ("user", job.user),
+        ("queue", job.queue + (f", priority {job.priority}" if job.priority else "")),
+        ("state", _state(job.state, job.reason, job.detail)),
+        ("tasks", f"{job.tasks}: {counts}" if job.tasks != 1 else ""),
+        ("submitted", clock(job.submitted_us)),
+        ("started", clock(job.started_us)),
+        ("ended", clock(job.ended_us) + (f"  after {elapsed(job.started_us, job.ended_us, 0)}" if job.ended_us and job.started_us else "")),
+        ("exit code", "" if job.exit_code is None else str(job.exit_code)),
+        ("asks for", _request(job)),
+        ("after", ", ".join(job.after)),
+        ("used", _used(job.cpu_us, job.max_rss_kib)),
+        ("nodes", node_list(job.nodes, 12)),
+        (str(job.work) or "command", job.command),
+    )
+    if attempts:
+        _draw_attempts(attempts)
+    elif tasks:
+        sys.stdout.write("\n")
+        table(tasks[:_SHOWN_FAILURES], task_columns(now_us()), Layout())
+        if len(tasks) > _SHOWN_FAILURES:
+            sys.stdout.write(f"{len(tasks) - _SHOWN_FAILURES} more: rmgr tasks {job.id} --state failed\n")
+
+
+def _draw_task(task: TaskView, job: JobView) -> None:
+    _fields(
+        ("id", task.id),
+        ("name", job.name),
+        ("queue", job.queue),
+        ("state", _state(task.state, task.reason, "")),
+        ("node", task.node),
+        ("started", clock(task.started_us)),
+        ("ended", clock(task.ended_us) + (f"  after {elapsed(task.started_us, task.ended_us, 0)}" if task.ended_us else "")),
+        ("exit code", "" if task.exit_code is None else str(task.exit_code)),
+        ("error", task.error),
+        ("used", _used(task.cpu_us, task.max_rss_kib)),
+        (str(job.work) or "command", job.command),
+    )
+    if task.attempts:
+        _draw_attempts(task.attempts)
+
+
+def _draw_attempts(attempts: Sequence[AttemptView]) -> None:
+    from rmgr.cli.render import Column
+
+    now = now_us()
+    sys.stdout.write("\n")
+    table(
+        attempts,
+        (
+            Column(name="ATTEMPT", text=lambda a: str(a.attempt), is_id=True, right=True),
+            Column(name="STATE", text=lambda a: str(a.state), state=True),
+            Column(name="NODE", text=lambda a: a.node),
+            Column(name="STARTED", text=lambda a: clock(a.started_us)),
+            Column(name="TIME", text=lambda a: elapsed(a.started_us, a.ended_us, now), right=True),
+            Column(name="EXIT", text=lambda a: "" if a.exit_code is None else str(a.exit_code), right=True),
+            Column(name="REASON", text=lambda a: str(a.reason)),
+            Column(name="ERROR", text=lambda a: a.error),
+        ),
+        Layout(),
+    )
+
+
+def _fields(*pairs: tuple[str, str]) -> None:
+    width = max(len(name) for name, value in pairs if value)
+    for name, value in pairs:
+        if value:
+            shown = value if name == "state" else printable(value)
+            sys.stdout.write(f"{paint(f'{name:<{width}}', 'bold', sys.stdout)}  {shown}\n")
+
+
+def _state(state: State, reason: str, detail: str) -> str:
+    told = f" ({reason}{f': {printable(detail)}' if detail else ''})" if reason else ""
+    return paint(str(state), STATE_STYLES.get(str(state), ""), sys.stdout) + told
+
+
+def _request(job: JobView) -> str:
+    cores = f"{job.cores} core{'s' if job.cores != 1 else ''}"
+    return f"{cores}, {format_size(job.memory_bytes)}" if job.memory_bytes else cores
+
+
+def _used(cpu_us: int, rss_kib: int) -> str:
+    parts = [f"{format_duration(cpu_us / 1e6)} of CPU" if cpu_us else "", f"{format_size(rss_kib * 1024)} resident" if rss_kib else ""]
+    return ", ".join(part for part in parts if part)

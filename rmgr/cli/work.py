@@ -1,0 +1,115 @@
+"""`rmgr jobs` and `rmgr tasks`: what runs, waits, and has just ended."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from rmgr.cli import columns, shapes
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.cli.numbers import positions_of
+from rmgr.cli.params import STATES
+from rmgr.cli.render import Layout, emit, now_us, table
+from rmgr.cli.selectors import Filter, parse, resolve
+from rmgr.cli.tables import draw, filter_options, table_options
+from rmgr.model.states import State
+from rmgr.model.views import JobView, TaskView
+
+_TASK_PAGE = 10_000
+
+
+@command(
+    "jobs",
+    examples="""\
+    rmgr jobs                          yours that wait or run
+    rmgr jobs -a --sort=-submitted     with those that have ended, newest first
+    rmgr jobs -A -q default            of everyone, in one queue
+    rmgr jobs -a --state failed -o jobid,name,exit,reason
+    rmgr jobs --json | jq '.jobs[].id'""",
+    exits="0 ok (an empty list too), 3 no such id, 5 ZooKeeper cannot be reached",
+)
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@click.option("-a", "--all", "ended", is_flag=True, help="also those that have ended")
+@click.option("-A", "--everyone", is_flag=True, help="of all users")
+@filter_options
+@table_options
+def jobs(session: Session, selectors: tuple[str, ...], ended: bool, everyone: bool, chosen: Filter, layout: Layout, watch: bool) -> None:
+    """Submissions that wait or run; with -a also those that have ended and are still in memory (older ones: rmgr history)."""
+
+    def once() -> None:
+        found = _find(session, selectors, chosen, ended=ended, everyone=everyone)
+        if session.json:
+            emit({"jobs": [shapes.job(job) for job in found]})
+        else:
+            table(found, columns.job_columns(now_us()), layout)
+            if not found and not watch:
+                session.note("nothing waits or runs" + ("" if ended else "; -a shows what has ended, -A everyone's"))
+
+    draw(session, once, watch=watch)
+
+
+def _find(session: Session, selectors: tuple[str, ...], chosen: Filter, *, ended: bool, everyone: bool) -> list[JobView]:
+    ended = ended or bool(selectors) or any(state.is_final for state in chosen.states)
+    if selectors:
+        known = session.query().jobs(ended=True)
+        wanted = {target.submission for target in resolve(parse(selectors, chosen), known, me=session.me)}
+        return [job for job in known if job.id in wanted]
+    user = chosen.user or ("" if everyone else session.me)
+    return [job for job in session.query().jobs(ended=ended, user=user) if chosen.admits(job)]
+
+
+@command(
+    "tasks",
+    examples="""\
+    rmgr tasks 42
+    rmgr tasks last --state failed
+    rmgr tasks 42_7 42_10-20
+    rmgr tasks 42 -o task,node,maxrss --sort=-maxrss
+    rmgr tasks 42 --json --cursor 10000    the next page: "next" of the one before""",
+    exits="0 ok, 3 no such id, 5 ZooKeeper cannot be reached, 125 outcomes are missing from the store",
+)
+@click.argument("selectors", nargs=-1, required=True, metavar="ID...")
+@click.option("-s", "--state", "states", type=STATES, metavar="STATE,...", default=(), help="in these states")
+@click.option("--cursor", type=click.IntRange(0), default=0, metavar="N", help="begin at the N-th task")
+@click.option("--limit", type=click.IntRange(0), default=_TASK_PAGE, show_default=True, metavar="N", help="at most N tasks, 0 = all")
+@table_options
+def tasks(
+    session: Session, selectors: tuple[str, ...], states: tuple[State, ...], cursor: int, limit: int, layout: Layout, watch: bool
+) -> None:
+    """The tasks of a submission: state, attempt, node, time, exit code, error."""
+
+    def once() -> None:
+        found, following = _tasks(session, selectors, states, cursor, limit)
+        if session.json:
+            emit({"tasks": [shapes.task(task) for task in found], "next": following})
+            return
+        table(found, columns.task_columns(now_us()), layout)
+        if following is not None:
+            sys.stdout.flush()
+            session.note(f"{len(found)} tasks are shown; --cursor {following} shows the next, --limit 0 all")
+
+    draw(session, once, watch=watch)
+
+
+def _tasks(
+    session: Session, selectors: tuple[str, ...], states: tuple[State, ...], cursor: int, limit: int
+) -> tuple[list[TaskView], int | None]:
+    """Tasks that were asked for, and where to go on (None: that was all)."""
+    selection = parse(selectors)
+    known = session.query().jobs(ended=True) if selection.needs_list else session.query().jobs(selection.named, ended=True)
+    targets = resolve(selection, known, me=session.me)
+    if len(targets) == 1 and not targets[0].tasks and not states:
+        page = session.query().tasks(targets[0].submission, first=cursor, limit=limit + 1 if limit else 0)
+        more = bool(limit) and len(page) > limit
+        return (page[:limit], cursor + limit) if more else (page, None)
+    found: list[TaskView] = []
+    for target in targets:
+        views = session.query().tasks(target.submission)
+        if target.tasks:
+            wanted = set(positions_of(session, target.submission, target.tasks, total=len(views)))
+            views = [view for view in views if view.position in wanted]
+        found += [view for view in views if not states or view.state in states]
+    page = found[cursor : cursor + limit] if limit else found[cursor:]
+    return page, cursor + len(page) if cursor + len(page) < len(found) else None
