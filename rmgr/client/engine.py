@@ -1,0 +1,319 @@
+"""The Submitter engine: one thread and a mailbox that look after all submissions of this process.
+
+Callers add tasks and wait; answers of ZooKeeper, watches, timers and rows from the store come in as jobs through the
+mailbox, and the thread alone changes the state. The same engine is the library's and the gateway's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from rmgr.client import cancelling, submitting
+from rmgr.client.entry import OwnerEntry
+from rmgr.client.gauge import Gauge
+from rmgr.client.lane import Lane
+from rmgr.client.ports import Listener
+from rmgr.client.snapshot import fetch
+from rmgr.coord import paths
+from rmgr.coord.ports import Coordinator, SessionState, Store
+from rmgr.coord.records import decode_record
+from rmgr.errors import NotConnected, NotFound, RmgrError
+from rmgr.model.node import NodeRecord
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Submission, Tail
+from rmgr.runtime.mailbox import Closed, Mailbox
+
+_LOG = logging.getLogger("rmgr.submitter")
+Job = Callable[[], None]
+
+#: How old what is known of queues and nodes may be.
+FRESH_S = 5.0
+
+
+class Engine:
+    """`ports.SubmitterPort` in this process.
+
+    Args:
+        coordinator, store: connected; closed with the engine.
+        cap_blocks: overrides the queues' `max_pending_blocks` (tests).
+    """
+
+    commit_timeout_s = 10.0
+
+    def __init__(self, coordinator: Coordinator, store: Store, *, cap_blocks: int | None = None) -> None:
+        self.coordinator = coordinator
+        self.store = store
+        self.guid = uuid.uuid4().hex
+        self.pid = os.getpid()
+        self.gauge = Gauge(self)
+        self.known_settings = ClusterSettings()
+        self._cap_blocks = cap_blocks
+        self._mailbox: Mailbox[Job] = Mailbox()
+        self._lanes: dict[int, list[Lane]] = {}
+        self._entry = OwnerEntry(self)
+        self._state = SessionState.LOST
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._cache: dict[str, tuple[float, Any]] = {}
+        self._cache_lock = threading.Lock()
+        self._io: ThreadPoolExecutor | None = None
+        self._callbacks: ThreadPoolExecutor | None = None
+        self._pools_lock = threading.Lock()
+        self._watching_owners = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmgr-submitter", daemon=True)
+        self._thread.start()
+        coordinator.listen(lambda state: self.post(lambda: self._on_session(state)))
+
+    # -- ports.SubmitterPort
+
+    @property
+    def session_state(self) -> SessionState:
+        """What the coordination service said last."""
+        return self._state
+
+    def listen(self, listener: Callable[[SessionState], None]) -> None:
+        """See `ports.SubmitterPort`."""
+
+        def add() -> None:
+            self._listeners.append(listener)
+            listener(self._state)
+
+        self.post(add)
+
+    def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
+        """See `ports.SubmitterPort`."""
+        return self._fresh("settings", lambda: self._read_settings(timeout_s))  # type: ignore[no-any-return]
+
+    def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
+        """See `ports.SubmitterPort`."""
+        return self._fresh("nodes", lambda: self._read_nodes(timeout_s))  # type: ignore[no-any-return]
+
+    def open(self, draft: Submission, listener: Listener, *, timeout_s: float) -> Lane:
+        """See `ports.SubmitterPort`."""
+        self.check_usable()
+        self.post(self._entry.want)
+        made = submitting.submit(self.coordinator, draft, owner=self.guid, deadline_s=time.monotonic() + timeout_s)
+        lane = Lane(
+            self,
+            made.submission,
+            made.version,
+            made.tail,
+            made.tail_version,
+            listener,
+            owned=True,
+            held=bool(draft.max_running),
+            pending_cap=self._cap(made.submission.queue),
+        )
+        self._begin(lane, fresh=True)
+        return lane
+
+    def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> Lane:
+        """See `ports.SubmitterPort`."""
+        self.check_usable()
+        record, tail = fetch([paths.sub(number), paths.tail(number)], self.coordinator.get, timeout_s=timeout_s)
+        if record is None or tail is None:
+            raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+        submission = decode_record(record.data, Submission, paths.sub(number))
+        lane = Lane(
+            self,
+            submission,
+            record.version,
+            decode_record(tail.data, Tail, paths.tail(number)),
+            tail.version,
+            listener,
+            owned=False,
+            held=bool(submission.max_running),
+            pending_cap=self._cap(submission.queue),
+        )
+        lane.wants_ownership = own
+        self._begin(lane, fresh=False)
+        if own:
+            self.post(self._entry.want)
+            self.post(self._watch_owners)
+        return lane
+
+    def cancel_tasks(self, number: int, indices: Sequence[int], *, reason: str, running: bool, timeout_s: float) -> list[int]:
+        """See `ports.SubmitterPort`."""
+        self.check_usable()
+        return cancelling.cancel_tasks(
+            self.coordinator, number, indices, detail=reason, running=running, deadline_s=time.monotonic() + timeout_s
+        )
+
+    def call_soon(self, callback: Job) -> None:
+        """See `ports.SubmitterPort`."""
+        with self._pools_lock:
+            if self._callbacks is None:
+                self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="rmgr-callbacks")
+            pool = self._callbacks
+        try:
+            pool.submit(callback)
+        except RuntimeError:  # the interpreter is going down: nobody else will call it
+            callback()
+
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        """See `ports.SubmitterPort`. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if os.getpid() != self.pid:
+            return  # a forked child: threads and sockets are the parent's
+        self.post(self._end_lanes)
+        self._mailbox.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        for pool in (self._io, self._callbacks):
+            if pool is not None:
+                pool.shutdown(wait=False)
+        self.coordinator.close(timeout_s=timeout_s)
+        self.store.close()
+
+    def check_usable(self) -> None:
+        """Raises NotConnected after `close`, and in a forked child (threads and sockets do not survive a fork)."""
+        if os.getpid() != self.pid:
+            raise NotConnected(
+                "this connection belongs to the parent process and cannot be used after a fork", hint="call rmgr.connect() in this process"
+            )
+        if self._closed.is_set():
+            raise NotConnected("this connection was closed", hint="call rmgr.connect() again")
+
+    # -- follower.Host
+
+    def post(self, job: Job) -> None:
+        """Runs `job` on the Submitter's thread, soon."""
+        self._mailbox.put(job)
+
+    def after(self, delay_s: float, job: Job) -> Any:
+        """Runs `job` on the Submitter's thread later."""
+        return self._mailbox.after(delay_s, job)
+
+    def io(self, job: Callable[[], Any]) -> Future[Any]:
+        """Runs `job` where waiting for the store holds nothing else up."""
+        with self._pools_lock:
+            if self._io is None:
+                self._io = ThreadPoolExecutor(2, thread_name_prefix="rmgr-store")
+            pool = self._io
+        try:
+            return pool.submit(job)
+        except RuntimeError as error:  # the interpreter is going down
+            failed: Future[Any] = Future()
+            failed.set_exception(NotConnected(str(error)))
+            return failed
+
+    def jitter(self, seconds: float) -> float:
+        """0.75 to 1.25 of it."""
+        return seconds * random.uniform(0.75, 1.25)
+
+    # -- for lanes
+
+    def wake(self, lane: Lane) -> None:
+        """A lane has something to send."""
+        self._mailbox.wake(lane.send, lane)
+
+    def forget(self, lane: Lane) -> None:
+        """A lane is over."""
+        lanes = self._lanes.get(lane.number)
+        if lanes is not None and lane in lanes:
+            lanes.remove(lane)
+            if not lanes:
+                del self._lanes[lane.number]
+
+    def look_at_owners(self) -> None:
+        """Reads which Submitters live, for lanes that wait for an owner's end; again whenever one comes or goes."""
+        asked = self.coordinator.children(paths.SUBMITTERS, watch=lambda: self.post(self.look_at_owners))
+        asked.add_done_callback(lambda _: self.post(lambda: self._owners(asked)))
+
+    # -- inside
+
+    def _run(self) -> None:
+        mailbox = self._mailbox
+        while True:
+            try:
+                job = mailbox.get()
+                if job is not None:
+                    job()
+            except Closed:
+                return
+            except Exception:  # noqa: BLE001 - the loop boundary: a defect in one submission must not end the others
+                _LOG.exception("submitter_job_failed")
+
+    def _begin(self, lane: Lane, *, fresh: bool) -> None:
+        def begin() -> None:
+            self._lanes.setdefault(lane.number, []).append(lane)
+            lane.start(fresh=fresh)
+
+        self.post(begin)
+
+    def _all(self) -> list[Lane]:
+        return [lane for lanes in self._lanes.values() for lane in lanes]
+
+    def _end_lanes(self) -> None:
+        for lane in self._all():
+            lane.die(NotConnected(f"the connection was closed; submission {lane.number} goes on without it"))
+
+    def _on_session(self, state: SessionState) -> None:
+        self._state = state
+        if state is SessionState.CONNECTED:
+            self._entry.keep()
+            for lane in self._all():
+                lane.reconnected()
+            if self._watching_owners:
+                self.look_at_owners()
+        for listener in self._listeners:
+            listener(state)
+
+    def _watch_owners(self) -> None:
+        self._watching_owners = True
+        self.look_at_owners()
+
+    def _owners(self, asked: Future[list[str] | None]) -> None:
+        try:
+            names = asked.result(0) or []
+        except RmgrError:
+            self.after(self.jitter(1.0), self.look_at_owners)
+            return
+        alive = frozenset(paths.entry_guid(name) for name in names)
+        for lane in self._all():
+            lane.look_at_owner(alive)
+
+    def _cap(self, queue: str) -> int:
+        if self._cap_blocks is not None:
+            return self._cap_blocks
+        spec = self.settings().queue(queue)
+        return spec.max_pending_blocks if spec is not None else 0
+
+    def _fresh(self, what: str, read: Callable[[], Any]) -> Any:
+        self.check_usable()
+        now = time.monotonic()
+        with self._cache_lock:
+            known = self._cache.get(what)
+        if known is not None and now - known[0] < FRESH_S:
+            return known[1]
+        value = read()
+        with self._cache_lock:
+            self._cache[what] = (now, value)
+        return value
+
+    def _read_settings(self, timeout_s: float) -> ClusterSettings:
+        found = self.coordinator.get(paths.CONFIG, timeout_s=timeout_s).result(timeout_s + 1)
+        if found is not None:
+            self.known_settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
+        return self.known_settings
+
+    def _read_nodes(self, timeout_s: float) -> list[NodeRecord]:
+        names = self.coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1) or []
+        found = fetch([paths.node(name) for name in sorted(names)], self.coordinator.get, timeout_s=timeout_s)
+        records = []
+        for item in found:
+            if item is not None:
+                with contextlib.suppress(RmgrError):  # a record of a newer release says nothing to this one
+                    records.append(decode_record(item.data, NodeRecord, paths.NODES))
+        return records

@@ -1,0 +1,57 @@
+"""The owner's entry in /submitters: while it is there, the leader leaves this Submitter's submissions to it.
+
+Lives on the Submitter's thread. One ephemeral a process, made with the first owned submission and again in each new
+session; two of one guid do no harm.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Committed, Create, Exists, Multi
+from rmgr.coord.records import encode_record
+
+if TYPE_CHECKING:
+    from rmgr.client.engine import Engine
+
+
+class OwnerEntry:
+    """Keeps the entry while it is wanted."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._wanted = False
+        self._session = 0  #: in which the entry was made (or is being made)
+
+    def want(self) -> None:
+        """From now on there is an entry."""
+        self._wanted = True
+        self.keep()
+
+    def keep(self) -> None:
+        """Makes the entry if this session has none."""
+        session = self._engine.coordinator.session_id
+        if not self._wanted or not session or session == self._session:
+            return
+        self._session = session
+        asked = self._engine.coordinator.commit(entry_multi(self._engine.guid), timeout_s=5.0)
+        asked.add_done_callback(lambda _: self._engine.post(lambda: self._made(session, asked)))
+
+    def _made(self, session: int, asked: Future[object]) -> None:
+        if asked.exception(0) is None and isinstance(asked.result(0), Committed):
+            return
+        if self._session == session:
+            self._session = 0
+        self._engine.after(self._engine.jitter(0.5), self.keep)
+
+
+def entry_multi(guid: str) -> Multi:
+    """ENTER: a Submitter lives. The sequential name is not known beforehand: an unknown outcome is simply tried again."""
+    record = {"guid": guid, "host": socket.gethostname(), "pid": os.getpid(), "since_us": time.time_ns() // 1000}
+    path = paths.submitter(guid)
+    return Multi(name="ENTER", ops=(Create(path, encode_record(record), ephemeral=True, sequence=True),), proof=Exists(path))

@@ -1,0 +1,288 @@
+"""Reads the outcome fragments of one submission in their order, by number, and watches the first missing one.
+
+Used by clients and by the leader. Level-triggered: a watch is a hint, a slow resync makes up for lost ones. It lives
+on its owner's thread: every method is called there, and answers come back through `post`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from rmgr.coord import keys, paths
+from rmgr.coord.multi import Stamped, Stat
+from rmgr.coord.ports import Coordinator, Store
+from rmgr.coord.records import decode_fragment, decode_outcomes, decode_page, decode_record
+from rmgr.errors import DataLost, NotFound, RmgrError, Unavailable
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.states import State
+from rmgr.model.submission import Paged
+
+#: Fragments asked for at once while they come faster than they are read.
+MAX_WINDOW = 64
+#: Error text of a COMPLETED outcome whose bytes are gone.
+LOST = "DATA_LOST"
+
+
+class Host(Protocol):
+    """What a follower needs of the thread that it lives on."""
+
+    @property
+    def coordinator(self) -> Coordinator: ...
+    @property
+    def store(self) -> Store: ...
+    def post(self, job: Callable[[], None]) -> None:
+        """Runs `job` on the owner's thread, soon."""
+
+    def after(self, delay_s: float, job: Callable[[], None]) -> Any:
+        """Runs `job` on the owner's thread later; the answer has `cancel()`."""
+
+    def io(self, job: Callable[[], Any]) -> Future[Any]:
+        """Runs `job` on a thread that may wait for the store."""
+
+    def jitter(self, seconds: float) -> float:
+        """`seconds`, more or less."""
+
+
+@dataclass(slots=True)
+class _Arrival:
+    number: int
+    fragment: Fragment
+    outcomes: Sequence[Outcome] | None  #: None: its row is being read
+
+
+class Follower:
+    """Fragments of one submission.
+
+    Args:
+        deliver: called with (number, fragment, outcomes) for each fragment, in order, on the owner's thread.
+        gone: called once when the submission is no longer there, or cannot be read.
+        resync_s: how often to look without a hint.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        host: Host,
+        deliver: Callable[[int, Fragment, Sequence[Outcome]], None],
+        gone: Callable[[RmgrError], None],
+        *,
+        resync_s: float = 20.0,
+    ) -> None:
+        self.number = number
+        self._host = host
+        self._deliver = deliver
+        self._gone = gone
+        self._resync_s = resync_s
+        self._next = 0  # the first fragment not read yet
+        self._page_at = 0  # a page begins here, at or below `_next`
+        self._window = 0
+        self._flying = False
+        self._again = False
+        self._stopped = False
+        self._retry_s = 0.1
+        self._arrived: deque[_Arrival] = deque()
+        self._timer: Any = None
+
+    # -- the owner's side
+
+    def start(self, *, fresh: bool) -> None:
+        """Begins. fresh: the submission has just been made, there is nothing to catch up with."""
+        if fresh:
+            self._look()
+        else:
+            self._check()
+        self._schedule()
+
+    def stop(self) -> None:
+        """Delivers nothing more."""
+        self._stopped = True
+        self._arrived.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def nudge(self) -> None:
+        """Looks now: a hint from elsewhere (a new session, somebody who waits)."""
+        if self._flying:
+            self._again = True
+        elif not self._stopped:
+            self._window = max(1, self._window)
+            self._look()
+
+    # -- reading
+
+    def _schedule(self) -> None:
+        self._timer = self._host.after(self._host.jitter(self._resync_s), self._resync)
+
+    def _resync(self) -> None:
+        if not self._stopped:
+            self._schedule()
+            if not self._flying:
+                self._check()
+
+    def _look(self) -> None:
+        """Asks for the next `_window` fragments, and watches the one behind them."""
+        if self._stopped or self._flying:
+            return
+        self._flying, self._again = True, False
+        coordinator, first, window = self._host.coordinator, self._next, self._window
+        gets = [coordinator.get(paths.fragment(self.number, first + i)) for i in range(window)]
+        probe = coordinator.stat(paths.fragment(self.number, first + window), watch=self._on_watch)
+        # Answers come in the order of the questions: when the last is there, all are.
+        probe.add_done_callback(lambda _: self._host.post(lambda: self._answered(gets, probe)))
+
+    def _on_watch(self) -> None:
+        self._host.post(self.nudge)
+
+    def _answered(self, gets: list[Future[Stamped | None]], probe: Future[Stat | None]) -> None:
+        self._flying = False
+        if self._stopped:
+            return
+        try:
+            found = [get.result(0) for get in gets]
+            more = probe.result(0)
+        except (Unavailable, TimeoutError):
+            self._later(self._look)
+            return
+        except RmgrError as error:
+            self._fail(error)
+            return
+        self._retry_s = 0.1
+        present = next((at for at, item in enumerate(found) if item is None), len(found))
+        for item in found[:present]:
+            assert item is not None
+            self._take(decode_fragment(item.data))
+        self._hand_over()
+        if present < len(found):  # announced, and not there: paged out, or simply the end of a wide window
+            self._window = 0
+            self._check()
+        elif more is not None:
+            self._window = min(MAX_WINDOW, max(1, self._window * 2))
+            self._look()
+        else:
+            self._window = min(1, self._window)
+            if self._again:
+                self.nudge()
+
+    def _take(self, fragment: Fragment) -> None:
+        arrival = _Arrival(self._next, fragment, None if fragment.row else fragment.outcomes)
+        self._next += 1
+        self._arrived.append(arrival)
+        if fragment.row:
+            self._fetch(arrival)
+
+    def _hand_over(self) -> None:
+        while self._arrived and self._arrived[0].outcomes is not None and not self._stopped:
+            arrival = self._arrived.popleft()
+            assert arrival.outcomes is not None
+            self._deliver(arrival.number, arrival.fragment, arrival.outcomes)
+
+    # -- outcomes in rows
+
+    def _fetch(self, arrival: _Arrival) -> None:
+        reading = self._host.io(lambda: self._host.store.get(arrival.fragment.row))
+        reading.add_done_callback(lambda _: self._host.post(lambda: self._fetched(arrival, reading)))
+
+    def _fetched(self, arrival: _Arrival, reading: Future[Any]) -> None:
+        if self._stopped:
+            return
+        try:
+            row = reading.result(0)
+            arrival.outcomes = decode_outcomes(row[0]) if row is not None else lost_outcomes(arrival.fragment)
+        except Unavailable:
+            self._later(lambda: self._fetch(arrival))
+            return
+        except (DataLost, msgspec.DecodeError):
+            arrival.outcomes = lost_outcomes(arrival.fragment)
+        self._hand_over()
+
+    # -- pages
+
+    def _check(self) -> None:
+        """Reads what `/done` says: whether there is more, and whether the next fragment was paged out."""
+        if self._stopped or self._flying:
+            return
+        self._flying = True
+        asked = self._host.coordinator.get(paths.done(self.number))
+        asked.add_done_callback(lambda _: self._host.post(lambda: self._checked(asked)))
+
+    def _checked(self, asked: Future[Stamped | None]) -> None:
+        self._flying = False
+        if self._stopped:
+            return
+        try:
+            found = asked.result(0)
+        except (Unavailable, TimeoutError):
+            self._later(self._check)
+            return
+        except RmgrError as error:
+            self._fail(error)
+            return
+        if found is None:
+            self._fail(NotFound(f"submission {self.number} is gone", hint=f"rmgr history {self.number}"))
+            return
+        base = decode_record(found.data, Paged, paths.done(self.number)).base if found.data else 0
+        if base > self._next:
+            self._flying = True
+            reading = self._host.io(lambda: self._read_pages(base))
+            reading.add_done_callback(lambda _: self._host.post(lambda: self._paged(reading)))
+            return
+        self._window = min(MAX_WINDOW, max(0, found.stat.creates - self._next))
+        self._look()
+
+    def _read_pages(self, base: int) -> list[tuple[int, tuple[Fragment, ...]]]:
+        """Pages from the one that holds the next fragment up to `base`. On an IO thread."""
+        pages: list[tuple[int, tuple[Fragment, ...]]] = []
+        at = self._page_at
+        while at < base:
+            found = self._host.store.get(keys.page(self.number, at))
+            if found is None:
+                raise DataLost(f"page {at} of submission {self.number} is missing from the store", hint="rmgr doctor")
+            fragments = decode_page(found[0])
+            pages.append((at, fragments))
+            at += len(fragments)
+        return pages
+
+    def _paged(self, reading: Future[list[tuple[int, tuple[Fragment, ...]]]]) -> None:
+        self._flying = False
+        if self._stopped:
+            return
+        try:
+            pages = reading.result(0)
+        except Unavailable:
+            self._later(self._check)
+            return
+        except RmgrError as error:
+            self._fail(error)
+            return
+        for at, fragments in pages:
+            for fragment in fragments[max(0, self._next - at) :]:
+                self._take(fragment)
+            self._page_at = at + len(fragments)
+        self._hand_over()
+        self._check()
+
+    # -- trouble
+
+    def _later(self, job: Callable[[], None]) -> None:
+        self._host.after(self._host.jitter(self._retry_s), job)
+        self._retry_s = min(2.0, self._retry_s * 2)
+
+    def _fail(self, error: RmgrError) -> None:
+        self.stop()
+        self._gone(error)
+
+
+def lost_outcomes(fragment: Fragment) -> list[Outcome]:
+    """What is still known of a fragment whose row is gone: the states, without results."""
+    text = f"{LOST}: the results in row {fragment.row} are missing from the data store"
+    return [
+        Outcome(index=index, state=State(state), error=text)
+        for state, first, count in fragment.ranges
+        for index in range(first, first + count)
+    ]

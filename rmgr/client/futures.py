@@ -1,0 +1,251 @@
+"""Futures of tasks: `concurrent.futures.Future`, made for hundreds of thousands of them pending at once.
+
+Two things are lazy. The result is kept as bytes and decoded in the thread that asks for it. The condition variable of
+the base class (a kilobyte) is made only when somebody waits, or looks through the base class's eyes (`wait`,
+`as_completed`, callbacks); until then one lock for all futures guards the change of state.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from concurrent.futures import Future as BaseFuture
+from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from rmgr.client.results import Settled, error_of, value_of
+from rmgr.client.waiting import giving_slot_back
+from rmgr.coord.ports import Store
+from rmgr.errors import DeadlineExceeded, Unavailable
+from rmgr.model.states import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DONE = frozenset({CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED})
+#: Guards the change of state, and the making of a condition, of all futures without one.
+_lock = threading.Lock()
+
+
+def renew_lock_after_fork() -> None:
+    """In a forked child: another thread may have held the lock at the fork."""
+    global _lock
+    _lock = threading.Lock()
+
+
+class Source(Protocol):
+    """Who made a future: what it needs to tell its result, or to cancel."""
+
+    @property
+    def number(self) -> int:
+        """Its submission."""
+
+    @property
+    def store(self) -> Store: ...
+
+    def cancel_futures(self, futures: Sequence[Future]) -> list[Future]:
+        """Cancels what has not started; returns those that are cancelled now."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Runs code of the user where it may block."""
+
+    def trouble(self) -> str:
+        """Why nothing comes at present, "" when nothing is known to be wrong."""
+
+
+class Future(BaseFuture[Any]):
+    """One task. Beside the standard methods: `task_id`, `attempt`, `node`."""
+
+    # Stand in for the attributes of the base class until somebody looks.
+    _waiters: Any = ()
+    _done_callbacks: Any = ()
+    _result: Any = None
+    _exception: Any = None
+    _state: str = PENDING
+    _own_condition: threading.Condition | None = None
+    _settled: Settled | None = None
+    _decoded = False
+    _hooks: Any = ()
+
+    def __init__(self, source: Source, index: int = -1) -> None:
+        self._source = source
+        self._index = index
+
+    @property
+    def task_id(self) -> str:
+        """`42_7`; "" while the task has no number yet (an Executor with `max_workers` numbers tasks when it sends them)."""
+        return f"{self._source.number}_{self._index}" if self._index >= 0 else ""
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that ended it (from 1), 0 while it is not done or never ran."""
+        return self._settled.attempt if self._settled is not None else 0
+
+    @property
+    def node(self) -> str:
+        """Where it ended, "" while it is not done or never ran."""
+        return self._settled.node if self._settled is not None else ""
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        condition = self._own_condition
+        if condition is None:
+            with _lock:
+                condition = self._own_condition
+                if condition is None:
+                    if self._state not in _DONE:
+                        self._waiters, self._done_callbacks = [], []
+                    else:
+                        self._waiters = []
+                    self._own_condition = condition = threading.Condition()
+        return condition
+
+    # -- from the Submitter
+
+    def settle(self, settled: Settled) -> None:
+        """The task is final. Cost: about 1 us when nobody looks."""
+        cancelled = settled.outcome.state is State.CANCELLED
+        self._finish(CANCELLED_AND_NOTIFIED if cancelled else FINISHED, settled, None)
+
+    def break_off(self, error: BaseException) -> None:
+        """Nothing will come any more."""
+        self._finish(FINISHED, None, error)
+
+    def mark_cancelled(self) -> None:
+        """It was cancelled before it started."""
+        self._finish(CANCELLED_AND_NOTIFIED, None, None)
+
+    def hook(self, hook: Callable[[Future], None]) -> bool:
+        """Calls `hook` when done, on the Submitter's thread (it must only enqueue). False: it is done already."""
+        with _lock:
+            if self._state in _DONE:
+                return False
+            self._hooks = (*self._hooks, hook)
+            return True
+
+    def _finish(self, state: str, settled: Settled | None, error: BaseException | None) -> None:
+        with _lock:
+            condition = self._own_condition
+            if condition is None:
+                if self._state in _DONE:
+                    return
+                hooks = self._change(state, settled, error)
+        if condition is not None:
+            with condition:
+                with _lock:
+                    if self._state in _DONE:
+                        return
+                    hooks = self._change(state, settled, error)
+                for waiter in self._waiters:
+                    if state == CANCELLED_AND_NOTIFIED:
+                        waiter.add_cancelled(self)
+                    elif error is not None or (settled is not None and settled.outcome.state is State.FAILED):
+                        waiter.add_exception(self)
+                    else:
+                        waiter.add_result(self)
+                condition.notify_all()
+        for hook in hooks:
+            hook(self)
+        if self._done_callbacks:
+            self._source.call_soon(self._invoke_callbacks)  # type: ignore[attr-defined]
+
+    def _change(self, state: str, settled: Settled | None, error: BaseException | None) -> Any:
+        self._settled, self._exception = settled, error
+        self._decoded = settled is None
+        self._state = state
+        hooks, self._hooks = self._hooks, ()
+        return hooks
+
+    # -- from the user
+
+    def cancel(self) -> bool:
+        """Cancels the task if it has not started; asks the cluster when it was sent already (a few ms).
+
+        Returns: whether it is cancelled. A running task goes on: `TaskQueue.cancel` ends those too.
+        """
+        if self._state in _DONE:
+            return self._state != FINISHED
+        self._source.cancel_futures([self])
+        return self._state in {CANCELLED, CANCELLED_AND_NOTIFIED}
+
+    def done(self) -> bool:
+        """It is final."""
+        return self._state in _DONE
+
+    def cancelled(self) -> bool:
+        """It was cancelled."""
+        return self._state in {CANCELLED, CANCELLED_AND_NOTIFIED}
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The task's value; its exception is raised, with the remote traceback as cause.
+
+        Raises: CancelledError; DeadlineExceeded (a TimeoutError); what the task raised; TaskFailed for other ends.
+        """
+        if self._state not in _DONE:
+            self._await(timeout)
+        if not self._decoded:
+            self._decode(timeout)
+        if self._state != FINISHED:
+            raise CancelledError
+        if self._exception is not None:
+            try:
+                raise self._exception
+            finally:
+                self = None  # noqa: PLW0642 - no reference cycle through the traceback, as in the base class
+        return self._result
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The task's exception, None when it completed. Raises as `result` where there is none to return."""
+        if self._state not in _DONE:
+            self._await(timeout)
+        if not self._decoded:
+            self._decode(timeout)
+        if self._state != FINISHED:
+            raise CancelledError
+        return self._exception  # type: ignore[no-any-return]
+
+    def _await(self, timeout: float | None) -> None:
+        if timeout is not None and timeout <= 0:
+            raise DeadlineExceeded(self._story("not done"))
+        condition = self._condition
+        with giving_slot_back(), condition:
+            if not condition.wait_for(lambda: self._state in _DONE, timeout):
+                raise DeadlineExceeded(self._story(f"not done within {timeout:g} s"))
+
+    def _story(self, what: str) -> str:
+        trouble = self._source.trouble()
+        return f"task {self.task_id or '(not sent yet)'} is {what}" + (f"; {trouble}" if trouble else "")
+
+    def _decode(self, timeout: float | None) -> None:
+        """Bytes -> value or exception, once; of two threads at the same time the first one's stays."""
+        settled = self._settled
+        if settled is None or self._state != FINISHED:
+            self._decoded = True
+            return
+        value, error = None, None
+        if settled.outcome.state is State.COMPLETED:
+            try:
+                value = value_of(settled, self._source.number, self._source.store, timeout_s=60.0 if timeout is None else max(1.0, timeout))
+            except Unavailable:
+                raise  # the next call may find the store again
+            except Exception as failure:  # noqa: BLE001 - kept, and raised by result()
+                error = failure
+        else:
+            error = error_of(settled, self._source.number)
+        with _lock:
+            if not self._decoded:
+                self._result, self._exception = value, error
+                self._decoded = True
+                settled.outcome = _without_value(settled)
+
+    def __repr__(self) -> str:
+        return f"<rmgr.Future {self.task_id or 'waiting'} {self._state.lower()}>"
+
+
+def _without_value(settled: Settled) -> Any:
+    """The outcome without the bytes that were decoded (they may be large)."""
+    outcome = settled.outcome
+    return msgspec.structs.replace(outcome, value=b"") if len(outcome.value) > 256 else outcome

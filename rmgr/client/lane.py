@@ -1,0 +1,338 @@
+"""One submission in the Submitter: what callers may do with it, and what holds its parts together.
+
+    callers --add--> Sender --ENQUEUE--> ZooKeeper --fragments--> Follower --outcomes--> the listener
+                                                   --failed/----> Repair (the resubmit rule)
+Parts live on the Submitter's thread; `add`, `flush`, `wait_room`, `drop` and `complete` may be called from any other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from rmgr.client.follower import Follower
+from rmgr.client.ports import Listener, TaskSpec
+from rmgr.client.repair import Repair
+from rmgr.client.sender import Sender
+from rmgr.client.takeover import Takeover
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.owner_ops import release
+from rmgr.coord.records import decode_record
+from rmgr.coord.view import Progress
+from rmgr.errors import DeadlineExceeded, QueueFull, RmgrError, StateConflict, SubmitUnknown, Unavailable
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Submission, Tail
+
+if TYPE_CHECKING:
+    from rmgr.client.engine import Engine
+
+_LOG = logging.getLogger("rmgr.submitter")
+#: More than this unsent and `wait_room` waits.
+MAX_UNSENT_TASKS = 400_000
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+
+
+class Lane:
+    """A submission that is owned (extended, repaired) or only followed.
+
+    Args:
+        owned: this Submitter is the owner that the record names.
+        held: its blocks are set aside instead of queued.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        submission: Submission,
+        version: int,
+        tail: Tail,
+        tail_version: int,
+        listener: Listener,
+        *,
+        owned: bool,
+        held: bool = False,
+        pending_cap: int = 0,
+    ) -> None:
+        self.engine = engine
+        self.number = submission.id
+        self.submission = submission
+        self.listener = listener
+        self.owned = owned
+        self.wants_ownership = False
+        self.dead: RmgrError | None = None
+        self.pending_cap = pending_cap
+        self.progress = Progress()
+        self.progress.tail = tail
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
+        self.version = version
+        self._sender = Sender(self, tail, tail_version, held=held or submission.phase is Phase.HELD)
+        self._follower = Follower(self.number, engine, self._on_fragment, self.die)
+        self._repair = Repair(self)
+        self._takeover = Takeover(self)
+        self._released = False
+        self._over = False
+
+    # -- from callers
+
+    @property
+    def next_index(self) -> int:
+        """Index that the next added task gets; stable under `lock`."""
+        return self._sender.buffer.next_index
+
+    @property
+    def reign(self) -> str:
+        """Guid under which tasks are submitted now."""
+        return self.engine.guid
+
+    def add(self, spec: TaskSpec, payloads: list[bytes], *, solid: bool = False, row: str = "") -> int:
+        """See `ports.LanePort`. Cost: O(len(payloads)), no IO."""
+        sender = self._sender
+        with self.lock:
+            if self.dead is not None:
+                raise self.dead
+            if not self.owned or sender.want_complete:
+                raise self._refusal()
+            first = sender.buffer.add(spec, payloads, solid=solid, row=row)
+        self.engine.wake(self)
+        return first
+
+    def wait_room(self, timeout_s: float | None) -> None:
+        """See `ports.LanePort`."""
+        sender = self._sender
+        if not sender.full and sender.buffer.tasks < MAX_UNSENT_TASKS and sender.buffer.bytes < MAX_UNSENT_BYTES:
+            return
+        room = lambda: not sender.full and sender.buffer.tasks < MAX_UNSENT_TASKS and sender.buffer.bytes < MAX_UNSENT_BYTES  # noqa: E731
+        if not self._wait(room, timeout_s):
+            raise self._full_error()
+
+    def flush(self, timeout_s: float | None) -> None:
+        """See `ports.LanePort`."""
+        sender = self._sender
+        with self.lock:
+            goal = sender.buffer.next_index
+        self.engine.wake(self)
+        durable = lambda: sender.sent >= goal and (sender.tail.complete or not sender.want_complete)  # noqa: E731
+        if not self._wait(durable, timeout_s):
+            if sender.full:
+                raise self._full_error()
+            raise SubmitUnknown(
+                f"tasks {sender.sent}..{goal - 1} of submission {self.number} are not known to be durable: "
+                f"{sender.trouble or 'no answer within the timeout'}",
+                token=self.submission.token,
+                task_id=f"{self.number}_{sender.sent}",
+                hint="they are sent again in the background while this process lives",
+            )
+
+    def complete(self) -> None:
+        """See `ports.LanePort`."""
+        with self.lock:
+            self._sender.want_complete = True
+        self.engine.wake(self)
+
+    def drop(self, indices: Sequence[int]) -> list[int]:
+        """See `ports.LanePort`."""
+        sender = self._sender
+        with self.lock:
+            unsent = sender.buffer.next_index - sender.buffer.tasks
+            mine = [index for index in indices if index >= unsent]
+            sender.dropped.update(mine)
+        return mine
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while not condition():
+                if self.dead is not None:
+                    raise self.dead
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def _full_error(self) -> RmgrError:
+        if self._sender.full:
+            return QueueFull(
+                f"queue {self.submission.queue} holds its maximum of {self.pending_cap} waiting blocks",
+                hint="wait until some have been taken (timeout=...), or raise max_pending_blocks: rmgr config apply",
+            )
+        return DeadlineExceeded(f"submission {self.number}: too much is waiting to be sent ({self._sender.trouble or 'ZooKeeper is slow'})")
+
+    def _refusal(self) -> RmgrError:
+        if self.submission.phase is Phase.CANCELLED:
+            return StateConflict(f"submission {self.number} was cancelled; no task can be added")
+        if self._sender.want_complete:
+            return StateConflict(f"submission {self.number} is complete; no task can be added", hint="make a new TaskQueue")
+        return StateConflict(
+            f"submission {self.number} is looked after by another Submitter, which lives", hint="end that process, or make a new TaskQueue"
+        )
+
+    # -- on the Submitter's thread
+
+    def start(self, *, fresh: bool) -> None:
+        """Begins to follow, and to look after it if it is owned."""
+        self._follower.start(fresh=fresh)
+        self._watch_record()
+        if self.owned:
+            self._repair.start()
+            self._sender.send()
+        else:
+            self._watch_tail()
+
+    def send(self) -> None:
+        """Sends what waits."""
+        self._sender.send()
+
+    def sent(self) -> None:
+        """One more ENQUEUE is durable."""
+        self.progress.tail = self._sender.tail
+        self.notify()
+        self._tell_progress()
+
+    def notify(self) -> None:
+        """Wakes who waits in `flush` or `wait_room`."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def reconnected(self) -> None:
+        """A session is there (again): look at everything, hints may have been lost."""
+        if self.dead is None:
+            self._follower.nudge()
+            self._repair.look()
+            self._sender.send()
+
+    def die(self, error: RmgrError) -> None:
+        """Nothing more will come."""
+        if self.dead is not None:
+            return
+        with self.lock:
+            self.dead = error
+        self._follower.stop()
+        self._repair.stop()
+        self.engine.forget(self)
+        self.notify()
+        self.listener.on_dead(error)
+
+    def _on_fragment(self, number: int, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        fresh = self.progress.apply(number, fragment, outcomes)
+        if fresh:
+            self.listener.on_outcomes(fragment, fresh)
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        self.listener.on_progress()
+        if self.progress.is_ended and self._sender.idle:
+            if self.owned and not self._released:
+                self._released = True
+                self._release()
+            elif not self.owned:
+                self._finish()
+
+    def _finish(self) -> None:
+        """Every task is final: nothing is left to do here."""
+        self._over = True
+        self._follower.stop()
+        self._repair.stop()
+        self.engine.forget(self)
+
+    def _release(self) -> None:
+        """Everything is final: the leader may close it now."""
+        if self.submission.owner != self.engine.guid:
+            self._finish()
+            return
+        asked = self.engine.coordinator.commit(release(self.submission, self.version))
+        asked.add_done_callback(lambda _: self.engine.post(self._finish))
+
+    # -- the record
+
+    def _watch_record(self) -> None:
+        if self._over or self.dead is not None:
+            return
+        asked = self.engine.coordinator.get(paths.sub(self.number), watch=lambda: self.engine.post(self._watch_record))
+        self._ask(asked, self._on_record, self._watch_record)
+
+    def _on_record(self, found: Stamped | None) -> None:
+        if found is None:
+            self._follower.nudge()  # collected: whatever is left to read is in pages
+            return
+        record = decode_record(found.data, Submission, paths.sub(self.number))
+        if found.version < self.version:
+            return
+        self.submission, self.version = record, found.version
+        if record.phase is Phase.CANCELLED and self.owned:
+            self._end_unsent(record)
+        elif self.owned and record.owner not in {self.engine.guid, ""} and not self._released:
+            self.die(StateConflict(f"submission {self.number} was taken over by another Submitter"))
+        self.listener.on_progress()
+
+    def _end_unsent(self, record: Submission) -> None:
+        """Somebody cancelled the submission: what was not sent never will be, and nothing can be added."""
+        sender = self._sender
+        with self.lock:
+            first, last = sender.buffer.next_index - sender.buffer.tasks, sender.buffer.next_index
+            sender.buffer.clear()
+            sender.want_complete = True
+        if last > first:
+            reason = Reason.DEPENDENCY_FAILED if record.reason == Reason.DEPENDENCY_FAILED else Reason.USER_CANCEL
+            ended = [Outcome(index=index, state=State.CANCELLED, reason=reason) for index in range(first, last)]
+            self.listener.on_outcomes(Fragment(attempt=0), ended)
+        self.notify()
+        sender.send()
+
+    def _watch_tail(self) -> None:
+        """Only of a submission that somebody else extends."""
+        if self.owned or self._over or self.dead is not None:
+            return
+        asked = self.engine.coordinator.get(paths.tail(self.number), watch=lambda: self.engine.post(self._watch_tail))
+        self._ask(asked, self._on_tail, self._watch_tail)
+
+    def _on_tail(self, found: Stamped | None) -> None:
+        if found is not None and not self.owned:
+            self.progress.tail = decode_record(found.data, Tail, paths.tail(self.number))
+            self._tell_progress()
+
+    # -- taking over
+
+    def wait_owned(self, timeout_s: float | None) -> None:
+        """Waits until this Submitter may extend the submission. Raises: StateConflict."""
+        sender, progress = self._sender, self.progress
+        if not self._wait(lambda: self.owned or sender.want_complete or progress.tail.complete, timeout_s) or not self.owned:
+            raise self._refusal()
+
+    def look_at_owner(self, alive: frozenset[str]) -> None:
+        """The Submitters that live have changed."""
+        if self.wants_ownership and self.dead is None and not self._over:
+            self._takeover.look(alive)
+
+    def taken_over(self, record: Submission, version: int, tail: Tail, tail_version: int) -> None:
+        """The submission is this Submitter's from here."""
+        with self.lock:
+            self.owned = True
+            self.submission, self.version = record, version
+            self._sender.rebase(tail, tail_version)
+        self.progress.tail = tail
+        self._repair.start()
+        self.notify()
+        self._tell_progress()
+
+    def _ask(self, asked: Future[Stamped | None], then: Callable[[Stamped | None], None], again: Callable[[], None]) -> None:
+        asked.add_done_callback(lambda _: self.engine.post(lambda: self._asked(asked, then, again)))
+
+    def _asked(self, asked: Future[Stamped | None], then: Callable[[Stamped | None], None], again: Callable[[], None]) -> None:
+        if self.dead is not None:
+            return
+        try:
+            value = asked.result(0)
+        except (Unavailable, TimeoutError):
+            self.engine.after(self.engine.jitter(1.0), again)
+        except RmgrError as error:
+            self.die(error)
+        else:
+            then(value)

@@ -1,0 +1,156 @@
+"""How tasks become blocks: consecutive tasks of one kind packed as large as the limits of a znode and a multi allow.
+
+Pure: arguments as bytes in, blocks out. Starters claim a block in part, so large blocks cost nothing and keep the
+directories of ZooKeeper short.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from rmgr.client.ports import TaskSpec
+from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS
+from rmgr.model.block import MAX_INLINE_BYTES, MAX_TASKS, NO_SEQ, BlockData, BlockKey
+from rmgr.model.resources import MIB
+
+#: Bytes of arguments of one store row; one larger argument has a row of its own.
+MAX_ROW_BYTES = MIB
+#: Fewer tasks than this inline, with more waiting behind them: the arguments go to a row instead.
+FEW_INLINE = 48
+#: Room left in a multi for what is not blocks (tail, record, fragments of cancelled tasks).
+_OTHER_OPS = 8
+_OTHER_BYTES = 24 * 1024
+#: Estimate of a block's share of a multi besides its arguments.
+_BLOCK_BYTES = 400
+#: MessagePack's cost of one argument beside its bytes.
+_ITEM_BYTES = 5
+
+
+@dataclass(slots=True)
+class Batch:
+    """Consecutive tasks of one kind that are not sent yet: `payloads[i]` belongs to index `first + i`.
+
+    solid: exactly one block, one task after another in one slot. row: where the arguments are stored already.
+    """
+
+    spec: TaskSpec
+    first: int
+    payloads: list[bytes]
+    solid: bool = False
+    row: str = ""
+    taken: int = 0  #: how many from the front were packed already
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One block to be: `first`, `count`, and its arguments (all empty: none). to_row: they go to a store row."""
+
+    spec: TaskSpec
+    first: int
+    payloads: tuple[bytes, ...]
+    solid: bool
+    row: str
+    to_row: bool
+
+    @property
+    def count(self) -> int:
+        """Tasks in it."""
+        return len(self.payloads)
+
+
+class Buffer:
+    """Tasks in the order of their indices, on the way into blocks. Not thread-safe."""
+
+    def __init__(self, next_index: int = 0) -> None:
+        self.next_index = next_index
+        self.bytes = 0
+        self.tasks = 0
+        self._batches: deque[Batch] = deque()
+
+    def add(self, spec: TaskSpec, payloads: list[bytes], *, solid: bool = False, row: str = "") -> int:
+        """Appends tasks; returns the index of the first. Cost: O(len(payloads))."""
+        first = self.next_index
+        last = self._batches[-1] if self._batches else None
+        if last is not None and last.spec == spec and not (solid or row or last.solid or last.row):
+            last.payloads += payloads
+        else:
+            self._batches.append(Batch(spec, first, payloads, solid, row))
+        self.next_index += len(payloads)
+        self.tasks += len(payloads)
+        self.bytes += sum(map(len, payloads))
+        return first
+
+    def clear(self) -> None:
+        """Forgets what was not taken; its indices are free again."""
+        self._batches.clear()
+        self.next_index -= self.tasks
+        self.tasks = self.bytes = 0
+
+    def take(self, *, max_blocks: int = MAX_OPS - _OTHER_OPS, max_bytes: int = MAX_MULTI_BYTES - _OTHER_BYTES) -> list[Packed]:
+        """The next blocks, as many as fit one multi; they leave the buffer. Cost: O(tasks taken)."""
+        blocks: list[Packed] = []
+        room = max_bytes
+        while self._batches and len(blocks) < max_blocks:
+            batch = self._batches[0]
+            block, size = _next_block(batch)
+            if blocks and size > room:
+                break
+            room -= size
+            blocks.append(block)
+            batch.taken += block.count
+            self.tasks -= block.count
+            self.bytes -= sum(map(len, block.payloads))
+            if batch.taken == len(batch.payloads):
+                self._batches.popleft()
+        return blocks
+
+
+def _next_block(batch: Batch) -> tuple[Packed, int]:
+    """The block at the front of a batch, and the bytes that it adds to a multi."""
+    at = batch.taken
+    payloads = batch.payloads
+    end = min(len(payloads), at + MAX_TASKS)
+    first = batch.first + at
+    if batch.row:
+        return Packed(batch.spec, first, tuple(payloads[at:end]), batch.solid, batch.row, False), _BLOCK_BYTES
+    size, stop = 0, at
+    while stop < end:
+        more = len(payloads[stop]) + _ITEM_BYTES
+        if size + more > MAX_INLINE_BYTES:
+            break
+        size += more
+        stop += 1
+    if stop == end or (stop - at >= FEW_INLINE and not batch.solid):
+        return Packed(batch.spec, first, tuple(payloads[at:stop]), batch.solid, "", False), size + _BLOCK_BYTES
+    while stop < end and (size + len(payloads[stop]) <= MAX_ROW_BYTES or stop == at or batch.solid):
+        size += len(payloads[stop]) + _ITEM_BYTES
+        stop += 1
+    return Packed(batch.spec, first, tuple(payloads[at:stop]), batch.solid, "", True), _BLOCK_BYTES
+
+
+def block_of(packed: Packed, *, submission: int, priority: int, cores: int, memory_mib: int, row: str = "") -> tuple[BlockKey, BlockData]:
+    """Key and data of a new block; `row` names the arguments when they are not inline."""
+    key = BlockKey(
+        priority=priority,
+        seq=NO_SEQ,
+        submission=submission,
+        first=packed.first,
+        count=packed.count,
+        attempt=1,
+        cores=cores,
+        memory_mib=memory_mib,
+    )
+    spec = packed.spec
+    inline = not row and any(packed.payloads)
+    data = BlockData(
+        function=spec.function,
+        resubmit=spec.resubmit,
+        retries=spec.retries,
+        base=packed.first,
+        payloads=packed.payloads if inline else (),
+        row=row,
+        keyed=spec.keyed,
+        serial=packed.solid,
+    )
+    return key, data

@@ -1,0 +1,133 @@
+"""The Submitter as the client library sees it: tasks as bytes in, outcomes as bytes out.
+
+`engine.Engine` implements it in this process on ZooKeeper and the data store; a gateway client implements it over
+gRPC. Nothing above it knows which one it talks to. Thread-safe; listeners are called on a thread of the Submitter and
+must neither block nor run code of the user.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from rmgr.coord.ports import SessionState, Store
+from rmgr.coord.view import Progress
+from rmgr.errors import RmgrError
+from rmgr.model.node import NodeRecord
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Submission
+
+
+class TaskSpec(msgspec.Struct, frozen=True, gc=False):
+    """What consecutive tasks of a submission share.
+
+    function: sha256 of the function ("" for a command). keyed: their payloads are encoded `KeyedPayload`s.
+    """
+
+    function: str = ""
+    resubmit: bool = True
+    retries: int = 0
+    keyed: bool = False
+
+
+class Listener(Protocol):
+    """Who wants to know how the tasks of a submission end."""
+
+    def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        """These tasks are final now, each told once. `fragment` says where they ran and in which attempt."""
+
+    def on_progress(self) -> None:
+        """Counts, tail or record have changed; told after `on_outcomes`, and rarely without it."""
+
+    def on_dead(self, error: RmgrError) -> None:
+        """Nothing more will come: the submission is gone, was taken over, or the Submitter was closed."""
+
+
+class LanePort(Protocol):
+    """One submission that this Submitter looks after (or only follows)."""
+
+    number: int
+    lock: threading.RLock  #: held by whoever adds tasks: `next_index` is stable under it
+    progress: Progress  #: written by the Submitter's thread; reading single fields is safe anywhere
+
+    @property
+    def submission(self) -> Submission:
+        """The record as last read."""
+
+    @property
+    def next_index(self) -> int:
+        """Index that the next added task gets."""
+
+    @property
+    def reign(self) -> str:
+        """Guid under which the tasks added now are submitted: part of the pointers to their outputs."""
+
+    def add(self, spec: TaskSpec, payloads: list[bytes], *, solid: bool = False, row: str = "") -> int:
+        """Adds tasks; they become durable with one of the next commits (`flush` waits for it).
+
+        Args:
+            payloads: argument bytes, one a task. The list is the lane's from now on.
+            solid: they are one block, run one after another in one slot (at most 256).
+            row: the store row that already holds the arguments (then `payloads` are empty, one a task).
+        Returns: the first index. Raises: StateConflict when the submission is complete, cancelled or not owned.
+        """
+
+    def wait_room(self, timeout_s: float | None) -> None:
+        """Waits while too much is unsent. Raises: QueueFull when the queue's cap is the cause and `timeout_s` ran out."""
+
+    def flush(self, timeout_s: float | None) -> None:
+        """Waits until all that was added is durable. Raises: SubmitUnknown, QueueFull, CoordinationUnavailable."""
+
+    def complete(self) -> None:
+        """No task will follow. Idempotent; committed in the background (`flush` waits for it)."""
+
+    def drop(self, indices: Sequence[int]) -> list[int]:
+        """Cancels those of `indices` that are not sent yet; they end CANCELLED. Returns which."""
+
+
+class SubmitterPort(Protocol):
+    """A Submitter."""
+
+    store: Store
+
+    @property
+    def guid(self) -> str:
+        """Names this Submitter as the owner of its submissions."""
+
+    @property
+    def session_state(self) -> SessionState:
+        """Whether the coordination service answers."""
+
+    def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
+        """Queues and limits, at most 5 s old."""
+
+    def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
+        """Records of the nodes, at most 5 s old."""
+
+    def open(self, draft: Submission, listener: Listener, *, timeout_s: float) -> LanePort:
+        """SUBMIT: `draft` (its id is ignored) becomes a submission without tasks, owned by this Submitter.
+
+        Raises: SubmitUnknown, CoordinationUnavailable, WrongCluster.
+        """
+
+    def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> LanePort:
+        """Follows an existing submission from its beginning; with `own`, takes it over once its owner is gone.
+
+        Raises: NotFound.
+        """
+
+    def cancel_tasks(self, number: int, indices: Sequence[int], *, reason: str, running: bool, timeout_s: float) -> list[int]:
+        """Cancels tasks that wait; with `running` also orders those that run to be killed. Returns those that will not end otherwise."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Runs user code (done callbacks) on a thread where it may block without harm."""
+
+    def listen(self, listener: Callable[[SessionState], None]) -> None:
+        """Adds a listener to the session's state; it is told the present one at once."""
+
+    def close(self, *, timeout_s: float = 5.0) -> None:
+        """Lets go of everything; what is durable goes on without it."""

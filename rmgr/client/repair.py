@@ -1,0 +1,212 @@
+"""The resubmit rule, carried out by the owner: attempts that ended FAILED wait again, or end, as `coord.rules` says.
+
+Watches `failed/` of one submission. Names are deterministic, so the leader acting on the same record does no harm: who
+comes second finds it gone. Back-off is counted from when the record was seen; a successor starts it again.
+Lives on the Submitter's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rmgr.coord import keys, paths
+from rmgr.coord.leader_ops import resubmit
+from rmgr.coord.multi import Committed, Stamped, Stat
+from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.records import decode_block, decode_failed, decode_keyed, decode_payloads
+from rmgr.coord.rules import Again, rule
+from rmgr.errors import RequestTooLarge, RmgrError, Unavailable
+from rmgr.model.outcome import FailedRange
+from rmgr.model.states import LOSSES
+from rmgr.model.submission import Phase
+
+if TYPE_CHECKING:
+    from rmgr.client.lane import Lane
+
+_LOG = logging.getLogger("rmgr.submitter")
+_RESYNC_S = 20.0
+
+
+class Repair:
+    """What the owner of a submission does about its failed attempts."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._engine = lane.engine
+        self._active = False
+        self._looking = False
+        self._again = False
+        self._known: dict[str, Any] = {}  #: name -> timer or None (being acted upon)
+
+    def start(self) -> None:
+        """Begins."""
+        self._active = True
+        self.look()
+        self._schedule()
+
+    def stop(self) -> None:
+        """Acts no more."""
+        self._active = False
+        for timer in self._known.values():
+            if timer is not None:
+                timer.cancel()
+        self._known.clear()
+
+    def look(self) -> None:
+        """Reads the names of the failed ranges and watches for more."""
+        if not self._active:
+            return
+        if self._looking:
+            self._again = True
+            return
+        self._looking, self._again = True, False
+        asked = self._engine.coordinator.children(paths.failed(self._lane.number), watch=lambda: self._engine.post(self.look))
+        asked.add_done_callback(lambda _: self._engine.post(lambda: self._listed(asked)))
+
+    def _schedule(self) -> None:
+        def resync() -> None:
+            if self._active:
+                self.look()
+                self._schedule()
+
+        self._engine.after(self._engine.jitter(_RESYNC_S), resync)
+
+    def _listed(self, asked: Future[list[str] | None]) -> None:
+        self._looking = False
+        if not self._active:
+            return
+        try:
+            names = asked.result(0) or []
+        except RmgrError:
+            return  # the resync comes
+        present = set(names)
+        for name in [name for name in self._known if name not in present]:
+            timer = self._known.pop(name)
+            if timer is not None:
+                timer.cancel()
+        for name in names:
+            if name not in self._known:
+                self._known[name] = None
+                self._read(name)
+        if self._again:
+            self.look()
+
+    def _read(self, name: str) -> None:
+        asked = self._engine.coordinator.get(f"{paths.failed(self._lane.number)}/{name}")
+
+        def then(found: Stamped | None) -> None:
+            if found is None:
+                self._known.pop(name, None)
+                return
+            failed = decode_failed(found.data)
+            delay_s = self._delay_s(failed)
+            self._known[name] = self._engine.after(delay_s, lambda: self._act(name)) if delay_s > 0 else None
+            if not delay_s:
+                self._decide(name, found)
+
+        self._then(name, asked, then)
+
+    def _delay_s(self, failed: FailedRange) -> float:
+        submission = self._lane.submission
+        try:
+            block = decode_block(failed.block)
+        except msgspec.DecodeError:
+            return 0.0
+        ruling = rule(failed.reason, block, alone=failed.alone, backoff_us=submission.backoff_us, max_losses=self._max_losses)
+        return ruling.backoff_us / 1e6 if isinstance(ruling, Again) else 0.0
+
+    @property
+    def _max_losses(self) -> int:
+        return self._engine.known_settings.max_losses
+
+    def _act(self, name: str) -> None:
+        """The back-off is over: the record is read again, for its version."""
+        if self._active and name in self._known:
+            self._known[name] = None
+            asked = self._engine.coordinator.get(f"{paths.failed(self._lane.number)}/{name}")
+            self._then(name, asked, lambda found: self._decide(name, found) if found else self._known.pop(name, None))
+
+    def _decide(self, name: str, found: Stamped) -> None:
+        asked = self._engine.coordinator.stat(paths.gate(self._lane.number))
+
+        def then(gate: Stat | None) -> None:
+            submission = self._lane.submission
+            if submission.phase is Phase.CANCELLED:
+                self._known.pop(name, None)  # the leader ends it
+                return
+            failed = decode_failed(found.data)
+            first, count, attempt = paths.parse_failed_range(name)
+            # A cap on what runs: it waits aside like the rest, and the leader brings it back.
+            open_gate = gate is not None and not submission.max_running
+            multi, final = resubmit(submission, first, count, attempt, failed, found.version, gate=open_gate, max_losses=self._max_losses)
+            clean = None if final is None else lambda: delete_outputs(self._engine.store, submission.id, first, count, attempt, failed)
+            try:
+                committed = self._engine.coordinator.commit(multi)
+            except RequestTooLarge as error:
+                _LOG.error("resubmit_failed", extra={"path": name, "error": str(error)})
+                return
+            self._then(name, committed, lambda outcome: self._acted(name, outcome, clean))
+
+        self._then(name, asked, then)
+
+    def _acted(self, name: str, outcome: object, clean: Callable[[], None] | None) -> None:
+        self._known.pop(name, None)
+        if isinstance(outcome, Committed):
+            if clean is not None:
+                self._engine.io(clean)
+        else:  # somebody else was faster, or nobody knows: the list tells
+            self._engine.after(self._engine.jitter(0.2), self.look)
+
+    def _then(self, name: str, asked: Future[Any], then: Callable[[Any], None]) -> None:
+        asked.add_done_callback(lambda _: self._engine.post(lambda: self._continue(name, asked, then)))
+
+    def _continue(self, name: str, asked: Future[Any], then: Callable[[Any], None]) -> None:
+        if not self._active:
+            return
+        try:
+            value = asked.result(0)
+        except RmgrError as error:
+            self._known.pop(name, None)
+            if not isinstance(error, Unavailable):
+                _LOG.warning("resubmit_failed", extra={"path": name, "error": str(error)})
+            self._engine.after(self._engine.jitter(1.0), self.look)
+        else:
+            then(value)
+
+
+def delete_outputs(store: Store, number: int, first: int, count: int, attempt: int, failed: FailedRange) -> None:
+    """What attempts that end for good may have written under output keys, and the pointers to it. On an IO thread.
+
+    Readers follow committed attempts, so this frees space and names; it may fail without harm.
+    """
+    block = decode_block(failed.block)
+    if not block.keyed:
+        return
+    try:
+        payloads = block.payloads
+        if block.row:
+            row = store.get(block.row)
+            payloads = decode_payloads(row[0]) if row else ()
+        for index in range(first, first + count):
+            if failed.reason in LOSSES:
+                for key in store.keys(keys.outputs_of(number, index, attempt)):
+                    store.delete(key)
+            if payloads:
+                delete_pointers(store, number, index, decode_keyed(payloads[index - block.base]).outputs)
+    except (RmgrError, msgspec.DecodeError) as error:
+        _LOG.info("outputs_not_deleted", extra={"error": str(error)})
+
+
+def delete_pointers(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> None:
+    """Frees the output keys of a task that ended without a result; keys that somebody else has taken stay."""
+    for output in outputs:
+        found = store.get(keys.named(output))
+        if found is not None and found[1] is Encoding.POINTER:
+            pointer = keys.decode_pointer(found[0])
+            if (pointer.sub, pointer.index) == (number, index):
+                store.delete(keys.named(output))

@@ -1,0 +1,115 @@
+"""What the outcome of a task means to the one who waits for it: a value, or an exception. Decoded in the caller's thread."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import CancelledError
+
+from rmgr.client.follower import LOST
+from rmgr.coord import keys
+from rmgr.coord.ports import Encoding, Store
+from rmgr.errors import DataLost, PickleFailed, TaskFailed
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.states import Reason, State
+
+#: Lines of a failed task's output that its error shows.
+TAIL_LINES = 10
+
+
+class Settled:
+    """How a task ended, as little as is needed to tell it later.
+
+    Attributes: outcome; node ("" when it never ran); attempt.
+    """
+
+    __slots__ = ("attempt", "node", "outcome")
+
+    def __init__(self, fragment: Fragment, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.node = fragment.node
+        self.attempt = outcome.attempt or fragment.attempt
+
+
+def value_of(settled: Settled, number: int, store: Store, *, timeout_s: float = 60.0) -> object:
+    """The value of a COMPLETED task. Large values are fetched from the store.
+
+    Raises: DataLost, StoreUnavailable; PickleFailed when it cannot be unpickled here.
+    """
+    outcome = settled.outcome
+    task = f"{number}_{outcome.index}"
+    if outcome.error.startswith(LOST):
+        raise DataLost(f"task {task} completed, but {outcome.error.partition(': ')[2]}", hint="submit it again")
+    if outcome.value_size >= 0:
+        key = keys.output(number, outcome.index, settled.attempt)
+        found = store.get(key, timeout_s=timeout_s)
+        if found is None:
+            raise DataLost(f"the result of task {task} ({key}) is missing from the data store", hint="submit it again")
+        return load(found[0], found[1], f"the result of task {task}")
+    if not outcome.value and outcome.pickled:
+        return None  # a command, or the keyed form: there is nothing to return
+    return load(outcome.value, Encoding.PICKLE if outcome.pickled else Encoding.RAW, f"the result of task {task}")
+
+
+def load(data: bytes, encoding: Encoding, what: str) -> object:
+    """Bytes of the store or of an outcome -> object. Raises PickleFailed naming `what`."""
+    if encoding is not Encoding.PICKLE:
+        return data
+    try:
+        return pickle.loads(data)  # noqa: S301 - results of the user's own functions, decoded in the user's process
+    except Exception as error:  # code of users: __setstate__ may raise anything
+        raise PickleFailed(
+            f"{what} cannot be unpickled here: {type(error).__name__}: {error}", hint="is the module that defines it importable here?"
+        ) from error
+
+
+def error_of(settled: Settled, number: int, *, loses: bool = False) -> BaseException:
+    """The exception of a task that did not complete: its own, with the traceback there as cause, or TaskFailed.
+
+    loses: always TaskFailed, also when the task raised (what `wait_all` raises; its own exception is then the cause).
+    """
+    outcome = settled.outcome
+    if outcome.state is State.CANCELLED:
+        return CancelledError(f"task {number}_{outcome.index} was cancelled")
+    raised = _raised(outcome)
+    if raised is not None and not loses:
+        return raised
+    failed = TaskFailed(
+        _sentence(settled, number),
+        task_id=f"{number}_{outcome.index}",
+        reason=str(outcome.reason),
+        attempts=max(1, settled.attempt),
+        node=settled.node,
+        log_tail=log_tail(outcome),
+        work_exit_code=outcome.exit_code,
+        hint=f"rmgr logs {number}_{outcome.index}",
+    )
+    failed.__cause__ = raised
+    return failed
+
+
+def _raised(outcome: Outcome) -> BaseException | None:
+    """The exception that the task raised, None when it did not end so or it cannot be rebuilt here."""
+    if not outcome.value or outcome.reason not in {Reason.EXCEPTION, Reason.BAD_OUTPUT, Reason.START_FAILED}:
+        return None
+    try:
+        error = pickle.loads(outcome.value)  # noqa: S301 - as above
+    except Exception:  # noqa: BLE001 - as above; its summary is in the outcome
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+def _sentence(settled: Settled, number: int) -> str:
+    outcome = settled.outcome
+    where = f" on {settled.node}" if settled.node else ""
+    again = f", attempt {settled.attempt}" if settled.attempt > 1 else ""
+    what = outcome.error or (f"exit code {outcome.exit_code}" if outcome.exit_code is not None else "no details")
+    return f"task {number}_{outcome.index} failed{where}{again}: {outcome.reason} ({what})"
+
+
+def log_tail(outcome: Outcome) -> str:
+    """The last lines of its output, stderr before stdout."""
+    for stream in (1, 0):
+        text = outcome.log[stream].decode("utf-8", "replace").strip()
+        if text:
+            return "\n".join(text.splitlines()[-TAIL_LINES:])
+    return ""

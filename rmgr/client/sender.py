@@ -1,0 +1,262 @@
+"""ENQUEUE of one owned submission: group commit. While one is in flight everything submitted accumulates for the next.
+
+    idle -> rows to the store -> room in the queue? -> commit -> Committed: idle again
+                                                    -> Unknown, or a conflict: the tail tells what happened
+Lives on the Submitter's thread; the buffer is shared with the callers under the lane's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rmgr.client.gauge import FULL_LOOK_S
+from rmgr.client.packing import Buffer, Packed, block_of
+from rmgr.coord import keys, ops, paths
+from rmgr.coord.leader_ops import no_outcome
+from rmgr.coord.multi import Committed, Conflict, Create, Multi, Outcome, Stamped, Unknown
+from rmgr.coord.records import decode_record, encode_fragment, encode_payloads
+from rmgr.errors import NotFound, RequestTooLarge, RmgrError, StateConflict, Unavailable
+from rmgr.model.block import runs
+from rmgr.model.resources import MIB
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Tail
+
+if TYPE_CHECKING:
+    from rmgr.client.lane import Lane
+
+_LOG = logging.getLogger("rmgr.submitter")
+#: Outcomes of tasks cancelled before they were sent, in one fragment. Meanwhile blocks go one by one: each may fall to pieces.
+_FRAGMENT_TASKS = 200
+
+
+@dataclass(slots=True)
+class _Round:
+    """One ENQUEUE from what was packed to what became of it."""
+
+    packed: list[Packed]
+    dropped: list[int]
+    tail: Tail
+    rows: dict[int, str]  #: first index -> store row
+    multi: Multi | None = None
+
+
+class Sender:
+    """What a lane sends.
+
+    Args:
+        held: blocks are set aside instead of queued (the submission is held, or has a cap).
+    """
+
+    def __init__(self, lane: Lane, tail: Tail, tail_version: int, *, held: bool) -> None:
+        self.tail = tail
+        self.full = False
+        self.held = held
+        self.trouble: RmgrError | None = None  #: why the present round does not get on
+        self.buffer = Buffer(tail.next)
+        self.dropped: set[int] = set()
+        self.want_complete = tail.complete
+        self._lane = lane
+        self._engine = lane.engine
+        self._version = tail_version
+        self._round: _Round | None = None
+        self._rounds = 0
+        self._retry_s = 0.05
+
+    @property
+    def sent(self) -> int:
+        """Indices below are durable."""
+        return self.tail.next
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be sent (to be read under the lane's lock)."""
+        return self._round is None and not self.buffer.tasks and (self.tail.complete or not self.want_complete)
+
+    def rebase(self, tail: Tail, version: int) -> None:
+        """The tail as it is after this Submitter has taken the submission over."""
+        self.tail, self._version = tail, version
+        self.buffer = Buffer(tail.next)
+        self.want_complete = tail.complete
+
+    # -- one round
+
+    def send(self) -> None:
+        """Starts a round if none is under way and there is something to send."""
+        lane = self._lane
+        if self._round is not None or not lane.owned or lane.dead is not None:
+            return
+        with lane.lock:
+            packed = self.buffer.take(max_blocks=1) if self.dropped else self.buffer.take()
+            complete = self.want_complete and not self.buffer.tasks
+            if not packed and complete == self.tail.complete:
+                return
+            self._rounds += 1
+            end = packed[-1].first + packed[-1].count if packed else self.tail.next
+            dropped = sorted(index for index in self.dropped if index < end)
+            self.dropped.difference_update(dropped)
+            tail = replace(self.tail, next=end, complete=complete, enqueued=f"{self._engine.guid[:12]}-{self._rounds}")
+            self._round = _Round(packed, dropped, tail, {item.first: item.row for item in packed if item.row})
+        if any(item.to_row for item in packed):
+            self._store_rows()
+        else:
+            self._admit()
+
+    def _store_rows(self) -> None:
+        current = self._round
+        assert current is not None
+        number = self._lane.number
+        rows: list[tuple[str, bytes]] = []
+        for item in current.packed:
+            if item.to_row:
+                row = current.rows[item.first] = keys.arguments(number, item.first, current.tail.enqueued)
+                rows.append((row, encode_payloads(item.payloads)))
+        self._step(self._engine.io(lambda: put_rows(self._engine.store, rows)), lambda _: self._admit(), self._store_rows)
+
+    def _admit(self) -> None:
+        current = self._round
+        if current is None or self._lane.dead is not None:
+            return
+        cap = self._lane.pending_cap
+        admitted = (
+            True
+            if self.held or not current.packed
+            else self._engine.gauge.admit(self._lane.submission.queue, len(current.packed), cap, self._admit)
+        )
+        if admitted is False:
+            self.full = True
+            self._lane.notify()
+            self._engine.after(FULL_LOOK_S, self._admit)
+        elif admitted:
+            self.full = False
+            self._commit()
+
+    def _commit(self) -> None:
+        current = self._round
+        if current is None or self._lane.dead is not None:
+            return
+        if current.multi is None:
+            current.multi = self._multi(current)
+        try:
+            asked = self._engine.coordinator.commit(current.multi, timeout_s=self._engine.commit_timeout_s)
+        except RequestTooLarge as error:
+            self._lane.die(error)
+            return
+        self._step(asked, self._answered, self._commit)
+
+    def _multi(self, current: _Round) -> Multi:
+        submission = self._lane.submission
+        memory_mib = -(-submission.request.memory_bytes // MIB)
+        blocks = [
+            block_of(
+                item,
+                submission=submission.id,
+                priority=submission.priority,
+                cores=submission.request.cores,
+                memory_mib=memory_mib,
+                row=current.rows.get(item.first, ""),
+            )
+            for item in current.packed
+        ]
+        if current.dropped:
+            blocks = [part for block in blocks for part in _without(block, set(current.dropped))]
+        multi = ops.enqueue(submission.id, submission.queue, tail=current.tail, tail_version=self._version, blocks=blocks, held=self.held)
+        if not current.dropped:
+            return multi
+        ended = [
+            Create(
+                paths.fragment_prefix(submission.id),
+                encode_fragment(no_outcome(State.CANCELLED, Reason.USER_CANCEL, current.dropped[at : at + _FRAGMENT_TASKS])),
+                sequence=True,
+            )
+            for at in range(0, len(current.dropped), _FRAGMENT_TASKS)
+        ]
+        return replace(multi, ops=(*multi.ops, *ended))
+
+    def _answered(self, outcome: Outcome) -> None:
+        match outcome:
+            case Committed():
+                self._committed()
+            case Conflict() | Unknown():
+                # An earlier sending may have been committed late, by a session that is gone: the tail's bytes tell.
+                asked = self._engine.coordinator.get(paths.tail(self._lane.number))
+                self._step(asked, lambda found: self._read_back(found, outcome), lambda: self._answered(outcome))
+
+    def _read_back(self, found: Stamped | None, outcome: Conflict | Unknown) -> None:
+        current = self._round
+        if current is None:
+            return
+        if found is None:
+            self._lane.die(NotFound(f"submission {self._lane.number} is gone", hint=f"rmgr history {self._lane.number}"))
+            return
+        now = decode_record(found.data, Tail, paths.tail(self._lane.number))
+        if now == current.tail:
+            self._committed()
+        elif found.version != self._version:
+            self._lane.die(
+                StateConflict(
+                    f"submission {self._lane.number} was taken over by another Submitter", hint="TaskQueue.attach(name) follows it"
+                )
+            )
+        elif isinstance(outcome, Conflict):
+            self._lane.die(
+                StateConflict(
+                    f"submission {self._lane.number} cannot be extended: {outcome.kind} at {outcome.path}", hint="rmgr fsck, rmgr doctor"
+                )
+            )
+        else:
+            self._again(self._commit)
+
+    def _committed(self) -> None:
+        current = self._round
+        assert current is not None
+        self._version += 1
+        self._retry_s = 0.05
+        self.trouble = None
+        with self._lane.lock:
+            self.tail, self._round = current.tail, None
+        self._lane.sent()
+        self.send()
+
+    # -- trouble
+
+    def _step(self, asked: Future[Any], then: Callable[[Any], None], again: Callable[[], None]) -> None:
+        asked.add_done_callback(lambda _: self._engine.post(lambda: self._stepped(asked, then, again)))
+
+    def _stepped(self, asked: Future[Any], then: Callable[[Any], None], again: Callable[[], None]) -> None:
+        if self._lane.dead is not None:
+            return
+        try:
+            value = asked.result(0)
+        except Unavailable as error:
+            self.trouble = error
+            self._lane.notify()
+            self._again(again)
+        except RmgrError as error:
+            self._lane.die(error)
+        else:
+            then(value)
+
+    def _again(self, job: Callable[[], None]) -> None:
+        self._engine.after(self._engine.jitter(self._retry_s), job)
+        self._retry_s = min(1.0, self._retry_s * 2)
+
+
+def put_rows(store: Any, rows: Sequence[tuple[str, bytes]]) -> None:
+    """Writes rows of arguments: small ones together, large ones one by one."""
+    small = [row for row in rows if len(row[1]) < MIB // 2]
+    if small:
+        store.put_many(small)
+    for key, value in rows:
+        if len(value) >= MIB // 2:
+            store.put(key, value)
+
+
+def _without(block: ops.Block, dropped: set[int]) -> list[ops.Block]:
+    """A block without its cancelled tasks."""
+    key, data = block
+    left = runs([index for index in range(key.first, key.end) if index not in dropped])
+    return [(replace(key, first=first, count=count), ops.cut(data, key.first, first, count)) for first, count in left]

@@ -1,0 +1,148 @@
+"""SUBMIT, from a number to a durable record: the one operation that a caller waits for.
+
+The token makes it idempotent: whatever was lost on the way, the same token leads to the same submission.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rmgr.coord import ops, paths
+from rmgr.coord.multi import Committed, Conflict, ConflictKind, Unknown
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_record
+from rmgr.errors import CoordinationUnavailable, NotConnected, SubmitUnknown, WrongCluster
+from rmgr.model.submission import Submission, Tail
+
+#: Longest that one request of it may take.
+_STEP_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A durable submission. created: by this call; else the token had been used before."""
+
+    submission: Submission
+    version: int
+    tail: Tail
+    tail_version: int
+    created: bool
+
+
+def token_digest(user: str, token: str) -> str:
+    """What the token's record is named by."""
+    return hashlib.sha256(f"{user}\0{token}".encode()).hexdigest()
+
+
+def submit(
+    coordinator: Coordinator,
+    draft: Submission,
+    *,
+    owner: str,
+    deadline_s: float,
+    blocks: Callable[[int], Sequence[ops.Block]] = lambda _: (),
+    tasks: int = 0,
+    complete: bool = False,
+    held: bool | None = None,
+) -> Submitted:
+    """Makes `draft` a submission; its id is ignored, its token generated when it has none.
+
+    Args:
+        owner: guid of the Submitter that looks after it, "" = the leader.
+        blocks: its first blocks, given its number; tasks: how many they are; complete: no more will follow.
+        deadline_s: monotonic.
+    Raises: SubmitUnknown when it is not known whether it was committed (the same token is safe);
+        CoordinationUnavailable when it surely was not; WrongCluster.
+    """
+    token = draft.token or uuid.uuid4().hex
+    digest = token_digest(draft.user, token)
+    tail = Tail(next=tasks, complete=complete, reigns=((0, owner),) if owner else ())
+    make_bucket: bool | None = None
+    doubtful = False
+    while True:
+        found = _known(coordinator, digest, deadline_s, doubtful, token)
+        if isinstance(found, Submitted):
+            return found
+        number, version = found
+        submission = replace(draft, id=number, owner=owner, token=token)
+        multi = ops.submit(
+            submission,
+            ids_version=version,
+            token_digest=digest,
+            tail=tail,
+            blocks=blocks(number),
+            make_bucket=number % 1000 == 0 or number == 1 if make_bucket is None else make_bucket,
+            held=held,
+        )
+        step_s = _left(deadline_s, doubtful, token)
+        match coordinator.commit(multi, timeout_s=step_s).result(step_s + 1):
+            case Committed():
+                return Submitted(submission=submission, version=0, tail=tail, tail_version=0, created=True)
+            case Conflict(path=path, kind=kind):
+                make_bucket = None
+                if path == paths.sub(number) and kind is ConflictKind.NO_NODE:
+                    make_bucket = True
+                elif path == paths.subs_bucket(number):
+                    make_bucket = False
+                elif path == paths.IDS:
+                    time.sleep(random.uniform(0, 0.002))  # many submit at once: let one of them win
+                elif path != paths.token(digest):
+                    raise WrongCluster(f"the submission cannot be recorded: {kind} at {path}", hint="rmgr fsck; rmgr doctor")
+            case Unknown():
+                doubtful = True
+
+
+def _known(coordinator: Coordinator, digest: str, deadline_s: float, doubtful: bool, token: str) -> Submitted | tuple[int, int]:
+    """The submission that the token stands for, else (next number, version of /ids)."""
+    step_s = _left(deadline_s, doubtful, token)
+    if doubtful:
+        coordinator.sync(timeout_s=step_s)
+    asked = [coordinator.get(path, timeout_s=step_s) for path in (paths.token(digest), paths.IDS)]
+    try:
+        earlier, ids = (future.result(step_s + 1) for future in asked)
+        if earlier is not None:
+            return _read(coordinator, decode_record(earlier.data, int, paths.token(digest)), step_s)
+    except CoordinationUnavailable:
+        if doubtful:
+            raise _unknown(token) from None
+        raise
+    if ids is None:
+        raise NotConnected("ZooKeeper answers, but there is no rmgr cluster in it", hint="start one: rmgr dev")
+    return decode_record(ids.data, int, paths.IDS), ids.version
+
+
+def _read(coordinator: Coordinator, number: int, step_s: float) -> Submitted:
+    asked = [coordinator.get(path, timeout_s=step_s) for path in (paths.sub(number), paths.tail(number))]
+    record, tail = (future.result(step_s + 1) for future in asked)
+    if record is None or tail is None:  # collected since: its number is all that is left, and all that is needed
+        gone = Submission(id=number, name="", user="", queue="", work="command")  # type: ignore[arg-type]
+        return Submitted(submission=gone, version=-1, tail=Tail(complete=True), tail_version=-1, created=False)
+    return Submitted(
+        submission=decode_record(record.data, Submission, paths.sub(number)),
+        version=record.version,
+        tail=decode_record(tail.data, Tail, paths.tail(number)),
+        tail_version=tail.version,
+        created=False,
+    )
+
+
+def _left(deadline_s: float, doubtful: bool, token: str) -> float:
+    left = deadline_s - time.monotonic()
+    if left > 0:
+        return min(_STEP_S, left)
+    if doubtful:
+        raise _unknown(token)
+    raise CoordinationUnavailable("ZooKeeper did not answer in time; nothing was submitted", hint="rmgr doctor")
+
+
+def _unknown(token: str) -> SubmitUnknown:
+    return SubmitUnknown(
+        "it is not known whether the submission was committed: ZooKeeper went away meanwhile",
+        token=token,
+        hint=f"send it again with the same token, it will not run twice: --token {token}",
+    )

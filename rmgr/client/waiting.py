@@ -1,0 +1,31 @@
+"""Waiting, wherever it happens: inside a task the slot goes back while one waits; outside it costs nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+
+
+def giving_slot_back() -> AbstractContextManager[None]:
+    """Around every wait for other tasks. Only in a worker does it do anything."""
+    module = sys.modules.get("rmgr.runner.blocking")  # a worker has loaded it before any task ran
+    return module.blocking() if module is not None else nullcontext()
+
+
+class Deadline:
+    """When a wait is over: `left()` seconds, None = never."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def left(self) -> float | None:
+        """Seconds left, at least 0; None without a deadline."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """The time has run out."""
+        return self._end is not None and time.monotonic() >= self._end
