@@ -1,0 +1,91 @@
+"""Failpoints: named places where a test makes a process die, stop, wait or fail. Without RMGR_FAILPOINT they do nothing.
+
+RMGR_FAILPOINT=name:n=kill|stop|delay:S|error (comma separated): the n-th pass of `failpoint(name)` triggers, n from 1,
+default 1. kill: SIGKILL to this process; stop: SIGSTOP; delay: sleeps S seconds; error: raises FailpointError.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+from rmgr.errors import ConfigError, RmgrError
+
+VARIABLE = "RMGR_FAILPOINT"
+_ACTIONS = ("kill", "stop", "delay", "error")
+
+
+class FailpointError(RmgrError):
+    """Raised by a failpoint whose action is `error`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """What happens at the `nth` pass of a failpoint."""
+
+    nth: int
+    action: str
+    seconds: float = 0.0
+
+
+def parse(text: str) -> dict[str, tuple[Trigger, ...]]:
+    """The variable's value, by name. Raises: ConfigError."""
+    found: dict[str, tuple[Trigger, ...]] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        where, equals, what = entry.partition("=")
+        name, _, nth = where.partition(":")
+        action, _, argument = what.partition(":")
+        try:
+            trigger = Trigger(nth=int(nth or 1), action=action, seconds=float(argument or 0))
+        except ValueError:
+            trigger = Trigger(nth=0, action="")
+        if not name or not equals or trigger.nth < 1 or action not in _ACTIONS or (action == "delay") != bool(argument):
+            msg = f"{VARIABLE}: '{entry}' is not name:n=kill|stop|delay:SECONDS|error"
+            raise ConfigError(msg)
+        found[name] = (*found.get(name, ()), trigger)
+    return found
+
+
+class Failpoints:
+    """The failpoints of one process and how often each was passed. Thread-safe."""
+
+    def __init__(self, text: str) -> None:
+        self._triggers = parse(text)
+        self._passes: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def hit(self, name: str) -> None:
+        """One pass of `name`."""
+        triggers = self._triggers.get(name)
+        if triggers is None:
+            return
+        with self._lock:
+            passes = self._passes[name] = self._passes.get(name, 0) + 1
+        for trigger in triggers:
+            if trigger.nth == passes:
+                _act(name, trigger)
+
+
+def _act(name: str, trigger: Trigger) -> None:
+    match trigger.action:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "delay":
+            time.sleep(trigger.seconds)
+        case _:
+            msg = f"failpoint {name}, pass {trigger.nth}"
+            raise FailpointError(msg)
+
+
+_ACTIVE = Failpoints(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+
+
+def failpoint(name: str) -> None:
+    """A place where a test may interfere. Cost when RMGR_FAILPOINT is unset: one comparison."""
+    if _ACTIVE is not None:
+        _ACTIVE.hit(name)
