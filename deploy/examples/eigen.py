@@ -114,8 +114,9 @@ def on_the_cluster(points: list[complex], problem: Mapping[str, Any], args: argp
         for j in range(len(points)):
             queue.submit(inputs=[f"{key}/point/{j}", f"{key}/problem"], outputs=[f"{key}/x/{j}"], resubmit=False, overwrite=args.overwrite)
         queue.wait_all(progress=args.progress)  # raises nothing for a lost task: resubmit=False says that the application can do without
-    there = set(store.keys(f"{key}/x/"))
-    return {j: store.get(f"{key}/x/{j}") for j in range(len(points)) if f"{key}/x/{j}" in there}
+    print(f"TaskQueue     {queue.name}: {len(points)} tasks, one a point")
+    found = {j: store.get(f"{key}/x/{j}", None) for j in range(len(points))}
+    return {j: x for j, x in found.items() if x is not None}
 
 
 def judge(values: Matrix, residuals: Matrix, known: Matrix) -> str | None:

@@ -132,7 +132,7 @@ def on_the_cluster(fragments: Sequence[Fragment], args: argparse.Namespace) -> E
         for i in range(len(fragments)):
             queue.submit(inputs=[f"{key}/in/{i}"], outputs=[f"{key}/internal/{i}"], **again)
         queue.wait_all(progress=args.progress)
-    print(f"TaskQueue 1   {len(fragments)} tasks, one a fragment: {time.monotonic() - started:.2f} s")
+    print(f"TaskQueue 1   {queue.name}: {len(fragments)} tasks, one a fragment: {time.monotonic() - started:.2f} s")
 
     started = time.monotonic()
     pairs = pairs_within(fragments, args.cutoff)
@@ -140,7 +140,7 @@ def on_the_cluster(fragments: Sequence[Fragment], args: argparse.Namespace) -> E
         for i, j in pairs:
             queue.submit(inputs=[f"{key}/in/{i}", f"{key}/in/{j}"], outputs=[f"{key}/pair/{i}-{j}"], **again)
         queue.wait_all(progress=args.progress)
-    print(f"TaskQueue 2   {len(pairs)} tasks, one a pair within {args.cutoff:g} A: {time.monotonic() - started:.2f} s")
+    print(f"TaskQueue 2   {queue.name}: {len(pairs)} tasks, one a pair within {args.cutoff:g} A: {time.monotonic() - started:.2f} s")
 
     internal = [store.get(f"{key}/internal/{i}") for i in range(len(fragments))]
     return internal, pairs, [store.get(f"{key}/pair/{i}-{j}") for i, j in pairs]
