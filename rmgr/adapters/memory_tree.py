@@ -81,7 +81,7 @@ class MemoryTree:
         self._sessions: set[int] = set()
         self._next_session = 1
         self._watches: dict[str, dict[str, dict[object, None]]] = {"data": {}, "child": {}}
-        self.commits: list[Multi] = []  #: every committed multi, in order: what tests check outcomes against
+        self.commits: list[tuple[int, Multi]] = []  #: (session, multi) in order: what tests check outcomes against
 
     # -- sessions
 
@@ -131,7 +131,7 @@ class MemoryTree:
                 for step in reversed(undo):
                     step()
                 return refused.answer, []
-            self.commits.append(multi)
+            self.commits.append((session, multi))
             return Committed(paths=tuple(paths), versions=tuple(versions)), self._triggered(changes)
 
     def _apply(

@@ -31,6 +31,7 @@ class _Clock:
 class _Given:
     multi: Multi
     future: Future[Outcome]
+    session: int  # the client's when it was given, 0 between two
     orphan: bool = False  # its session ended under it: Unknown is allowed
 
 
@@ -56,13 +57,14 @@ class _World:
 
 
 class LostAnswers(RuleBasedStateMachine):
-    @initialize(window=st.integers(1, 4))
-    def start(self, window: int) -> None:
+    @initialize(window=st.integers(1, 8), faults=st.sets(st.sampled_from(["expiry", "deadline", "fence"]), max_size=2))
+    def start(self, window: int, faults: set[str]) -> None:
+        self.faults = faults  # besides lost links: few kinds a run, else hardly anything is ever read back
         self.clock = _Clock()
         self.tree = MemoryTree()
         self.other = MemoryCoordinator(self.tree)
         self.other.ensure(["/names", "/queue", "/own", "/fence"])
-        self.tree.commits.clear()
+        self.before = len(self.tree.commits)
         self.client = MemoryCoordinator(self.tree, auto=False, window=window, clock=self.clock)
         self.fence = 0  # the version that the client knows
         self.world = _World()
@@ -75,7 +77,7 @@ class LostAnswers(RuleBasedStateMachine):
         guard = next((op for op in ops if isinstance(op, Check)), None)
         multi = Multi(name=f"M{self.made}", ops=tuple(ops), proof=proof, guard=guard)  # type: ignore[arg-type]
         orphan = not self.tree.is_alive(self.client.session_id)
-        self.world.given.append(_Given(multi, self.client.commit(multi, timeout_s=timeout_s), orphan))
+        self.world.given.append(_Given(multi, self.client.commit(multi, timeout_s=timeout_s), self.client.session_id, orphan))
 
     # -- what the client does
 
@@ -95,8 +97,8 @@ class LostAnswers(RuleBasedStateMachine):
     def claim_and_progress(self, sets: int) -> None:
         self.claim()
         block = self.world.blocks[-1]
-        for _ in range(sets):
-            self._set(block, Holds)
+        for number in range(sets):
+            self._set(block, Holds, timeout_s=3.0 if number % 2 else 10.0)
 
     @precondition(lambda self: any(not b.gone for b in self.world.blocks))
     @rule(data=st.data(), by_absence=st.booleans(), same=st.booleans())
@@ -105,10 +107,10 @@ class LostAnswers(RuleBasedStateMachine):
         kind = GoneOrHolds if by_absence and block.known() else Holds
         self._set(block, kind, same=same)
 
-    def _set(self, block: _Block, kind: type[Holds | GoneOrHolds], *, same: bool = False) -> None:
+    def _set(self, block: _Block, kind: type[Holds | GoneOrHolds], *, same: bool = False, timeout_s: float = 10.0) -> None:
         block.sets += not same  # now and then the bytes that stand there already
         bytes_ = str(block.sets).encode()
-        self._give(Check("/fence", self.fence), Set(block.path, bytes_, block.version), proof=kind(block.path, bytes_))
+        self._give(Check("/fence", self.fence), Set(block.path, bytes_, block.version), proof=kind(block.path, bytes_), timeout_s=timeout_s)
         block.version += 1
 
     @precondition(lambda self: any(not b.gone and b.known() for b in self.world.blocks))
@@ -146,22 +148,29 @@ class LostAnswers(RuleBasedStateMachine):
     def reconnect(self) -> None:
         self.client.reconnect()
 
+    @precondition(lambda self: "expiry" in self.faults)
     @rule()
     def expire(self) -> None:
         for given in self.world.given:
             given.orphan = True
         self.client.expire()
 
+    @precondition(lambda self: "deadline" in self.faults)
     @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]))
     def time_passes(self, seconds: float) -> None:
         self.clock.now += seconds
         self.client.guard()
 
+    @precondition(lambda self: "fence" in self.faults)
     @rule()
     def move_fence(self) -> None:
         multi = Multi(name="FENCE", ops=(Set("/fence", b"", -1),), proof=Exists("/fence"))
         assert isinstance(self.other.commit(multi).result(0), Committed)
+        for name in self.other.children("/own").result(0) or []:  # as the leader, once it has fenced a node
+            fail = Multi(name="FAIL", ops=(Delete(f"/own/{name}"),), proof=Gone(f"/own/{name}"))
+            assert isinstance(self.other.commit(fail).result(0), Committed)
 
+    @precondition(lambda self: "fence" in self.faults)
     @rule()
     def learn_fence(self) -> None:
         found = self.other.get("/fence").result(0)
@@ -174,7 +183,7 @@ class LostAnswers(RuleBasedStateMachine):
     def nothing_happens_twice_and_no_answer_lies(self) -> None:
         if not hasattr(self, "world"):
             return
-        applied = [m.name for m in self.tree.commits if m.name.startswith("M")]
+        applied = [m.name for _, m in self.tree.commits[self.before :] if m.name.startswith("M")]
         assert len(applied) == len(set(applied))
         for given in self.world.given:
             if not given.future.done():
@@ -193,8 +202,16 @@ class LostAnswers(RuleBasedStateMachine):
     @invariant()
     def multis_happen_in_the_order_given(self) -> None:
         if hasattr(self, "tree"):
-            applied = [int(m.name[1:]) for m in self.tree.commits if m.name.startswith("M")]
+            applied = [int(m.name[1:]) for _, m in self.tree.commits[self.before :] if m.name.startswith("M")]
             assert applied == sorted(applied)
+
+    @invariant()
+    def nothing_is_repeated_in_another_session(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        by_name = {given.multi.name: given.session for given in self.world.given}
+        for session, multi in self.tree.commits[self.before :]:
+            assert by_name.get(multi.name, session) in {session, 0}
 
     @invariant()
     def a_new_session_is_always_announced(self) -> None:

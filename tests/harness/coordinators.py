@@ -1,0 +1,142 @@
+"""The two adapters of the Coordinator port as the conformance suite sees them: open clients on one tree, and break things."""
+
+from __future__ import annotations
+
+import abc
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rmgr.adapters.memory import MemoryCoordinator, MemoryTree
+from rmgr.adapters.zk import ZkCoordinator, end_session
+from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.coord.ports import SessionState
+from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.proxy import Proxy
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "the condition") -> Any:
+    """The first true value of `condition`; fails after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s"
+        threading.Event().wait(0.01)
+
+
+class States:
+    """A listener that keeps what it was told."""
+
+    def __init__(self, coordinator: SessionCoordinator) -> None:
+        self.seen: list[SessionState] = []
+        coordinator.listen(self.seen.append)
+
+    def wait(self, *states: SessionState, timeout_s: float = 10.0) -> None:
+        """Until the last ones told are `states`."""
+        wait_for(lambda: tuple(self.seen[-len(states) :]) == states, timeout_s, f"{states} after {self.seen}")
+
+
+class World(abc.ABC):
+    """A tree and its clients. Faults are per client."""
+
+    def __init__(self) -> None:
+        self.opened: list[SessionCoordinator] = []
+
+    def open(self, session_timeout_s: float = 4.0) -> SessionCoordinator:
+        """A connected client in the world's chroot."""
+        coordinator = self._open(session_timeout_s)
+        self.opened.append(coordinator)
+        return coordinator
+
+    def close(self) -> None:
+        """Ends all."""
+        for coordinator in self.opened:
+            coordinator.close()
+
+    @abc.abstractmethod
+    def _open(self, session_timeout_s: float) -> SessionCoordinator: ...
+    @abc.abstractmethod
+    def lose_reply(self, coordinator: SessionCoordinator, nth: int = 1) -> None: ...
+    @abc.abstractmethod
+    def lose_request(self, coordinator: SessionCoordinator, nth: int = 1) -> None: ...
+    @abc.abstractmethod
+    def cut(self, coordinator: SessionCoordinator) -> None: ...
+    @abc.abstractmethod
+    def silence(self, coordinator: SessionCoordinator, silent: bool) -> None: ...
+    @abc.abstractmethod
+    def expire(self, coordinator: SessionCoordinator) -> None: ...
+
+
+class MemoryWorld(World):
+    """Clients of one tree in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = MemoryTree()
+
+    def _open(self, session_timeout_s: float) -> MemoryCoordinator:
+        coordinator = MemoryCoordinator(self.tree, "/conformance", session_timeout_s=session_timeout_s)
+        coordinator.ensure(["/"])
+        return coordinator
+
+    def lose_reply(self, coordinator: Any, nth: int = 1) -> None:
+        coordinator.lose_reply(nth)
+
+    def lose_request(self, coordinator: Any, nth: int = 1) -> None:
+        coordinator.lose_request(nth)
+
+    def cut(self, coordinator: Any) -> None:
+        coordinator.cut()
+
+    def silence(self, coordinator: Any, silent: bool) -> None:
+        if silent:
+            coordinator.pause()
+        else:
+            coordinator.resume()
+
+    def expire(self, coordinator: Any) -> None:
+        coordinator.expire()
+
+
+class ZkWorld(World):
+    """Clients of a real server, each behind a proxy of its own."""
+
+    def __init__(self, server: ZooKeeperServer, chroot: str) -> None:
+        super().__init__()
+        self.server = server
+        self.chroot = chroot
+        self.proxies: dict[int, Proxy] = {}
+
+    def _open(self, session_timeout_s: float) -> ZkCoordinator:
+        proxy = Proxy(self.server.hosts)
+        coordinator = ZkCoordinator.connect(proxy.hosts, self.chroot, session_timeout_s=session_timeout_s)
+        self.proxies[id(coordinator)] = proxy
+        coordinator.ensure(["/"])
+        return coordinator
+
+    def close(self) -> None:
+        super().close()
+        for proxy in self.proxies.values():
+            proxy.close()
+
+    def proxy(self, coordinator: SessionCoordinator) -> Proxy:
+        """The proxy in front of a client."""
+        return self.proxies[id(coordinator)]
+
+    def lose_reply(self, coordinator: SessionCoordinator, nth: int = 1) -> None:
+        self.proxy(coordinator).lose_reply(nth)
+
+    def lose_request(self, coordinator: SessionCoordinator, nth: int = 1) -> None:
+        self.proxy(coordinator).lose_request(nth)
+
+    def cut(self, coordinator: SessionCoordinator) -> None:
+        self.proxy(coordinator).cut()
+
+    def silence(self, coordinator: SessionCoordinator, silent: bool) -> None:
+        self.proxy(coordinator).black_hole(to_client=silent, to_server=silent)
+
+    def expire(self, coordinator: SessionCoordinator) -> None:
+        end_session(self.server.host, self.server.port, *coordinator.session_credentials)

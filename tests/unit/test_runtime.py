@@ -1,0 +1,186 @@
+"""Lease, back-off, failpoints, stall guard and signals."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from rmgr.errors import ConfigError
+from rmgr.runtime import failpoint as failpoints
+from rmgr.runtime import lease as lease_module
+from rmgr.runtime.backoff import Backoff
+from rmgr.runtime.failpoint import FailpointError, Failpoints, Trigger
+from rmgr.runtime.lease import Lease
+from rmgr.runtime.signals import SignalLetters
+from rmgr.runtime.stall import EXIT_CODE, StallGuard
+
+
+class Session:
+    session_timeout_s = 6.0
+    last = 0.0
+
+    def last_answer_s(self) -> float:
+        return self.last
+
+
+# -- lease ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_runs_from_the_last_answered_request_for_two_thirds_of_the_session() -> None:
+    session, now = Session(), [100.0]
+    lease = Lease(session, clock=lambda: now[0])
+    assert not lease.is_valid()  # nothing was answered yet
+    session.last = 99.0
+    assert lease.length_s == pytest.approx(4.0)
+    assert (lease.is_valid(), lease.remaining_s()) == (True, pytest.approx(3.0))
+    now[0] = 103.1
+    assert (lease.is_valid(), lease.remaining_s()) == (False, 0.0)
+    session.last = 103.0
+    assert lease.is_valid()
+
+
+def test_time_in_which_the_host_slept_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    offset = [0.0]
+    monkeypatch.setattr(lease_module, "_boot_offset_s", lambda: offset[0])
+    session = Session()
+    session.last = 100.0
+    lease = Lease(session, clock=lambda: 101.0)
+    assert lease.is_valid()
+    offset[0] = 3600.0  # the monotonic clock stood still for an hour
+    assert not lease.is_valid()
+    lease.rearm()  # a new session
+    assert lease.is_valid()
+
+
+def test_a_lease_that_leaves_no_time_to_stop_is_refused() -> None:
+    with pytest.raises(ValueError, match="no time to stop"):
+        Lease(Session(), share=0.99)
+
+
+# -- back-off -------------------------------------------------------------------------------------------------------------
+
+
+def test_delays_double_to_the_cap_with_jitter_and_start_again() -> None:
+    backoff = Backoff(0.1, 1.0, rng=random.Random(7))
+    delays = [backoff.next_s() for _ in range(8)]
+    for delay, full in zip(delays, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0], strict=True):
+        assert full / 2 <= delay <= full
+    assert backoff.attempts == 8
+    backoff.reset()
+    assert backoff.next_s() <= 0.1
+
+
+def test_two_that_failed_together_come_back_apart() -> None:
+    first, second = Backoff(1.0, 10.0, rng=random.Random(1)), Backoff(1.0, 10.0, rng=random.Random(2))
+    assert first.next_s() != second.next_s()
+
+
+# -- failpoints -----------------------------------------------------------------------------------------------------------
+
+
+def test_failpoints_are_read_from_one_line() -> None:
+    assert failpoints.parse("a=kill, b:3=delay:0.5,a:2=error") == {
+        "a": (Trigger(nth=1, action="kill"), Trigger(nth=2, action="error")),
+        "b": (Trigger(nth=3, action="delay", seconds=0.5),),
+    }
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "a=explode", "a:0=kill", "a:x=kill", "=kill", "a=delay", "a=kill:3", "a=delay:x"])
+def test_a_malformed_failpoint_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=failpoints.VARIABLE):
+        failpoints.parse(text)
+
+
+def test_only_the_nth_pass_triggers() -> None:
+    points = Failpoints("here:2=error")
+    points.hit("here")
+    points.hit("elsewhere")
+    with pytest.raises(FailpointError, match="here, pass 2"):
+        points.hit("here")
+    points.hit("here")
+
+
+@pytest.mark.parametrize(("value", "code"), [("x:2=kill", -signal.SIGKILL), ("x=error", 1), ("y=kill", 0), (None, 0)])
+def test_a_failpoint_acts_in_the_process_that_was_told(value: str | None, code: int) -> None:
+    program = "from rmgr.runtime.failpoint import failpoint\nfailpoint('x')\nfailpoint('x')"
+    env = {k: v for k, v in os.environ.items() if k != failpoints.VARIABLE} | ({failpoints.VARIABLE: value} if value else {})
+    ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, timeout=30, check=False)
+    assert ended.returncode == code
+
+
+# -- stall guard ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_that_stands_still_is_reported_and_one_that_turns_is_not() -> None:
+    now, told = [0.0], []
+    guard = StallGuard(10.0, name="loop", on_stall=told.append, clock=lambda: now[0])
+    for _ in range(8):
+        now[0] += 2.5
+        guard.progress()
+        guard.check()
+    assert told == []
+    for _ in range(5):
+        now[0] += 2.5
+        guard.check()
+    assert told == ["loop: no progress for 12.5 s (limit 10 s)"]
+
+
+def test_a_process_that_was_stopped_gets_time_to_turn_again() -> None:
+    now, told = [0.0], []
+    guard = StallGuard(10.0, on_stall=told.append, clock=lambda: now[0])
+    now[0] = 500.0  # SIGSTOP, SIGCONT
+    guard.check()
+    now[0] = 502.5
+    guard.check()
+    assert told == []
+    guard.progress()
+
+
+def test_a_stalled_process_ends_with_its_stacks_on_stderr() -> None:
+    program = (
+        "import threading\nfrom rmgr.runtime.stall import StallGuard\n"
+        "def the_loop_that_hangs(): threading.Event().wait(60)\n"
+        "StallGuard(0.2, name='leader').start()\nthe_loop_that_hangs()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, text=True, check=False)
+    assert ended.returncode == EXIT_CODE
+    assert "leader: no progress" in ended.stderr
+    assert "the_loop_that_hangs" in ended.stderr
+
+
+# -- signals --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_becomes_a_letter_and_the_second_ends_the_process() -> None:
+    program = (
+        "import sys\nfrom rmgr.runtime.mailbox import Mailbox\nfrom rmgr.runtime.signals import SignalLetters\n"
+        "box = Mailbox()\nSignalLetters(box.put).install()\n"
+        "print('ready', flush=True)\nprint(box.get(30).name, flush=True)\nbox.get(30)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "SIGTERM\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 128 + signal.SIGTERM
+
+
+def test_signals_are_given_back() -> None:
+    before, got = signal.getsignal(signal.SIGUSR1), threading.Event()
+    letters = SignalLetters(lambda _number: got.set(), [signal.SIGUSR1])
+    letters.install()
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)  # only stop signals have an end of patience
+        assert got.wait(5)
+    finally:
+        letters.restore()
+        letters.restore()
+    assert signal.getsignal(signal.SIGUSR1) is before
