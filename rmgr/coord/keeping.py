@@ -265,18 +265,19 @@ def cancel_reason(submission: Submission) -> Reason:
 # -- changes of the record ----------------------------------------------------------------------------------------------------
 
 
-def close(submission: Submission, version: int, *, now_us: int, gate: bool) -> Multi:
+def close(submission: Submission, version: int, *, now_us: int, gate: bool) -> tuple[Submission, Multi]:
     """CLOSE: after its summary is in the store. `gate`: its gate exists, and goes with it."""
     closed = replace(submission, phase=Phase.CLOSED, closed_us=now_us)
-    return set_record(closed, version=version, gate=False if gate else None, name="CLOSE")
+    return closed, set_record(closed, version=version, gate=False if gate else None, name="CLOSE")
 
 
-def let_go(submission: Submission, version: int) -> Multi:
+def let_go(submission: Submission, version: int) -> tuple[Submission, Multi]:
     """MET: what it waited for has happened; its blocks may be claimed as soon as they are back in the queue."""
-    return set_record(replace(submission, phase=Phase.OPEN, reason="", reason_detail=""), version=version, gate=True, name="MET")
+    met = replace(submission, phase=Phase.OPEN, reason="", reason_detail="")
+    return met, set_record(met, version=version, gate=True, name="MET")
 
 
-def break_off(submission: Submission, version: int, detail: str) -> Multi:
+def break_off(submission: Submission, version: int, detail: str) -> tuple[Submission, Multi]:
     """UNMET: what it waited for can never happen any more."""
     ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.DEPENDENCY_FAILED, reason_detail=detail)
-    return set_record(ended, version=version, gate=None, name="UNMET")
+    return ended, set_record(ended, version=version, gate=None, name="UNMET")

@@ -27,8 +27,8 @@ from rmgr.coord.keeping import (
     Sweep,
     Weigh,
 )
-from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Delete
-from rmgr.coord.records import decode_fragment, decode_record
+from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Delete, Set
+from rmgr.coord.records import decode_fragment, encode_record
 from rmgr.model.block import MAX_TASKS, NO_SEQ, BlockKey
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
@@ -224,14 +224,15 @@ def test_a_reason_that_is_no_reason_is_the_users() -> None:
 
 def test_records_change_with_their_gates() -> None:
     held = a_submission(phase=Phase.HELD, reason=Reason.DEPENDENCY, after=(Dependency(condition=Condition.OK, submission=3),))
-    met = keeping.let_go(held, 4)
-    assert met.ops[1] == Create(paths.gate(7))
-    assert decode_record(met.ops[0].data, Submission).phase is Phase.OPEN  # type: ignore[union-attr]
-    unmet = decode_record(keeping.break_off(held, 4, "ok:3").ops[0].data, Submission)  # type: ignore[union-attr]
+    met, let_go = keeping.let_go(held, 4)
+    assert let_go.ops == (Set(paths.sub(7), encode_record(met), 4), Create(paths.gate(7)))
+    assert met.phase is Phase.OPEN
+    unmet, broken = keeping.break_off(held, 4, "ok:3")
+    assert broken.ops == (Set(paths.sub(7), encode_record(unmet), 4),)
     assert (unmet.phase, unmet.reason, unmet.reason_detail) == (Phase.CANCELLED, Reason.DEPENDENCY_FAILED, "ok:3")
-    closed = keeping.close(a_submission(), 4, now_us=99, gate=True)
-    assert closed.ops[1] == Delete(paths.gate(7))
-    assert decode_record(closed.ops[0].data, Submission).closed_us == 99  # type: ignore[union-attr]
+    closed, close = keeping.close(a_submission(), 4, now_us=99, gate=True)
+    assert close.ops == (Set(paths.sub(7), encode_record(closed), 4), Delete(paths.gate(7)))
+    assert (closed.phase, closed.closed_us) == (Phase.CLOSED, 99)
 
 
 # -- dependencies ---------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,360 @@
+"""One submission in the memory of the leader: record, tail, outcome fragments, failed ranges; kept fresh by watches.
+
+As a client's follower, with two differences: it reads at its own pace (nobody waits for a result here), and outcomes
+that lie in a row of the store are applied by the ranges that the fragment names, so that deciding never waits for the
+store; `rows` remembers them for the summary at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from rmgr.coord import keys, paths
+from rmgr.coord.dependencies import Ending
+from rmgr.coord.keeping import Duty, Facts, FailedSeen
+from rmgr.coord.multi import Stamped
+from rmgr.coord.ports import Store
+from rmgr.coord.records import decode_fragment, decode_page, decode_record
+from rmgr.coord.view import Progress
+from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_mirror import data_of, names_below
+from rmgr.errors import DataLost, RmgrError, WrongCluster
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.submission import Paged, Phase, Submission, Tail
+from rmgr.runtime.timers import Timer
+
+#: Fragments asked for at once.
+WINDOW = 64
+
+
+class Followed:
+    """What the leader knows of submission `number`.
+
+    Args:
+        changed: called with this after each change. gone: called when its record does not exist.
+    Attributes besides the facts: doing: duties under way. retry_s: when a duty that did not succeed is due again.
+    held_tasks: set aside, when its blocks were last looked at. endings: of submissions that it waits for and that are
+    no longer in memory. is_loading: its turn to be read has come.
+    """
+
+    def __init__(self, desk: Desk, number: int, changed: Callable[[Followed], None], gone: Callable[[Followed], None]) -> None:
+        self.number = number
+        self.submission: Submission | None = None
+        self.version = -1
+        self.tail_version = -1
+        self.paged = Paged()
+        self.done_version = -1
+        self.progress = Progress()
+        self.failed: dict[str, FailedSeen] = {}
+        self.rows: list[Fragment] = []
+        self.active_s = desk.clock()
+        self.ended_s: float | None = None
+        self.swept = True
+        self.sweep_s = 0.0
+        self.held_tasks = 0
+        self.doing: set[Duty] = set()
+        self.retry_s: dict[Duty, tuple[float, float]] = {}
+        self.timer: Timer | None = None
+        self.endings: dict[int, Ending] = {}
+        self.is_loading = False
+        self._desk = desk
+        self._changed = changed
+        self._gone = gone
+        self._record = data_of(desk, paths.sub(number), self._on_record)
+        self._tail = data_of(desk, paths.tail(number), self._on_tail)
+        self._failed = names_below(desk, paths.failed(number), self._on_failed)
+        self._pace_s = 0.0
+        self._is_reading_on = False
+        self._watched = -1  # the missing fragment on which a watch of ours is set
+        self._reading = False
+        self._stale = False
+        self._stopped = False
+        self._caught_up = False
+        self._looked_s = float("-inf")
+        self._look_timer: Timer | None = None
+
+    # -- life
+
+    def start(self) -> None:
+        """Reads the record; `load` reads the rest."""
+        self._record.refresh()
+
+    def load(self) -> None:
+        """Reads tail, fragments and failed ranges; of a closed submission once and without watches: they do not change."""
+        self._is_reading_on = True
+        self._tail.is_watched = self._failed.is_watched = not self.is_closed
+        self._tail.refresh()
+        self._failed.refresh()
+        self._look()
+
+    def stop(self) -> None:
+        """Forgets its watches; nothing follows. Idempotent."""
+        self._stopped = True
+        for mirror in (self._record, self._tail, self._failed):
+            mirror.stop()
+        for timer in (self.timer, self._look_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def refresh(self) -> None:
+        """Reads everything again, watches or not."""
+        self._record.refresh()
+        if self._is_reading_on:
+            self._tail.refresh()
+            self._failed.refresh()
+            self._look()
+
+    def refresh_failed(self) -> None:
+        """Its failed ranges are not what was thought."""
+        self._failed.refresh()
+
+    def set_pace(self, pace_s: float) -> None:
+        """Least time between two readings of the same thing."""
+        self._pace_s = pace_s
+        self._tail.pace_s = self._failed.pace_s = pace_s
+
+    def hurry(self) -> bool:
+        """What the pace has put off is read now. Returns: something is being read."""
+        reading = [mirror.hurry() for mirror in (self._record, self._tail, self._failed)]
+        if self._look_timer is not None:
+            self._look()
+        return any(reading) or self._reading
+
+    # -- what our own commits have made: known before it is read
+
+    def put_record(self, submission: Submission, version: int) -> None:
+        """The record is `submission` now."""
+        old, self.submission, self.version = self.submission, submission, version
+        if old is None or old.phase is not submission.phase:
+            self.swept, self.sweep_s = submission.phase is Phase.CLOSED, 0.0
+        self._touch()
+
+    def put_tail(self, tail: Tail, version: int) -> None:
+        """The tail is `tail` now."""
+        self.progress.tail, self.tail_version = tail, version
+        self._touch()
+
+    def put_paged(self, paged: Paged, version: int) -> None:
+        """/done says `paged` now."""
+        self.paged, self.done_version = paged, version
+        self._touch()
+
+    @property
+    def is_closed(self) -> bool:
+        """Its record says CLOSED."""
+        return self.submission is not None and self.submission.phase is Phase.CLOSED
+
+    @property
+    def is_loaded(self) -> bool:
+        """Everything was read once: its facts can be judged."""
+        return self.submission is not None and self._tail.is_known and self._failed.is_known and self._caught_up
+
+    @property
+    def is_ended(self) -> bool:
+        """Every task is final and none will follow."""
+        if self.submission is None:
+            return False
+        cancelled = self.submission.phase in {Phase.CANCELLED, Phase.CLOSED}
+        return self.progress.is_ended or (cancelled and self.progress.final >= self.progress.total)
+
+    def facts(self, *, owner_alive: bool) -> Facts:
+        """What decides about it. Only when `is_loaded`."""
+        assert self.submission is not None
+        return Facts(
+            submission=self.submission,
+            tail=self.progress.tail,
+            final=self.progress.final,
+            failed=tuple(self.failed.values()),
+            applied=self.progress.next_fragment,
+            base=self.paged.base,
+            owner_alive=owner_alive,
+            active_s=self.active_s,
+            ended_s=self.ended_s,
+            swept=self.swept,
+            sweep_s=self.sweep_s,
+        )
+
+    # -- record, tail, failed ranges
+
+    def _on_record(self) -> None:
+        found = self._record.value
+        if found is None:
+            self._gone(self)
+            return
+        try:
+            submission = decode_record(found.data, Submission, paths.sub(self.number))
+        except WrongCluster as error:
+            self._desk.log.error("submission_unreadable", submission=self.number, error=error.message)
+            return
+        if found.version < self.version:
+            return  # older than what a commit of ours has made
+        old, self.submission, self.version = self.submission, submission, found.version
+        if old is None:
+            # A record that was never changed has its blocks where SUBMIT put them.
+            self.swept = submission.phase is Phase.CLOSED or (
+                submission.phase is Phase.OPEN and not found.version and not submission.max_running
+            )
+        elif old.phase is not submission.phase:
+            self.swept, self.sweep_s = False, 0.0
+        self._touch()
+
+    def _on_tail(self) -> None:
+        found = self._tail.value
+        if found is None or found.version < self.tail_version:
+            return
+        self.progress.tail = decode_record(found.data, Tail, paths.tail(self.number))
+        self.tail_version = found.version
+        if self.submission is not None and (self.submission.max_running or self.version):
+            self.swept = False  # new blocks of a held, released or capped one may have been set aside
+        self._touch()
+
+    def _on_failed(self) -> None:
+        now_s = self._desk.clock()
+        names = self._failed.value or []
+        self.failed = {name: self.failed.get(name) or FailedSeen(*paths.parse_failed_range(name), seen_s=now_s) for name in sorted(names)}
+        if self.submission is not None and self.submission.max_running:
+            self.swept = False  # what failed leaves room, and waits aside when it is put back
+        self._touch()
+
+    def _touch(self) -> None:
+        self.active_s = self._desk.clock()
+        if self.progress.is_ended and self.is_loaded:
+            self.ended_s = self.active_s if self.ended_s is None else self.ended_s
+        else:
+            self.ended_s = None
+        self._changed(self)
+
+    # -- fragments
+
+    def _fired(self, number: int) -> None:
+        if self._watched == number:
+            self._watched = -1
+        if self._stopped or self._look_timer is not None:
+            return
+        wait_s = self._looked_s + self._pace_s - self._desk.clock()
+        if wait_s <= 0:
+            self._look()
+        else:
+            self._look_timer = self._desk.after(wait_s, self._look)
+
+    def _look(self) -> None:
+        """Asks how many fragments there are; reads the new ones; watches the first missing one."""
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
+        if self._stopped:
+            return
+        if self._reading:
+            self._stale = True
+            return
+        self._reading = True
+        self._looked_s = self._desk.clock()
+        self._desk.get(paths.done(self.number), self._on_done, failed=self._failed_to_read)
+
+    def _failed_to_read(self) -> None:
+        self._reading = False
+        self._watched = -1
+        if self._look_timer is None:
+            self._look_timer = self._desk.after(1.0, self._look)
+
+    def _on_done(self, found: Stamped | None) -> None:
+        if self._stopped or found is None:
+            self._reading = False
+            return
+        if found.version >= self.done_version:
+            self.paged = decode_record(found.data, Paged, paths.done(self.number)) if found.data else Paged()
+            self.done_version = found.version
+        if self.paged.base > self.progress.next_fragment:
+            base, start = self.paged.base, self.progress.next_fragment
+            self._desk.store(
+                partial(_read_pages, number=self.number, start=start, base=base),
+                partial(self._on_pages, found),
+                partial(self._on_no_pages, found),
+            )
+            return
+        self._read_on(found.stat.creates)
+
+    def _on_pages(self, found: Stamped, pages: list[tuple[int, Fragment]]) -> None:
+        if self._stopped:
+            return
+        for number, fragment in pages:
+            if number >= self.progress.next_fragment:
+                self._apply(fragment)
+        self._read_on(found.stat.creates)
+
+    def _on_no_pages(self, found: Stamped, error: RmgrError) -> None:
+        """The store is away: counts are enough to go on."""
+        if self._stopped:
+            return
+        self._desk.log.warning("pages_unreadable", submission=self.number, error=error.message)
+        self.progress.skip_to(self.paged)
+        self._read_on(found.stat.creates)
+
+    def _read_on(self, end: int) -> None:
+        first = self.progress.next_fragment
+        if first >= end:
+            self._watch(end)
+            return
+        batch: list[Stamped | None] = []
+        last = min(end, first + WINDOW)
+        for number in range(first, last):
+            then = partial(self._on_batch, batch, end) if number == last - 1 else batch.append
+            failed = self._failed_to_read if number == last - 1 else partial(batch.append, None)
+            self._desk.get(paths.fragment(self.number, number), then, failed=failed)
+
+    def _on_batch(self, batch: list[Stamped | None], end: int, found: Stamped | None) -> None:
+        if self._stopped:
+            return
+        for item in (*batch, found):
+            if item is None:  # paged out meanwhile, or unreadable for a moment
+                self._failed_to_read()
+                return
+            self._apply(decode_fragment(item.data))
+        self._read_on(end)
+
+    def _watch(self, number: int) -> None:
+        """Reads the first missing fragment, to be told when it comes."""
+        watch = None if self._watched == number or self.is_closed else partial(self._fired, number)
+        self._watched = number if watch is not None else self._watched
+        self._desk.get(paths.fragment(self.number, number), self._on_next, watch=watch, failed=self._failed_to_read)
+
+    def _on_next(self, found: Stamped | None) -> None:
+        self._reading = False
+        if self._stopped:
+            return
+        if found is not None:
+            self._apply(decode_fragment(found.data))
+        if found is not None or self._stale:
+            self._stale = False
+            self._look()
+            return
+        self._caught_up = True
+        if self.held_tasks and self.submission is not None and self.submission.max_running:
+            self.swept = False  # what ended leaves room
+        self._touch()
+
+    def _apply(self, fragment: Fragment) -> None:
+        outcomes: Iterable[Outcome] = fragment.outcomes
+        if fragment.row:
+            outcomes = (Outcome(index=at, state=state) for state, first, count in fragment.ranges for at in range(first, first + count))
+            self.rows.append(fragment)
+        known = self.progress.duplicates
+        self.progress.apply(self.progress.next_fragment, fragment, outcomes)
+        if self.progress.duplicates > known:
+            self._desk.metrics.duplicates.inc(self.progress.duplicates - known)
+            self._desk.log.error("outcome_committed_twice", submission=self.number, node=fragment.node, total=self.progress.duplicates)
+
+
+def _read_pages(store: Store, *, number: int, start: int, base: int) -> list[tuple[int, Fragment]]:
+    """Paged fragments from `start` to below `base`; a page is named by its first fragment. On a thread that may wait."""
+    found: list[tuple[int, Fragment]] = []
+    at = 0
+    while at < base:
+        row = store.get(keys.page(number, at))
+        if row is None:
+            raise DataLost(f"page {at} of submission {number} is missing from the store", hint="rmgr doctor")
+        fragments = decode_page(row[0])
+        found += [(at + offset, fragment) for offset, fragment in enumerate(fragments) if at + offset >= start]
+        at += len(fragments)
+    return found

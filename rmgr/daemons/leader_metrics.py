@@ -1,0 +1,36 @@
+"""What a WatchDog measures of itself: Prometheus metrics, by name and meaning."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class LeaderMetrics:
+    """Metrics of one WatchDog process, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.leader = Gauge("rmgr_leader", "1 while this WatchDog leads", registry=registry)
+        self.epoch = Gauge("rmgr_leader_epoch", "epoch of this WatchDog's reign, 0 without one", registry=registry)
+        self.take_overs = Counter("rmgr_leader_take_overs", "reigns of this process", registry=registry)
+        self.fenced_writes = Counter("rmgr_leader_fenced_writes", "writes refused because another leader has taken over", registry=registry)
+        self.unknown_commits = Counter("rmgr_leader_unknown_commits", "commits whose outcome could not be read back", registry=registry)
+        self.fenced_nodes = Counter("rmgr_leader_fenced_nodes", "nodes fenced", registry=registry)
+        self.failed_blocks = Counter("rmgr_leader_failed_blocks", "claimed blocks of fenced nodes marked FAILED", registry=registry)
+        self.requeued_blocks = Counter("rmgr_leader_requeued_blocks", "failed ranges put back into their queue", registry=registry)
+        self.given_up = Counter("rmgr_leader_given_up_tasks", "tasks ended FAILED by the resubmit rule", registry=registry)
+        self.swept_blocks = Counter("rmgr_leader_swept_blocks", "waiting blocks set aside, ended or brought back", registry=registry)
+        self.closed = Counter("rmgr_leader_closed_submissions", "submissions closed for want of an owner", registry=registry)
+        self.collected = Counter("rmgr_leader_collected_submissions", "submissions collected after retention", registry=registry)
+        self.pages = Counter("rmgr_leader_pages", "pages of fragments written to the store", registry=registry)
+        self.duplicates = Counter(
+            "rmgr_leader_duplicate_outcomes", "outcomes of tasks that were final already (always 0)", registry=registry
+        )
+        self.resync_drift = Counter("rmgr_leader_resync_drift", "differences found by a resync that no watch had told", registry=registry)
+        self.mass_loss = Gauge("rmgr_leader_mass_loss", "1 while lost nodes are requeued slowly", registry=registry)
+        self.nodes_up = Gauge("rmgr_leader_nodes_up", "nodes whose Starter is alive", registry=registry)
+        self.submissions = Gauge("rmgr_leader_submissions", "submissions in memory", registry=registry)
+        self.backlog = Gauge("rmgr_leader_commit_backlog", "commits that wait or are on the way", registry=registry)
+        self.loop_errors = Counter("rmgr_watchdog_loop_errors", "letters whose handling raised (always 0)", registry=registry)
+        self.pass_seconds = Histogram("rmgr_leader_pass_seconds", "time of one turn of the loop", registry=registry)

@@ -1,0 +1,405 @@
+"""Liveness of nodes: a Starter whose session ended is fenced after a grace, then its claimed blocks are marked FAILED.
+
+Two kinds of open business, both level-triggered and found again by any successor:
+- a *case*: a node that is up by its record and whose Starter has no entry; ends with FENCE, or with its return;
+- a *clearing*: a fenced node with blocks under /running; ends when the last one is FAILED, or with its return.
+FENCE comes first, always: from then on the old incarnation can commit nothing, whatever session it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from rmgr.coord import liveness, paths
+from rmgr.coord.leader_ops import fail, fence
+from rmgr.coord.liveness import LossWindow, MassLoss, Meter
+from rmgr.coord.multi import Check, Committed, Conflict, ConflictKind, Delete, Gone, Multi, Outcome, Stamped
+from rmgr.coord.records import decode_record
+from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_mirror import names_below
+from rmgr.errors import WrongCluster
+from rmgr.model.block import BlockKey
+from rmgr.model.node import Drain, NodeRecord, NodeState, StarterEntry
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.timers import Timer
+
+_RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Case:
+    """A node without Starter. `timer`: the end of its grace, or of its turn."""
+
+    guid: str
+    claimed: int = 0
+    timer: Timer | None = None
+
+
+@dataclass(slots=True)
+class _Clearing:
+    """A fenced node on its way to having nothing claimed. open: blocks of this round without an outcome yet."""
+
+    version: int
+    open: set[str] = field(default_factory=set)
+    failed: int = 0
+
+
+class NodeKeeper:
+    """Nodes, their Starters and what to do when they vanish.
+
+    Args:
+        settings: the cluster's, as they are now.
+        queue_of: asks for the queue of a submission; the answer (None: no such submission) comes by callback.
+        window_s: mass losses are counted over so long (2 T).
+        changed: called when nodes, entries or drains have changed.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        settings: Callable[[], ClusterSettings],
+        queue_of: Callable[[int, Callable[[str | None], None]], None],
+        *,
+        window_s: float,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.records: dict[str, NodeRecord] = {}
+        self.drains: dict[str, Drain] = {}
+        self.alive: frozenset[str] = frozenset()
+        self.mass: MassLoss | None = None
+        self._desk = desk
+        self._settings = settings
+        self._queue_of = queue_of
+        self._changed = changed
+        self._versions: dict[str, int] = {}
+        self._entries: frozenset[str] = frozenset()
+        self._names = names_below(desk, paths.NODES, self._on_names)
+        self._starters = names_below(desk, paths.STARTERS, self._on_starters)
+        self._drained = names_below(desk, paths.DRAINS, self._on_drains)
+        self._cases: dict[str, _Case] = {}
+        self._clearings: dict[str, _Clearing] = {}
+        self._cleared: dict[str, int] = {}  # fenced version up to which nothing is left under /running
+        self._window = LossWindow(settings().mass_loss_share, window_s)
+        self._meter: Meter | None = None
+        self._unread = 0  # records and entries asked for and not yet here: no case is opened before
+        self._listed = False
+
+    def start(self) -> None:
+        """Reads everything; records before entries (see `coord/liveness.py`)."""
+        self._names.refresh()
+        self._drained.refresh()
+
+    def resync(self) -> None:
+        """Compares memory with znodes, watches or not."""
+        self._names.refresh()
+        self._drained.refresh()
+        for name in self._names.value or ():
+            self._fetch(name, drift=True)
+        self._starters.refresh()
+
+    def hurry(self) -> bool:
+        """Whether nothing is being read."""
+        return not any([self._names.hurry(), self._starters.hurry(), self._drained.hurry()]) and not self._unread
+
+    # -- facts
+
+    def _on_names(self) -> None:
+        for name in self._names.value or ():
+            if name not in self.records:
+                self._fetch(name)
+        if not self._starters.is_known:
+            self._starters.refresh()  # sent after the records: answered after them
+
+    def _fetch(self, name: str, *, drift: bool = False) -> None:
+        self._unread += 1
+        self._desk.get(paths.node(name), partial(self._on_record, name, drift), failed=partial(self._on_unread, name))
+
+    def _on_unread(self, name: str) -> None:
+        self._unread -= 1
+        self._desk.after(_RETRY_S, partial(self._fetch, name))
+
+    def _on_record(self, name: str, drift: bool, found: Stamped | None) -> None:
+        self._unread -= 1
+        if found is not None:
+            self._note_drift(name, drift, found)
+            self._take(name, found)
+        self._look()
+
+    def _note_drift(self, name: str, drift: bool, found: Stamped) -> None:
+        if drift and name in self._versions and self._versions[name] < found.version and name not in self._cases:
+            self._desk.metrics.resync_drift.inc()
+
+    def _take(self, name: str, found: Stamped) -> None:
+        if found.version < self._versions.get(name, -1):
+            return  # older than what a commit of ours has made
+        try:
+            record = decode_record(found.data, NodeRecord, paths.node(name))
+        except WrongCluster as error:
+            self._desk.log.error("node_record_unreadable", node=name, error=error.message)
+            return
+        self.records[name], self._versions[name] = record, found.version
+        self._changed()
+
+    def _on_starters(self) -> None:
+        entries = frozenset(self._starters.value or ())
+        for entry in sorted(entries - self._entries):
+            if self._listed:  # at the start all records have been asked for before
+                self._unread += 1
+                path = f"{paths.STARTERS}/{entry}"
+                self._desk.get(path, partial(self._on_entry, entry), failed=partial(self._on_entry, entry, None))
+        self._entries = entries
+        self._listed = True
+        self._set_alive(liveness.guids(entries))
+
+    def _set_alive(self, alive: frozenset[str]) -> None:
+        for guid in alive - self.alive:
+            self._window.returned(guid)
+        if alive != self.alive:
+            self.alive = alive
+            self._changed()
+        self._look()
+
+    def _on_entry(self, entry: str, found: Stamped | None) -> None:
+        self._unread -= 1
+        if found is not None:
+            for name in decode_record(found.data, StarterEntry, entry).nodes:
+                self._fetch(name)
+        self._look()
+
+    def _on_drains(self) -> None:
+        names = self._drained.value or []
+        for name in [known for known in self.drains if known not in names]:
+            del self.drains[name]
+        for name in names:
+            self._desk.get(paths.drain(name), partial(self._on_drain, name))
+        self._changed()
+
+    def _on_drain(self, name: str, found: Stamped | None) -> None:
+        if found is not None:
+            self.drains[name] = decode_record(found.data, Drain, paths.drain(name))
+            self._changed()
+
+    # -- what follows from them
+
+    def _look(self) -> None:
+        """Opens and drops cases and clearings; harmless to call at any time."""
+        if not self._listed:
+            return
+        lost = set(liveness.lost(self.records, self.alive))
+        for name in [known for known in self._cases if known not in lost]:
+            self._drop(name)
+        for name in sorted(lost - self._cases.keys()) if not self._unread else ():
+            self._open(name)
+        for name, record in self.records.items():
+            if record.state is not NodeState.FENCED:
+                self._clearings.pop(name, None)
+            elif name not in self._clearings and self._cleared.get(name) != self._versions[name]:
+                self._clearings[name] = _Clearing(self._versions[name])
+                self._clear(name)
+        self._desk.metrics.nodes_up.set(sum(record.state is NodeState.UP and record.guid in self.alive for record in self.records.values()))
+
+    def _drop(self, name: str) -> None:
+        case = self._cases.pop(name)
+        if case.timer is not None:
+            case.timer.cancel()
+        self._window.returned(case.guid)
+        self._desk.log.info("node_returned", node=name, epoch=self._desk.epoch)
+
+    def _open(self, name: str) -> None:
+        record = self.records[name]
+        self._cases[name] = case = _Case(record.guid)
+        self._window.note(record.guid, self._desk.clock())
+        self._desk.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid, epoch=self._desk.epoch)
+        self._judge_mass()
+        self._desk.children(
+            paths.running_node(name), partial(self._on_claimed, name, case), failed=partial(self._on_claimed, name, case, None)
+        )
+
+    def _on_claimed(self, name: str, case: _Case, names: list[str] | None) -> None:
+        if self._cases.get(name) is not case:
+            return
+        case.claimed = 1 if names is None else len(names)
+        # A Starter that ended in good order left nothing behind: there is nobody to wait for.
+        grace_s = self._settings().grace_us / 1e6 if case.claimed else 0.0
+        case.timer = self._desk.after(grace_s, partial(self._due, name, case))
+
+    def _due(self, name: str, case: _Case) -> None:
+        """The grace is over: is it still so? Record first, then the list (FIFO): see `coord/liveness.py`."""
+        if self._cases.get(name) is not case:
+            return
+        wait_s = self._turn()
+        if wait_s:
+            case.timer = self._desk.after(wait_s, partial(self._due, name, case))
+            return
+        again = partial(self._again, name, case)
+        self._desk.get(paths.node(name), partial(self._on_confirmed, name, case), failed=again)
+        self._desk.children(paths.STARTERS, partial(self._on_listed, name, case), failed=again)
+
+    def _again(self, name: str, case: _Case) -> None:
+        if self._cases.get(name) is case:
+            case.timer = self._desk.after(_RETRY_S, partial(self._due, name, case))
+
+    def _on_confirmed(self, name: str, case: _Case, found: Stamped | None) -> None:
+        if self._cases.get(name) is case and found is not None:
+            self._take(name, found)
+
+    def _on_listed(self, name: str, case: _Case, names: list[str] | None) -> None:
+        self._set_alive(liveness.guids(names or ()))  # drops the case if the node is back
+        if self._cases.get(name) is not case:
+            return
+        if self.records[name].guid != case.guid:  # another incarnation, lost in its turn: it has its own grace
+            self._drop(name)
+            self._look()
+            return
+        failpoint("leader.before_fence")
+        reason = liveness.fence_reason(case.claimed)
+        multi = fence(self._desk.epoch_version, self.records[name], self._versions[name], reason)
+        self._desk.commit(multi, partial(self._on_fenced, name, case, reason), urgent=True)
+
+    def _on_fenced(self, name: str, case: _Case, reason: str, outcome: Outcome) -> None:
+        if not isinstance(outcome, Committed):
+            if self._cases.pop(name, None) is not None:
+                self._fetch(name)  # it has registered again, or nobody knows: look once more
+            return
+        self._cases.pop(name, None)
+        self._versions[name] = outcome.versions[1]
+        self.records[name] = replace(self.records[name], state=NodeState.FENCED, reason=reason)
+        self._desk.metrics.fenced_nodes.inc()
+        self._desk.log.info(
+            "node_fenced",
+            node=name,
+            incarnation=self.records[name].incarnation,
+            reason=reason,
+            running=case.claimed,
+            epoch=self._desk.epoch,
+        )
+        failpoint("leader.after_fence")
+        self._changed()
+        self._look()
+
+    # -- mass loss
+
+    def _judge_mass(self) -> None:
+        verdict = self._window.verdict(len(self.alive), self._desk.clock())
+        if (verdict is None) != (self.mass is None):
+            self._desk.metrics.mass_loss.set(0 if verdict is None else 1)
+            if verdict is not None:
+                self._meter = Meter(self._settings().mass_requeue_per_s, self._desk.clock())
+                self._desk.log.warning(
+                    "mass_loss_began",
+                    failed=verdict.lost,
+                    total=verdict.known,
+                    rate=self._settings().mass_requeue_per_s,
+                    epoch=self._desk.epoch,
+                )
+            else:
+                self._meter = None
+                self._desk.log.info("mass_loss_ended", epoch=self._desk.epoch)
+        self.mass = verdict
+
+    def _turn(self) -> float:
+        """0.0: go on; else how long to wait before asking again (rule 21)."""
+        if self.mass is not None:
+            self._judge_mass()
+        return self._meter.take(self._desk.clock()) if self._meter is not None else 0.0
+
+    # -- clearing a fenced node
+
+    def _clear(self, name: str) -> None:
+        clearing = self._clearings.get(name)
+        if clearing is None:
+            return
+        self._desk.children(paths.running_node(name), partial(self._on_left, name, clearing), failed=partial(self._clear_later, name))
+
+    def _clear_later(self, name: str) -> None:
+        self._desk.after(_RETRY_S, partial(self._clear, name))
+
+    def _on_left(self, name: str, clearing: _Clearing, names: list[str] | None) -> None:
+        if self._clearings.get(name) is not clearing:
+            return
+        if not names:
+            self._tidy(name, clearing)
+            return
+        clearing.open = set(names)
+        for block in sorted(names):
+            key = paths.parse_block(block)
+            self._queue_of(key.submission, partial(self._on_queue, name, clearing, key))
+
+    def _on_queue(self, name: str, clearing: _Clearing, key: BlockKey, queue: str | None) -> None:
+        if self._clearings.get(name) is clearing:
+            done = partial(self._close_block, name, clearing, key)
+            self._desk.get(paths.running_block(name, key), partial(self._fail, name, clearing, key, queue), failed=done)
+
+    def _fail(self, name: str, clearing: _Clearing, key: BlockKey, queue: str | None, found: Stamped | None) -> None:
+        if self._clearings.get(name) is not clearing:
+            return
+        if found is None:
+            self._close_block(name, clearing, key)
+            return
+        wait_s = self._turn()
+        if wait_s:
+            self._desk.after(wait_s, partial(self._fail, name, clearing, key, queue, found))
+            return
+        fenced = Check(paths.node(name), clearing.version)  # registered again: the rest is its own business
+        if queue is None:
+            multi = _discard(fenced, name, key, found.version)
+        else:
+            failpoint("leader.before_fail")
+            multi = fail(fenced, name, queue, key, found.data, found.version, reason=Reason.NODE_LOST, now_us=self._desk.wall_us())
+        self._desk.commit(multi, partial(self._on_failed, name, clearing, key), urgent=True)
+
+    def _on_failed(self, name: str, clearing: _Clearing, key: BlockKey, outcome: Outcome) -> None:
+        match outcome:
+            case Committed():
+                clearing.failed += 1
+                self._desk.metrics.failed_blocks.inc()
+                failpoint("leader.after_fail")
+            case Conflict(path=path) if path == paths.node(name):
+                self._fetch(name)
+            case Conflict(kind=ConflictKind.NO_NODE, path=path) if path != paths.running_block(name, key):
+                self._queue_of(key.submission, partial(self._on_orphan, name, clearing, key))
+                return
+            case Conflict(path=path, kind=kind):
+                self._desk.log.debug("leader_fail_conflict", node=name, path=path, kind=kind)
+        self._close_block(name, clearing, key)
+
+    def _on_orphan(self, name: str, clearing: _Clearing, key: BlockKey, queue: str | None) -> None:
+        """FAIL found no place for its record: was the submission collected? Then nobody waits for these tasks."""
+        if queue is None:
+            self._on_queue(name, clearing, key, None)
+        else:
+            self._close_block(name, clearing, key)
+
+    def _close_block(self, name: str, clearing: _Clearing, key: BlockKey) -> None:
+        clearing.open.discard(paths.block_name(key))
+        if not clearing.open and self._clearings.get(name) is clearing:
+            self._desk.after(0.0 if clearing.failed else _RETRY_S, partial(self._clear, name))
+
+    def _tidy(self, name: str, clearing: _Clearing) -> None:
+        """Nothing is claimed any more: orders to the node, and its hunger, are of no use."""
+        self._clearings.pop(name, None)
+        self._cleared[name] = clearing.version
+        if clearing.failed:
+            self._desk.log.info("node_cleared", node=name, failed=clearing.failed, epoch=self._desk.epoch)
+        self._desk.children(paths.inbox_node(name), partial(self._on_orders, name, clearing))
+
+    def _on_orders(self, name: str, clearing: _Clearing, orders: list[str] | None) -> None:
+        self._desk.stat(
+            paths.idle(name),
+            lambda idle: self._sweep_up(name, clearing, orders or [], idle is not None),
+        )
+
+    def _sweep_up(self, name: str, clearing: _Clearing, orders: list[str], idle: bool) -> None:
+        multi = liveness.tidy(self._desk.epoch_version, name, clearing.version, orders=orders, idle=idle)
+        if multi is not None:
+            self._desk.commit(multi)
+
+
+def _discard(fenced: Check, node: str, key: BlockKey, version: int) -> Multi:
+    """A claimed block of a submission that does not exist (any more) goes."""
+    path = paths.running_block(node, key)
+    return Multi(name="DISCARD", ops=(fenced, Delete(path, version)), proof=Gone(path))

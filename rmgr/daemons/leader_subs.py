@@ -1,0 +1,330 @@
+"""All submissions of the cluster: found by their directories, followed, and asked after every change what they need.
+
+`coord.keeping.plan` names the duties, `leader_duties`, `leader_sweep` and `leader_collect` do them; this file holds
+the memory, the order of loading after a take-over, dependencies, and the retries of what did not succeed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from rmgr.coord import keeping, keys, paths
+from rmgr.coord.closing import decode_summary
+from rmgr.coord.dependencies import Ending, Met, Open, Unmet, weigh
+from rmgr.coord.keeping import Close, Collect, DropFailed, Duty, EndTail, Page, Resubmit, Sweep, Weigh
+from rmgr.coord.multi import Committed, Outcome, Stamped, Stat
+from rmgr.coord.records import decode_record
+from rmgr.coord.view import overall_state
+from rmgr.daemons.leader_collect import Collector
+from rmgr.daemons.leader_desk import Desk, version_of
+from rmgr.daemons.leader_duties import Duties
+from rmgr.daemons.leader_follow import Followed
+from rmgr.daemons.leader_mirror import Mirror, names_below
+from rmgr.daemons.leader_sweep import Sweeper
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import State
+from rmgr.model.submission import Phase, Submission
+from rmgr.runtime.failpoint import failpoint
+
+#: Submissions whose reading is under way at once.
+LOADS = 64
+#: Least time between two readings of the same thing: while the owner follows it himself, and while nobody else does.
+LAZY_S, EAGER_S = 0.5, 0.05
+#: Each open submission is read again, watches or not, about every so many resyncs.
+RESYNC_TURNS = 3
+_RETRY_S, _LONGEST_RETRY_S = 0.5, 30.0
+
+
+class SubmissionKeeper:
+    """What the leader knows of submissions, and does for them.
+
+    Args:
+        settings: the cluster's, as they are now.
+        nodes: names of all nodes.
+    """
+
+    def __init__(self, desk: Desk, settings: Callable[[], ClusterSettings], nodes: Callable[[], list[str]]) -> None:
+        self.followed: dict[int, Followed] = {}
+        self.owners: frozenset[str] = frozenset()
+        self._desk = desk
+        self._settings = settings
+        self._duties = Duties(desk, settings)
+        self._sweeper = Sweeper(desk, nodes)
+        self._collector = Collector(desk, lambda number: number in self.followed)
+        self._bucket_names = names_below(desk, paths.SUBS, self._on_buckets)
+        self._buckets: dict[str, Mirror[list[str]]] = {}
+        self._submitters = names_below(desk, paths.SUBMITTERS, self._on_submitters)
+        self._waiting: deque[Followed] = deque()  # to be read, first the records, then what is open
+        self._later: deque[Followed] = deque()  # closed ones: read when nothing else is
+        self._loading: dict[int, Followed] = {}
+        self._dirty: dict[int, None] = {}
+        self._dependents: dict[int, dict[int, None]] = {}
+        self._turn = 0
+
+    def start(self) -> None:
+        """Begins to read: owners first, so that no living one is taken for dead."""
+        self._submitters.refresh()
+        self._bucket_names.refresh()
+        self._collector.start()
+
+    def resync(self) -> None:
+        """Compares memory with znodes, a part of the submissions each time."""
+        self._submitters.refresh()
+        self._bucket_names.refresh()
+        for mirror in self._buckets.values():
+            mirror.refresh()
+        self._turn += 1
+        for followed in list(self.followed.values()):
+            if followed.number % RESYNC_TURNS == self._turn % RESYNC_TURNS and followed.is_loaded and not followed.is_closed:
+                followed.swept = False
+                followed.refresh()
+                self._mark(followed)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Everything that was found has been read."""
+        return self._submitters.is_known and self._bucket_names.is_known and not (self._waiting or self._later or self._loading)
+
+    def hurry(self) -> bool:
+        """Reads now what the pace has put off. Returns: nothing more is being read."""
+        reading = [followed.hurry() for followed in self.followed.values() if not followed.is_closed]
+        lists = [mirror.hurry() for mirror in (self._bucket_names, *self._buckets.values())]
+        return not any(reading) and not any(lists) and self.is_loaded
+
+    def queue_of(self, number: int, then: Callable[[str | None], None]) -> None:
+        """The queue of a submission, None when there is no such submission; answered from memory or by a read."""
+        followed = self.followed.get(number)
+        if followed is not None and followed.submission is not None:
+            then(followed.submission.queue)
+            return
+
+        def retry() -> None:
+            self._desk.after(1.0, partial(self.queue_of, number, then))
+
+        self._desk.get(paths.sub(number), partial(_queue_in, number, then), failed=retry)
+
+    # -- who is there
+
+    def _on_buckets(self) -> None:
+        names = self._bucket_names.value or []
+        for name in [known for known in self._buckets if known not in names]:
+            self._buckets.pop(name).stop()
+            self._on_bucket(name)
+        for name in sorted(set(names) - self._buckets.keys(), key=_number):
+            mirror = names_below(self._desk, f"{paths.SUBS}/{name}", partial(self._on_bucket, name))
+            self._buckets[name] = mirror
+            mirror.refresh()
+
+    def _on_bucket(self, name: str) -> None:
+        mirror = self._buckets.get(name)
+        present = {int(child) for child in (mirror.value or ())} if mirror is not None else set()
+        bucket = int(name)
+        for number in [known for known in self.followed if known // 1000 == bucket and known not in present]:
+            self._forget(self.followed[number])
+        for number in sorted(present - self.followed.keys()):
+            followed = Followed(self._desk, number, self._on_change, self._forget)
+            self.followed[number] = followed
+            self._waiting.append(followed)
+        self._desk.metrics.submissions.set(len(self.followed))
+        self._load()
+
+    def _forget(self, followed: Followed) -> None:
+        followed.stop()
+        if self.followed.get(followed.number) is followed:
+            del self.followed[followed.number]
+        self._loading.pop(followed.number, None)
+        self._wake_dependents(followed.number)
+        self._load()
+
+    def _on_submitters(self) -> None:
+        owners = frozenset(paths.entry_guid(name) for name in self._submitters.value or ())
+        changed = owners ^ self.owners
+        self.owners = owners
+        for followed in self.followed.values():
+            if followed.submission is not None and followed.submission.owner in changed:
+                self._mark(followed)
+
+    # -- loading: all records, then what is open, then what is closed
+
+    def _load(self) -> None:
+        while len(self._loading) < LOADS and (self._waiting or self._later):
+            followed = (self._waiting or self._later).popleft()
+            if self.followed.get(followed.number) is not followed:
+                continue
+            self._loading[followed.number] = followed
+            if followed.submission is None:
+                followed.start()
+            else:
+                followed.load()
+
+    def _on_change(self, followed: Followed) -> None:
+        if followed.number in self._loading:
+            if followed.is_loaded:
+                del self._loading[followed.number]
+                self._load()
+            elif followed.submission is not None and not followed.is_loading:
+                del self._loading[followed.number]
+                followed.is_loading = True
+                if followed.is_closed:
+                    self._later.append(followed)
+                else:
+                    self._waiting.append(followed)
+                self._load()
+        if followed.is_loaded:
+            self._mark(followed)
+
+    # -- duties
+
+    def _mark(self, followed: Followed) -> None:
+        """Asks soon what it needs; often marked, once asked."""
+        if not self._dirty:
+            self._desk.soon(self._consider_all)
+        self._dirty[followed.number] = None
+
+    def _consider_all(self) -> None:
+        numbers, self._dirty = list(self._dirty), {}
+        for number in numbers:
+            followed = self.followed.get(number)
+            if followed is not None and followed.is_loaded:
+                self._consider(followed)
+
+    def _consider(self, followed: Followed) -> None:
+        submission = followed.submission
+        assert submission is not None
+        alive = submission.owner in self.owners
+        urgent = bool(submission.max_running or self._dependents.get(followed.number))
+        followed.set_pace(EAGER_S if urgent or not alive else LAZY_S)
+        if followed.is_ended or followed.progress.counts[State.FAILED] or followed.progress.counts[State.CANCELLED]:
+            self._wake_dependents(followed.number)
+        now_s = self._desk.clock()
+        plan = keeping.plan(followed.facts(owner_alive=alive), self._settings(), now_s=now_s, now_us=self._desk.wall_us())
+        again = [] if plan.again_s is None else [plan.again_s]
+        for duty in plan.duties:
+            due_s = followed.retry_s.get(duty, (0.0, 0.0))[0]
+            if duty in followed.doing:
+                continue
+            if due_s > now_s:
+                again.append(due_s)
+                continue
+            followed.doing.add(duty)
+            self._do(followed, duty, partial(self._done, followed, duty))
+        if followed.timer is not None:
+            followed.timer.cancel()
+            followed.timer = None
+        if again:
+            # A day at most: the wall clock, which retention is counted on, may have moved by then.
+            followed.timer = self._desk.after(min(86_400.0, max(0.0, min(again) - now_s)), partial(self._mark, followed))
+
+    def _do(self, followed: Followed, duty: Duty, done: Callable[[bool], None]) -> None:
+        match duty:
+            case Resubmit():
+                self._duties.resubmit(followed, duty, done)
+            case DropFailed():
+                self._duties.drop(followed, duty, done)
+            case Sweep():
+                self._sweeper.sweep(followed, done)
+            case Weigh():
+                self._weigh(followed, done)
+            case EndTail():
+                self._duties.end_tail(followed, duty, done)
+            case Close():
+                self._duties.close(followed, duty, done)
+            case Page():
+                self._duties.page(followed, duty, done)
+            case Collect():
+                self._collector.collect(followed, duty, done)
+
+    def _done(self, followed: Followed, duty: Duty, success: bool) -> None:
+        followed.doing.discard(duty)
+        if success:
+            followed.retry_s.pop(duty, None)
+        else:
+            delay_s = min(_LONGEST_RETRY_S, followed.retry_s.get(duty, (0.0, _RETRY_S / 2))[1] * 2)
+            followed.retry_s[duty] = (self._desk.clock() + delay_s * random.uniform(0.5, 1.0), delay_s)
+        if self.followed.get(followed.number) is followed and not (success and isinstance(duty, Weigh)):
+            self._mark(followed)
+
+    # -- dependencies
+
+    def _weigh(self, followed: Followed, done: Callable[[bool], None]) -> None:
+        submission = followed.submission
+        assert submission is not None
+        for item in submission.after:
+            self._dependents.setdefault(item.submission, {})[followed.number] = None
+        verdict = weigh(submission.after, self._endings(followed, submission))
+        match verdict:
+            case Met():
+                failpoint("leader.before_met")
+                changed, multi = keeping.let_go(submission, followed.version)
+                self._desk.commit(multi, partial(self._weighed, followed, changed, "dependencies_met", done))
+            case Unmet(detail):
+                failpoint("leader.before_unmet")
+                changed, multi = keeping.break_off(submission, followed.version, detail)
+                self._desk.commit(multi, partial(self._weighed, followed, changed, "dependency_failed", done))
+            case Open(_, missing):
+                for number in missing:
+                    self._look_up(followed, number)
+                done(True)  # an end of one of them, or the answer about a missing one, asks again
+
+    def _endings(self, followed: Followed, submission: Submission) -> dict[int, Ending]:
+        endings = dict(followed.endings)
+        for item in submission.after:
+            other = self.followed.get(item.submission)
+            if other is not None and other.submission is not None and other.is_loaded:
+                endings[item.submission] = _ending(other, other.submission)
+            elif other is not None:
+                endings[item.submission] = Ending()  # it is there, and still being read
+        return endings
+
+    def _look_up(self, followed: Followed, number: int) -> None:
+        """A submission that is not in memory: just made, or collected, or never there."""
+        self._desk.stat(paths.sub(number), partial(self._on_looked_up, followed, number), failed=partial(self._mark_later, followed))
+
+    def _on_looked_up(self, followed: Followed, number: int, found: Stat | None) -> None:
+        if found is not None:
+            self._mark_later(followed)  # its directory will be read in a moment
+            return
+        then = partial(self._on_history, followed, number)
+        self._desk.store(lambda store: store.get(keys.history(number)), then, lambda _: self._mark_later(followed))
+
+    def _on_history(self, followed: Followed, number: int, row: tuple[bytes, object] | None) -> None:
+        followed.endings[number] = Ending(known=False) if row is None else Ending(state=decode_summary(row[0]).state)
+        self._mark(followed)
+
+    def _mark_later(self, followed: Followed) -> None:
+        self._desk.after(1.0, partial(self._mark, followed))
+
+    def _weighed(self, followed: Followed, changed: Submission, event: str, done: Callable[[bool], None], outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            self._desk.log.info(event, submission=followed.number, detail=changed.reason_detail, epoch=self._desk.epoch)
+            followed.put_record(changed, version_of(outcome))
+        else:
+            followed.refresh()
+        done(isinstance(outcome, Committed))
+
+    def _wake_dependents(self, number: int) -> None:
+        for waiting in list(self._dependents.get(number, ())):
+            followed = self.followed.get(waiting)
+            if followed is None or followed.submission is None or followed.submission.phase is not Phase.HELD:
+                del self._dependents[number][waiting]
+            else:
+                self._mark(followed)
+        if not self._dependents.get(number):
+            self._dependents.pop(number, None)
+
+
+def _ending(other: Followed, submission: Submission) -> Ending:
+    counts = other.progress.counts
+    spoiled = bool(counts[State.FAILED] or counts[State.CANCELLED]) or submission.phase is Phase.CANCELLED
+    return Ending(state=overall_state(submission, other.progress, 0) if other.is_ended else None, spoiled=spoiled)
+
+
+def _number(name: str) -> int:
+    return int(name)
+
+
+def _queue_in(number: int, then: Callable[[str | None], None], found: Stamped | None) -> None:
+    then(None if found is None else decode_record(found.data, Submission, paths.sub(number)).queue)

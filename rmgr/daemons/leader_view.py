@@ -1,0 +1,152 @@
+"""What a WatchDog answers over gRPC: from the leader's memory, brought up to the moment of the question.
+
+A question first lets every change that the asker may know of arrive (`sync`: watches come before its answer, and what
+the pace has put off is read at once), so that `rmgr submit --wait` and then `rmgr show` never disagree. Claimed blocks
+are read from ZooKeeper when somebody asks, at most twice a second: following them all the time would cost more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rmgr.client.snapshot import read_claimed
+from rmgr.coord import answers
+from rmgr.coord.ports import Coordinator, Store
+from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.errors import CoordinationUnavailable, RmgrError, Unavailable
+from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader import Leader
+
+T = TypeVar("T")
+
+#: Claimed blocks, and the health of the store, are at most so old.
+CLAIMED_S, HEALTH_S = 0.5, 5.0
+ANSWER_S = 4.0
+
+
+class LeaderAnswering:
+    """Implements `adapters.rpc.LeaderAnswers`; called on threads of the server.
+
+    Args:
+        leader: the reign under way, None while this WatchDog does not lead.
+        call: runs a function in the loop, its result in a future.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Store,
+        leader: Callable[[], Leader | None],
+        call: Callable[[Callable[[], Any]], Future[Any]],
+        *,
+        cluster_id: Callable[[], str],
+        hosts: str = "",
+    ) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        self._leader = leader
+        self._call = call
+        self._cluster_id = cluster_id
+        self._hosts = hosts
+        self._lock = threading.Lock()
+        self._claimed: tuple[float, tuple[ClaimedBlock, ...]] = (float("-inf"), ())
+        self._health: tuple[float, str | None] = (float("-inf"), None)
+
+    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str) -> list[JobView]:
+        """Submissions, oldest first."""
+        return answers.jobs(self._snapshot(), ids, ended=ended, user=user)
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name."""
+        return answers.nodes(self._snapshot())
+
+    def queues(self) -> list[QueueView]:
+        """All queues, by name."""
+        return answers.queues(self._snapshot())
+
+    def explain(self, submission: int, index: int | None) -> ExplainView:
+        """Why it is in its state. Raises NotFound."""
+        return answers.explain(self._snapshot(), submission, index)
+
+    def status(self) -> StatusView:
+        """Health and counts."""
+        snapshot = self._snapshot()
+        zookeeper: dict[str, object] = {"ok": True, "hosts": self._hosts, "session_timeout_s": self._coordinator.session_timeout_s}
+        problem = self._store_problem()
+        store: dict[str, object] = {"ok": True} if problem is None else {"ok": False, "problem": problem}
+        view = answers.status(snapshot, zookeeper=zookeeper, store=store, now_us=time.time_ns() // 1000)
+        leader = self._leader()
+        mass = leader.mass_loss if leader is not None else None
+        if mass is None:
+            return view
+        told = f"{mass.lost} of {mass.known} Starters were lost at once: their work is requeued slowly"
+        return replace(view, healthy=False, problems=(*view.problems, told))
+
+    # -- inside
+
+    def _snapshot(self) -> ClusterSnapshot:
+        """Raises Unavailable when this WatchDog does not lead, or ZooKeeper does not answer it."""
+        end_s = time.monotonic() + ANSWER_S
+        self._require_leader()
+        claimed = self._read_claimed()
+        try:
+            self._coordinator.sync(timeout_s=ANSWER_S).result(ANSWER_S + 1.0)
+            while not self._in_loop(lambda leader: leader.hurry(), end_s) and time.monotonic() < end_s:
+                time.sleep(0.005)
+            facts = self._in_loop(lambda leader: leader.snapshot(), end_s)
+        except FutureTimeout:
+            raise CoordinationUnavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
+        return replace(facts, claimed=_without_final(claimed, facts), cluster_id=self._cluster_id())
+
+    def _in_loop(self, what: Callable[[Leader], T], end_s: float) -> T:
+        answer: T = self._call(lambda: what(self._require_leader())).result(max(0.1, end_s - time.monotonic()))
+        return answer
+
+    def _require_leader(self) -> Leader:
+        leader = self._leader()
+        if leader is None:
+            raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")
+        return leader
+
+    def _read_claimed(self) -> tuple[ClaimedBlock, ...]:
+        with self._lock:
+            if time.monotonic() - self._claimed[0] > CLAIMED_S:
+                started_s = time.monotonic()
+                names = self._require_leader().node_names
+                found = read_claimed(self._coordinator, names, timeout_s=ANSWER_S)
+                blocks = tuple(ClaimedBlock(node=node, key=key, done=data.done, claimed_us=data.claimed_us) for node, key, data in found)
+                self._claimed = (started_s, blocks)
+            return self._claimed[1]
+
+    def _store_problem(self) -> str | None:
+        with self._lock:
+            if time.monotonic() - self._health[0] > HEALTH_S:
+                try:
+                    problem = self._store.health(timeout_s=2.0)
+                except RmgrError as error:
+                    problem = error.message
+                self._health = (time.monotonic(), problem)
+            return self._health[1]
+
+
+def _without_final(claimed: Sequence[ClaimedBlock], facts: ClusterSnapshot) -> tuple[ClaimedBlock, ...]:
+    """Blocks were read before the outcomes: tasks that are final by now do not run any more."""
+    kept: list[ClaimedBlock] = []
+    for block in claimed:
+        found = facts.submissions.get(block.key.submission)
+        done = block.done
+        if found is not None:
+            for offset in range(block.key.count):
+                if found[1].state_of(block.key.first + offset) is not None:
+                    done |= 1 << offset
+        if done != (1 << block.key.count) - 1:
+            kept.append(replace(block, done=done))
+    return tuple(kept)

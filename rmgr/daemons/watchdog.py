@@ -1,0 +1,298 @@
+"""The WatchDog: a process that stands for election, leads when its turn comes, and hands over when it is asked to end.
+
+One thread owns all state and takes letters (thunks) out of one mailbox; ZooKeeper's and the store's callbacks only put
+letters in. Losing the session, or the lease, ends a reign at once; only the fence decides what was still committed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from prometheus_client import start_http_server
+
+from rmgr import log as logs
+from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.stores import open_store
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.client.bootstrap import bootstrap, remembered
+from rmgr.config import Config
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.ports import Coordinator, SessionState, Store
+from rmgr.coord.records import decode_record
+from rmgr.daemons.leader import Leader
+from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_metrics import LeaderMetrics
+from rmgr.daemons.leader_view import LeaderAnswering
+from rmgr.daemons.watchdog_election import Candidacy
+from rmgr.errors import CoordinationUnavailable, RmgrError, StoreUnavailable, WrongCluster
+from rmgr.model.node import EpochRecord, Meta
+from rmgr.runtime.lease import Lease
+from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime.signals import SignalLetters
+from rmgr.runtime.stall import StallGuard
+
+Thunk = Callable[[], None]
+
+#: A loop that takes longer than this for one letter is dead: the process ends, its successor takes over.
+STALL_S = 12.0
+_IO_THREADS = 2
+_RPC_THREADS = 16
+
+
+class Watchdog:
+    """One WatchDog: candidate or leader. `serve` is its loop.
+
+    Args:
+        meta: the cluster that it belongs to.
+        endpoint: where it answers gRPC.
+        resync_s: mean time between two comparisons of memory and znodes while it leads.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, store: Store, meta: Meta, *, endpoint: str, resync_s: float, log: Any, metrics: LeaderMetrics
+    ) -> None:
+        self.guid = uuid.uuid4().hex[:12]
+        self.meta = meta
+        self.leader: Leader | None = None
+        self.failure: RmgrError | None = None
+        self._coordinator = coordinator
+        self._store = store
+        self._resync_s = resync_s
+        self._log = log
+        self._metrics = metrics
+        self._mailbox: Mailbox[Thunk] = Mailbox()
+        self._io = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="store")
+        self._lease = Lease(coordinator)
+        self._session = 0
+        self._stopping = False
+        record = EpochRecord(leader=self.guid, endpoint=endpoint, host=socket.gethostname(), pid=os.getpid())
+        self._candidacy = Candidacy(
+            coordinator,
+            record,
+            post=self._mailbox.put,
+            after=self._mailbox.after,
+            leads=self._on_lead,
+            log=log,
+            wall_us=_wall_us,
+        )
+
+    # -- from any thread
+
+    def stop(self) -> None:
+        """Ends the loop at its next letter: hands over."""
+        self._stopping = True
+        self._mailbox.put(lambda: None)
+
+    def call(self, what: Callable[[], Any]) -> Future[Any]:
+        """Runs `what` in the loop."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(what())
+            except RmgrError as error:
+                future.set_exception(error)
+
+        self._mailbox.put(run)
+        return future
+
+    # -- the loop
+
+    def serve(self, guard: StallGuard | None = None) -> None:
+        """Until `stop`, or until the ensemble turns out to be another cluster's (`failure`)."""
+        self._coordinator.listen(lambda state: self._mailbox.put(partial(self._on_session, state)))
+        self._watch_lease()
+        while not self._stopping:
+            letter = self._mailbox.get(1.0)
+            if guard is not None:
+                guard.progress()
+            if letter is None:
+                continue
+            started_s = time.perf_counter()
+            try:
+                letter()
+            except Exception:  # noqa: BLE001 - loop boundary: one bad record must not take the cluster's leader away
+                self._metrics.loop_errors.inc()
+                self._log.exception("watchdog_letter_failed")
+            self._metrics.pass_seconds.observe(time.perf_counter() - started_s)
+        self._end_reign("this process was asked to end")
+
+    def close(self) -> None:
+        """Ends the session at once (the successor is told by its watch), then the threads. After `serve`."""
+        self._coordinator.close(timeout_s=2.0)
+        self._io.shutdown(wait=False, cancel_futures=True)
+
+    # -- the session
+
+    def _on_session(self, state: SessionState) -> None:
+        match state:
+            case SessionState.CONNECTED if self._session != self._coordinator.session_id:
+                self._end_reign("the session was replaced")
+                self._session = self._coordinator.session_id
+                self._lease.rearm()
+                self._recognise()
+            case SessionState.CONNECTED if self.leader is not None:
+                self.leader.revalidate()
+            case SessionState.CONNECTED:
+                self._candidacy.look()
+            case SessionState.SUSPENDED if self.leader is not None:
+                self._log.warning("reign_suspended", epoch=self.leader.record.epoch)
+                self.leader.pause()
+            case SessionState.SUSPENDED:
+                pass
+            case SessionState.LOST:
+                self._end_reign("the session was lost")
+                self._candidacy.leave()
+                self._session = 0
+
+    def _recognise(self) -> None:
+        """A new session may be with other servers, or with wiped ones: is it still our cluster?"""
+        session = self._session
+        future = self._coordinator.get(paths.META)
+        future.add_done_callback(lambda done: self._mailbox.put(partial(self._on_meta, session, done)))
+
+    def _on_meta(self, session: int, future: Future[Stamped | None]) -> None:
+        if session != self._session:
+            return
+        if future.exception() is not None:
+            self._mailbox.after(0.5, lambda: self._recognise() if session == self._session else None)
+            return
+        found = future.result()
+        meta = None if found is None else decode_record(found.data, Meta, paths.META)
+        if meta is None or meta.cluster_id != self.meta.cluster_id:
+            told = "was wiped" if meta is None else f"belongs to cluster {meta.cluster_id} now"
+            self.failure = WrongCluster(f"ZooKeeper {told}; cluster {self.meta.cluster_id} was there", hint="rmgr doctor")
+            self._stopping = True
+            return
+        self._candidacy.enter()
+
+    # -- reigns
+
+    def _on_lead(self, record: EpochRecord, epoch_version: int) -> None:
+        desk = Desk(
+            self._coordinator,
+            self._store,
+            self._mailbox,
+            epoch_version=epoch_version,
+            epoch=record.epoch,
+            io=self._io,
+            deposed=self._on_deposed,
+            may_act=self._lease.is_valid,
+            log=self._log,
+            metrics=self._metrics,
+            wall_us=_wall_us,
+        )
+        self.leader = Leader(desk, record, resync_s=self._resync_s)
+        self._metrics.leader.set(1)
+        self._metrics.epoch.set(record.epoch)
+        self._metrics.take_overs.inc()
+        self._log.info("reign_began", epoch=record.epoch, candidate=record.candidate)
+        self.leader.start()
+
+    def _on_deposed(self, why: str) -> None:
+        self._end_reign(why)
+        self._candidacy.stepped_down()
+
+    def _end_reign(self, why: str) -> None:
+        leader, self.leader = self.leader, None
+        if leader is None:
+            return
+        leader.close()
+        self._metrics.leader.set(0)
+        self._metrics.epoch.set(0)
+        self._log.warning("reign_ended", epoch=leader.record.epoch, why=why)
+
+    def _watch_lease(self) -> None:
+        """No answer for longer than the lease: whatever the session says, somebody else may lead by now."""
+        self._mailbox.after(max(0.1, self._lease.length_s / 8), self._watch_lease)
+        if self.leader is not None and not self._lease.is_valid():
+            self._on_deposed("the lease is over")
+
+
+def _wall_us() -> int:
+    return time.time_ns() // 1000
+
+
+# -- the process --------------------------------------------------------------------------------------------------------------
+
+
+def run(config: Config) -> int:
+    """Runs a WatchDog until SIGTERM or SIGINT; returns its exit code.
+
+    Raises: NotConnected, CoordinationUnavailable, StoreUnavailable, WrongCluster at the start.
+    """
+    hosts, chroot = config.cluster.hosts_and_chroot()
+    log = logs.setup(config.log, "watchdog")
+    metrics = LeaderMetrics()
+    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s)
+    try:
+        wait_s = config.cluster.connect_timeout_s
+        if not coordinator.wait_connected(wait_s):
+            raise CoordinationUnavailable(
+                f"no ZooKeeper answers at {hosts} within {wait_s:.0f} s", hint="is it running? rmgr doctor looks closer"
+            )
+        store = _open_store(config)
+        meta = set_up(coordinator, store, config.cluster.cluster_id)
+        log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store)
+        return _serve(config, coordinator, store, meta, log, metrics)
+    finally:
+        coordinator.close(timeout_s=2.0)
+
+
+def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta, log: Any, metrics: LeaderMetrics) -> int:
+    server = RpcServer(config.watchdog.listen, threads=_RPC_THREADS)
+    watchdog = Watchdog(coordinator, store, meta, endpoint=server.endpoint, resync_s=config.watchdog.resync_s, log=log, metrics=metrics)
+    hosts = config.cluster.hosts_and_chroot()[0]
+    server.add_leader(
+        LeaderAnswering(coordinator, store, lambda: watchdog.leader, watchdog.call, cluster_id=lambda: meta.cluster_id, hosts=hosts)
+    )
+    server.start()
+    host, _, port = config.watchdog.metrics.rpartition(":")
+    exporter, _ = start_http_server(int(port), addr=host, registry=metrics.registry)
+    log.info("watchdog_listens", endpoint=server.endpoint, address=f"{host}:{exporter.server_port}")
+    signals = SignalLetters(lambda _signal: watchdog.stop())
+    signals.install()
+    guard = StallGuard(STALL_S, name="the WatchDog's loop").start()
+    try:
+        watchdog.serve(guard)
+    finally:
+        watchdog.close()  # first of all: the successor waits for it
+        guard.stop()
+        server.stop(0.2)
+        exporter.shutdown()
+        store.close()
+        signals.restore()
+    if watchdog.failure is not None:
+        raise watchdog.failure
+    log.info("watchdog_stopped")
+    return 0
+
+
+def set_up(coordinator: Coordinator, store: Store, cluster_id: str) -> Meta:
+    """The cluster's tree, made if there is none yet, and its store bound to it.
+
+    Raises: WrongCluster when tree, store and configuration do not belong together.
+    """
+    meta = bootstrap(coordinator, cluster_id or remembered(store))
+    store.bind_cluster(meta.cluster_id)
+    return meta
+
+
+def _open_store(config: Config) -> Store:
+    """Opens the data store; waits for one that does not answer yet."""
+    end_s = time.monotonic() + config.cluster.connect_timeout_s
+    while True:
+        try:
+            return open_store(config.cluster.store)
+        except StoreUnavailable:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.2)

@@ -1,0 +1,352 @@
+"""A leader on a tree in memory with a clock that tests move, and the other parts of a cluster played by hand.
+
+Everything is single-threaded and at once: `run` takes letters until none is left, `advance` moves the clock from timer
+to timer. `Starter` and `Submitter` commit the real multis of `coord/ops.py`, on memory as on ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from rmgr.adapters.memory import MemoryCoordinator
+from rmgr.adapters.memory_store import MemoryStore
+from rmgr.adapters.memory_tree import MemoryTree
+from rmgr.client.bootstrap import bootstrap
+from rmgr.client.submitting import token_digest
+from rmgr.coord import election, ops, paths
+from rmgr.coord.leader_ops import take_over
+from rmgr.coord.multi import Committed, Create, Exists, Multi, Outcome
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
+from rmgr.daemons.leader import Leader
+from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_metrics import LeaderMetrics
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.node import EpochRecord, NodeRecord, NodeState, StarterEntry
+from rmgr.model.outcome import FailedRange, Fragment
+from rmgr.model.outcome import Outcome as TaskOutcome
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.resources import Capacity
+from rmgr.model.submission import Phase, Submission, Tail, Work
+from rmgr.runtime.mailbox import Mailbox
+
+_guids = itertools.count(1)
+
+
+def committed(coordinator: Coordinator, multi: Multi) -> Committed:
+    """Commits and insists."""
+    outcome = coordinator.commit(multi).result(10)
+    assert isinstance(outcome, Committed), f"{multi.name}: {outcome}"
+    return outcome
+
+
+class Inline(Executor):
+    """Runs at once, in the caller's thread."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Starter:
+    """A Starter without work: registers nodes, claims and completes blocks when told to."""
+
+    def __init__(self, coordinator: Coordinator, *nodes: str) -> None:
+        self.coordinator = coordinator
+        self.nodes = nodes
+        self.guid = f"s{next(_guids)}"
+        self.versions: dict[str, int] = {}
+        self.register()
+
+    def register(self) -> None:
+        records: list[tuple[NodeRecord, int | None]] = []
+        for name in self.nodes:
+            found = self.coordinator.get(paths.node(name)).result(10)
+            old = None if found is None else decode_record(found.data, NodeRecord)
+            record = NodeRecord(
+                node=name,
+                incarnation=1 if old is None else old.incarnation + 1,
+                state=NodeState.UP,
+                guid=self.guid,
+                capacity=Capacity(cores=2, memory_bytes=0),
+            )
+            records.append((record, None if found is None else found.version))
+        entry = StarterEntry(guid=self.guid, nodes=self.nodes, endpoint="", host="h", pid=1)
+        committed(self.coordinator, ops.register(records, entry))
+        for record, version in records:
+            self.versions[record.node] = 0 if version is None else version + 1
+
+    def claim(self, node: str, queue: str = "default", take: int = 0) -> BlockKey:
+        """Claims the first waiting block of the queue."""
+        names = self.coordinator.children(paths.pending(queue)).result(10) or []
+        key = min((paths.parse_block(name) for name in names), key=BlockKey.sort_key)
+        found = self.coordinator.get(paths.pending_block(queue, key)).result(10)
+        assert found is not None
+        multi, mine = ops.claim(node, self.versions[node], queue, key, decode_block(found.data), found.version, take=take or key.count)
+        committed(self.coordinator, multi)
+        return mine
+
+    def complete(self, node: str, key: BlockKey, indices: Sequence[int] | None = None, **fields: Any) -> Outcome:
+        """COMPLETE for some indices (default: all that is left)."""
+        found = self.coordinator.get(paths.running_block(node, key)).result(10)
+        assert found is not None
+        data = decode_block(found.data)
+        todo = [i for i in range(key.first, key.end) if not data.done >> (i - key.first) & 1] if indices is None else list(indices)
+        mask = data.done
+        for index in todo:
+            mask |= 1 << (index - key.first)
+        fragment = Fragment(
+            node=node,
+            attempt=key.attempt,
+            base_us=1_000_000,
+            outcomes=tuple(TaskOutcome(index=index, elapsed_us=5, **fields) for index in todo),
+        )
+        new = _struct_replace(data, done=mask, stamp=f"c{next(_guids)}")
+        return self.coordinator.commit(ops.complete(node, self.versions[node], key, new, found.version, fragment=fragment)).result(10)
+
+    def fail(self, node: str, key: BlockKey, queue: str = "default", **fields: Any) -> None:
+        """COMPLETE whose attempts ended FAILED and may run again."""
+        from rmgr.coord.records import encode_block
+
+        found = self.coordinator.get(paths.running_block(node, key)).result(10)
+        assert found is not None
+        data = decode_block(found.data)
+        record = FailedRange(
+            queue=queue,
+            seq=key.seq,
+            priority=key.priority,
+            cores=key.cores,
+            memory_mib=key.memory_mib,
+            block=encode_block(data),
+            node=node,
+            **fields,
+        )
+        new = _struct_replace(data, done=(1 << key.count) - 1)
+        multi = ops.complete(node, self.versions[node], key, new, found.version, fragment=None, failed=[(key.first, key.count, record)])
+        committed(self.coordinator, multi)
+
+    def close(self) -> None:
+        self.coordinator.close()
+
+
+class Submitter:
+    """Submits by the real multis; owns nothing unless it has an entry."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.guid = f"o{next(_guids)}"
+
+    def enter(self) -> None:
+        path = paths.submitter(self.guid)
+        committed(self.coordinator, Multi(name="ENTER", ops=(Create(path, b"{}", ephemeral=True, sequence=True),), proof=Exists(path)))
+
+    def submit(
+        self,
+        tasks: int,
+        *,
+        complete: bool = True,
+        block: int = 4,
+        data: BlockData | None = None,
+        held: bool = False,
+        **fields: Any,
+    ) -> int:
+        """A submission of `tasks` tasks in blocks of `block`."""
+        found = self.coordinator.get(paths.IDS).result(10)
+        assert found is not None
+        number = int(decode_record(found.data, int))
+        record = replace(
+            Submission(id=number, name=f"s{number}", user="u", queue="default", work=Work.PYTHON, token=f"t{number}", submitted_us=1),
+            **fields,
+        )
+        blocks = [
+            (
+                BlockKey(
+                    priority=record.priority,
+                    seq=NO_SEQ,
+                    submission=number,
+                    first=at,
+                    count=min(block, tasks - at),
+                    attempt=1,
+                    cores=1,
+                    memory_mib=0,
+                ),
+                data or BlockData(resubmit=record.resubmit, retries=record.retries),
+            )
+            for at in range(0, tasks, block)
+        ]
+        tail = Tail(next=tasks, complete=complete)
+        bucket = self.coordinator.stat(paths.subs_bucket(number)).result(10)
+        multi = ops.submit(
+            record,
+            ids_version=found.version,
+            token_digest=token_digest(record.user, record.token),
+            tail=tail,
+            blocks=[] if held else blocks,
+            make_bucket=bucket is None,
+        )
+        if held:
+            multi = replace(multi, ops=(*multi.ops, *(ops.enter("default", key, value, held=True) for key, value in blocks)))
+        committed(self.coordinator, multi)
+        return number
+
+    def change(self, number: int, *, gate: bool | None, **fields: Any) -> None:
+        """GATE: the record with some fields changed."""
+        found = self.coordinator.get(paths.sub(number)).result(10)
+        assert found is not None
+        record = replace(decode_record(found.data, Submission), **fields)
+        committed(self.coordinator, ops.set_record(record, version=found.version, gate=gate))
+
+
+class Tree:
+    """Looking at the tree of a cluster."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+
+    def names(self, path: str) -> list[str]:
+        return sorted(self.coordinator.children(path).result(10) or [])
+
+    def keys(self, path: str) -> list[BlockKey]:
+        return sorted((paths.parse_block(name) for name in self.names(path)), key=BlockKey.sort_key)
+
+    def pending(self, queue: str = "default") -> list[BlockKey]:
+        return self.keys(paths.pending(queue))
+
+    def held(self, queue: str = "default") -> list[BlockKey]:
+        return self.keys(paths.held(queue))
+
+    def node(self, name: str) -> NodeRecord:
+        found = self.coordinator.get(paths.node(name)).result(10)
+        assert found is not None
+        return decode_record(found.data, NodeRecord)
+
+    def sub(self, number: int) -> Submission | None:
+        found = self.coordinator.get(paths.sub(number)).result(10)
+        return None if found is None else decode_record(found.data, Submission)
+
+    def outcomes(self, number: int) -> dict[int, TaskOutcome]:
+        """Final outcomes by index; two for one task are an error."""
+        found: dict[int, TaskOutcome] = {}
+        for name in self.names(paths.done(number)):
+            stamped = self.coordinator.get(f"{paths.done(number)}/{name}").result(10)
+            assert stamped is not None
+            for outcome in decode_fragment(stamped.data).outcomes:
+                assert outcome.index not in found, f"task {outcome.index} ended twice"
+                found[outcome.index] = outcome
+        return found
+
+    def failed(self, number: int) -> dict[str, FailedRange]:
+        found = {}
+        for name in self.names(paths.failed(number)):
+            stamped = self.coordinator.get(f"{paths.failed(number)}/{name}").result(10)
+            assert stamped is not None
+            found[name] = decode_failed(stamped.data)
+        return found
+
+
+class Bench:
+    """A cluster in memory."""
+
+    def __init__(self, settings: ClusterSettings | None = None, *, session_timeout_s: float = 10.0) -> None:
+        self.now_s = 1000.0
+        self.tree = MemoryTree()
+        self.session_timeout_s = session_timeout_s
+        self.store = MemoryStore(f"bench{next(_guids)}")
+        self.metrics = LeaderMetrics()
+        self.mailbox: Mailbox[Callable[[], None]] = Mailbox(clock=lambda: self.now_s)
+        self.deposed: list[str] = []
+        self.log: list[dict[str, Any]] = []
+        self.outside = self.connect()
+        self.meta = bootstrap(self.outside, settings=settings)
+        self.look = Tree(self.outside)
+        self.submitter = Submitter(self.outside)
+        self.leader_coordinator = self.connect()
+        self.leader: Leader | None = None
+
+    def connect(self) -> MemoryCoordinator:
+        return MemoryCoordinator(self.tree, auto=True, session_timeout_s=self.session_timeout_s)
+
+    def starter(self, *nodes: str) -> Starter:
+        return Starter(self.connect(), *nodes)
+
+    def count(self, metric: Any) -> float:
+        return float(metric._value.get())
+
+    def lead(self, coordinator: MemoryCoordinator | None = None) -> Leader:
+        """Candidate, take-over, reign; what follows from it has happened when this returns."""
+        coordinator = coordinator or self.leader_coordinator
+        guid = f"w{next(_guids)}"
+        committed(coordinator, election.stand(guid, EpochRecord()))
+        name = next(item for item in self.look.names(paths.WATCHDOGS) if paths.entry_guid(item) == guid)
+        found = self.outside.get(paths.EPOCH).result(10)
+        old = EpochRecord() if found is None else decode_record(found.data, EpochRecord)
+        record = replace(old, epoch=old.epoch + 1, leader=guid, candidate=name)
+        multi = take_over(name, record, None if found is None else found.version)
+        version = election.epoch_version(multi, committed(coordinator, multi))
+        desk = Desk(
+            coordinator,
+            self.store,
+            self.mailbox,
+            epoch_version=version,
+            epoch=record.epoch,
+            io=Inline(),
+            deposed=self.deposed.append,
+            may_act=lambda: True,
+            log=structlog.wrap_logger(None, processors=[self._logged]),
+            metrics=self.metrics,
+            clock=lambda: self.now_s,
+            wall_us=lambda: round(self.now_s * 1e6),
+        )
+        self.leader = Leader(desk, record, resync_s=20.0)
+        self.leader.start()
+        self.run()
+        return self.leader
+
+    def _logged(self, _logger: Any, level: str, event: dict[str, Any]) -> Any:
+        self.log.append({"level": level, **event})
+        raise structlog.DropEvent
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self.log if line["event"] == name]
+
+    def run(self, limit: int = 100_000) -> None:
+        """Takes letters until none is left and no timer is due."""
+        for _ in range(limit):
+            letter = self.mailbox.get(0)
+            if letter is None:
+                return
+            letter()
+        raise AssertionError("the loop does not come to rest")
+
+    def advance(self, seconds: float) -> None:
+        """Moves the clock, from timer to timer."""
+        end_s = self.now_s + seconds
+        self.run()
+        while (due := self.mailbox._timers.next_s()) is not None and due <= end_s:
+            self.now_s = max(self.now_s, due)
+            self.run()
+        self.now_s = end_s
+        self.run()
+
+    def phase(self, number: int) -> Phase | None:
+        record = self.look.sub(number)
+        return None if record is None else record.phase
+
+
+def _struct_replace(data: BlockData, **fields: Any) -> BlockData:
+    import msgspec
+
+    return msgspec.structs.replace(data, **fields)
+
+
+__all__ = ["Bench", "Inline", "Starter", "Submitter", "Tree", "committed", "encode_record"]
