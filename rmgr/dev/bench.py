@@ -1,0 +1,141 @@
+"""`rmgr bench`: figures with the baseline of the same run beside them, median and spread of several repetitions.
+
+Absolute rates of a machine move by a factor of two between runs; ratios hold. So each repetition measures the baseline
+and rmgr one after the other, and the ratio is taken pair by pair. Figures are printed; nothing fails on time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rmgr.client.connection import Connection, connect
+from rmgr.dev.cluster import DevCluster
+from rmgr.errors import UsageError
+
+#: Slots of every setup: what the baselines use too.
+SLOTS = 2
+SETUP = "1 ZooKeeper (fsync), SQLite, 2 slots"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure: median over the repetitions, its spread, and the median ratio to the baseline of the same repetition."""
+
+    system: str
+    setup: str
+    what: str
+    rate: float
+    unit: str
+    spread: tuple[float, float]
+    ratio: float | None = None
+    detail: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much is measured."""
+
+    repetitions: int = 3
+    scale: float = 1.0  #: of the number of tasks
+    progress: Callable[[str], None] = lambda _: None
+
+    def count(self, tasks: int) -> int:
+        """`tasks`, scaled."""
+        return max(10, round(tasks * self.scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A cluster of its own with two slots, and a connection to it."""
+
+    cluster: DevCluster
+    connection: Connection
+
+    def environment(self) -> dict[str, str]:
+        """Variables with which a command finds the cluster."""
+        return self.cluster.environment()
+
+
+@contextlib.contextmanager
+def two_slots(plan: Plan, *, directory: Path | None = None) -> Iterator[Bench]:
+    """One Starter with two cores, two WatchDogs, one ZooKeeper, SQLite, in a directory that goes afterwards."""
+    with tempfile.TemporaryDirectory(prefix="rmgr-bench-", dir=directory, ignore_cleanup_errors=True) as where:
+        cluster = DevCluster(Path(where) / "cluster", nodes=1, cores=SLOTS)
+        plan.progress("starting a cluster")
+        with cluster:
+            state = cluster.state
+            connection = connect(zk=state.zookeeper, store=state.store)
+            try:
+                yield Bench(cluster, connection)
+            finally:
+                connection.close()
+
+
+def paired(
+    plan: Plan, *, what: str, unit: str, baseline: tuple[str, Callable[[], float]], ours: tuple[str, str, Callable[[], float]]
+) -> list[Row]:
+    """Measures baseline and rmgr in turn and makes their two rows.
+
+    Args:
+        baseline: (name, measurement). ours: (name, setup, measurement). A measurement returns a rate.
+    """
+    theirs: list[float] = []
+    mine: list[float] = []
+    for number in range(1, plan.repetitions + 1):
+        plan.progress(f"{what}: repetition {number} of {plan.repetitions}")
+        theirs.append(baseline[1]())
+        mine.append(ours[2]())
+    ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
+    return [
+        row(baseline[0], "the same run", what, unit, theirs, ratio=1.0),
+        row(ours[0], ours[1], what, unit, mine, ratio=statistics.median(ratios)),
+    ]
+
+
+def row(system: str, setup: str, what: str, unit: str, values: Sequence[float], *, ratio: float | None = None, **detail: float) -> Row:
+    """A row from the values of all repetitions."""
+    return Row(
+        system=system,
+        setup=setup,
+        what=what,
+        unit=unit,
+        rate=statistics.median(values),
+        spread=(min(values), max(values)),
+        ratio=ratio,
+        detail=detail,
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of `values` lie (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def names() -> list[str]:
+    """What can be measured."""
+    return sorted(_measurements())
+
+
+def run(name: str, plan: Plan) -> list[Row]:
+    """Measures `name`. Raises UsageError when there is no such measurement."""
+    found = _measurements().get(name)
+    if found is None:
+        raise UsageError(f"there is no measurement {name!r}", hint=f"known: {', '.join(names())}")
+    return found(plan)
+
+
+def _measurements() -> dict[str, Callable[[Plan], list[Row]]]:
+    from rmgr.dev import bench_backlog, bench_tasks
+
+    return {
+        "tasks": bench_tasks.tasks,
+        "latency": bench_tasks.latency,
+        "shell": bench_tasks.shell,
+        "backlog": bench_backlog.backlog,
+    }

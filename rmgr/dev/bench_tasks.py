@@ -1,0 +1,121 @@
+"""Small tasks against the standard library's pool, one task at a time, and shell commands against `xargs`."""
+
+from __future__ import annotations
+
+import operator
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+from rmgr.client.connection import Connection
+from rmgr.client.executor import Executor
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.dev.bench import SETUP, SLOTS, Bench, Plan, Row, paired, percentile, row, two_slots
+
+_TASKS = 5_000
+_SINGLES = 300
+_COMMANDS = 1_000
+
+
+#: The task: returns its argument, and its module is no load for a worker.
+no_op = operator.index
+
+
+def tasks(plan: Plan) -> list[Row]:
+    """No-op Python tasks, results read back: `map` and one future a call, durable, against `ProcessPoolExecutor(2)`."""
+    count = plan.count(_TASKS)
+    with two_slots(plan) as bench, ProcessPoolExecutor(SLOTS) as pool:
+        list(pool.map(no_op, range(100)))
+        _by_map(bench.connection, 500)
+        rows = paired(
+            plan,
+            what="no-op tasks by map",
+            unit="tasks/s",
+            baseline=("ProcessPoolExecutor(2).map", lambda: _rate(count, lambda: list(pool.map(no_op, range(count))))),
+            ours=("rmgr TaskQueue.map", SETUP, lambda: _rate(count, lambda: _by_map(bench.connection, count))),
+        )
+        rows += paired(
+            plan,
+            what="no-op tasks, one future a call",
+            unit="tasks/s",
+            baseline=(
+                "ProcessPoolExecutor(2).submit",
+                lambda: _rate(count, lambda: [f.result() for f in [pool.submit(no_op, i) for i in range(count)]]),
+            ),
+            ours=("rmgr Executor.submit", SETUP, lambda: _rate(count, lambda: _by_submit(bench.connection, count))),
+        )
+    return rows
+
+
+def _rate(count: int, work: object) -> float:
+    started = time.perf_counter()
+    work()  # type: ignore[operator]
+    return count / (time.perf_counter() - started)
+
+
+def _by_map(connection: Connection, count: int) -> None:
+    with TaskQueue(no_op, connection=connection) as queue:
+        results = [future.result(timeout=300) for future in queue.map(no_op, range(count))]
+    if results != list(range(count)):
+        raise AssertionError("wrong results")
+
+
+def _by_submit(connection: Connection, count: int) -> None:
+    with Executor(connection=connection) as executor:
+        results = [future.result(timeout=300) for future in [executor.submit(no_op, value) for value in range(count)]]
+    if results != list(range(count)):
+        raise AssertionError("wrong results")
+
+
+def latency(plan: Plan) -> list[Row]:
+    """One task at a time, from submit to result: the next one begins when the last one's result is there."""
+    count = plan.count(_SINGLES)
+    rows = []
+    with two_slots(plan) as bench, ProcessPoolExecutor(SLOTS) as pool, TaskQueue(no_op, connection=bench.connection) as queue:
+        pool.submit(no_op, 0).result()
+        for value in range(20):
+            queue.submit_call(value).result(timeout=60)
+        samples: dict[str, list[list[float]]] = {"ProcessPoolExecutor(2)": [], "rmgr": []}
+        for number in range(1, plan.repetitions + 1):
+            plan.progress(f"latency: repetition {number} of {plan.repetitions}")
+            samples["ProcessPoolExecutor(2)"].append([_timed(lambda: pool.submit(no_op, 1).result()) for _ in range(count)])
+            samples["rmgr"].append([_timed(lambda: queue.submit_call(1).result(timeout=60)) for _ in range(count)])
+    for system, runs in samples.items():
+        for share, name in ((0.5, "p50"), (0.99, "p99")):
+            values = [percentile(one, share) * 1e3 for one in runs]
+            rows.append(row(system, SETUP if system == "rmgr" else "the same run", f"one task at a time, {name}", "ms", values))
+    return rows
+
+
+def _timed(work: object) -> float:
+    started = time.perf_counter()
+    work()  # type: ignore[operator]
+    return time.perf_counter() - started
+
+
+def shell(plan: Plan) -> list[Row]:
+    """Shell commands with captured output, whole `rmgr submit --array --wait`, against `xargs -P2` beside it."""
+    count = plan.count(_COMMANDS)
+    with two_slots(plan) as bench:
+        _submit_array(bench, 20)
+        return paired(
+            plan,
+            what="commands with captured output",
+            unit="commands/s",
+            baseline=("xargs -P2 /bin/true", lambda: _rate(count, lambda: _xargs(count))),
+            ours=("rmgr submit --array -- /bin/true", SETUP, lambda: _rate(count, lambda: _submit_array(bench, count))),
+        )
+
+
+def _xargs(count: int) -> None:
+    lines = "".join(f"{number}\n" for number in range(count))
+    subprocess.run(["xargs", "-P2", "-n1", "/bin/true"], input=lines.encode(), check=True, timeout=600)
+
+
+def _submit_array(bench: Bench, count: int) -> None:
+    command = [sys.executable, "-m", "rmgr.cli.main", "submit", "--array", f"1-{count}", "--wait", "--", "/bin/true"]
+    done = subprocess.run(command, env={**os.environ, **bench.environment()}, capture_output=True, check=False, timeout=600)
+    if done.returncode:
+        raise AssertionError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
