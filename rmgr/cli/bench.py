@@ -39,7 +39,6 @@ def bench(context: click.Context, names: tuple[str, ...], repeat: int, scale: fl
     for found in rows.values():
         for row in found:
             ratio = f"  ratio {row.ratio:.2f}" if row.ratio is not None else ""
-            detail = "".join(f"  {name.replace('_', ' ')} {value:.0f}" for name, value in row.detail.items())
-            click.echo(
-                f"{row.what:<58} {row.system:<34} {row.rate:>10.1f} {row.unit:<10} [{row.spread[0]:.1f} .. {row.spread[1]:.1f}]{ratio}{detail}"
-            )
+            detail = "".join(f"  {key} {value:.0f}" for key, value in row.detail.items()).replace("_", " ")
+            spread = f"[{row.spread[0]:.1f} .. {row.spread[1]:.1f}]"
+            click.echo(f"{row.what:<58} {row.system:<34} {row.rate:>10.1f} {row.unit:<10} {spread}{ratio}{detail}")

@@ -175,14 +175,14 @@ class DevCluster:
             raise
         return self.state
 
-    def start_watchdog(self, name: str) -> int:
-        """Starts a WatchDog; returns its pid."""
-        return self._spawn("watchdog", name, [])
+    def start_watchdog(self, name: str, *, environment: Mapping[str, str] | None = None) -> int:
+        """Starts a WatchDog, with more variables; returns its pid."""
+        return self._spawn("watchdog", name, [], environment or {})
 
-    def start_starter(self, name: str, *, cores: int = 2, options: Sequence[str] = ()) -> int:
-        """Starts a Starter; returns its pid."""
+    def start_starter(self, name: str, *, cores: int = 2, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
+        """Starts a Starter, with more options and variables; returns its pid."""
         arguments = ["--node", name, "--cores", str(cores), "--work-dir", str(self.directory / "work" / name)]
-        return self._spawn("starter", name, [*arguments, *self._starter_options, *options])
+        return self._spawn("starter", name, [*arguments, *self._starter_options, *options], environment or {})
 
     def kill(self, name: str, sig: int = signal.SIGKILL) -> int:
         """Sends a signal to one process of the cluster, by its id; returns its pid. Raises KeyError."""
@@ -272,17 +272,17 @@ class DevCluster:
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
-    def _spawn(self, role: str, name: str, options: Sequence[str]) -> int:
+    def _spawn(self, role: str, name: str, options: Sequence[str], more: Mapping[str, str]) -> int:
         log = self.log_file(name)
         log.parent.mkdir(parents=True, exist_ok=True)
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_") or key == "RMGR_ZOOKEEPER_LIB"}
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
         with log.open("ab") as sink:
             child = subprocess.Popen(
                 [sys.executable, "-m", "rmgr.cli.main", role, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env=environment | self.environment() | self._environment,
+                env=inherited | self.environment() | self._environment | dict(more),
                 cwd=self.directory,
                 start_new_session=True,
             )
