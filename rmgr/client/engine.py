@@ -109,17 +109,22 @@ class Engine:
             made.tail,
             made.tail_version,
             listener,
-            owned=True,
+            owned=made.created,
             held=bool(draft.max_running),
             pending_cap=self._cap(made.submission.queue),
         )
-        self._begin(lane, fresh=True)
+        lane.wants_ownership = not made.created
+        self._begin(lane, fresh=made.created)
+        if not made.created:
+            self.post(self._watch_owners)
         return lane
 
     def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> Lane:
         """See `ports.SubmitterPort`."""
         self.check_usable()
-        record, tail = fetch([paths.sub(number), paths.tail(number)], self.coordinator.get, timeout_s=timeout_s)
+        record, tail = fetch(
+            [paths.sub(number), paths.tail(number)], lambda path: self.coordinator.get(path, timeout_s=timeout_s), timeout_s=timeout_s + 1
+        )
         if record is None or tail is None:
             raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
         submission = decode_record(record.data, Submission, paths.sub(number))

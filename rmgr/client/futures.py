@@ -72,12 +72,12 @@ class Future(BaseFuture[Any]):
 
     def __init__(self, source: Source, index: int = -1) -> None:
         self._source = source
-        self._index = index
+        self.index = index
 
     @property
     def task_id(self) -> str:
         """`42_7`; "" while the task has no number yet (an Executor with `max_workers` numbers tasks when it sends them)."""
-        return f"{self._source.number}_{self._index}" if self._index >= 0 else ""
+        return f"{self._source.number}_{self.index}" if self.index >= 0 else ""
 
     @property
     def attempt(self) -> int:
@@ -194,7 +194,7 @@ class Future(BaseFuture[Any]):
             try:
                 raise self._exception
             finally:
-                self = None  # noqa: PLW0642 - no reference cycle through the traceback, as in the base class
+                self = None  # type: ignore[assignment]  # noqa: PLW0642 - no reference cycle through the traceback, as in the base class
         return self._result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -225,7 +225,8 @@ class Future(BaseFuture[Any]):
         if settled is None or self._state != FINISHED:
             self._decoded = True
             return
-        value, error = None, None
+        value: object = None
+        error: BaseException | None = None
         if settled.outcome.state is State.COMPLETED:
             try:
                 value = value_of(settled, self._source.number, self._source.store, timeout_s=60.0 if timeout is None else max(1.0, timeout))

@@ -71,6 +71,8 @@ class Buffer:
     def add(self, spec: TaskSpec, payloads: list[bytes], *, solid: bool = False, row: str = "") -> int:
         """Appends tasks; returns the index of the first. Cost: O(len(payloads))."""
         first = self.next_index
+        if not payloads:
+            return first
         last = self._batches[-1] if self._batches else None
         if last is not None and last.spec == spec and not (solid or row or last.solid or last.row):
             last.payloads += payloads

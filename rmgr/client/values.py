@@ -18,6 +18,7 @@ from rmgr.client.pickling import dump_value
 from rmgr.client.results import load
 from rmgr.client.snapshot import fetch
 from rmgr.coord import keys, paths
+from rmgr.coord.keys import Pointer
 from rmgr.coord.owner_ops import reign_of
 from rmgr.coord.ports import Coordinator, Encoding, Store
 from rmgr.coord.records import decode_fragment, decode_outcomes, decode_page, decode_record
@@ -101,8 +102,7 @@ class Values:
 
     def delete(self, key: str, *, timeout: float = 30.0) -> bool:
         """Makes the key absent; True if there was a value (or a task that will write one)."""
-        there = self._store.delete(keys.named(key), timeout_s=timeout)
-        return self._store.delete(keys.final(key), timeout_s=timeout) or there
+        return self._store.delete(keys.named(key), timeout_s=timeout)
 
     def keys(self, prefix: str = "", *, timeout: float = 30.0) -> list[str]:
         """Keys that begin with `prefix` and have a value now, sorted. Cost: a look at each key that a task writes."""
@@ -115,7 +115,7 @@ class Values:
             names = self._store.keys(start, after=after, limit=1000, timeout_s=timeout)
             for name in names:
                 key = keys.user_key(name)
-                if self._has_value(key, name, timeout):
+                if self._has_value(name, timeout):
                     yield key
             if len(names) < 1000:
                 return
@@ -123,11 +123,11 @@ class Values:
 
     def exists(self, key: str, *, timeout: float = 30.0) -> bool:
         """There is a value under `key` now."""
-        return self._has_value(key, keys.named(key), timeout)
+        return self._has_value(keys.named(key), timeout)
 
     # -- output keys
 
-    def claim_outputs(self, outputs: Iterable[tuple[str, keys.Pointer]], *, overwrite: bool, timeout: float = 30.0) -> None:
+    def claim_outputs(self, outputs: Iterable[tuple[str, Pointer]], *, overwrite: bool, timeout: float = 30.0) -> None:
         """Writes pointers under output keys, before their task is submitted.
 
         Raises: KeyExists naming a key that has a value, or that another live task will write. A key whose task ended
@@ -150,14 +150,16 @@ class Values:
             return
         if found[1] is Encoding.POINTER:
             pointer = keys.decode_pointer(found[0])
-            state, final = self._fate(pointer, timeout), self._store.head(keys.final(key), timeout_s=timeout)
-            if final is None and state in {State.FAILED, State.CANCELLED, "never", "gone"}:
+            state = self._fate(pointer, timeout)
+            if state in {State.FAILED, State.CANCELLED, "never"}:
+                return
+            if state == "gone" and self._store.head(keys.final(pointer), timeout_s=timeout) is None:
                 return
             what = f"task {pointer.sub}_{pointer.index} writes it" if state == "open" else f"task {pointer.sub}_{pointer.index} wrote it"
             raise KeyExists(f"the output key {key!r} exists already: {what}", hint="overwrite=True replaces it; or choose another key")
         raise KeyExists(f"the output key {key!r} exists already", hint="overwrite=True replaces it; or choose another key")
 
-    def _has_value(self, key: str, name: str, timeout: float) -> bool:
+    def _has_value(self, name: str, timeout: float) -> bool:
         head = self._store.head(name, timeout_s=timeout)
         if head is None:
             return False
@@ -166,16 +168,17 @@ class Values:
         found = self._store.get(name, timeout_s=timeout)
         if found is None or found[1] is not Encoding.POINTER:
             return found is not None
-        state = self._fate(keys.decode_pointer(found[0]), timeout)
-        return state is State.COMPLETED or (state == "gone" and self._store.head(keys.final(key), timeout_s=timeout) is not None)
+        pointer = keys.decode_pointer(found[0])
+        state = self._fate(pointer, timeout)
+        return state is State.COMPLETED or (state == "gone" and self._store.head(keys.final(pointer), timeout_s=timeout) is not None)
 
-    def _follow(self, key: str, pointer: keys.Pointer, data: bytes, lenient: bool, timeout: float) -> tuple[bytes, Encoding] | None:
+    def _follow(self, key: str, pointer: Pointer, data: bytes, lenient: bool, timeout: float) -> tuple[bytes, Encoding] | None:
         task = f"{pointer.sub}_{pointer.index}"
         state = self._fate(pointer, timeout)
         if state is State.COMPLETED:
             commits = self._commits(pointer.sub)
             row = keys.output(pointer.sub, pointer.index, commits.attempts.get(pointer.index, 1), pointer.n)
-            found = self._store.get(row, timeout_s=timeout) or self._store.get(keys.final(key), timeout_s=timeout)
+            found = self._store.get(row, timeout_s=timeout) or self._store.get(keys.final(pointer), timeout_s=timeout)
             if found is None:
                 now = self._store.get(keys.named(key), timeout_s=timeout)
                 if now is None or now[0] != data:  # written anew meanwhile
@@ -183,7 +186,7 @@ class Values:
                 raise DataLost(f"the value under {key!r}, written by task {task}, is missing from the data store", hint="rmgr doctor")
             return found
         if state == "gone":
-            return self._store.get(keys.final(key), timeout_s=timeout)
+            return self._store.get(keys.final(pointer), timeout_s=timeout)
         if state == "open" and not lenient:
             raise StateConflict(f"the value under {key!r} is not there yet: task {task} has not ended", hint=f"rmgr wait {task}")
         if state in {State.FAILED, State.CANCELLED} and not lenient:
@@ -192,7 +195,7 @@ class Values:
 
     # -- which attempt was committed
 
-    def _fate(self, pointer: keys.Pointer, timeout: float) -> State | str:
+    def _fate(self, pointer: Pointer, timeout: float) -> State | str:
         """Final state of the task behind a pointer; "open", "never" (it was not submitted), or "gone" (collected)."""
         commits = self._commits(pointer.sub)
         with commits.lock:

@@ -1,0 +1,192 @@
+"""A process's connection to a cluster: one for each cluster, made when first needed, let go at the end of the process.
+
+    rmgr.connect().store.put("in/7", value)
+A forked child gets a fresh one from `connect()`; what was made before the fork says so instead of hanging.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from rmgr.client import futures
+from rmgr.client.functions import Functions
+from rmgr.client.ports import SubmitterPort
+from rmgr.client.values import Values
+from rmgr.coord.ports import Coordinator, SessionState
+from rmgr.errors import NotConnected
+
+if TYPE_CHECKING:
+    from rmgr.config import Config
+
+#: Before the interpreter goes: what must be waited for, and what must be closed.
+_ENDINGS: dict[str, Callable[[], None]] = {}
+_connections: dict[tuple[str, str, str], Connection] = {}
+_lock = threading.Lock()
+_ending = threading.Event()
+
+
+class Connection:
+    """Everything a client has of one cluster. Thread-safe.
+
+    Attributes: store (values by key), submitter (tasks as bytes), functions, config.
+    """
+
+    def __init__(self, submitter: SubmitterPort, config: Config, coordinator: Coordinator | None) -> None:
+        self.submitter = submitter
+        self.config = config
+        self.coordinator = coordinator  #: None behind a gateway
+        self.functions = Functions(submitter.store)
+        self.store = Values(submitter.store, coordinator)
+        self.pid = os.getpid()
+        self.is_closed = False
+
+    def register(self, function: Callable[..., Any], *, timeout: float = 30.0) -> str:
+        """Stores a function by its content; returns its id, usable as `TaskQueue(id)` from anywhere.
+
+        Raises: PickleFailed, StoreUnavailable.
+        """
+        return self.functions.register(function, timeout_s=timeout)
+
+    def close(self, *, timeout: float = 5.0) -> None:
+        """Lets go; submitted work goes on without this process. Idempotent."""
+        self.is_closed = True
+        with _lock:
+            for key in [key for key, known in _connections.items() if known is self]:
+                del _connections[key]
+        if self.pid == os.getpid():
+            self.submitter.close(timeout_s=timeout)
+
+    @property
+    def is_usable(self) -> bool:
+        """Not closed, and made in this process."""
+        return not self.is_closed and self.pid == os.getpid()
+
+    def trouble(self) -> str:
+        """What is wrong at present, "" when nothing is known to be."""
+        if self.pid != os.getpid():
+            return "this connection belongs to the parent process: call rmgr.connect() after a fork"
+        if self.is_closed:
+            return "the connection was closed"
+        return "" if self.submitter.session_state is SessionState.CONNECTED else "ZooKeeper does not answer"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(
+    *,
+    zk: str | None = None,
+    store: str | None = None,
+    gateway: str | None = None,
+    config: Config | None = None,
+    timeout: float | None = None,
+) -> Connection:
+    """The connection of this process to a cluster; made at the first call, shared afterwards.
+
+    Args:
+        zk, store, gateway: instead of the configuration (`rmgr.config`): RMGR_ZK, RMGR_STORE, a file, or a running `rmgr dev`.
+        config: a configuration that was loaded already.
+        timeout: how long to wait for the cluster (s); default: the configured connect_timeout_s.
+    Raises: NotConnected (nothing configured or running), CoordinationUnavailable, StoreUnavailable, WrongCluster, ConfigError.
+    """
+    if config is None:
+        from rmgr.config import load
+
+        config = load({"cluster": {"zk": zk, "store": store, "gateway": gateway}})
+    cluster = config.cluster
+    key = (cluster.zk, cluster.store, cluster.gateway)
+    with _lock:
+        known = _connections.get(key)
+        if known is not None and known.is_usable:
+            return known
+        if _ending.is_set():
+            raise NotConnected("the interpreter is shutting down")
+        made = _open(config, cluster.connect_timeout_s if timeout is None else timeout)
+        _connections[key] = made
+        _register_ending()
+        return made
+
+
+def _open(config: Config, timeout_s: float) -> Connection:
+    cluster = config.cluster
+    if cluster.gateway and not cluster.zk:
+        raise NotConnected("this build of rmgr cannot submit through a gateway yet", hint="name the cluster with --zk or RMGR_ZK")
+    hosts, chroot = cluster.hosts_and_chroot()
+    if not cluster.store:
+        raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH, RMGR_STORE, or store = in [cluster]")
+    from rmgr.adapters.stores import open_store
+    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.client.bootstrap import remembered, verify
+    from rmgr.client.engine import Engine
+
+    coordinator = ZkCoordinator.connect(hosts, chroot, session_timeout_s=cluster.session_timeout_s, connect_timeout_s=timeout_s)
+    try:
+        data = open_store(cluster.store, **({"create": False} if cluster.store.startswith("sqlite:") else {}))
+        try:
+            verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
+            return Connection(Engine(coordinator, data), config, coordinator)
+        except BaseException:
+            data.close()
+            raise
+    except BaseException:
+        coordinator.close(timeout_s=1.0)
+        raise
+
+
+# -- the end of the process ------------------------------------------------------------------------------------------------
+
+
+def at_end(name: str, ending: Callable[[], None]) -> None:
+    """`ending` is called before the interpreter goes, while threads can still be waited for; one a name; before connections close."""
+    _ENDINGS[name] = ending
+
+
+def is_ending() -> bool:
+    """The interpreter is shutting down: nothing new may be begun."""
+    return _ending.is_set()
+
+
+_registered = False
+
+
+def _register_ending() -> None:
+    global _registered
+    if _registered:
+        return
+    _registered = True
+    # As concurrent.futures does: before the threads of the interpreter are joined, and before daemon threads freeze.
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(_end)
+
+
+def _end() -> None:
+    _ending.set()
+    for ending in list(_ENDINGS.values()):
+        try:
+            ending()
+        except Exception as error:  # noqa: BLE001 - the end of the process: say it and go on
+            sys.stderr.write(f"rmgr: {error}\n")
+    for connection in list(_connections.values()):
+        connection.close(timeout=2.0)
+
+
+def _after_fork() -> None:
+    """In a forked child nothing of the parent's connections works: forget them."""
+    global _lock, _ending
+    _lock = threading.Lock()
+    _ending = threading.Event()
+    _connections.clear()
+    _ENDINGS.clear()
+    futures.renew_lock_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,112 @@
+"""GATE: holding, releasing and cancelling whole submissions; what it commits is the decision, the leader sweeps up behind it.
+
+Used by the command line and by TaskQueue. Each call reads the record, decides, and commits on the version that it read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from rmgr.coord import ops, paths
+from rmgr.coord.multi import Committed, Unknown
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_record
+from rmgr.errors import CoordinationUnavailable, NotFound
+from rmgr.model.states import Reason
+from rmgr.model.submission import Phase, Submission
+
+
+class HasCoordinator(Protocol):
+    """A connection, or anything else that leads to ZooKeeper."""
+
+    coordinator: Coordinator | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a call did. unchanged: why it did nothing, "" when it did something."""
+
+    submission: Submission
+    unchanged: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    record: Submission
+    gate: bool | None
+
+
+_Decide = Callable[[Submission], _Change | str]
+
+
+def cancel_submission(connection: HasCoordinator, number: int, *, detail: str = "", timeout_s: float = 30.0) -> Changed:
+    """CANCEL: from its commit on nothing of the submission starts; what waits ends CANCELLED, what runs is killed.
+
+    Raises: NotFound, CoordinationUnavailable.
+    """
+
+    def decide(record: Submission) -> _Change | str:
+        if record.phase in {Phase.CLOSED, Phase.CANCELLED}:
+            return f"it is {record.phase} already"
+        cancelled = replace(record, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL, reason_detail=detail[:500])
+        return _Change(cancelled, False if record.phase is Phase.OPEN else None)
+
+    return _change(connection, number, decide, timeout_s)
+
+
+def hold_submission(connection: HasCoordinator, number: int, *, detail: str = "", timeout_s: float = 30.0) -> Changed:
+    """HOLD: nothing more of it starts until it is released; what runs goes on. Raises as `cancel_submission`."""
+
+    def decide(record: Submission) -> _Change | str:
+        if record.phase is Phase.HELD:
+            return "it is held already" if record.reason != Reason.DEPENDENCY else "it waits for its dependencies already"
+        if record.phase is not Phase.OPEN:
+            return f"it is {record.phase}"
+        return _Change(replace(record, phase=Phase.HELD, reason=Reason.USER_HOLD, reason_detail=detail[:500]), False)
+
+    return _change(connection, number, decide, timeout_s)
+
+
+def release_submission(connection: HasCoordinator, number: int, *, timeout_s: float = 30.0) -> Changed:
+    """RELEASE: after a hold. One that was held before its dependencies were met waits for those again."""
+
+    def decide(record: Submission) -> _Change | str:
+        if record.phase is not Phase.HELD:
+            return f"it is not held ({record.phase})"
+        if record.reason == Reason.DEPENDENCY:
+            return "it waits for " + ", ".join(f"{item.condition}:{item.submission}" for item in record.after)
+        if record.after:  # the leader looks whether they are met, and opens the gate
+            return _Change(replace(record, reason=Reason.DEPENDENCY, reason_detail=""), None)
+        return _Change(replace(record, phase=Phase.OPEN, reason="", reason_detail=""), True)
+
+    return _change(connection, number, decide, timeout_s)
+
+
+def _change(connection: HasCoordinator, number: int, decide: _Decide, timeout_s: float) -> Changed:
+    coordinator = connection.coordinator
+    if coordinator is None:
+        raise CoordinationUnavailable("this needs a connection to ZooKeeper, a gateway does not do it", hint="--zk HOSTS")
+    end_s = time.monotonic() + timeout_s
+    mine: Submission | None = None
+    while True:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise CoordinationUnavailable(f"submission {number} could not be changed in time", hint="rmgr doctor; then try again")
+        found = coordinator.get(paths.sub(number), timeout_s=left_s).result(left_s + 1)
+        if found is None:
+            raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+        record = decode_record(found.data, Submission, paths.sub(number))
+        if record == mine:  # an unknown commit that has arrived
+            return Changed(record)
+        change = decide(record)
+        if isinstance(change, str):
+            return Changed(record, change)
+        multi = ops.set_record(change.record, version=found.version, gate=change.gate)
+        match coordinator.commit(multi, timeout_s=left_s).result(left_s + 1):
+            case Committed():
+                return Changed(change.record)
+            case Unknown():
+                mine = change.record

@@ -1,0 +1,189 @@
+"""Progress of a wait: a bar that is redrawn on a terminal, a plain line now and then elsewhere; rate and time left.
+
+Fed with counts, it draws at most ten times a second; it also tells, once, when the cluster stops answering.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self, TextIO
+
+from rmgr.model.units import format_duration
+
+#: Seconds between two drawings of the bar, and between two plain lines.
+_REDRAW_S = 0.1
+_LINE_S = 5.0
+#: The rate is that of the last so many seconds.
+_RATE_WINDOW_S = 15.0
+#: No answer for so long is worth a word.
+_SILENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What a wait waits for: all tasks, those that are final, and of these the failed and the cancelled."""
+
+    total: int
+    final: int
+    failed: int = 0
+    cancelled: int = 0
+
+
+class Rate:
+    """Tasks a second over the last seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def add(self, final: int) -> None:
+        """So many are final now."""
+        now = self._clock()
+        if self._samples and now - self._samples[-1][0] < _REDRAW_S / 2:
+            return
+        self._samples.append((now, final))
+        while len(self._samples) > 2 and now - self._samples[0][0] > _RATE_WINDOW_S:
+            self._samples.popleft()
+
+    def per_second(self) -> float:
+        """0.0 while nothing is known."""
+        if len(self._samples) < 2:
+            return 0.0
+        (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+
+    def left_s(self, counts: Counts) -> float | None:
+        """Seconds until all are final at this rate, None while that cannot be told."""
+        rate = self.per_second()
+        return (counts.total - counts.final) / rate if rate > 0 else None
+
+
+def line(title: str, counts: Counts, rate: Rate) -> str:
+    """`name  120/1000 (12%)  3 failed  85/s  0:10 left`."""
+    share = f" ({100 * counts.final // counts.total}%)" if counts.total else ""
+    parts = [title, f"{counts.final}/{counts.total}{share}"]
+    if counts.failed:
+        parts.append(f"{counts.failed} failed")
+    if counts.cancelled:
+        parts.append(f"{counts.cancelled} cancelled")
+    speed = rate.per_second()
+    if speed:
+        parts.append(f"{speed:.0f}/s" if speed >= 10 else f"{speed:.1f}/s")
+    left_s = rate.left_s(counts)
+    if left_s is not None and counts.final < counts.total:
+        parts.append(f"{format_duration(left_s)} left")
+    return "  ".join(parts)
+
+
+class ProgressDisplay:
+    """Shows one wait on stderr. Use as a context manager; `update` as often as there is news.
+
+    Args:
+        enabled: False shows nothing but trouble.
+        trouble: what is wrong with the cluster at present, "" = nothing.
+    """
+
+    def __init__(self, title: str, *, enabled: bool = True, stream: TextIO | None = None, trouble: Callable[[], str] = lambda: "") -> None:
+        self._title = title
+        self._enabled = enabled
+        self._stream = stream or sys.stderr
+        self._trouble = trouble
+        self._rate = Rate()
+        self._counts = Counts(total=0, final=0)
+        self._drawn_s = 0.0
+        self._said = ""
+        self._silent_since_s: float | None = None
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        if self._enabled and self._stream.isatty():
+            self._bar, self._task = _make_bar(self._title, self._stream)
+            self._bar.start()
+        self._drawn_s = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._draw()
+            self._bar.stop()
+        elif self._enabled and self._said:
+            self._write(line(self._title, self._counts, self._rate))
+
+    def update(self, counts: Counts) -> None:
+        """The present counts."""
+        self._counts = counts
+        self._rate.add(counts.final)
+        self.tick()
+
+    def tick(self) -> None:
+        """Called at least every second while nothing happens."""
+        now = time.monotonic()
+        self._look_for_trouble(now)
+        if not self._enabled:
+            return
+        if self._bar is not None:
+            if now - self._drawn_s >= _REDRAW_S:
+                self._draw()
+        elif now - self._drawn_s >= _LINE_S:
+            self._drawn_s = now
+            self._said = line(self._title, self._counts, self._rate)
+            self._write(self._said)
+
+    def _look_for_trouble(self, now: float) -> None:
+        trouble = self._trouble()
+        if not trouble:
+            if self._silent_since_s is not None and self._silent_since_s < 0:
+                self._write("rmgr: the cluster answers again")
+            self._silent_since_s = None
+        elif self._silent_since_s is None:
+            self._silent_since_s = now
+        elif 0 <= self._silent_since_s < now - _SILENCE_S:
+            self._silent_since_s = -1.0
+            self._write(f"rmgr: {trouble}; still waiting")
+
+    def _draw(self) -> None:
+        self._drawn_s = time.monotonic()
+        counts, left_s = self._counts, self._rate.left_s(self._counts)
+        speed = self._rate.per_second()
+        self._bar.update(
+            self._task,
+            total=counts.total or None,
+            completed=counts.final,
+            failed=f"{counts.failed} failed" if counts.failed else "",
+            rate=f"{speed:.0f}/s" if speed else "",
+            left=f"{format_duration(left_s)} left" if left_s is not None and counts.final < counts.total else "",
+        )
+
+    def _write(self, text: str) -> None:
+        try:
+            if self._bar is not None:
+                self._bar.console.print(text, highlight=False, markup=False)
+            else:
+                self._stream.write(f"{text}\n")
+                self._stream.flush()
+        except (OSError, ValueError):
+            return  # nobody reads it any more
+
+
+def _make_bar(title: str, stream: TextIO) -> tuple[Any, Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("[red]{task.fields[failed]}"),
+        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[left]}"),
+        console=Console(file=stream),
+        auto_refresh=True,
+        refresh_per_second=10,
+        transient=False,
+    )
+    return bar, bar.add_task(title, total=None, failed="", rate="", left="")

@@ -1,0 +1,111 @@
+"""From what a user asks for to the record of a submission: names, limits, environment, defaults. No IO but this process's own facts."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rmgr.errors import UsageError
+from rmgr.model.resources import Request
+from rmgr.model.submission import OnDisconnect, PythonEnvironment, Submission, Work
+from rmgr.model.units import parse_duration_us, parse_size
+
+Duration = float | int | str | None
+Size = int | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What TaskQueue and Executor share. Durations are seconds or text ("1h30m"), sizes bytes or text ("2G")."""
+
+    queue: str = ""
+    name: str = ""
+    cores: int = 1
+    memory: Size = None
+    time: Duration = None
+    priority: int = 0
+    retries: int = 0
+    backoff: Duration = None
+    resubmit: bool = True
+    features: Sequence[str] = ()
+    resources: Mapping[str, int] | None = None
+    on_disconnect: str = "keep"
+    python: str = ""
+    token: str = ""
+
+
+def draft_of(options: Options, *, work: Work, python: PythonEnvironment | None = None, function: str = "", **fields: object) -> Submission:
+    """A record without number and owner. Raises UsageError."""
+    try:
+        policy = OnDisconnect(options.on_disconnect)
+    except ValueError:
+        raise UsageError(f"on_disconnect = {options.on_disconnect!r} is neither 'keep' nor 'exclusive'") from None
+    if type(options.cores) is not int or options.cores < 1:
+        raise UsageError(f"cores = {options.cores!r} is not a number from 1")
+    return Submission(
+        id=0,
+        name=options.name or "python",
+        user=user_name(),
+        queue=options.queue,
+        work=work,
+        request=Request(
+            cores=options.cores,
+            memory_bytes=size_of(options.memory),
+            time_limit_us=duration_us_of(options.time),
+            features=tuple(options.features),
+            resources=dict(options.resources or {}),
+        ),
+        priority=options.priority,
+        resubmit=options.resubmit,
+        retries=options.retries,
+        backoff_us=duration_us_of(options.backoff),
+        on_disconnect=policy,
+        token=options.token,
+        submitted_us=time.time_ns() // 1000,
+        python=python,
+        function=function,
+        host=socket.gethostname(),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initializer: str = "", group: str = "") -> PythonEnvironment:
+    """What workers must be to run functions of this process: its Python version, its directories."""
+    return PythonEnvironment(
+        python=python,
+        version=f"{sys.version_info.major}.{sys.version_info.minor}",
+        sys_path=source_directories(),
+        modules=modules,
+        initializer=initializer,
+        worker_group=group,
+    )
+
+
+def source_directories() -> tuple[str, ...]:
+    """Where modules of the user lie: the script's directory and the current one (and what PYTHONPATH adds)."""
+    own = [sys.path[0] if sys.path else "", os.environ.get("PYTHONPATH", "")]
+    candidates = [own[0] or os.getcwd(), os.getcwd(), *own[1].split(os.pathsep)]
+    return tuple(dict.fromkeys(os.path.abspath(path) for path in candidates if path and os.path.isdir(path)))
+
+
+def user_name() -> str:
+    """Who submits."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name
+        return str(os.getuid()) if hasattr(os, "getuid") else "user"
+
+
+def size_of(size: Size) -> int:
+    """Bytes. Raises UsageError."""
+    return parse_size(size) if isinstance(size, str) else int(size or 0)
+
+
+def duration_us_of(duration: Duration) -> int:
+    """Microseconds. Raises UsageError."""
+    return parse_duration_us(duration) if isinstance(duration, str) else round(float(duration or 0) * 1e6)

@@ -1,0 +1,321 @@
+"""TaskQueue: one function and a growing set of calls of it, durable from the moment they are submitted.
+
+with TaskQueue(energy, cores=4) as queue:
+    queue.submit(inputs=["in/7"], outputs=["out/7"])      # values by key
+    future = queue.submit_call(3.5, seed=1)               # plain arguments
+    queue.wait_all(progress=True)
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from types import ModuleType
+from typing import Any, Self
+
+from rmgr.client.admission import admit
+from rmgr.client.connection import Connection, at_end, connect
+from rmgr.client.futures import Future
+from rmgr.client.modules import ship
+from rmgr.client.pickling import dump_call, name_of
+from rmgr.client.ports import LanePort, TaskSpec
+from rmgr.client.progress import ProgressDisplay
+from rmgr.client.specs import Duration, Options, Size, draft_of, python_environment
+from rmgr.client.tasks import Tasks, Waited
+from rmgr.client.waiting import Deadline, giving_slot_back
+from rmgr.coord.keys import Pointer
+from rmgr.coord.records import encode_keyed
+from rmgr.errors import DeadlineExceeded, UsageError
+from rmgr.model.block import KeyedPayload
+from rmgr.model.ids import parse_submission, taskq_name
+from rmgr.model.submission import Work
+
+#: Calls that `map` adds at a time: the first run while the rest is still being pickled.
+_MAP_BATCH = 512
+_open_queues: weakref.WeakSet[TaskQueue] = weakref.WeakSet()
+
+
+class TaskQueue:
+    """A queue of calls of one function.
+
+    Args:
+        function: a callable, or the id that `Connection.register` returned.
+        cores, memory, time, features, resources: what each task needs and may use ("2G", "1h30m", or bytes and seconds).
+        queue: the named queue of the cluster; priority within it, higher first.
+        resubmit: tasks run again after a loss (their node died); else at most one attempt ever starts.
+        retries, backoff: how often, and after how long, they run again after a failure of their own.
+        modules: local modules or packages that workers lack, shipped by content.
+        python: interpreter of the nodes to use. on_disconnect: "keep" or "exclusive" (never runs twice at a time).
+        overwrite: default of `submit`: output keys that exist are replaced.
+        token: makes creation idempotent: the same token gives the same queue.
+        connection: default `rmgr.connect()`. timeout: for the creation (s).
+    Raises: NotConnected, CoordinationUnavailable, StoreUnavailable, Infeasible, NotFound (queue), PickleFailed, SubmitUnknown.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any] | str,
+        *,
+        cores: int = 1,
+        queue: str = "",
+        name: str = "",
+        priority: int = 0,
+        retries: int = 0,
+        backoff: Duration = None,
+        resubmit: bool = True,
+        memory: Size = None,
+        time: Duration = None,
+        features: Sequence[str] = (),
+        resources: Mapping[str, int] | None = None,
+        modules: Iterable[ModuleType | str] = (),
+        python: str = "",
+        on_disconnect: str = "keep",
+        overwrite: bool = False,
+        token: str = "",
+        connection: Connection | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        connection = connection or connect()
+        submitter = connection.submitter
+        if isinstance(function, str):
+            digest = connection.functions.check(function, timeout_s=timeout)
+        else:
+            digest = connection.functions.register(function, timeout_s=timeout)
+        options = Options(
+            queue=queue,
+            name=name or ("python" if isinstance(function, str) else name_of(function)[:200]),
+            cores=cores,
+            memory=memory,
+            time=time,
+            priority=priority,
+            retries=retries,
+            backoff=backoff,
+            resubmit=resubmit,
+            features=features,
+            resources=resources,
+            on_disconnect=on_disconnect,
+            token=token,
+        )
+        environment = python_environment(python=python, modules=ship(submitter.store, modules, timeout_s=timeout))
+        draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest)
+        draft = admit(draft, submitter.settings(timeout_s=timeout), submitter.nodes(timeout_s=timeout))
+        tasks = Tasks(connection)
+        self._begin(connection, tasks, submitter.open(draft, tasks, timeout_s=timeout), overwrite=overwrite)
+
+    def _begin(self, connection: Connection, tasks: Tasks, lane: LanePort, *, overwrite: bool, attached: bool = False) -> None:
+        self.connection = connection
+        self.is_closed = False
+        self._tasks = tasks
+        self._attached = attached
+        self._lane = tasks.lane = lane
+        record = lane.submission
+        self._specs: dict[tuple[bool, int, bool], TaskSpec] = {}
+        self._function_name = record.name
+        self._overwrite = overwrite
+        self._adding = threading.Lock()
+        self._plain = self._spec(record.resubmit, record.retries, keyed=False)
+        _open_queues.add(self)
+        at_end("task queues", _flush_open_queues)
+
+    @classmethod
+    def attach(cls, name: str | int, *, connection: Connection | None = None, overwrite: bool = False, timeout: float = 30.0) -> TaskQueue:
+        """Goes on with a queue that another process made: the same results, and new tasks once that process is gone.
+
+        Args:
+            name: "taskq-0000000007", or 7.
+        Raises: NotFound when there is no such submission, or it was collected (`rmgr history` has its end); UsageError.
+        """
+        number = name if isinstance(name, int) else parse_submission(name)
+        connection = connection or connect()
+        tasks = Tasks(connection, keep_all=True)
+        lane = connection.submitter.attach(number, tasks, own=True, timeout_s=timeout)
+        if lane.submission.work is not Work.PYTHON:
+            raise UsageError(f"submission {number} runs commands, it is not a TaskQueue", hint=f"rmgr wait {number}")
+        made = cls.__new__(cls)
+        made._begin(connection, tasks, lane, overwrite=overwrite, attached=True)  # noqa: SLF001 - a constructor of this class
+        return made
+
+    # -- what it is
+
+    @property
+    def id(self) -> int:
+        """Number of the submission, as `rmgr jobs` shows it."""
+        return self._lane.number
+
+    @property
+    def name(self) -> str:
+        """`taskq-0000000042`: what another process attaches to."""
+        return taskq_name(self._lane.number)
+
+    @property
+    def function(self) -> str:
+        """Id of the function."""
+        return self._lane.submission.function
+
+    def __len__(self) -> int:
+        return max(self._lane.next_index, self._lane.progress.total)
+
+    def __repr__(self) -> str:
+        progress = self._lane.progress
+        return f"<rmgr.TaskQueue {self.name} {self._function_name}: {progress.final} of {len(self)} tasks ended>"
+
+    # -- submitting
+
+    def submit(
+        self,
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+        *,
+        resubmit: bool | None = None,
+        retries: int | None = None,
+        overwrite: bool | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+    ) -> Future:
+        """One task in the keyed form: the function gets the values of its input keys, and returns one value per output key.
+
+        Args:
+            inputs, outputs: keys in the data store (`Connection.store`).
+            overwrite: replace output keys that exist. block, timeout: when the queue is full (QueueFull).
+        Returns: a future whose result is None; the values are under the output keys.
+        Raises: KeyExists, QueueFull, StateConflict (closed or cancelled), StoreUnavailable. Cost: one write to the store.
+        """
+        if isinstance(inputs, str) or isinstance(outputs, str):
+            raise UsageError("inputs and outputs are lists of keys", hint='inputs=["in/7"], outputs=["out/7"]')
+        record, lane = self._lane.submission, self._lane
+        replace = self._overwrite if overwrite is None else overwrite
+        payload = encode_keyed(KeyedPayload(tuple(inputs), tuple(outputs), replace))
+        spec = self._spec(record.resubmit if resubmit is None else resubmit, record.retries if retries is None else retries, keyed=True)
+        self._tasks.wait_room(block=block, timeout_s=timeout)
+        with self._adding:
+            index = lane.next_index
+            if outputs:
+                pointers = [(key, Pointer(sub=lane.number, index=index, n=n, by=lane.reign)) for n, key in enumerate(outputs)]
+                self._tasks.check_open()
+                self.connection.store.claim_outputs(pointers, overwrite=replace, timeout=30.0 if timeout is None else max(1.0, timeout))
+            return self._tasks.add(spec, [payload], outputs=tuple(outputs))[0]
+
+    def submit_call(self, /, *args: Any, **kwargs: Any) -> Future:
+        """One call with plain arguments; its future has the function's result.
+
+        Raises: PickleFailed naming the argument, ValueTooLarge, StateConflict. Waits while the queue is full.
+        """
+        payload = dump_call(args, kwargs, self._function_name)
+        self._tasks.wait_room(block=True, timeout_s=None)
+        with self._adding:
+            return self._tasks.add(self._plain, [payload])[0]
+
+    def map(self, function: Callable[..., Any] | str | None, /, *iterables: Iterable[Any], chunksize: int = 1) -> list[Future]:
+        """One call for each tuple of arguments, as the built-in `map`; their futures in order.
+
+        Args:
+            function: the queue's own (or None, or its id); tasks of another function may stand in the same queue too.
+            chunksize: accepted for likeness with `Executor.map`; tasks travel in blocks anyway.
+        """
+        if not iterables:
+            raise UsageError("map needs at least one iterable", hint="queue.map(function, range(1000))")
+        if chunksize < 1:
+            raise UsageError(f"chunksize = {chunksize} is not a number from 1")
+        spec = self._plain
+        if function is not None:
+            digest = function if isinstance(function, str) else self.connection.functions.register(function)
+            if digest != spec.function:
+                spec = TaskSpec(function=digest, resubmit=spec.resubmit, retries=spec.retries)
+        name = self._function_name if function is None or isinstance(function, str) else name_of(function)
+        futures: list[Future] = []
+        calls = zip(*iterables, strict=False)
+        while batch := [dump_call(args, {}, name) for args in islice(calls, _MAP_BATCH)]:
+            self._tasks.wait_room(block=True, timeout_s=None)
+            with self._adding:
+                futures += self._tasks.add(spec, batch)
+        return futures
+
+    def _spec(self, resubmit: bool, retries: int, *, keyed: bool) -> TaskSpec:
+        key = (resubmit, retries, keyed)
+        spec = self._specs.get(key)
+        if spec is None:
+            if retries < 0:
+                raise UsageError(f"retries = {retries} is negative")
+            function = self._lane.submission.function
+            spec = self._specs[key] = TaskSpec(function=function, resubmit=resubmit, retries=retries, keyed=keyed)
+        return spec
+
+    # -- waiting
+
+    def as_completed(self, futures: Iterable[Future] | None = None, *, timeout: float | None = None) -> Iterator[Future]:
+        """Futures as they end, each once; without `futures` those of `self.futures()`.
+
+        Raises: DeadlineExceeded. Cost: O(1) a future.
+        """
+        return self._tasks.as_completed(self.futures() if futures is None else futures, timeout)
+
+    def futures(self) -> list[Future]:
+        """Futures of the tasks that have not ended; of all tasks after `attach`. In order."""
+        return [self.future(index) for index in range(len(self))] if self._attached else self._tasks.unfinished()
+
+    def future(self, index: int) -> Future:
+        """The future of task `index`. Raises NotFound; also when it has ended, unless the queue was attached to."""
+        return self._tasks.future(index)
+
+    def wait_all(self, *, progress: bool = False, timeout: float | None = None) -> Waited:
+        """Waits until all tasks submitted so far have ended.
+
+        Returns: counts by state, and the ids of the tasks that failed.
+        Raises: TaskFailed when a task submitted with `resubmit=True` FAILED (after all have ended); DeadlineExceeded.
+        """
+        deadline = Deadline(timeout)
+        title = f"{self.name} {self._function_name}"
+        with ProgressDisplay(title, enabled=progress, trouble=self.connection.trouble) as display, giving_slot_back():
+            while True:
+                counts = self._tasks.counts()
+                display.update(counts)
+                if counts.final >= counts.total:
+                    break
+                if deadline.is_over:
+                    story = self._tasks.trouble()
+                    raise DeadlineExceeded(
+                        f"{counts.total - counts.final} of {counts.total} tasks of {self.name} have not ended within {timeout:g} s"
+                        + (f"; {story}" if story else ""),
+                        hint="they go on; call wait_all again",
+                    )
+                left = deadline.left()
+                self._tasks.wait_news(1.0 if left is None else min(left, 1.0), counts)
+        return self._tasks.waited()
+
+    # -- ending
+
+    def cancel(self, reason: str = "", *, timeout: float = 30.0) -> None:
+        """Cancels every task that has not ended, running ones too; nothing can be added afterwards."""
+        from rmgr.client.control import cancel_submission
+
+        cancel_submission(self.connection, self.id, detail=reason, timeout_s=timeout)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until everything submitted is durable. Raises SubmitUnknown, QueueFull."""
+        self._lane.flush(timeout)
+
+    def close(self, *, timeout: float | None = 60.0) -> None:
+        """No task will be added; returns when everything submitted is durable. The tasks go on. Idempotent."""
+        self._lane.complete()
+        self.is_closed = True
+        if self.connection.is_usable:
+            self._lane.flush(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except Exception:
+            if kind is None:
+                raise
+
+
+def _flush_open_queues() -> None:
+    """What was submitted to queues that nobody closed becomes durable before the process ends."""
+    for queue in list(_open_queues):
+        if not queue.is_closed and queue.connection.is_usable:
+            queue.flush(10.0)

@@ -1,0 +1,328 @@
+"""The futures of one submission: who waits for which task, how many have ended, which ones failed.
+
+Told of outcomes on the Submitter's thread; everything else is called by users' threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from rmgr.client.connection import Connection
+from rmgr.client.futures import Future
+from rmgr.client.ports import LanePort, TaskSpec
+from rmgr.client.progress import Counts
+from rmgr.client.repair import delete_pointers
+from rmgr.client.results import Settled, error_of
+from rmgr.client.waiting import Deadline, giving_slot_back
+from rmgr.coord import keys
+from rmgr.coord.ports import Store
+from rmgr.coord.records import encode_payloads
+from rmgr.errors import DeadlineExceeded, NotConnected, NotFound, RmgrError, StateConflict, TaskFailed
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.states import State
+
+#: Arguments above this are written to the store by the caller, one row a task.
+LARGE_BYTES = 256 * 1024
+#: Failed tasks of which everything is kept.
+_FAILURES_KEPT = 100
+#: How long a cancel may take.
+_CANCEL_S = 10.0
+
+
+class Waited(NamedTuple):
+    """What `wait_all` returns: counts by state, ids of the tasks that failed."""
+
+    counts: dict[str, int]
+    failed: list[str]
+
+
+class Tasks:
+    """`futures.Source` and `ports.Listener` of one submission.
+
+    Args:
+        keep_all: also keep the ends of tasks that nobody holds a future of (a queue that was attached to).
+    """
+
+    def __init__(self, connection: Connection, *, keep_all: bool = False) -> None:
+        self.connection = connection
+        self.store: Store = connection.submitter.store
+        self.lane: LanePort | None = None
+        self.dead: RmgrError | None = None
+        self._pending: dict[int, Future] = {}
+        self._outputs: dict[int, tuple[str, ...]] = {}
+        self._kept: dict[int, Settled] | None = {} if keep_all else None
+        self._keeping = threading.Lock()
+        self._failed: dict[int, Settled | None] = {}
+        self._unusual: set[int] = set()  #: submitted with another `resubmit` than the queue's
+        self._news = threading.Condition(threading.Lock())
+        self._version = 0
+        self._waiters = 0
+
+    @property
+    def number(self) -> int:
+        """The submission."""
+        return self.lane.number if self.lane is not None else 0
+
+    # -- adding (one caller at a time)
+
+    def add(self, spec: TaskSpec, payloads: list[bytes], *, outputs: tuple[str, ...] = (), solid: bool = False) -> list[Future]:
+        """Adds tasks; returns their futures. Raises: as `LanePort.add`; StoreUnavailable for large arguments."""
+        first = self.lane_or_raise().next_index
+        futures = [Future(self, index) for index in range(first, first + len(payloads))]
+        self.add_for(spec, payloads, futures, outputs=outputs, solid=solid)
+        return futures
+
+    def add_for(
+        self, spec: TaskSpec, payloads: list[bytes], futures: list[Future], *, outputs: tuple[str, ...] = (), solid: bool = False
+    ) -> int:
+        """As `add`, for futures that exist already; returns the first index."""
+        lane = self.lane_or_raise()
+        first = lane.next_index
+        for index, future in enumerate(futures, first):
+            future.index = index
+        if spec.resubmit != lane.submission.resubmit:
+            self._unusual.update(range(first, first + len(payloads)))
+        if outputs:
+            self._outputs[first] = outputs
+        # Before they are added: from then on they may end at any moment.
+        self._pending.update(zip(range(first, first + len(futures)), futures, strict=True))
+        try:
+            if solid or all(len(payload) <= LARGE_BYTES for payload in payloads):
+                lane.add(spec, payloads, solid=solid)
+            else:
+                for at, payload in enumerate(payloads):
+                    self._add_one(lane, spec, first + at, payload)
+        except BaseException:
+            for index in range(lane.next_index, first + len(futures)):
+                self._pending.pop(index, None)
+            raise
+        return first
+
+    def _add_one(self, lane: LanePort, spec: TaskSpec, index: int, payload: bytes) -> None:
+        if len(payload) <= LARGE_BYTES:
+            lane.add(spec, [payload])
+            return
+        row = keys.arguments(lane.number, index, uuid.uuid4().hex)
+        self.store.put(row, encode_payloads((payload,)))
+        lane.add(spec, [b""], row=row)
+
+    def lane_or_raise(self) -> LanePort:
+        """The lane, if tasks can be added. Raises what is in the way."""
+        if not self.connection.is_usable:
+            raise NotConnected(self.connection.trouble(), hint="call rmgr.connect() and make a new TaskQueue, or attach to this one")
+        if self.lane is None:
+            raise StateConflict("the submission does not exist yet")
+        if self.dead is not None:
+            raise self.dead
+        return self.lane
+
+    def check_open(self) -> None:
+        """Raises what `add` would raise."""
+        self.lane_or_raise().add(TaskSpec(), [])
+
+    def wait_room(self, *, block: bool, timeout_s: float | None) -> None:
+        """Waits while the queue is full or too much is unsent. Raises QueueFull."""
+        lane = self.lane_or_raise()
+        lane.wait_room(timeout_s if block else 0.0)
+
+    # -- from the Submitter
+
+    def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        """See `ports.Listener`."""
+        pending = self._pending
+        if self._kept is not None:
+            with self._keeping:
+                for outcome in outcomes:
+                    self._kept[outcome.index] = Settled(fragment, outcome)
+        for outcome in outcomes:
+            index = outcome.index
+            if outcome.state is not State.COMPLETED:
+                self._on_loss(fragment, outcome)
+            future = pending.pop(index, None)
+            if future is not None:
+                future.settle(Settled(fragment, outcome))
+        if self._outputs:
+            for outcome in outcomes:
+                self._outputs.pop(outcome.index, None)
+
+    def _on_loss(self, fragment: Fragment, outcome: Outcome) -> None:
+        if outcome.state is State.FAILED:
+            self._failed[outcome.index] = Settled(fragment, outcome) if len(self._failed) < _FAILURES_KEPT else None
+        outputs = self._outputs.get(outcome.index)
+        if outputs:  # nothing will ever be there: the keys are free again
+            number, store = self.number, self.store
+            self.connection.submitter.call_soon(lambda: _free(store, number, outcome.index, outputs))
+
+    def on_progress(self) -> None:
+        """See `ports.Listener`."""
+        self._version += 1
+        if self._waiters:
+            with self._news:
+                self._news.notify_all()
+
+    def on_dead(self, error: RmgrError) -> None:
+        """See `ports.Listener`."""
+        self.dead = error
+        while self._pending:
+            try:
+                _, future = self._pending.popitem()
+            except KeyError:
+                break
+            future.break_off(error)
+        self.on_progress()
+
+    # -- waiting
+
+    def counts(self) -> Counts:
+        """How many there are, and how they stand. Raises when nothing more will come."""
+        lane = self.lane
+        assert lane is not None
+        progress = lane.progress
+        counts = Counts(
+            total=max(lane.next_index, progress.total),
+            final=progress.final,
+            failed=progress.counts[State.FAILED],
+            cancelled=progress.counts[State.CANCELLED],
+        )
+        if self.dead is not None and counts.final < counts.total:
+            raise self.dead
+        if not self.connection.is_usable:
+            raise NotConnected(self.connection.trouble(), hint=f"TaskQueue.attach({self.number})")
+        return counts
+
+    def wait_news(self, timeout_s: float, known: Counts) -> None:
+        """Returns when counts are no longer `known`, or after `timeout_s`."""
+        with self._news:
+            self._waiters += 1
+            try:
+                version = self._version
+                if self.counts() == known and version == self._version:
+                    self._news.wait(timeout_s)
+            finally:
+                self._waiters -= 1
+
+    def waited(self) -> Waited:
+        """The answer of `wait_all`, or TaskFailed."""
+        lane = self.lane
+        assert lane is not None
+        counts = {str(state): count for state, count in lane.progress.counts.items()}
+        failed = sorted(self._failed)
+        expected = lane.submission.resubmit
+        fatal = [index for index in failed if expected != (index in self._unusual)]
+        if fatal:
+            raise self._failure(fatal)
+        return Waited(counts, [f"{self.number}_{index}" for index in failed])
+
+    def _failure(self, fatal: list[int]) -> BaseException:
+        first = next((index for index in fatal if self._failed[index] is not None), fatal[0])
+        settled = self._failed[first]
+        others = f" ({len(fatal)} tasks failed in all)" if len(fatal) > 1 else ""
+        if settled is None:
+            return TaskFailed(f"task {self.number}_{first} failed{others}", task_id=f"{self.number}_{first}", reason="FAILED")
+        error = error_of(settled, self.number, loses=True)
+        assert isinstance(error, TaskFailed)
+        if others:
+            error.message += others
+            error.args = (error.message,)
+        return error
+
+    def as_completed(self, futures: Iterable[Future], timeout_s: float | None) -> Iterator[Future]:
+        """Futures as they end, each once. Cost: O(1) a future."""
+        return as_completed(futures, timeout_s)
+
+    def future(self, index: int) -> Future:
+        """A future of a task that exists. Raises NotFound."""
+        lane = self.lane
+        assert lane is not None
+        if not 0 <= index < max(lane.next_index, lane.progress.total):
+            raise NotFound(f"there is no task {self.number}_{index}")
+        with self._keeping:
+            settled = self._kept.get(index) if self._kept is not None else None
+            if settled is None:
+                known = self._pending.get(index)
+                if known is not None:
+                    return known
+                if self._kept is None:
+                    raise NotFound(
+                        f"task {self.number}_{index} has ended, and its future was let go", hint="keep the future that submit returned"
+                    )
+                future = self._pending[index] = Future(self, index)
+                if self.dead is not None:
+                    future.break_off(self.dead)
+                return future
+        future = Future(self, index)
+        future.settle(settled)
+        return future
+
+    def unfinished(self) -> list[Future]:
+        """Futures of tasks that have not ended, in order."""
+        return [future for _, future in sorted(self._pending.items())]
+
+    # -- futures.Source
+
+    def cancel_futures(self, futures: Sequence[Future]) -> list[Future]:
+        """See `futures.Source`. Cost: for those that were sent already, a listing of the queue and a commit a block."""
+        lane = self.lane_or_raise()
+        by_index = {future.index: future for future in futures if not future.done() and future.index >= 0}
+        gone = set(lane.drop(list(by_index)))
+        sent = sorted(by_index.keys() - gone)
+        if sent:
+            cancel = self.connection.submitter.cancel_tasks
+            gone.update(cancel(lane.number, sent, reason="", running=False, timeout_s=_CANCEL_S))
+        ended = [by_index[index] for index in sorted(gone)]
+        for future in ended:
+            future.mark_cancelled()
+        return [future for future in futures if future.cancelled()]
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """See `futures.Source`."""
+        self.connection.submitter.call_soon(callback)
+
+    def trouble(self) -> str:
+        """See `futures.Source`."""
+        return self.connection.trouble()
+
+
+def as_completed(futures: Iterable[Future], timeout_s: float | None) -> Iterator[Future]:
+    """Futures as they end, each once; those that have ended first. Raises DeadlineExceeded."""
+    deadline = Deadline(timeout_s)
+    arrived: SimpleQueue[Future] = SimpleQueue()
+    seen: set[Future] = set()
+    for future in futures:
+        if future not in seen:
+            seen.add(future)
+            if not future.hook(arrived.put):
+                arrived.put(future)
+    total = left = len(seen)
+    seen.clear()
+    return _drain(arrived, left, total, deadline)
+
+
+def _drain(arrived: SimpleQueue[Future], left: int, total: int, deadline: Deadline) -> Iterator[Future]:
+    while left:
+        try:
+            ended = arrived.get_nowait()
+        except Empty:
+            with giving_slot_back():
+                try:
+                    ended = arrived.get(timeout=deadline.left())
+                except Empty:
+                    raise DeadlineExceeded(f"{left} (of {total}) futures unfinished") from None
+        left -= 1
+        yield ended
+        del ended
+
+
+def _free(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> None:
+    """Output keys of a task without a result, freed as far as the store answers."""
+    try:
+        delete_pointers(store, number, index, outputs)
+    except RmgrError:
+        return  # whoever submits to these keys finds out that their task has failed
+
+
+__all__ = ["Tasks", "Waited", "as_completed"]
