@@ -26,14 +26,13 @@ RESULTS_HEAD = 16
 #: How long the Starter waits before what it has revoked is surely seen.
 SETTLE_S = 0.002
 
-# offsets; the first line is written by the worker at every task
-_TASK = struct.Struct("@QQ")  # seq, started_ns
-_SEQ, _STARTED = 0, 8
+# What the worker touches at every task, without a method call: (seq, started_ns) at TASK_AT, (after, until) at
+# REVOKED_AT, the seq being terminated at TERM_AT.
+PAIR = struct.Struct("@QQ")
+TASK_AT, REVOKED_AT, TERM_AT = 0, 192, 128
 _LIMIT, _GRACE, _EXCLUSIVE, _BUSY, _MEMORY = 16, 24, 32, 40, 48
 _RESULTS, _GENERATION = 64, 80
-_TERM_SEQ, _TERM_REASON, _LEASE, _WATCHED = 128, 136, 144, 152
-_REVOKE = struct.Struct("@QQ")
-_REVOKED = 192
+_TERM_REASON, _LEASE, _WATCHED = 136, 144, 152
 
 _Q = struct.Struct("@Q")
 _REASONS = tuple(Reason)
@@ -76,7 +75,7 @@ class Board:
 
     def start(self, seq: int, now_ns: int) -> None:
         """Task `seq` starts; 0 = between tasks."""
-        _TASK.pack_into(self.view, _SEQ, seq, now_ns)
+        PAIR.pack_into(self.view, TASK_AT, seq, now_ns)
 
     def set_batch(self, *, limit_ns: int, grace_ns: int, exclusive: bool, memory_bytes: int) -> None:
         """What holds for the tasks that follow."""
@@ -88,14 +87,14 @@ class Board:
     def running(self) -> tuple[int, int]:
         """(seq, started_ns) of the present task, (0, _) when idle."""
         while True:
-            seq, started = _TASK.unpack_from(self.view, _SEQ)
-            if self._get(_SEQ) == seq:
+            seq, started = PAIR.unpack_from(self.view, TASK_AT)
+            if self._get(TASK_AT) == seq:
                 return seq, started
 
     @property
     def seq(self) -> int:
         """Present task, 0 when idle."""
-        return self._get(_SEQ)
+        return self._get(TASK_AT)
 
     @property
     def limit_ns(self) -> int:
@@ -152,12 +151,12 @@ class Board:
     def terminate(self, seq: int, reason: Reason) -> None:
         """Why the SIGTERM that follows is sent, and for which task."""
         self._set(_TERM_REASON, _NUMBER[reason])
-        self._set(_TERM_SEQ, seq)
+        self._set(TERM_AT, seq)
 
     @property
     def terminated(self) -> tuple[int, Reason]:
         """(task, why) of the last termination."""
-        return self._get(_TERM_SEQ), _REASONS[self._get(_TERM_REASON)]
+        return self._get(TERM_AT), _REASONS[self._get(_TERM_REASON)]
 
     @property
     def lease_end_ns(self) -> int:
@@ -181,10 +180,10 @@ class Board:
 
     def revoke(self, after: int, until: int) -> None:
         """Tasks with after < seq <= until must not start any more."""
-        _REVOKE.pack_into(self.view, _REVOKED, after, until)
+        PAIR.pack_into(self.view, REVOKED_AT, after, until)
 
     @property
     def revoked(self) -> tuple[int, int]:
         """(after, until)."""
-        after, until = _REVOKE.unpack_from(self.view, _REVOKED)
+        after, until = PAIR.unpack_from(self.view, REVOKED_AT)
         return after, until

@@ -35,7 +35,6 @@ from rmgr.model.frames import (
     Skipped,
     StartWorker,
     TaskBatch,
-    TaskEnd,
     TaskExtra,
     TaskItem,
     ToWorker,
@@ -46,7 +45,7 @@ from rmgr.model.frames import (
 )
 from rmgr.model.states import Reason
 from rmgr.runner.blocking import gate
-from rmgr.runner.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, Board
+from rmgr.runner.board import PAGE, PAIR, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AT, TASK_AT, TERM_AT, Board
 from rmgr.runner.calls import Functions, Results, TaskTerminated, WrongCount, arguments, failure
 from rmgr.runner.current import running
 from rmgr.runner.environment import TaskEnvironment
@@ -196,50 +195,58 @@ class Worker:
             limit_ns=shape.limit_us * 1000, grace_ns=shape.grace_us * 1000, exclusive=shape.exclusive, memory_bytes=shape.memory_bytes
         )
         self._environment.start_batch(shape)
-        start_task, start = self._environment.start_task, board.start
-        clock, encode_end, cap = time.clock_gettime_ns, self._encoder.encode, shape.output_cap
+        start_task, encode_end, cap = self._environment.start_task, self._encoder.encode, shape.output_cap
+        view, pack, unpack, term = board.view, PAIR.pack_into, PAIR.unpack_from, TERM_AT
+        clock, getpid, call, keyed, exclusive = time.clock_gettime_ns, os.getpid, self._call, batch.keyed, shape.exclusive
         running.shape = shape
         self._cpu_us = _cpu_us()
-        function, broken = None, None
+        function: Callable[..., object] | None = None
+        broken: TaskExtra | None = None
         now = clock(CLOCK)
-        wall = time.time_ns() - now
+        pack(view, TASK_AT, batch.items[0].seq, now)  # a module that crashes the worker is the first task's fault
+        try:
+            function = self._functions.get(batch)
+        except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
+            broken = failure(error, Reason.START_FAILED)
+        wall = time.time_ns() - clock(CLOCK)
         for item in batch.items:
             seq = item.seq
-            start(seq, now)
-            after, until = board.revoked
+            pack(view, TASK_AT, seq, now)
+            after, until = unpack(view, REVOKED_AT)
             if after < seq <= until:
                 self._skipped.append(seq)
                 continue
-            if shape.exclusive and now > board.lease_end_ns:
-                self._add(encode_end(TaskEnd(seq, (now + wall) // 1000, 0, 0, b"", True, TaskExtra(reason=Reason.LEASE_LOST))), now)
+            if exclusive and clock(CLOCK) >= board.lease_end_ns:
+                self._add(encode_end((seq, (now + wall) // 1000, 0, 0, b"", True, TaskExtra(reason=Reason.LEASE_LOST))), now)
                 continue
             self._seq = seq
             start_task(item.index, item.attempt, item.label)
             running.item = item
-            if function is None and broken is None:
-                try:
-                    function = self._functions.get(batch)
-                except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
-                    broken = failure(error, Reason.START_FAILED)
             if function is None:
                 data, pickled, extra = b"", True, broken
             else:
                 try:
-                    data, pickled, extra = self._call(function, item, batch.keyed)
+                    data, pickled, extra = call(function, item, keyed)
                 except TaskTerminated as error:  # it came while another exception was being handled
                     data, pickled, extra = b"", True, failure(error, Reason.USER_CANCEL)
-            if os.getpid() != self._pid:
+            if getpid() != self._pid:
                 os._exit(0)  # the task forked and its child came back from the function: there is one worker only
-            then = now
-            now = clock(CLOCK)
-            if board.terminated[0] == seq:
-                extra = _terminated(extra, board.terminated[1])
-                data = b""
-            out, err = self._take_outputs(seq, cap, long=now - then > _SHORT_NS)
-            cpu_us, rss = self._usage(now - then)
+            then, now = now, clock(CLOCK)
+            elapsed = now - then
+            if unpack(view, term)[0] == seq:
+                data, extra = b"", _terminated(extra, board.terminated[1])
+            out, err = self._take_outputs(seq, cap, long=elapsed > _SHORT_NS)
+            if elapsed < _SHORT_NS:
+                cpu_us, rss = elapsed // 1000, 0
+                self._cpu_us += cpu_us
+            else:
+                cpu_us, rss = self._usage()
             if out is not NO_OUTPUT or err is not NO_OUTPUT or rss:
                 extra = msgspec.structs.replace(extra or _NOTHING, out=out, err=err, max_rss_kib=rss)
-            end = encode_end(TaskEnd(seq, (then + wall) // 1000, (now - then) // 1000, cpu_us, data, pickled, extra))
+            if extra is None and pickled:
+                end = encode_end((seq, (then + wall) // 1000, elapsed // 1000, cpu_us, data))
+            else:
+                end = encode_end((seq, (then + wall) // 1000, elapsed // 1000, cpu_us, data, pickled, extra))
             self._add(end, now)
         self._seq = 0
         running.item = None
@@ -305,12 +312,8 @@ class Worker:
             taken.append(output)
         return taken[0], taken[1]
 
-    def _usage(self, elapsed_ns: int) -> tuple[int, int]:
-        """(processor time, peak memory in KiB, 0 for short tasks) of the task that just ended."""
-        if elapsed_ns < _SHORT_NS:
-            used = elapsed_ns // 1000
-            self._cpu_us += used
-            return used, 0
+    def _usage(self) -> tuple[int, int]:
+        """(processor time in us, peak memory in KiB) of the task that just ended, its dead children included."""
         before, self._cpu_us = self._cpu_us, _cpu_us()
         return max(0, self._cpu_us - before), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

@@ -1,0 +1,196 @@
+"""A node's slots under test: real spawners and workers, the events they emit, waits with deadlines."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import queue
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import cloudpickle
+import psutil
+
+from rmgr.adapters.process import CgroupConfig, NodeRunner, Slot, Worker, WorkerSpec
+from rmgr.adapters.workevents import CommandsEnded, SlotUp, TasksEnded, WorkerReady
+from rmgr.model.frames import CommandBatch, CommandEnd, CommandItem, Shape, TaskBatch, TaskEnd, TaskItem
+
+DEADLINE_S = 15.0
+
+
+class WorkNode:
+    """A NodeRunner with a queue of its events; a context manager that proves that nothing is left."""
+
+    def __init__(self, directory: Path, *, cgroups: bool = True, **options: Any) -> None:
+        self.directory = directory
+        self._queue: queue.Queue[object] = queue.Queue()
+        self.seen: list[object] = []
+        self.ends: dict[int, Any] = {}
+        self.messages = 0  # in which they came
+        self.runner = NodeRunner(
+            directory=str(directory), node="n1", on_events=self._enqueue, cgroups=CgroupConfig() if cgroups else None, **options
+        )
+        self.markers: list[str] = []
+
+    def _enqueue(self, events: list[Any]) -> None:
+        for event in events:
+            self._queue.put(event)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.runner.close(timeout_s=10)
+        assert not self.directory.exists()
+        assert [process for marker in self.markers for process in marked(marker)] == []
+
+    def slot(self, number: int = 0, **options: Any) -> Slot:
+        """An opened slot that is up."""
+        slot = self.runner.open_slot(number, **options)
+        self.markers.append(slot.marker)
+        self.wait(SlotUp, lambda event: event.slot is slot)
+        return slot
+
+    def worker(self, slot: Slot, spec: WorkerSpec | None = None) -> Worker:
+        """A worker that is ready."""
+        worker = slot.start_worker(spec or WorkerSpec())
+        self.wait(WorkerReady, lambda event: event.worker is worker)
+        return worker
+
+    def wait(
+        self, kind: type | tuple[type, ...], condition: Callable[[Any], bool] = lambda event: True, timeout_s: float = DEADLINE_S
+    ) -> Any:
+        """The first event of `kind` that fits, among those seen and those to come; the ends of work are in `ends` instead."""
+        deadline = time.monotonic() + timeout_s
+        for event in self.seen:
+            if isinstance(event, kind) and condition(event):
+                self.seen.remove(event)
+                return event
+        while True:
+            event = self._next(deadline)
+            assert event is not None, f"no {kind} in {timeout_s} s; seen: {[type(other).__name__ for other in self.seen]}"
+            if isinstance(event, kind) and condition(event):
+                return event
+            if not isinstance(event, (CommandsEnded, TasksEnded)):
+                self.seen.append(event)
+
+    def _next(self, deadline: float) -> object | None:
+        try:
+            event = self._queue.get(timeout=max(0.001, deadline - time.monotonic()))
+        except queue.Empty:
+            return None
+        if isinstance(event, (CommandsEnded, TasksEnded)):
+            self.messages += 1
+            for end in event.ends:
+                assert end.seq not in self.ends, f"{end.seq} ended twice"
+                self.ends[end.seq] = end
+        return event
+
+    def _end(self, seq: int, timeout_s: float) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while seq not in self.ends:
+            event = self._next(deadline)
+            assert event is not None, f"{seq} has not ended in {timeout_s} s; seen: {[type(other).__name__ for other in self.seen]}"
+            if not isinstance(event, (CommandsEnded, TasksEnded)):
+                self.seen.append(event)
+        return self.ends[seq]
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def run(self, slot: Slot, *argv: str, shape: Shape | None = None, **options: Any) -> int:
+        """Queues one command; its seq."""
+        seq = self.runner.next_seq()
+        item = {key: options.pop(key) for key in ("out", "err", "directory", "index", "attempt", "label") if key in options}
+        item.setdefault("index", 0)
+        batch = CommandBatch(shape=shape or Shape(submission=42), argv=argv, items=(CommandItem(seq, **item),), **options)
+        assert slot.run(batch)
+        return seq
+
+    def shell(self, slot: Slot, text: str, **options: Any) -> int:
+        """Queues `sh -c text`."""
+        return self.run(slot, "sh", "-c", text, **options)
+
+    def end_of(self, seq: int, timeout_s: float = DEADLINE_S) -> CommandEnd:
+        """How command `seq` ended."""
+        end: CommandEnd = self._end(seq, timeout_s)
+        return end
+
+    # -- tasks -------------------------------------------------------------------------------------------------------
+
+    def batch(self, function: Callable[..., Any], *calls: tuple[Any, ...], shape: Shape | None = None) -> TaskBatch:
+        """One batch of calls."""
+        blob = cloudpickle.dumps(function)
+        items = tuple(
+            TaskItem(self.runner.next_seq(), index, payload=cloudpickle.dumps((args, {}))) for index, args in enumerate(calls or ((),))
+        )
+        return TaskBatch(shape=shape or Shape(submission=42), function=hashlib.sha256(blob).hexdigest(), blob=blob, items=items)
+
+    def call(self, worker: Worker, function: Callable[..., Any], *args: Any, shape: Shape | None = None) -> int:
+        """Sends one call; its seq."""
+        batch = self.batch(function, args, shape=shape)
+        assert worker.send(batch)
+        return batch.items[0].seq
+
+    def ended(self, seq: int, timeout_s: float = DEADLINE_S) -> TaskEnd:
+        """How task `seq` ended."""
+        end: TaskEnd = self._end(seq, timeout_s)
+        return end
+
+    def result(self, seq: int) -> Any:
+        """What task `seq` returned."""
+        end = self.ended(seq)
+        assert end.extra is None or not end.extra.reason, end.extra
+        return pickle.loads(end.data) if end.pickled else end.data
+
+
+def error_of(end: TaskEnd) -> BaseException:
+    """The exception that a task raised, as its client sees it."""
+    assert end.extra is not None
+    error = pickle.loads(end.extra.error)
+    assert isinstance(error, BaseException)
+    return error
+
+
+def marked(marker: str) -> list[psutil.Process]:
+    """Living processes that a slot has started, found by the mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("RMGR_SLOT") == marker:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """A process (not a zombie) with this pid."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until(condition: Callable[[], Any], timeout_s: float = DEADLINE_S, what: str = "") -> Any:
+    """Waits until `condition` is true; its value."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, what or f"not in {timeout_s} s"
+        time.sleep(0.01)
+    return value
+
+
+def pid_in(path: Path) -> int:
+    """The pid that a piece of work wrote to a file."""
+    return int(until(lambda: path.exists() and path.read_text().strip(), what=f"{path} has no pid"))
+
+
+def boottime_ns() -> int:
+    """The clock of leases."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+assert os.name == "posix"

@@ -1,0 +1,98 @@
+"""Frames: what is sent is what arrives, however the stream is cut; broken streams are refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmgr.model import frames
+from rmgr.model.frames import (
+    CommandBatch,
+    CommandEnd,
+    CommandEnds,
+    CommandItem,
+    FrameError,
+    FrameReader,
+    Output,
+    Shape,
+    TaskBatch,
+    TaskEnd,
+    TaskEnds,
+    TaskExtra,
+    TaskItem,
+    Value,
+    encode,
+)
+from rmgr.model.states import Reason
+
+TASKS = TaskBatch(
+    shape=Shape(submission=42, environ={"A": "ü"}),
+    function="ab" * 32,
+    blob=b"\x00\xff",
+    items=(TaskItem(1, 0), TaskItem(2, 7, attempt=3, label=9, payload=b"x" * 300)),
+)
+ENDS = TaskEnds(
+    (
+        TaskEnd(1, 1_700_000_000_000_000, 3, 2, b"r"),
+        TaskEnd(2, 1, 2, 3, b"", True, TaskExtra(reason=Reason.EXCEPTION, error=b"e", summary="E: x", out=Output(size=1, data=b"o"))),
+        TaskEnd(3, 1, 2, 3, b"", True, TaskExtra(values=(Value(data=b"1", pickled=False), Value(path="/x", size=5)))),
+    )
+)
+
+
+def test_every_direction_has_tags_of_its_own() -> None:
+    for union in (frames.ToSpawner, frames.FromSpawner, frames.ToWorker, frames.FromWorker):
+        tags = [kind.__struct_config__.tag for kind in union.__args__]
+        assert len(tags) == len(set(tags))
+
+
+@pytest.mark.parametrize(
+    ("kind", "frame"),
+    [
+        (frames.ToWorker, TASKS),
+        (frames.FromWorker, ENDS),
+        (frames.ToSpawner, CommandBatch(shape=Shape(exclusive=True), argv=("echo", "a b"), items=(CommandItem(5, 0, environ={"E": "1"}),))),
+        (frames.ToSpawner, frames.Stop(worker=3, seq=9, reason=Reason.TIME_LIMIT, grace_us=0)),
+        (frames.FromSpawner, CommandEnds((CommandEnd(seq=5, reason=Reason.SIGNAL, signal=9, err=Output(size=9, path="/e", dropped=4)),))),
+        (frames.FromSpawner, frames.WorkerGone(worker=1, reason=Reason.WORKER_LOST, seq=4, signal=9)),
+    ],
+)
+def test_a_frame_survives_the_wire(kind: object, frame: object) -> None:
+    assert [frame] == FrameReader(kind).feed(encode(frame))
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=200))
+def test_frames_arrive_however_the_stream_is_cut(cuts: list[int]) -> None:
+    stream = encode(TASKS) + encode(frames.Granted(7)) + encode(TASKS)
+    reader: FrameReader[object] = FrameReader(frames.ToWorker)
+    got, position = [], 0
+    for cut in cuts:
+        got += reader.feed(stream[position : position + cut])
+        position += cut
+    got += reader.feed(stream[position:])
+    assert [TASKS, frames.Granted(7), TASKS] == got
+    assert reader.pending == 0
+
+
+def test_a_frame_that_announces_too_much_is_refused_before_it_is_read() -> None:
+    with pytest.raises(FrameError, match="announced"):
+        FrameReader(frames.ToWorker).feed((frames.MAX_FRAME + 1).to_bytes(4, "little"))
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"\x91\x63", b"\x92\x28\x01", b"\x93"])
+def test_a_frame_that_does_not_decode_is_refused(body: bytes) -> None:
+    with pytest.raises(FrameError, match="decode"):
+        FrameReader(frames.ToWorker).feed(len(body).to_bytes(4, "little") + body)
+
+
+def test_a_silent_success_is_small() -> None:
+    assert len(encode(TaskEnd(1, 1_700_000_000_000_000, 3, 2, b"\x80\x05N."))) < 40
+
+
+def test_a_worker_writes_task_ends_by_hand_as_the_codec_would() -> None:
+    from rmgr.runner.worker import _ends_header
+
+    ends = [encode(end)[frames.HEADER :] for end in ENDS.ends]
+    body = b"".join(ends)
+    assert FrameReader(frames.FromWorker).feed(_ends_header(len(ends), len(body)) + body) == [ENDS]
