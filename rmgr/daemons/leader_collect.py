@@ -233,7 +233,8 @@ def stored_submissions(store: Store) -> list[int]:
         after = ""
         while names := store.keys(family, after=after, limit=1):
             number = names[0].split("/")[1]
-            found.add(int(number))
+            if number.isdecimal():
+                found.add(int(number))
             after = f"{family}{number}/{_TOP}"
     return sorted(found)
 

@@ -215,6 +215,10 @@ class Desk:
             self.log.warning("leader_store_failed", error=error.message)
             failed(error)
             return
+        except Exception as error:
+            self.log.exception("leader_store_raised")
+            failed(RmgrError(f"{type(error).__name__}: {error}"))
+            return
         then(value)
 
 

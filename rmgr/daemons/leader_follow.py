@@ -71,6 +71,7 @@ class Followed:
         self._stale = False
         self._stopped = False
         self._caught_up = False
+        self._has_news = False
         self._looked_s = float("-inf")
         self._look_timer: Timer | None = None
 
@@ -289,6 +290,7 @@ class Followed:
             return
         self._desk.log.warning("pages_unreadable", submission=self.number, error=error.message)
         self.progress.skip_to(self.paged)
+        self._has_news = True
         self._read_on(found.stat.creates)
 
     def _read_on(self, end: int) -> None:
@@ -329,7 +331,9 @@ class Followed:
             self._stale = False
             self._look()
             return
-        self._caught_up = True
+        if self._caught_up and not self._has_news:
+            return
+        self._caught_up, self._has_news = True, False
         if self.held_tasks and self.submission is not None and self.submission.max_running:
             self.swept = False  # what ended leaves room
         self._touch()
@@ -339,6 +343,7 @@ class Followed:
         if fragment.row:
             outcomes = (Outcome(index=at, state=state) for state, first, count in fragment.ranges for at in range(first, first + count))
             self.rows.append(fragment)
+        self._has_news = True
         known = self.progress.duplicates
         self.progress.apply(self.progress.next_fragment, fragment, outcomes)
         if self.progress.duplicates > known:

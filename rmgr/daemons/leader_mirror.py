@@ -26,6 +26,7 @@ class Mirror(Generic[T]):
         ask: `desk.get` or `desk.children` (see `data_of`, `names_below`).
         changed: called after each read whose value differs from the one before, and after the first.
     Attributes: pace_s: least time between two reads. is_watched: False: no more watches are set.
+    is_chatty: `changed` is called after every read: what came and went between two reads leaves no difference.
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class Mirror(Generic[T]):
         "_reading",
         "_stale",
         "_timer",
+        "is_chatty",
         "is_known",
         "is_watched",
         "pace_s",
@@ -51,6 +53,7 @@ class Mirror(Generic[T]):
         self._desk = desk
         self._ask = ask
         self._changed: Thunk | None = changed
+        self.is_chatty = False
         self.is_watched = True
         self.pace_s = 0.0
         self._read_s = float("-inf")
@@ -102,7 +105,7 @@ class Mirror(Generic[T]):
         self._reading = False
         if self._changed is None:
             return
-        differs = not self.is_known or not _same(self.value, value)
+        differs = self.is_chatty or not self.is_known or not _same(self.value, value)
         self.value, self.is_known = value, True
         if self._stale:
             self._stale = False

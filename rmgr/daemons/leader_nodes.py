@@ -79,6 +79,7 @@ class NodeKeeper:
         self._entries: frozenset[str] = frozenset()
         self._names = names_below(desk, paths.NODES, self._on_names)
         self._starters = names_below(desk, paths.STARTERS, self._on_starters)
+        self._starters.is_chatty = True
         self._drained = names_below(desk, paths.DRAINS, self._on_drains)
         self._cases: dict[str, _Case] = {}
         self._clearings: dict[str, _Clearing] = {}
@@ -152,8 +153,12 @@ class NodeKeeper:
                 path = f"{paths.STARTERS}/{entry}"
                 self._desk.get(path, partial(self._on_entry, entry), failed=partial(self._on_entry, entry, None))
         self._entries = entries
+        alive = liveness.guids(entries)
+        if self._listed:  # a Starter may have registered and gone again between two readings of the list
+            for name in [known for known, record in self.records.items() if record.guid not in alive]:
+                self._fetch(name)
         self._listed = True
-        self._set_alive(liveness.guids(entries))
+        self._set_alive(alive)
 
     def _set_alive(self, alive: frozenset[str]) -> None:
         for guid in alive - self.alive:
