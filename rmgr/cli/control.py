@@ -1,0 +1,211 @@
+"""`rmgr cancel`, `hold`, `release`: one commit a submission (GATE); from it on nothing new of it starts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.cli.numbers import positions_of
+from rmgr.cli.render import emit
+from rmgr.cli.selectors import Changes, Filter, Target, parse, resolve
+from rmgr.cli.tables import filter_options
+from rmgr.errors import NotFound, PermissionDenied, UsageError
+from rmgr.model.submission import Phase, Submission
+
+if TYPE_CHECKING:
+    from rmgr.client.control import Changed
+    from rmgr.coord.ports import Coordinator
+
+_EXITS = """\
+0 ok (what had ended already is told, and no error), 2 usage, 3 no such id, 4 not yours,
+5 ZooKeeper cannot be reached"""
+
+#: What one command does to one submission: (reach, number, timeout in s).
+Change = Callable[["_Reach", int, float], "Changed"]
+
+
+@command(
+    "cancel",
+    examples="""\
+    rmgr cancel 42
+    rmgr cancel 42_7 42_10-20             single tasks of an array
+    rmgr cancel last --reason 'wrong input'
+    rmgr cancel all                       all of yours
+    rmgr cancel --name 'train-*' --state initial""",
+    exits=_EXITS,
+)
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@click.option("--reason", metavar="TEXT", default="", help="told by show and explain")
+@filter_options
+def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filter) -> None:
+    """Ends work: what waits ends at once, what runs is killed (SIGTERM, then SIGKILL)."""
+    targets = _select(session, selectors, chosen)
+    _tell(session, cancel_targets(session, targets, reason=reason), "cancelled")
+
+
+@command(
+    "hold",
+    examples="rmgr hold 42\nrmgr hold --queue default --name 'sweep-*'\nrmgr hold all",
+    exits=_EXITS,
+)
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@filter_options
+def hold(session: Session, selectors: tuple[str, ...], chosen: Filter) -> None:
+    """Keeps waiting work from starting until rmgr release; what runs goes on."""
+    targets = _whole(_select(session, selectors, chosen), "hold")
+    _tell(session, _change_all(session, targets, _hold), "held")
+
+
+@command("release", examples="rmgr release 42\nrmgr release all", exits=_EXITS)
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@filter_options
+def release(session: Session, selectors: tuple[str, ...], chosen: Filter) -> None:
+    """Lets held work start; what waits for other work goes on waiting for that."""
+    targets = _whole(_select(session, selectors, chosen), "release")
+    _tell(session, _change_all(session, targets, _release), "released")
+
+
+def cancel_ids(session: Session, ids: Sequence[str], *, reason: str) -> Changes:
+    """Cancels what the ids name, without looking at anything else. Raises NotFound, PermissionDenied, Unavailable."""
+    selection = parse(ids)
+    targets = [Target(submission=number) for number in selection.ids]
+    targets += [Target(submission=number, tasks=tuple(array.index_at(i) for i in range(len(array)))) for number, array in selection.tasks]
+    return cancel_targets(session, targets, reason=reason)
+
+
+def cancel_targets(session: Session, targets: Sequence[Target], *, reason: str) -> Changes:
+    """Cancels submissions and single tasks. Raises NotFound, PermissionDenied, StateConflict, Unavailable."""
+    changes = Changes()
+    for target in targets:
+        if target.tasks:
+            _cancel_tasks(session, target, reason, changes)
+        else:
+            why = _change(session, target.submission, _cancel(reason))
+            changes.add(target.ids, lambda _, why=why: why)
+    return changes
+
+
+# -- changes of a record ------------------------------------------------------------------------------------------------------
+
+
+def _change_all(session: Session, targets: Sequence[Target], change: Change) -> Changes:
+    changes = Changes()
+    for target in targets:
+        why = _change(session, target.submission, change)
+        changes.add(target.ids, lambda _, why=why: why)
+    return changes
+
+
+def _change(session: Session, number: int, change: Change) -> str:
+    """Carries out one change; returns "" or why nothing was changed."""
+    from rmgr.client.snapshot import read_progress
+    from rmgr.coord.view import overall_state
+
+    timeout_s = session.left_s(30.0) or 30.0
+    read = read_progress(session.coordinator(), session.store_or_none(), number, timeout_s=timeout_s)
+    if read is None:
+        return f"it has ended {session.query().job(number).state} and is history"  # or NotFound
+    record, progress = read
+    _check_owner(session, record)
+    if record.phase is Phase.CLOSED or progress.is_ended:
+        return f"it has ended {overall_state(record, progress, 0)}"
+    return change(_Reach(session.coordinator()), number, timeout_s).unchanged
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """`client.control.HasCoordinator`."""
+
+    coordinator: Coordinator | None
+
+
+def _hold(reach: _Reach, number: int, timeout_s: float) -> Changed:
+    from rmgr.client.control import hold_submission
+
+    return hold_submission(reach, number, timeout_s=timeout_s)
+
+
+def _release(reach: _Reach, number: int, timeout_s: float) -> Changed:
+    from rmgr.client.control import release_submission
+
+    return release_submission(reach, number, timeout_s=timeout_s)
+
+
+def _cancel(reason: str) -> Change:
+    def change(reach: _Reach, number: int, timeout_s: float) -> Changed:
+        from rmgr.client.control import cancel_submission
+
+        return cancel_submission(reach, number, detail=reason, timeout_s=timeout_s)
+
+    return change
+
+
+def _cancel_tasks(session: Session, target: Target, reason: str, changes: Changes) -> None:
+    from rmgr.client.cancelling import cancel_tasks
+    from rmgr.client.snapshot import read_progress
+
+    coordinator, number = session.coordinator(), target.submission
+    timeout_s = session.left_s(30.0) or 30.0
+    read = read_progress(coordinator, session.store_or_none(), number, timeout_s=timeout_s)
+    if read is None:
+        raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+    _check_owner(session, read[0])
+    positions = positions_of(session, number, target.tasks, total=read[1].total)
+    open_ = [position for position in positions if read[1].state_of(position) is None]
+    ended = set(cancel_tasks(coordinator, number, open_, detail=reason, running=True, deadline_s=time.monotonic() + timeout_s))
+    for id_, position in zip(target.ids, positions, strict=True):
+        state = read[1].state_of(position)
+        changes.add([id_], lambda _, s=state, p=position: f"it has ended {s}" if s else "" if p in ended else "it has ended meanwhile")
+
+
+def _check_owner(session: Session, record: Submission) -> None:
+    """A courtesy among users of one cluster, not a wall: ZooKeeper's access lists are that."""
+    me = session.me
+    if record.user in {me, ""} or me == "root":
+        return
+    from rmgr.client.bootstrap import read_settings
+
+    if me not in read_settings(session.coordinator()).operators:
+        raise PermissionDenied(
+            f"{record.id} belongs to {record.user}", hint="its owner or an operator may do that (operators: rmgr config)"
+        )
+
+
+# -- selection and answer -----------------------------------------------------------------------------------------------------
+
+
+def _select(session: Session, selectors: tuple[str, ...], chosen: Filter) -> list[Target]:
+    selection = parse(selectors, chosen)
+    query = session.query()
+    if not selection.needs_list:
+        return resolve(selection, [query.job(number) for number in selection.named], me=session.me)
+    known = {job.id: job for job in query.jobs(ended=bool(selection.ranges or selection.last or chosen.states))}
+    for number in selection.named:
+        known.setdefault(number, query.job(number))
+    return resolve(selection, known.values(), me=session.me)
+
+
+def _whole(targets: list[Target], verb: str) -> list[Target]:
+    for target in targets:
+        if target.tasks:
+            raise UsageError(f"{target.ids[0]}: single tasks cannot be {verb.rstrip('e')}ed", hint=f"rmgr {verb} {target.submission}")
+    return targets
+
+
+def _tell(session: Session, changes: Changes, verb: str) -> None:
+    if session.json:
+        emit({"changed": changes.changed, "unchanged": [{"id": id_, "why": why} for id_, why in changes.unchanged]})
+        return
+    if changes.changed:
+        sys.stdout.write(f"{verb} {' '.join(changes.changed)}\n")
+    for id_, why in changes.unchanged:
+        session.note(f"{id_}: {why}")
+    if not changes.changed and not changes.unchanged:
+        session.note("nothing of yours is there to be changed")

@@ -1,0 +1,212 @@
+"""Output of running tasks as it comes: from the Starters' gRPC service while they run, the rest from what they left.
+
+One thread a streamed task; what arrives passes through a queue to the command's own thread, which alone writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rmgr.cli.follow import End
+from rmgr.cli.stored_logs import read_ended
+from rmgr.coord.keys import STREAMS
+from rmgr.errors import NotFound, RmgrError, Unavailable
+
+if TYPE_CHECKING:
+    from rmgr.cli.context import Session
+
+#: Tasks whose output is streamed at once; of the others it comes when they end.
+MAX_STREAMS = 64
+#: How long a stream may take to bring what its task wrote last, after the task is known to have ended.
+_DRAIN_S = 2.0
+_FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Some output of a task. time_us: when it was read."""
+
+    submission: int
+    position: int
+    attempt: int
+    stream: str
+    data: bytes
+    time_us: int = 0
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One attempt being streamed. shown: bytes passed on, of (stdout, stderr)."""
+
+    attempt: int
+    node: str
+    shown: list[int]
+    thread: threading.Thread | None = None
+    client: Any = None
+    is_over: bool = False
+
+
+class LiveOutput:
+    """Output of tasks of one submission.
+
+    Args:
+        wanted: positions, None = all. streams: which of stdout and stderr.
+    `pieces` gives what has come, `look` begins to stream tasks that have begun, `ended` gives the rest of a task.
+    """
+
+    def __init__(self, session: Session, number: int, *, wanted: frozenset[int] | None = None, streams: tuple[str, ...] = STREAMS) -> None:
+        self._session = session
+        self._number = number
+        self._wanted = wanted
+        self._streams_wanted = streams
+        self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
+        self._streams: dict[int, _Stream] = {}
+        self._ended: set[int] = set()
+        self._wait_s = _FIRST_LOOK_S
+        self._look_s = time.monotonic() + self._wait_s
+        self.on_attempt: Callable[[int, int, str], None] = lambda *_: None  #: (position, attempt, node): a new one begins
+
+    def pieces(self) -> Iterator[Piece]:
+        """What has come since the last call; does not wait."""
+        while True:
+            try:
+                yield self._pieces.get_nowait()
+            except queue.Empty:
+                return
+
+    def look(self) -> None:
+        """Finds tasks that run and begins to stream them; cheap when called often: it looks when it is time to."""
+        now = time.monotonic()
+        if now < self._look_s:
+            return
+        self._wait_s = min(_SLOWEST_LOOK_S, self._wait_s * 1.6)
+        self._look_s = now + self._wait_s
+        with contextlib.suppress(Unavailable):
+            for node, endpoint in self._nodes():
+                self._look_at(node, endpoint)
+
+    def ended(self, end: End) -> Iterator[Piece]:
+        """The rest of what a task wrote in its last attempt. Raises StoreUnavailable, DataLost."""
+        self._ended.add(end.position)
+        stream = self._streams.pop(end.position, None)
+        shown = [0, 0]
+        if stream is not None:
+            if stream.attempt == end.attempt and stream.thread is not None:
+                limit = time.monotonic() + _DRAIN_S
+                while stream.thread.is_alive() and time.monotonic() < limit:
+                    yield from self.pieces()
+                    stream.thread.join(0.01)
+                yield from self.pieces()
+                shown = list(stream.shown)
+            self._stop(stream)
+        now_us = end.ended_us or time.time_ns() // 1000
+        for number, name in enumerate(STREAMS):
+            if name not in self._streams_wanted:
+                continue
+            skip = shown[number]
+            store = self._session.data_store() if end.log_parts[number] else None
+            parts, rest = end.log_parts[number], end.log[number]
+            for data in read_ended(store, self._number, end.position, end.attempt, name, parts=parts, rest=rest):
+                fresh = data[skip:]
+                skip = max(0, skip - len(data))
+                if fresh:
+                    yield Piece(
+                        submission=self._number, position=end.position, attempt=end.attempt, stream=name, data=fresh, time_us=now_us
+                    )
+
+    def close(self) -> None:
+        """Ends all streams."""
+        for stream in self._streams.values():
+            self._stop(stream)
+        self._streams.clear()
+
+    # -- inside
+
+    def _nodes(self) -> list[tuple[str, str]]:
+        """(node, endpoint) of the nodes that have claimed something of it."""
+        from rmgr.client.snapshot import fetch
+        from rmgr.coord import paths
+        from rmgr.coord.records import decode_record
+        from rmgr.model.node import NodeRecord
+
+        coordinator = self._session.coordinator()
+        timeout_s = self._session.left_s(5.0) or 5.0
+        names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
+        claimed = fetch([paths.running_node(name) for name in names], coordinator.children, timeout_s=timeout_s)
+        here = [
+            name
+            for name, blocks in zip(names, claimed, strict=True)
+            if any(paths.parse_block(block).submission == self._number for block in blocks or ())
+        ]
+        records = fetch([paths.node(name) for name in here], coordinator.get, timeout_s=timeout_s)
+        found = []
+        for name, item in zip(here, records, strict=True):
+            if item is not None:
+                found.append((name, decode_record(item.data, NodeRecord, paths.node(name)).endpoint))
+        return found
+
+    def _look_at(self, node: str, endpoint: str) -> None:
+        from rmgr.adapters.rpc import NodeClient
+
+        try:
+            with NodeClient(endpoint, timeout_s=2.0) as client:
+                running = client.running(self._number)
+        except RmgrError:
+            return  # it is going, or cannot be reached from here: the stored output comes at the end
+        for task in running:
+            if task.node != node or task.index in self._ended or (self._wanted is not None and task.index not in self._wanted):
+                continue
+            known = self._streams.get(task.index)
+            if known is not None and (known.attempt >= task.attempt and not (known.is_over and known.node != node)):
+                continue
+            if known is not None:
+                self._stop(known)
+            if known is None and len(self._streams) >= MAX_STREAMS:
+                continue
+            self._begin(task.index, task.attempt, node, endpoint)
+
+    def _begin(self, position: int, attempt: int, node: str, endpoint: str) -> None:
+        from rmgr.adapters.rpc import NodeClient
+
+        stream = _Stream(attempt, node, [0, 0])
+        stream.client = NodeClient(endpoint)
+        self._streams[position] = stream
+        self.on_attempt(position, attempt, node)
+        stream.thread = threading.Thread(target=self._read, args=(position, stream), name=f"logs-{position}", daemon=True)
+        stream.thread.start()
+
+    def _read(self, position: int, stream: _Stream) -> None:
+        only = self._streams_wanted[0] if len(self._streams_wanted) == 1 else ""
+        try:
+            for piece in stream.client.logs(self._number, position, attempt=stream.attempt, stream=only, follow=True):
+                if piece.data:
+                    stream.shown[STREAMS.index(piece.stream)] = piece.offset + len(piece.data)
+                    self._pieces.put(
+                        Piece(
+                            submission=self._number,
+                            position=position,
+                            attempt=stream.attempt,
+                            stream=piece.stream,
+                            data=piece.data,
+                            time_us=piece.time_us or time.time_ns() // 1000,
+                        )
+                    )
+                if piece.ended:
+                    break
+        except (NotFound, Unavailable):
+            pass  # the attempt is over, or the node is: what is missing comes from the store
+        except (RmgrError, ValueError):
+            pass  # the channel was closed under it
+        finally:
+            stream.is_over = True
+
+    @staticmethod
+    def _stop(stream: _Stream) -> None:
+        if stream.client is not None:
+            stream.client.close()

@@ -1,0 +1,308 @@
+"""Options of `rmgr submit` and `rmgr run`: what they are called, how `#RMGR` lines and the command line become one request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from rmgr.cli.context import Session
+from rmgr.cli.params import DURATION_US, SIZE, Parsed, one_of, parse_pair
+from rmgr.cli.script import Script, looks_like_script, read_script
+from rmgr.errors import Infeasible, RmgrError, UsageError
+from rmgr.model.array import parse_array
+from rmgr.model.block import PRIORITY_RANGE
+from rmgr.model.submission import Condition, Dependency, OnDisconnect
+
+_ENTRY_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkOptions:
+    """One request as its user wrote it; names of options are the names of fields. Times in us, sizes in bytes, None: not said."""
+
+    name: str = ""
+    queue: str = ""
+    cores: int = 1
+    memory_bytes: int | None = None
+    time_us: int | None = None
+    priority: int | None = None
+    after: tuple[Dependency, ...] = ()
+    array: str = ""
+    each_line: str = ""
+    retries: int = 0
+    backoff_us: int = 0
+    resubmit: bool = True
+    out: str = ""
+    err: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    cwd: str = ""
+    inputs: tuple[tuple[str, str], ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+    hold: bool = False
+    on_disconnect: OnDisconnect = OnDisconnect.KEEP
+    uploads: tuple[str, ...] = ()
+    python: str = ""
+    token: str = ""
+    features: tuple[str, ...] = ()
+    resources: tuple[tuple[str, int], ...] = ()
+    account: str = ""
+    # what the submitting command itself does
+    dry_run: bool = False
+    wait: bool = False
+    watch: bool = False
+    progress: bool = False
+    parsable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A request with what it runs: `words` as argv, or the arguments of `script`."""
+
+    options: WorkOptions
+    words: tuple[str, ...]
+    script: Script | None = None
+
+
+# -- values -------------------------------------------------------------------------------------------------------------------
+
+
+def parse_after(text: str) -> tuple[Dependency, ...]:
+    """`ok:12,any:13,fail:14`; Slurm's `afterok:12:13` is understood; a bare `12` means ok. Raises UsageError."""
+    found = []
+    words = {"ok": Condition.OK, "any": Condition.ANY, "fail": Condition.FAIL}
+    words |= {"afterok": Condition.OK, "afterany": Condition.ANY, "afternotok": Condition.FAIL}
+    for part in text.split(","):
+        word, colon, ids = part.strip().partition(":")
+        if not colon:
+            word, ids = "ok", word
+        if word not in words or not all(number.isascii() and number.isdigit() and len(number) <= 10 for number in ids.split(":")):
+            raise UsageError(
+                f"{part!r} is not a dependency", hint="dependencies look like ok:12 (it succeeded), any:13 (it ended), fail:14 (it failed)"
+            )
+        found += [Dependency(condition=words[word], submission=int(number)) for number in ids.split(":")]
+    return tuple(found)
+
+
+def parse_env(text: str) -> tuple[str, str]:
+    """`K=V`, or `K` alone: with the value that it has here. Raises UsageError."""
+    name, equals, value = text.partition("=")
+    if not name or "\0" in text or any(char.isspace() for char in name):
+        raise UsageError(f"{text!r} is not an environment variable", hint="write it as NAME=VALUE, or NAME to pass on its value here")
+    if equals:
+        return name, value
+    if name not in os.environ:
+        raise UsageError(f"the variable {name} is not set here", hint=f"give it a value: --env {name}=VALUE")
+    return name, os.environ[name]
+
+
+def parse_resource(text: str) -> tuple[str, int]:
+    """`NAME=N`. Raises UsageError."""
+    name, value = parse_pair("NAME=N")(text)
+    if not value.isascii() or not value.isdigit():
+        raise UsageError(f"{text!r} is not NAME=N: {value!r} is no number", hint="--resource licence=2")
+    return name, int(value)
+
+
+def _checked_array(text: str) -> str:
+    parse_array(text)
+    return text
+
+
+AFTER = Parsed("dependencies", parse_after)
+ARRAY = Parsed("array", _checked_array)
+ENV = Parsed("variable", parse_env)
+RESOURCE = Parsed("resource", parse_resource)
+KEY_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE"))
+
+#: Options that only a placing policy could carry out.
+_PLACED = {
+    "nodes": "-N/--nodes above 1",
+    "processes": "-n/--processes above 1",
+    "partition": "--partition",
+    "exclusive": "--exclusive",
+    "nodelist": "--nodelist",
+    "exclude": "--exclude",
+    "begin": "--begin",
+    "gpus": "--gpus",
+    "requeue": "--[no-]requeue",
+    "checkpoint_every": "--checkpoint-every",
+    "kill_on_bad_exit": "--kill-on-bad-exit",
+}
+_LATER = "(placed jobs)"
+_EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"
+
+
+def work_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of `submit` and `run`; the function gets them all as keywords."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+_OPTIONS = (
+    click.option("-J", "--name", metavar="NAME", help="name of the work  [the command's]"),
+    click.option("-q", "--queue", metavar="NAME", help="queue  [the cluster's default]"),
+    click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", default=1, help="cores of one task  [1]"),
+    click.option("--mem", "memory_bytes", type=SIZE, metavar="SIZE", help="memory of one task, as 512M or 2G"),
+    click.option("-t", "--time", "time_us", type=DURATION_US, metavar="TIME", help="limit of one task, as 90, 15m, 1h30m, HH:MM:SS"),
+    click.option("--priority", type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE), metavar="N", help="higher goes first  [the queue's]"),
+    click.option("-d", "--after", type=AFTER, metavar="ok:ID,any:ID,fail:ID", default=(), help="wait until these have ended so"),
+    click.option("-a", "--array", type=ARRAY, metavar="1-100:2%8", default="", help="a task a number (RMGR_ARRAY_INDEX); %8: 8 at once"),
+    click.option("--each-line", metavar="FILE", default="", help="one task for each line of FILE (- is stdin), in RMGR_ENTRY"),
+    click.option("--retries", type=click.IntRange(0, 99_998), metavar="N", default=0, help="again after its own failure, N times  [0]"),
+    click.option("--backoff", "backoff_us", type=DURATION_US, metavar="TIME", default=0, help="before a retry; doubles each time  [0]"),
+    click.option("--resubmit/--no-resubmit", default=True, help="again after the loss of its node, or at most once  [resubmit]"),
+    click.option("-o", "--out", metavar="FILE", default="", help="stdout to FILE on the node, and fetched here by --wait; %j %a %t %x %N"),
+    click.option("-e", "--err", metavar="FILE", default="", help="stderr likewise"),
+    click.option("--env", type=ENV, metavar="K=V", multiple=True, help="environment variable; K alone passes on its value"),
+    click.option("--cwd", metavar="DIR", default="", help="directory on the node  [a private one]"),
+    click.option("--input", "inputs", type=KEY_FILE, metavar="KEY=FILE", multiple=True, help="stored value as FILE in the directory"),
+    click.option("--output", "outputs", type=KEY_FILE, metavar="KEY=FILE", multiple=True, help="FILE of the directory into the data store"),
+    click.option("--upload", "uploads", metavar="PATH", multiple=True, type=click.Path(), help="ship a file or directory there"),
+    click.option("--hold", is_flag=True, help="wait for rmgr release"),
+    click.option("--on-disconnect", type=one_of("choice", list(OnDisconnect)), metavar="keep|exclusive", default="keep", help=_EXCLUSIVE),
+    click.option("--python", metavar="PATH", default="", help="interpreter on the nodes, first in PATH"),
+    click.option("--features", metavar="A,B", default="", help="only on nodes with all of these"),
+    click.option("--resource", "resources", type=RESOURCE, metavar="NAME=N", multiple=True, help="countable things of a node"),
+    click.option("--account", metavar="NAME", default="", help="recorded with the work"),
+    click.option("--token", metavar="T", default="", help="the same token again gives the same id"),
+    click.option("--dry-run", is_flag=True, help="check, say what would be submitted, submit nothing"),
+    click.option("-n", "--processes", type=click.IntRange(1), metavar="P", default=1, help=f"processes {_LATER}"),
+    click.option("-N", "--nodes", type=click.IntRange(1), metavar="N", default=1, help=f"nodes {_LATER}"),
+    click.option("--partition", metavar="NAME", hidden=True),
+    click.option("--exclusive", is_flag=True, hidden=True),
+    click.option("--nodelist", metavar="NODES", hidden=True),
+    click.option("--exclude", metavar="NODES", hidden=True),
+    click.option("--begin", metavar="TIME", hidden=True),
+    click.option("--gpus", type=int, metavar="N", hidden=True),
+    click.option("--requeue/--no-requeue", default=None, hidden=True),
+    click.option("--checkpoint-every", metavar="TIME", hidden=True),
+    click.option("--kill-on-bad-exit", is_flag=True, hidden=True),
+)  # fmt: skip
+
+
+# -- command line + script -> request -----------------------------------------------------------------------------------------
+
+
+def read_work(
+    ctx: click.Context, session: Session, values: dict[str, Any], words: Sequence[str], *, dashes: bool, script: bool = True
+) -> Work:
+    """What the command line, and the directives of the script that it names, ask for. The command line wins.
+
+    Args:
+        values: the options of the command line. words: what follows them.
+        dashes: `--` stood before the words: they are a command, never a script. script: the command takes scripts.
+    Raises: UsageError naming option, or file and line of a directive; Infeasible for what needs a placing policy.
+    """
+    if not words:
+        raise UsageError("there is nothing to run", hint=f"{ctx.command_path} -- CMD ARGS..." + (", or a script" if script else ""))
+    found: Script | None = None
+    if script and not dashes and (words[0] == "-" or looks_like_script(words[0])):
+        found = read_script(words[0], click.get_binary_stream("stdin") if words[0] == "-" else None)
+        for note in found.notes:
+            session.note(note)
+        values = _with_directives(ctx, found, values)
+        words = words[1:]
+    _refuse_placed(values)
+    options = _options(values)
+    if not options.name:
+        options = _named(options, found, words)
+    return Work(options=options, words=tuple(words), script=found)
+
+
+def _with_directives(ctx: click.Context, script: Script, values: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    repeatable = {parameter.name for parameter in ctx.command.params if getattr(parameter, "multiple", False)}
+    given = {name for name in values if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    told: dict[str, Any] = {}
+    for line, words in script.directives:
+        for name, value in _parse_directive(ctx, script, line, words).items():
+            told[name] = (*told.get(name, ()), *value) if name in repeatable else value
+    for name, value in told.items():
+        if name in repeatable:
+            merged[name] = (*value, *values[name])  # a later one of the same name wins
+        elif name not in given:
+            merged[name] = value
+    return merged
+
+
+def _parse_directive(ctx: click.Context, script: Script, line: int, words: tuple[str, ...]) -> dict[str, Any]:
+    """Options said on one line. Raises UsageError naming file and line."""
+    aside = Session()
+    try:
+        with ctx.command.make_context("#RMGR", list(words), obj=aside) as parsed:
+            said = {
+                name: value for name, value in parsed.params.items() if parsed.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            }
+    except click.exceptions.Exit:
+        raise UsageError(f"{script.where(line)}: this option cannot stand in a script", hint="type it on the command line") from None
+    except click.UsageError as error:
+        raise UsageError(f"{script.where(line)}: {error.format_message()}", hint=f"{ctx.command_path} --help") from None
+    except RmgrError as error:
+        raise UsageError(f"{script.where(line)}: {error.message}", hint=error.hint) from None
+    extra = said.pop("words", ())
+    if extra:
+        raise UsageError(f"{script.where(line)}: {extra[0]!r} is not an option", hint="the command is the script itself")
+    if aside.json or aside.zk or aside.store or aside.gateway or aside.config_file or aside.timeout_s is not None or aside.verbose:
+        raise UsageError(f"{script.where(line)}: global options cannot stand in a script", hint="type them on the command line")
+    return said
+
+
+def _refuse_placed(values: dict[str, Any]) -> None:
+    for name, shown in _PLACED.items():
+        value = values.get(name)
+        if value not in {None, False, 1, ""}:
+            raise Infeasible(
+                f"{shown}: there is no placing policy yet, so only work of one process on one node runs",
+                hint="several processes on one node: -c CORES; many independent ones: --array 1-N",
+            )
+
+
+def _options(values: dict[str, Any]) -> WorkOptions:
+    known = WorkOptions.__dataclass_fields__
+    taken = {name: value for name, value in values.items() if name in known}
+    taken["features"] = tuple(part.strip() for part in values["features"].split(",") if part.strip())
+    taken["on_disconnect"] = OnDisconnect(values["on_disconnect"])
+    for name in ("name", "queue"):
+        taken[name] = values[name] or ""
+    options = WorkOptions(**taken)
+    if options.array and options.each_line:
+        raise UsageError("--array and --each-line exclude each other", hint="--each-line makes one task for each line")
+    if not options.resubmit and options.retries:
+        raise UsageError("--no-resubmit (at most once) and --retries exclude each other", hint="drop one of them")
+    return options
+
+
+def _named(options: WorkOptions, script: Script | None, words: Sequence[str]) -> WorkOptions:
+    from dataclasses import replace
+
+    name = os.path.basename(script.name if script is not None else words[0]) or "work"
+    return replace(options, name=name[:200])
+
+
+def read_entries(file: str) -> list[bytes]:
+    """Lines of `--each-line FILE`, without their ends; empty ones are left out. Raises UsageError."""
+    try:
+        with click.open_file(file, "rb") as lines:
+            entries = [line.rstrip(b"\r\n") for line in lines]
+    except OSError as error:
+        raise UsageError(
+            f"--each-line: {file} cannot be read: {error.strerror}", hint="name a file with one task a line, or - for stdin"
+        ) from error
+    for number, entry in enumerate(entries, 1):
+        if b"\0" in entry:
+            raise UsageError(f"{file}:{number}: the line holds a NUL byte, and a variable cannot", hint="is it a text file?")
+        if len(entry) > _ENTRY_BYTES:
+            raise UsageError(
+                f"{file}:{number}: the line has {len(entry)} bytes; the limit is {_ENTRY_BYTES}",
+                hint="put the data into the store: --input",
+            )
+    entries = [entry for entry in entries if entry]
+    if not entries:
+        raise UsageError(f"--each-line: {file} has no line", hint="one task a line")
+    return entries

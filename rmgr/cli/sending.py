@@ -1,0 +1,309 @@
+"""From a request to a durable submission: files and scripts into the store first, then one SUBMIT (or an Engine for large ones)."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rmgr.cli.options import Work, WorkOptions, read_entries
+from rmgr.cli.shipping import interpreted, ship_script, ship_uploads, whole_path
+from rmgr.errors import NotFound, QueueFull, RequestTooLarge, RmgrError, SubmitUnknown, UsageError
+from rmgr.model.array import parse_array
+from rmgr.model.states import Reason
+from rmgr.model.submission import Command, Phase, Submission
+from rmgr.model.submission import Work as Kind
+
+if TYPE_CHECKING:
+    from rmgr.cli.context import Session
+    from rmgr.client.engine import Engine
+    from rmgr.coord.ops import Block
+    from rmgr.coord.ports import Coordinator
+    from rmgr.model.queue import ClusterSettings
+
+#: Of a record in its znode; the rest of 16 KiB is for what is not command and environment.
+_MAX_RECORD_BYTES = 15 * 1024
+#: How long SUBMIT may take when `--timeout` does not say.
+_SUBMIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A durable submission. created: just now; else the token had been used before."""
+
+    submission: Submission
+    tasks: int
+    created: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A checked request, ready to be sent. payloads: one a task."""
+
+    record: Submission
+    payloads: list[bytes]
+    settings: ClusterSettings
+    work: Work
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks it makes."""
+        return len(self.payloads)
+
+
+def prepare(session: Session, work: Work) -> Draft:
+    """Checks a request against the cluster; nothing is written.
+
+    Raises: UsageError, NotFound (queue, dependency), Infeasible naming the largest node or the limit, PermissionDenied,
+        StateConflict (closed queue), Unavailable.
+    """
+    from rmgr.client.admission import admit
+    from rmgr.client.bootstrap import read_settings
+    from rmgr.client.snapshot import fetch
+    from rmgr.client.specs import Options, draft_of
+    from rmgr.coord import paths
+    from rmgr.coord.records import decode_record
+    from rmgr.model.node import NodeRecord
+
+    options = work.options
+    payloads = _payloads(options)
+    command = _command(work)
+    draft = draft_of(
+        Options(
+            queue=options.queue,
+            name=options.name,
+            cores=options.cores,
+            memory=options.memory_bytes,
+            time=(options.time_us or 0) / 1e6,
+            priority=options.priority or 0,
+            retries=options.retries,
+            backoff=options.backoff_us / 1e6,
+            resubmit=options.resubmit,
+            features=options.features,
+            resources=dict(options.resources),
+            on_disconnect=options.on_disconnect,
+            token=options.token or uuid.uuid4().hex,
+        ),
+        work=Kind.COMMAND,
+        command=command,
+        array=options.array,
+        max_running=parse_array(options.array).max_running if options.array else 0,
+        after=options.after,
+        account=options.account,
+    )
+    if options.hold:
+        draft = replace(draft, phase=Phase.HELD, reason=Reason.USER_HOLD)
+    elif options.after:
+        draft = replace(draft, phase=Phase.HELD, reason=Reason.DEPENDENCY)
+    coordinator = session.coordinator()
+    timeout_s = session.left_s(10.0) or 10.0
+    settings = read_settings(coordinator, timeout_s=timeout_s)
+    names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
+    found = fetch([paths.node(name) for name in names], coordinator.get, timeout_s=timeout_s)
+    nodes = [decode_record(item.data, NodeRecord, paths.NODES) for item in found if item is not None]
+    draft = admit(draft, settings, nodes)
+    _check_dependencies(session, coordinator, draft)
+    _check_inputs(session, options)
+    return Draft(record=draft, payloads=payloads, settings=settings, work=work)
+
+
+def send(session: Session, draft: Draft) -> Sent:
+    """Makes the request durable.
+
+    Raises: SubmitUnknown (with the token), QueueFull, KeyExists (an output key), StoreUnavailable, ValueTooLarge.
+    """
+    work = draft.work
+    command = draft.record.command
+    assert command is not None
+    if work.script is not None:
+        command = replace(command, script_sha256=ship_script(session, work))
+    if work.options.uploads:
+        command = replace(command, uploads=ship_uploads(session, work.options.uploads))
+    record = replace(draft.record, command=command)
+    _check_size(record)
+    deadline_s = time.monotonic() + (session.left_s() or _SUBMIT_S)
+    blocks = _blocks(record, draft.payloads)
+    if blocks is None or work.options.outputs:
+        return _send_by_engine(session, record, draft, deadline_s)
+    from rmgr.client import submitting
+
+    coordinator = session.coordinator()
+    _check_room(coordinator, record, draft.settings, len(blocks))
+    sent = submitting.submit(
+        coordinator,
+        record,
+        owner="",
+        deadline_s=deadline_s,
+        blocks=lambda number: [(replace(key, submission=number), data) for key, data in blocks],
+        tasks=draft.tasks,
+        complete=True,
+        held=bool(record.max_running) or None,
+    )
+    return Sent(submission=sent.submission, tasks=sent.tail.next if not sent.created else draft.tasks, created=sent.created)
+
+
+def engine_of(session: Session) -> Engine:
+    """A Submitter of this process, on the session's own connections; ends with the command."""
+    from rmgr.client.engine import Engine
+
+    return session.own(Engine(session.coordinator(), session.data_store()))
+
+
+# -- parts --------------------------------------------------------------------------------------------------------------------
+
+
+def _payloads(options: WorkOptions) -> list[bytes]:
+    if options.each_line:
+        return read_entries(options.each_line)
+    return [b""] * (len(parse_array(options.array)) if options.array else 1)
+
+
+def _command(work: Work) -> Command:
+    """The command as it is recorded; script and uploads are named later, by their hashes."""
+    options = work.options
+    moved = bool(options.cwd or options.uploads or options.inputs)
+    words = tuple(work.words)
+    if work.script is None:
+        words = interpreted(options.python, words if moved else (whole_path(words[0]), *words[1:]))
+    environment = dict(options.env)
+    if options.python:
+        environment.setdefault("RMGR_PYTHON", options.python)
+    return Command(
+        argv=words,
+        script_name=os.path.basename(work.script.name) if work.script is not None else "",
+        env=environment,
+        cwd=options.cwd,
+        out=_on_node(options.out, options.cwd),
+        err=_on_node(options.err, options.cwd),
+        input_files=tuple(options.inputs),
+        output_files=tuple(options.outputs),
+    )
+
+
+def _on_node(pattern: str, cwd: str) -> str:
+    """An output file as the node sees it: below `--cwd`, else below the directory where it was submitted."""
+    return os.path.abspath(os.path.join(cwd, pattern)) if pattern else ""
+
+
+def _blocks(record: Submission, payloads: list[bytes]) -> list[Block] | None:
+    """All tasks as blocks of one multi (the submission's number is filled in later); None when they do not fit one."""
+    from rmgr.client.packing import Buffer, block_of
+    from rmgr.client.ports import TaskSpec
+    from rmgr.model.resources import MIB
+
+    buffer = Buffer()
+    buffer.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(payloads))
+    packed = buffer.take()
+    if buffer.tasks or any(block.to_row for block in packed):
+        return None
+    memory_mib = -(-record.request.memory_bytes // MIB)
+    return [block_of(block, submission=0, priority=record.priority, cores=record.request.cores, memory_mib=memory_mib) for block in packed]
+
+
+def _send_by_engine(session: Session, record: Submission, draft: Draft, deadline_s: float) -> Sent:
+    """A submission that needs several multis: opened, extended, completed; or one whose outputs have keys of their own."""
+    from rmgr.client.ports import TaskSpec
+
+    engine = engine_of(session)
+    lane = engine.open(record, _Nobody(), timeout_s=max(0.1, deadline_s - time.monotonic()))
+    known = lane.next_index
+    if known or lane.progress.tail.complete:  # the token had been used before
+        return Sent(submission=lane.submission, tasks=known, created=False)
+    try:
+        if draft.work.options.outputs:
+            _claim_outputs(session, lane.number, lane.reign, draft)
+        lane.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(draft.payloads))
+        lane.complete()
+        lane.flush(max(0.1, deadline_s - time.monotonic()))
+    except (SubmitUnknown, QueueFull):
+        raise
+    except RmgrError:
+        lane.complete()  # it stays empty: nothing of it will run
+        raise
+    return Sent(submission=lane.submission, tasks=draft.tasks, created=True)
+
+
+def _claim_outputs(session: Session, number: int, reign: str, draft: Draft) -> None:
+    from rmgr.client.values import Values
+    from rmgr.coord.keys import Pointer
+
+    pointers = [
+        (output_key(key, draft.record, number, position), Pointer(sub=number, index=position, n=n, by=reign))
+        for n, (key, _) in enumerate(draft.work.options.outputs)
+        for position in range(draft.tasks)
+    ]
+    names = [name for name, _ in pointers]
+    if len(set(names)) != len(names):
+        raise UsageError(f"several tasks would write the output key {names[0]!r}", hint="put %a (the array index) into the key")
+    Values(session.data_store(), session.coordinator()).claim_outputs(pointers, overwrite=False, timeout=session.left_s(30.0) or 30.0)
+
+
+def output_key(pattern: str, record: Submission, number: int, position: int) -> str:
+    """Key of `--output` for one task: %a is its array index, %j the job, %x the name."""
+    from rmgr.model.array import shown_index
+
+    shown = str(shown_index(record.array, position))
+    return pattern.replace("%a", shown).replace("%j", str(number)).replace("%x", record.name)
+
+
+def _check_dependencies(session: Session, coordinator: Coordinator, draft: Submission) -> None:
+    from rmgr.client.snapshot import fetch
+    from rmgr.coord import keys, paths
+
+    numbers = list(dict.fromkeys(item.submission for item in draft.after))
+    stats = fetch([paths.sub(number) for number in numbers], coordinator.stat, timeout_s=session.left_s(10.0) or 10.0)
+    for number, stat in zip(numbers, stats, strict=True):
+        if stat is None and session.data_store().head(keys.history(number)) is None:
+            raise NotFound(f"--after: there is no submission {number} to wait for", hint="rmgr jobs -a lists them, rmgr history older ones")
+
+
+def _check_inputs(session: Session, options: WorkOptions) -> None:
+    from rmgr.coord import keys
+
+    for key, _ in options.inputs:
+        if session.data_store().head(keys.named(key), timeout_s=session.left_s(30.0) or 30.0) is None:
+            raise NotFound(
+                f"--input: there is no key {key!r} in the data store", hint=f"rmgr store put {key} FILE; rmgr store ls lists keys"
+            )
+
+
+def _check_room(coordinator: Coordinator, record: Submission, settings: ClusterSettings, more: int) -> None:
+    from rmgr.coord import paths
+
+    spec = settings.queue(record.queue)
+    cap = spec.max_pending_blocks if spec is not None else 0
+    if not cap or record.phase is not Phase.OPEN or record.max_running:
+        return
+    stat = coordinator.stat(paths.pending(record.queue), timeout_s=10.0).result(11.0)
+    if stat is not None and stat.children + more > cap:
+        raise QueueFull(
+            f"queue {record.queue} is full: {stat.children} blocks wait, at most {cap} may",
+            hint="wait until some have run (rmgr queues), or send more tasks in one submission: --array, --each-line",
+        )
+
+
+def _check_size(record: Submission) -> None:
+    from rmgr.coord.records import encode_record
+
+    size = len(encode_record(record))
+    if size > _MAX_RECORD_BYTES:
+        raise RequestTooLarge(
+            f"the command and its environment take {size} bytes; at most {_MAX_RECORD_BYTES} are recorded",
+            hint="put long argument lists into a file (--upload FILE, --each-line FILE), and variables into the script",
+        )
+
+
+class _Nobody:
+    """A listener for a submission that nobody here waits for."""
+
+    def on_outcomes(self, fragment: Any, outcomes: Sequence[Any]) -> None:
+        """See `ports.Listener`."""
+
+    def on_progress(self) -> None:
+        """See `ports.Listener`."""
+
+    def on_dead(self, error: RmgrError) -> None:
+        """See `ports.Listener`."""

@@ -1,0 +1,109 @@
+"""Scripts, files and directories on their way to the nodes: stored once by the hash of their content."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmgr.cli.options import Work
+from rmgr.coord import keys
+from rmgr.errors import UsageError, ValueTooLarge
+from rmgr.model.submission import Upload
+from rmgr.model.units import format_size
+
+if TYPE_CHECKING:
+    from rmgr.cli.context import Session
+
+#: Of one uploaded file or directory: the store's own limit.
+MAX_UPLOAD_BYTES = 256 * 1024 * 1024
+_PYTHON = re.compile(r"^python(?:\d(?:\.\d+)?)?$")
+
+
+def whole_path(word: str) -> str:
+    """A command given by a relative path that exists here is sent by its whole path: the nodes run elsewhere."""
+    return os.path.abspath(word) if "/" in word and not os.path.isabs(word) and os.path.isfile(word) else word
+
+
+def interpreted(python: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    """`--python PATH`: `python x.py` and `x.py` run with that interpreter. Raises UsageError when nothing here is Python's."""
+    if not python:
+        return words
+    if _PYTHON.match(os.path.basename(words[0])):
+        return (python, *words[1:])
+    if words[0].endswith(".py"):
+        return (python, *words)
+    raise UsageError(f"--python: {words[0]!r} is no Python program", hint="rmgr submit --python PATH -- python program.py")
+
+
+def ship_script(session: Session, work: Work) -> str:
+    """Stores the script's text; returns its hash. `--python` replaces the interpreter of a `#!...python` line."""
+    assert work.script is not None
+    text = work.script.text
+    if work.options.python:
+        head, newline, rest = text.partition(b"\n")
+        if head.startswith(b"#!") and b"python" in head:
+            text = b"#!" + os.fsencode(work.options.python) + newline + rest
+        elif not head.startswith(b"#!") and work.script.name.endswith(".py"):
+            text = b"#!" + os.fsencode(work.options.python) + b"\n" + text
+    return _store(session, text)
+
+
+def ship_uploads(session: Session, names: Sequence[str]) -> tuple[Upload, ...]:
+    """Stores files as they are and directories as archives. Raises UsageError, ValueTooLarge."""
+    uploads = []
+    for name in names:
+        path = Path(name)
+        shown = os.path.basename(os.path.abspath(name))
+        if path.is_dir():
+            uploads.append(Upload(name=shown, sha256=_store(session, _archive(path)), is_dir=True))
+        elif path.is_file():
+            size = path.stat().st_size
+            if size > MAX_UPLOAD_BYTES:
+                raise _too_large(name, size)
+            uploads.append(Upload(name=shown, sha256=_store(session, path.read_bytes())))
+        else:
+            raise UsageError(f"--upload: there is no file or directory {name}", hint="paths are those of this machine")
+    if len({upload.name for upload in uploads}) != len(uploads):
+        raise UsageError("--upload: two of them have the same name", hint="put them into one directory and upload that")
+    return tuple(uploads)
+
+
+def _archive(directory: Path) -> bytes:
+    """A tar archive whose bytes depend on names, modes and contents only, so that the same code is stored once."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path in sorted(directory.rglob("*")):
+            if "__pycache__" in path.parts or not (path.is_symlink() or path.is_file() or path.is_dir()):
+                continue
+            member = tar.gettarinfo(path, arcname=str(path.relative_to(directory)))
+            member.mtime, member.uid, member.gid, member.uname, member.gname = 0, 0, 0, "", ""
+            if member.isreg():
+                with path.open("rb") as content:
+                    tar.addfile(member, content)
+            else:
+                tar.addfile(member)
+            if out.tell() > MAX_UPLOAD_BYTES:
+                raise _too_large(str(directory), out.tell())
+    return out.getvalue()
+
+
+def _too_large(name: str, size: int) -> ValueTooLarge:
+    limit = format_size(MAX_UPLOAD_BYTES)
+    return ValueTooLarge(
+        f"--upload: {name} has {format_size(size)} or more; the limit is {limit}", hint="use a shared file system, or several"
+    )
+
+
+def _store(session: Session, data: bytes) -> str:
+    digest = hashlib.sha256(data).hexdigest()
+    store, key = session.data_store(), keys.upload(digest)
+    timeout_s = session.left_s(30.0) or 30.0
+    if store.head(key, timeout_s=timeout_s) is None:
+        store.put(key, data, timeout_s=timeout_s)
+    return digest
