@@ -1,0 +1,166 @@
+"""The ledger outside rmgr: what tasks themselves wrote down, and the one checker that compares it with what rmgr says.
+
+Each task appends lines to one file (O_APPEND): `event task attempt node pid boottime`. A task that is alive writes
+`beat` every 50 ms, so the end of a killed attempt is known to that precision without asking anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+
+from rmgr.client.snapshot import read_tasks
+from rmgr.coord import paths
+from rmgr.coord.ports import Coordinator, Store
+from rmgr.model.states import State
+from rmgr.model.views import TaskView
+
+BEAT_S = 0.05
+#: A POSIX shell task: start, beats for a while, end. Arguments: ledger, number of beats.
+SHELL = """
+now() { cut -d' ' -f1 /proc/uptime; }
+say() { echo "$1 $RMGR_TASK_ID $RMGR_ATTEMPT ${RMGR_NODE:-?} $$ $(now)" >> "$LEDGER"; }
+say start; i=0
+while [ $i -lt "$BEATS" ]; do say beat; sleep 0.05; i=$((i+1)); done
+say end; echo "$RMGR_TASK_ID.$RMGR_ATTEMPT"
+"""
+
+
+def work(ledger: str, seconds: float) -> str:
+    """The Python task: writes itself down, and returns its own token."""
+    task, attempt, node = (os.environ.get(f"RMGR_{name}", "?") for name in ("TASK_ID", "ATTEMPT", "NODE"))
+
+    def say(event: str) -> None:
+        line = f"{event} {task} {attempt} {node} {os.getpid()} {time.clock_gettime(time.CLOCK_BOOTTIME):.3f}\n"
+        handle = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+    say("start")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(min(BEAT_S, max(0.0, end - time.monotonic())))
+        say("beat")
+    say("end")
+    return f"{task}.{attempt}"
+
+
+@dataclass(frozen=True)
+class Span:
+    """One execution, as the task itself saw it."""
+
+    task: str
+    attempt: int
+    node: str
+    pid: int
+    start: float
+    last: float
+    ended: bool
+
+
+def read_ledger(path: Path) -> list[Span]:
+    """All executions, in order of their start."""
+    spans: dict[tuple[str, int, str, int], dict[str, float]] = {}
+    if not path.exists():
+        return []
+    for line in path.read_text().splitlines():
+        event, task, attempt, node, pid, at = line.split()
+        entry = spans.setdefault((task, int(attempt), node, int(pid)), {})
+        entry[event] = float(at)
+        entry["last"] = max(entry.get("last", 0.0), float(at))
+    found = [
+        Span(task, attempt, node, pid, entry.get("start", entry["last"]), entry["last"], "end" in entry)
+        for (task, attempt, node, pid), entry in spans.items()
+    ]
+    return sorted(found, key=lambda span: span.start)
+
+
+def check(
+    coordinator: Coordinator,
+    store: Store,
+    ledger: Path,
+    submissions: Iterable[int],
+    *,
+    cores: dict[str, int],
+    expected: int,
+    results: dict[str, str] | None = None,
+    exclusive: bool = False,
+    max_attempts: int = 10,
+) -> dict[str, TaskView]:
+    """I1-I6 over everything that `submissions` say and the ledger shows; returns the tasks by id.
+
+    expected: tasks acknowledged in all. results: what the application got for each task. cores: of each node.
+    """
+    tasks: dict[str, TaskView] = {}
+    for number in submissions:
+        for view in read_tasks(coordinator, store, number)[1]:
+            tasks[view.id] = view
+    assert len(tasks) == expected, f"I1: {expected} tasks were acknowledged, {len(tasks)} are known"
+    lost = [task for task, view in tasks.items() if not view.state.is_final]
+    assert not lost, f"I1: tasks without an end after the drain: {lost[:5]}"
+    spans = read_ledger(ledger)
+    by_task: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        by_task[span.task].append(span)
+    assert set(by_task) <= set(tasks), "a task ran that nobody had submitted"
+    for task, view in tasks.items():
+        if view.state is State.COMPLETED:
+            ends = [span for span in by_task[task] if span.ended and span.attempt == view.attempt]
+            assert len(ends) == 1, f"I2: {task} committed attempt {view.attempt}, the ledger has {len(ends)} ends of it"
+            assert ends[0].node in {view.node, "?"}, f"I3: {task} was committed by {view.node}, it ended on {ends[0].node}"
+    for task, value in (results or {}).items():
+        assert value == f"{task}.{tasks[task].attempt}", f"I2: {task} gave {value!r}, committed is attempt {tasks[task].attempt}"
+    for task, runs in by_task.items():
+        attempts = [span.attempt for span in runs]
+        assert attempts == sorted(set(attempts)), f"I4: attempts of {task} in order of their start: {attempts}"
+        assert attempts[-1] <= max_attempts, f"I4: {task} was tried {attempts[-1]} times"
+        if exclusive:
+            for earlier, later in pairwise(runs):
+                assert earlier.last <= later.start, f"I5: {task} attempts {earlier.attempt} and {later.attempt} ran at the same time"
+    check_cores(spans, cores)
+    return tasks
+
+
+def check_cores(spans: list[Span], cores: dict[str, int]) -> None:
+    """I6: at no moment more one-core tasks on a node than it has cores (kept spans end at their last beat)."""
+    for node, capacity in cores.items():
+        events = sorted(event for span in spans if span.node == node for event in ((span.start, 1), (span.last, -1)))
+        running = most = 0
+        for _, change in events:
+            running += change
+            most = max(most, running)
+        assert most <= capacity, f"I6: {node} with {capacity} cores ran {most} tasks at once"
+
+
+def check_nothing_left(coordinator: Coordinator, directory: Path, nodes: Iterable[str], queues: Iterable[str] = ("default",)) -> None:
+    """I9: no znode of work, no failed range, no order, and no process of a task."""
+    left = []
+    for node in nodes:
+        left += [f"running {node} {name}" for name in coordinator.children(paths.running_node(node)).result(10) or ()]
+        left += [f"inbox {node} {name}" for name in coordinator.children(paths.inbox_node(node)).result(10) or ()]
+    for queue in queues:
+        left += [f"pending {name}" for name in coordinator.children(paths.pending(queue)).result(10) or ()]
+        left += [f"held {name}" for name in coordinator.children(paths.held(queue)).result(10) or ()]
+    assert not left, f"I9: left in ZooKeeper: {left[:5]}"
+    assert not (orphans := task_processes(directory)), f"I9: processes of tasks are left: {orphans}"
+
+
+def task_processes(directory: Path) -> list[tuple[int, str]]:
+    """Processes with a task's environment whose cluster lives in `directory`."""
+    found = []
+    for process in psutil.process_iter(["pid"]):
+        with contextlib.suppress(psutil.Error):
+            environment = process.environ()
+            if environment.get("RMGR_TASK_ID") and str(directory) in environment.get("RMGR_STORE", "") + environment.get("LEDGER", ""):
+                found.append((process.pid, " ".join(process.cmdline())[:100]))
+    return found

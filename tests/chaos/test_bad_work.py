@@ -1,0 +1,103 @@
+"""Work that misbehaves, floods and oversized requests: rows 34, 37 and 38 of the fault matrix."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from breakable import Chaos, eventually
+
+from rmgr.client.executor import Executor
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.errors import PickleFailed, QueueFull, RmgrError, TaskFailed, ValueTooLarge
+
+pytestmark = pytest.mark.chaos
+
+
+def crash(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leave(_: int) -> None:
+    os._exit(137)
+
+
+def fine(value: int) -> int:
+    return value
+
+
+def test_poison_ends_alone_and_others_go_on(chaos: Chaos):
+    chaos.start(nodes=2, cores=2)
+    connection = chaos.connection()
+    try:
+        with Executor(connection=connection) as executor:
+            bad = [executor.submit(crash, 1), executor.submit(leave, 1)]
+            good = [executor.submit(fine, value) for value in range(200)]
+            assert [future.result(timeout=60) for future in good] == list(range(200))
+            for future, reason in zip(bad, ("SIGNAL", "EXIT_CODE"), strict=True):
+                with pytest.raises(RmgrError) as caught:
+                    future.result(timeout=60)
+                assert isinstance(caught.value, TaskFailed)
+                assert caught.value.reason == reason
+    finally:
+        connection.close()
+    assert chaos.cluster.process("n1").state == "running"
+
+
+def test_a_gigabyte_of_output_and_a_task_that_ignores_sigterm_hurt_nobody(chaos: Chaos):
+    chaos.start(nodes=1, cores=2)
+    loud = chaos.rmgr("submit", "--parsable", "--", "sh", "-c", "head -c 1000000000 /dev/zero | tr '\\0' x")
+    stubborn = chaos.rmgr("submit", "--parsable", "--time", "1", "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+    waited = chaos.rmgr("wait", loud.stdout.strip(), timeout=120)
+    assert waited.returncode == 0, waited.stderr
+    waited = chaos.rmgr("wait", stubborn.stdout.strip(), timeout=60)
+    assert waited.returncode == 124, waited.stderr
+    shown = json.loads(chaos.rmgr("show", stubborn.stdout.strip(), "--json").stdout)
+    assert shown["reason"] == "TIME_LIMIT"
+    chaos.submit(10, 0.0)
+    chaos.finish(within=30)
+
+
+def test_a_flood_is_refused_at_the_cap_and_drains(chaos: Chaos):
+    chaos.start(nodes=1, cores=2)
+    settings = chaos.directory / "settings.toml"
+    settings.write_text('[[queues]]\nname = "default"\nmax_pending_blocks = 20\n')
+    applied = chaos.rmgr("config", "apply", str(settings))
+    assert applied.returncode == 0, applied.stderr
+    chaos.rmgr("drain", "n1", "--reason", "flood")
+    eventually("it is drained", lambda: '"drained"' in chaos.rmgr("nodes", "--json").stdout, within=20)
+    connection = chaos.connection()
+    try:
+        queue = TaskQueue(fine, connection=connection)
+        with pytest.raises(QueueFull):
+            for value in range(100_000):
+                queue.submit_call(value)
+                if value % 256 == 255:
+                    queue.flush(timeout=5)
+        refused = chaos.rmgr("submit", "--array", "1-100000", "--", "true")
+        assert refused.returncode == 7, refused.stderr
+        chaos.rmgr("resume", "n1")
+        queue.close(timeout=60)
+        counts, failed = queue.wait_all(timeout=120)
+        assert not failed
+        assert counts["COMPLETED"] == len(queue)
+    finally:
+        connection.close()
+
+
+def test_oversized_requests_are_typed_errors_and_the_connection_stays(chaos: Chaos):
+    chaos.start(nodes=1, cores=2)
+    connection = chaos.connection()
+    try:
+        with Executor(connection=connection) as executor:
+            with pytest.raises(ValueTooLarge):
+                executor.submit(fine, b"x" * (300 << 20)).result(timeout=120)
+            with pytest.raises(PickleFailed):
+                executor.submit(fine, (lambda: (yield))()).result(timeout=60)
+            big = b"y" * (20 << 20)
+            assert executor.submit(fine, big).result(timeout=120) == big
+            assert executor.submit(fine, 7).result(timeout=60) == 7
+    finally:
+        connection.close()

@@ -1,0 +1,84 @@
+"""WatchDogs die, stop and leave: rows 1, 3 and 8 of the fault matrix."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from breakable import RECOVERY_S, TICK, Chaos, T, eventually
+
+pytestmark = pytest.mark.chaos
+
+
+def test_a_killed_leader_is_replaced_within_the_session_timeout(chaos: Chaos):
+    chaos.start(nodes=2)
+    chaos.submit(200, 0.0)
+    old, epoch = chaos.leader(), chaos.epoch()
+    chaos.cluster.kill(old)
+    eventually("another WatchDog leads", lambda: chaos.leader() not in {"", old}, within=T + TICK + 2.0)
+    assert chaos.epoch() == epoch + 1
+    chaos.finish(within=60)
+
+
+def test_without_any_leader_pulled_work_goes_on(chaos: Chaos):
+    chaos.start(nodes=2)
+    for name in ("w1", "w2"):
+        chaos.cluster.kill(name)
+    number = chaos.submit(20, 0.1)
+    eventually("all have run without a leader", chaos.ended, within=30)
+    assert {view.attempt for view in chaos.tasks(number)} == {1}
+    chaos.cluster.start_watchdog("w3")
+    chaos.finish(within=30)
+
+
+def test_a_stopped_leader_that_wakes_writes_nothing(chaos: Chaos):
+    chaos.start(nodes=3)
+    chaos.submit(60, 0.3)
+    old = chaos.leader()
+    eventually("work runs", lambda: chaos.started() > 3, within=20)
+    chaos.cluster.kill(old, signal.SIGSTOP)
+    chaos.cluster.kill("n1")  # a death that the new leader has to handle, and the old one would too
+    eventually("another WatchDog leads", lambda: chaos.leader() not in {"", old}, within=T + TICK + 3.0)
+    epoch = chaos.epoch()
+    eventually(
+        "the dead node's work runs elsewhere", lambda: any(view.attempt > 1 for view in chaos.tasks(chaos.submissions[0])), within=3 * T
+    )
+    chaos.cluster.kill(old, signal.SIGCONT)
+    chaos.finish(within=90)
+    assert (chaos.epoch(), chaos.leader() != old) == (epoch, True), "the old leader took nothing back"
+    assert chaos.cluster.process(old).state == "running", "it lives on as a candidate"
+
+
+def test_a_leader_that_is_asked_to_go_hands_over_in_a_second(chaos: Chaos):
+    chaos.start(nodes=1)
+    old = chaos.leader()
+    chaos.cluster.kill(old, signal.SIGTERM)
+    eventually("another WatchDog leads", lambda: chaos.leader() not in {"", old}, within=1.0)
+    chaos.submit(5, 0.0)
+    chaos.finish(within=30)
+
+
+@pytest.mark.parametrize("name", ["before_fence", "after_fence", "before_fail", "after_fail", "before_resubmit", "after_resubmit"])
+def test_a_leader_killed_between_two_multis_leaves_nothing_half_done(chaos: Chaos, name: str):
+    chaos.start(nodes=2, watchdogs=0)
+    chaos.cluster.start_watchdog("w1", environment={"RMGR_FAILPOINT": f"leader.{name}=kill"})
+    eventually("w1 leads", lambda: chaos.leader() == "w1", within=15)
+    chaos.cluster.start_watchdog("w2")
+    chaos.submit(8, 1.0)
+    eventually("both nodes work", lambda: chaos.started() >= 4, within=20)
+    chaos.cluster.kill("n1")
+    eventually("the failpoint has killed the leader", lambda: chaos.cluster.process("w1").state == "dead", within=RECOVERY_S + T)
+    tasks = chaos.finish(within=60)
+    assert any(view.attempt > 1 for view in tasks.values())
+
+
+def test_matrix_row_1_has_its_full_backlog(chaos: Chaos):
+    chaos.start(nodes=1, cores=2)
+    chaos.rmgr("drain", "n1", "--reason", "backlog")
+    chaos.submit(1000, 0.0)
+    old = chaos.leader()
+    os.kill(chaos.cluster.process(old).pid, signal.SIGKILL)
+    eventually("another WatchDog leads", lambda: chaos.leader() not in {"", old}, within=T + TICK + 2.0)
+    assert chaos.rmgr("resume", "n1").returncode == 0
+    chaos.finish(within=120)

@@ -1,0 +1,143 @@
+"""Starters die, stop, restart and leave: rows 8, 9, 10, 15 and 24 of the fault matrix."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from breakable import RECOVERY_S, Chaos, T, eventually
+from ledger import read_ledger, work
+from sessions import expire, sessions
+
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.model.states import State
+
+pytestmark = pytest.mark.chaos
+
+
+@pytest.mark.parametrize("moment", ["before_claim", "after_claim", "running", "output_written", "after_complete"])
+def test_a_starter_killed_at_any_moment_loses_nothing(chaos: Chaos, moment: str):
+    chaos.start(nodes=1, cores=2)
+    chaos.add_node("doomed", cores=2, RMGR_FAILPOINT=f"starter.{moment}:2=kill")
+    chaos.cluster.wait_healthy(nodes=2, deadline_s=20)
+    chaos.submit(24, 0.4)
+    eventually("the failpoint has killed the Starter", lambda: chaos.cluster.process("doomed").state == "dead", within=30)
+    chaos.finish(within=RECOVERY_S + 60)
+
+
+def test_work_of_a_killed_starter_runs_elsewhere_in_time(chaos: Chaos):
+    chaos.start(nodes=2, cores=2)
+    number = chaos.submit(4, 5.0)
+    eventually("all run", lambda: chaos.started() == 4, within=20)
+    lost = {span.task for span in read_ledger(chaos.ledger) if span.node == "n1"}
+    chaos.add_node("n3", cores=2)
+    chaos.cluster.kill("n1")
+    eventually(
+        "its work runs elsewhere",
+        lambda: lost <= {span.task for span in read_ledger(chaos.ledger) if span.attempt == 2},
+        within=RECOVERY_S,
+    )
+    tasks = chaos.finish(within=60)
+    assert {tasks[task].attempt for task in lost} == {2}
+    assert {view.attempts[0].reason for view in chaos.tasks(number) if view.id in lost} == {"NODE_LOST"}
+
+
+def test_a_frozen_starter_that_wakes_commits_nothing(chaos: Chaos):
+    chaos.start(nodes=2, cores=2)
+    chaos.submit(4, 2.0)
+    eventually("all run", lambda: chaos.started() == 4, within=20)
+    chaos.cluster.kill("n1", signal.SIGSTOP)
+    eventually("its work runs elsewhere", lambda: chaos.started() >= 6, within=RECOVERY_S + 4.0)
+    chaos.cluster.kill("n1", signal.SIGCONT)
+    chaos.finish(within=60)
+    eventually("it serves again under a new incarnation", lambda: chaos.cluster.snapshot().nodes["n1"].state == "up", within=3 * T)
+
+
+def test_exclusive_work_never_overlaps_itself(chaos: Chaos):
+    chaos.start(nodes=2, cores=1)
+    chaos.submit(2, 8.0, "--on-disconnect", "exclusive")
+    eventually("both run", lambda: chaos.started() == 2, within=20)
+    chaos.cluster.kill("n1", signal.SIGSTOP)
+    eventually("its task runs elsewhere", lambda: chaos.started() == 3, within=RECOVERY_S + 12.0)
+    chaos.cluster.kill("n1", signal.SIGCONT)
+    chaos.finish(within=60, exclusive=True)
+
+
+def test_a_starter_restarted_within_the_timeout_is_one_node(chaos: Chaos):
+    chaos.start(nodes=1, cores=2)
+    chaos.submit(6, 0.5)
+    eventually("it works", lambda: chaos.started() >= 2, within=20)
+    before = chaos.cluster.snapshot().nodes["n1"].incarnation
+    chaos.cluster.kill("n1")
+    chaos.add_node("n1", cores=2)
+    eventually("a new incarnation is up", lambda: chaos.cluster.snapshot().nodes["n1"].incarnation > before, within=T + 10)
+    chaos.finish(within=60)
+    assert len(chaos.cluster.snapshot().nodes) == 1
+
+
+def test_two_starters_of_one_name_are_refused(chaos: Chaos):
+    chaos.start(nodes=1)
+    pid = chaos.cluster.process("n1").pid
+    done = chaos.rmgr("starter", "--node", "n1", "--cores", "1", "--work-dir", str(chaos.directory / "second"), timeout=T + 30)
+    assert done.returncode != 0
+    assert "n1" in done.stderr
+    assert str(pid) in done.stderr
+    chaos.submit(2, 0.0)
+    chaos.finish(within=30)
+
+
+def test_a_starter_that_is_asked_to_go_fails_no_attempt(chaos: Chaos):
+    chaos.start(nodes=2, cores=2)
+    number = chaos.submit(30, 0.4)
+    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=20)
+    chaos.cluster.kill("n1", signal.SIGTERM)
+    eventually("it has gone", lambda: chaos.cluster.process("n1").state == "dead", within=30)
+    chaos.finish(within=60)
+    assert {view.attempt for view in chaos.tasks(number)} == {1}
+
+
+def test_forced_expiry_of_a_session_costs_no_task(chaos: Chaos):
+    chaos.start(nodes=2, cores=2)
+    chaos.submit(30, 0.4)
+    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=20)
+    before = sessions(chaos.cluster.coordinator)
+    assert len(before) == 4, "two Starters and two WatchDogs hold sessions"
+    for owner in before.values():
+        expire(chaos.cluster.zookeeper.hosts, owner)
+    eventually("all have new sessions", lambda: len(sessions(chaos.cluster.coordinator).keys() - before.keys()) == 4, within=20)
+    chaos.finish(within=RECOVERY_S + 60)
+    chaos.cluster.wait_healthy(nodes=2, deadline_s=3 * T)
+
+
+def test_results_are_those_of_the_committed_attempt(chaos: Chaos):
+    chaos.start(nodes=3, cores=2)
+    connection = chaos.connection()
+    try:
+        with TaskQueue(work, connection=connection) as queue:
+            futures = [queue.submit_call(str(chaos.ledger), 0.3) for _ in range(40)]
+            queue.flush(timeout=30)
+            chaos.submissions.append(queue.id)
+            chaos.acknowledged += 40
+            eventually("work runs", lambda: chaos.started() > 8, within=30)
+            chaos.cluster.kill("n1")
+            chaos.cluster.kill("n2", signal.SIGSTOP)
+            results = {future.task_id: future.result(timeout=90) for future in futures}
+            chaos.cluster.kill("n2", signal.SIGCONT)
+        tasks = chaos.finish(within=60, results=results)
+        assert {view.state for view in tasks.values()} == {State.COMPLETED}
+    finally:
+        connection.close()
+
+
+def test_resubmit_false_runs_at_most_once(chaos: Chaos):
+    chaos.start(nodes=2, cores=2)
+    number = chaos.submit(8, 1.0, "--no-resubmit")
+    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=20)
+    chaos.cluster.kill("n1")
+    tasks = chaos.finish(within=RECOVERY_S + 60)
+    runs = [span.task for span in read_ledger(chaos.ledger)]
+    assert len(runs) == len(set(runs)), "no task started twice"
+    lost = [view for view in tasks.values() if view.state is State.FAILED]
+    assert lost
+    assert {view.reason for view in lost} == {"NODE_LOST"}
+    assert {view.attempt for view in chaos.tasks(number)} == {1}

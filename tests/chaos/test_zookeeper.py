@@ -1,0 +1,86 @@
+"""ZooKeeper goes and comes, and answers get lost: rows 16, 19 and 23 of the fault matrix (one server)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from breakable import RECOVERY_S, Chaos, T, eventually
+from ledger import read_ledger
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
+from proxy import Proxy
+
+pytestmark = pytest.mark.chaos
+
+
+def test_five_restarts_of_zookeeper_lose_no_session_and_fail_no_task(chaos: Chaos):
+    chaos.start(nodes=2, cores=2)
+    number = chaos.submit(120, 0.3)
+    before = {name: record.incarnation for name, record in chaos.cluster.snapshot().nodes.items()}
+    for _ in range(5):
+        ran = chaos.started()
+        chaos.cluster.zookeeper.restart()
+        eventually("work goes on", lambda: chaos.started() > ran or chaos.ended(), within=20)  # noqa: B023 - called before the next round
+    chaos.finish(within=90)
+    assert {view.attempt for view in chaos.tasks(number)} == {1}, "no attempt failed"
+    assert before == {name: record.incarnation for name, record in chaos.cluster.snapshot().nodes.items()}, "no session was lost"
+
+
+def test_an_outage_longer_than_the_session_ends_with_everything_done(chaos: Chaos):
+    chaos.start(nodes=2, cores=2)
+    chaos.submit(40, 0.3)
+    eventually("work runs", lambda: chaos.started() >= 4, within=20)
+    chaos.cluster.zookeeper.pause()
+    seen = chaos.started()
+    eventually("what was claimed runs on", lambda: chaos.started() >= seen, within=1)
+    import time
+
+    end = time.monotonic() + 2 * T
+    while time.monotonic() < end:
+        time.sleep(0.1)  # the outage itself
+    chaos.cluster.zookeeper.resume()
+    chaos.finish(within=RECOVERY_S + 90)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 5])
+def test_a_starter_whose_answers_get_lost_commits_once(chaos: Chaos, nth: int):
+    with Proxy(chaos.cluster.zookeeper.hosts) as proxy:
+        chaos.start(nodes=1, cores=2)
+        chroot = chaos.cluster.state.zookeeper.partition("/")[2]
+        chaos.add_node("far", cores=2, RMGR_ZK=f"{proxy.hosts}/{chroot}")
+        chaos.cluster.wait_healthy(nodes=2, deadline_s=20)
+        proxy.lose_reply(nth)
+        number = chaos.submit(40, 0.2)
+        chaos.finish(within=RECOVERY_S + 90)
+        assert proxy.cuts >= 1
+        assert "far" in {span.node for span in read_ledger(chaos.ledger)}
+        assert {view.attempt for view in chaos.tasks(number)} == {1}, "a lost answer is read back, not guessed"
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_submit_whose_answer_gets_lost_is_one_submission(chaos: Chaos, nth: int):
+    chaos.start(nodes=1, cores=2)
+    with Proxy(chaos.cluster.zookeeper.hosts) as proxy:
+        chroot = chaos.cluster.state.zookeeper.partition("/")[2]
+        proxy.lose_reply(nth)
+        done = chaos.rmgr("submit", "--parsable", "--wait", "--", "echo", "once", RMGR_ZK=f"{proxy.hosts}/{chroot}")
+    assert done.returncode == 0, done.stderr
+    jobs = chaos.rmgr("jobs", "-a", "-A", "--json")
+    assert jobs.stdout.count('"id"') == 1, jobs.stdout
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_a_leader_whose_answers_get_lost_moves_everything_once(chaos: Chaos, nth: int):
+    with Proxy(chaos.cluster.zookeeper.hosts) as proxy:
+        chaos.start(nodes=2, watchdogs=0)
+        chroot = chaos.cluster.state.zookeeper.partition("/")[2]
+        chaos.cluster.start_watchdog("w1", environment={"RMGR_ZK": f"{proxy.hosts}/{chroot}"})
+        eventually("w1 leads", lambda: chaos.leader() == "w1", within=15)
+        chaos.submit(8, 1.0)
+        eventually("both nodes work", lambda: chaos.started() >= 4, within=20)
+        proxy.lose_reply(nth)
+        chaos.cluster.kill("n1")
+        chaos.finish(within=RECOVERY_S + 60)
+        assert proxy.cuts >= 1
