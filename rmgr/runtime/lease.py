@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+_NOISE_S = 0.05
+
 
 class Answered(Protocol):
     """The part of `coord.ports.Coordinator` that a lease is counted from."""
@@ -21,21 +23,34 @@ class Answered(Protocol):
 
 
 class Lease:
-    """Args:
-    coordinator: whose session it is.
-    share: L as a part of the session timeout T.
-    clock: the clock of `last_answer_s`, monotonic seconds. It does not count time in which the machine slept: a host
-        that wakes up finds its lease still running by this clock, hence `slept_s`.
+    """The lease of one coordinator's session. One thread asks it.
+
+    Args:
+        coordinator: whose session it is.
+        share: L as a part of the session timeout T.
+        clock: the clock of `last_answer_s`, monotonic seconds.
+        suspended: seconds that the host has been suspended since its boot. The monotonic clock stands still meanwhile:
+            without them a host that wakes up after an hour would find its lease still running.
     """
 
-    def __init__(self, coordinator: Answered, *, share: float = 2 / 3, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        coordinator: Answered,
+        *,
+        share: float = 2 / 3,
+        clock: Callable[[], float] = time.monotonic,
+        suspended: Callable[[], float] | None = None,
+    ) -> None:
         if not 0 < share < 0.95:
             msg = f"a lease of {share} of the session timeout leaves no time to stop"
             raise ValueError(msg)
         self._coordinator = coordinator
         self._share = share
         self._clock = clock
-        self._offset_s = _boot_offset_s()
+        self._suspended = suspended or suspended_s
+        self._seen_s = self._suspended()
+        self._woke_s = float("-inf")  # when the last suspension was noticed
+        self._slept_s = 0.0  # by those that no answer has followed
 
     @property
     def length_s(self) -> float:
@@ -43,9 +58,9 @@ class Lease:
         return self._share * self._coordinator.session_timeout_s
 
     def valid_until_s(self) -> float:
-        """The end of the lease on `clock`; 0.0 before the first answer. A suspension of the host counts as time passed."""
+        """The end of the lease on `clock`; 0.0 before the first answer."""
         last_s = self._coordinator.last_answer_s()
-        return 0.0 if last_s == 0.0 else last_s + self.length_s - self.slept_s()
+        return 0.0 if last_s == 0.0 else last_s + self.length_s - self._slept_since_s(last_s)
 
     def remaining_s(self) -> float:
         """Seconds left, 0.0 when it is over."""
@@ -55,15 +70,27 @@ class Lease:
         """Whether the holder may act."""
         return self.valid_until_s() > self._clock()
 
-    def slept_s(self) -> float:
-        """How long the host was suspended since `rearm` (or the start): CLOCK_BOOTTIME counts what monotonic leaves out."""
-        return max(0.0, _boot_offset_s() - self._offset_s)
-
     def rearm(self) -> None:
-        """After a new session: earlier suspensions of the host count no more."""
-        self._offset_s = _boot_offset_s()
+        """A new session: suspensions of the host before it count no more."""
+        self._seen_s = self._suspended()
+        self._slept_s = 0.0
+
+    def _slept_since_s(self, last_s: float) -> float:
+        """How long the host slept after the last answered request was sent; too long rather than too short."""
+        if last_s > self._woke_s:
+            self._slept_s = 0.0
+        suspended = self._suspended()
+        if suspended - self._seen_s > _NOISE_S:
+            self._slept_s += suspended - self._seen_s
+            self._seen_s = suspended
+            self._woke_s = self._clock()
+        return self._slept_s
 
 
-def _boot_offset_s() -> float:
+def suspended_s() -> float:
+    """Seconds that this host was suspended since its boot (or a little less); 0.0 where the system does not tell."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)  # Linux; macOS's monotonic clock has no such sister
-    return 0.0 if boottime is None else time.clock_gettime(boottime) - time.clock_gettime(time.CLOCK_MONOTONIC)
+    if boottime is None:
+        return 0.0
+    # A thread switch between the two readings makes the difference smaller, never larger.
+    return max(0.0, *(time.clock_gettime(boottime) - time.clock_gettime(time.CLOCK_MONOTONIC) for _ in range(3)))

@@ -226,6 +226,7 @@ class LostAnswers(RuleBasedStateMachine):
         self.client.run()
         self.nothing_happens_twice_and_no_answer_lies()
         self.multis_happen_in_the_order_given()
+        self.nothing_is_repeated_in_another_session()
         assert all(given.future.done() for given in self.world.given)
         self.client.close()
         self.other.close()

@@ -45,17 +45,25 @@ def test_a_lease_runs_from_the_last_answered_request_for_two_thirds_of_the_sessi
     assert lease.is_valid()
 
 
-def test_time_in_which_the_host_slept_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    offset = [0.0]
-    monkeypatch.setattr(lease_module, "_boot_offset_s", lambda: offset[0])
-    session = Session()
+def test_a_host_that_slept_has_lost_its_lease_until_a_request_is_answered_that_it_sent_afterwards() -> None:
+    suspended, now, session = [50.0], [101.0], Session()
     session.last = 100.0
-    lease = Lease(session, clock=lambda: 101.0)
+    lease = Lease(session, clock=lambda: now[0], suspended=lambda: suspended[0])
     assert lease.is_valid()
-    offset[0] = 3600.0  # the monotonic clock stood still for an hour
+    suspended[0] = 3650.0  # the monotonic clock stood still for an hour
     assert not lease.is_valid()
-    lease.rearm()  # a new session
+    session.last = 100.5  # this answer had waited in the socket
+    assert not lease.is_valid()
+    session.last, now[0] = 101.5, 101.6
+    assert lease.valid_until_s() == pytest.approx(105.5)
+    suspended[0] = 7250.0
+    lease.rearm()  # a new session, and nobody looked in between
     assert lease.is_valid()
+
+
+def test_the_host_tells_how_long_it_slept() -> None:
+    first = lease_module.suspended_s()
+    assert 0.0 <= first <= lease_module.suspended_s() + 0.05
 
 
 def test_a_lease_that_leaves_no_time_to_stop_is_refused() -> None:
