@@ -207,6 +207,11 @@ class Future(BaseFuture[Any]):
             raise CancelledError
         return self._exception  # type: ignore[no-any-return]
 
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns when it is done, however it ended. Raises DeadlineExceeded."""
+        if self._state not in _DONE:
+            self._await(timeout)
+
     def _await(self, timeout: float | None) -> None:
         if timeout is not None and timeout <= 0:
             raise DeadlineExceeded(self._story("not done"))

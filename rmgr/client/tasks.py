@@ -77,7 +77,14 @@ class Tasks:
         return futures
 
     def add_for(
-        self, spec: TaskSpec, payloads: list[bytes], futures: list[Future], *, outputs: tuple[str, ...] = (), solid: bool = False
+        self,
+        spec: TaskSpec,
+        payloads: list[bytes],
+        futures: list[Future],
+        *,
+        outputs: tuple[str, ...] = (),
+        solid: bool = False,
+        row: str = "",
     ) -> int:
         """As `add`, for futures that exist already; returns the first index."""
         lane = self.lane_or_raise()
@@ -91,24 +98,28 @@ class Tasks:
         # Before they are added: from then on they may end at any moment.
         self._pending.update(zip(range(first, first + len(futures)), futures, strict=True))
         try:
-            if solid or all(len(payload) <= LARGE_BYTES for payload in payloads):
-                lane.add(spec, payloads, solid=solid)
+            if solid or row or all(len(payload) <= LARGE_BYTES for payload in payloads):
+                lane.add(spec, payloads, solid=solid, row=row)
             else:
-                for at, payload in enumerate(payloads):
-                    self._add_one(lane, spec, first + at, payload)
+                for payload in payloads:
+                    self._add_one(lane, spec, payload)
         except BaseException:
             for index in range(lane.next_index, first + len(futures)):
                 self._pending.pop(index, None)
             raise
         return first
 
-    def _add_one(self, lane: LanePort, spec: TaskSpec, index: int, payload: bytes) -> None:
+    def _add_one(self, lane: LanePort, spec: TaskSpec, payload: bytes) -> None:
         if len(payload) <= LARGE_BYTES:
             lane.add(spec, [payload])
             return
-        row = keys.arguments(lane.number, index, uuid.uuid4().hex)
+        lane.add(spec, [b""], row=self.store_row(payload))
+
+    def store_row(self, payload: bytes) -> str:
+        """Writes the arguments of one task; returns the row. Its key only has to be of this submission."""
+        row = keys.arguments(self.number, 0, uuid.uuid4().hex)
         self.store.put(row, encode_payloads((payload,)))
-        lane.add(spec, [b""], row=row)
+        return row
 
     def lane_or_raise(self) -> LanePort:
         """The lane, if tasks can be added. Raises what is in the way."""

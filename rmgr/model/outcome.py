@@ -11,6 +11,8 @@ from rmgr.model.states import Reason, State
 MAX_INLINE_BYTES = 12 * 1024
 #: A single value above this goes to a store row of its own, however small its fragment is.
 MAX_INLINE_VALUE = 8 * 1024
+#: Begins the error of a START_FAILED outcome whose worker could not be made because its initializer raised.
+INITIALIZER_FAILED = "initializer"
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -1,0 +1,298 @@
+"""What an Executor leaves behind when it is let go: its submission, its futures, and the rule of its end.
+
+The Executor holds the core, never the other way round: dropping an Executor shuts it down, and its calls still end.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures as stdlib
+import os
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from types import ModuleType
+from typing import Any
+
+from rmgr.client.admission import admit
+from rmgr.client.connection import Connection, is_ending
+from rmgr.client.futures import Future
+from rmgr.client.modules import ship
+from rmgr.client.pickling import dump_call, dump_function
+from rmgr.client.ports import TaskSpec
+from rmgr.client.specs import Options, draft_of, python_environment
+from rmgr.client.tasks import LARGE_BYTES, Tasks
+from rmgr.client.throttle import Call, Throttle
+from rmgr.client.waiting import giving_slot_back
+from rmgr.coord.ports import Store
+from rmgr.errors import RemoteTraceback, RmgrError
+from rmgr.model.node import NodeState
+from rmgr.model.outcome import INITIALIZER_FAILED, Fragment, Outcome
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Work
+
+Output = Callable[[Store, int, Outcome, int], None]
+
+
+#: Cores whose Executor was dropped without `shutdown`. `SimpleQueue.put` may be called from within a garbage collection.
+_dropped: SimpleQueue[Core] = SimpleQueue()
+_janitor_started = threading.Event()
+
+
+class BrokenExecutor(RmgrError, stdlib.BrokenExecutor):
+    """The initializer failed: no worker can be made, no call can run. `__cause__` is what it raised."""
+
+
+class Core(Tasks):
+    """The tasks of one Executor.
+
+    Args:
+        cap: most slots in use at once, None = no cap. on_output: what becomes of what calls print.
+        group: workers are shared inside it only.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        options: Options,
+        *,
+        cap: int | None,
+        modules: tuple[ModuleType | str, ...],
+        initializer: tuple[Callable[..., object], tuple[Any, ...]] | None,
+        group: str,
+        on_output: Output | None,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(connection)
+        submitter = connection.submitter
+        self.broken: BrokenExecutor | None = None
+        self.is_shut = False
+        self._timeout_s = timeout_s
+        self._on_output = on_output
+        self._has_initializer = initializer is not None
+        digest = ""
+        if initializer is not None:
+            digest = connection.functions.blob(dump_function(initializer), timeout_s=timeout_s)  # type: ignore[arg-type]
+        environment = python_environment(
+            python=options.python, modules=ship(submitter.store, modules, timeout_s=timeout_s), initializer=digest, group=group
+        )
+        draft = draft_of(options, work=Work.PYTHON, python=environment)
+        self._draft = admit(draft, submitter.settings(timeout_s=timeout_s), submitter.nodes(timeout_s=timeout_s))
+        self._throttle = Throttle(self, cap) if cap is not None else None
+        self._adding = threading.Lock()
+        _start_janitor()
+        self._completed = False
+
+    @property
+    def tasks(self) -> Core:
+        """Itself: the tasks of the executor."""
+        return self
+
+    @property
+    def is_over(self) -> bool:
+        """Shut down, and nothing is left to end."""
+        return self.is_shut and not self._pending
+
+    # -- adding
+
+    def check_open(self) -> None:
+        """Raises what stands in the way of another call."""
+        if self.broken is not None:
+            raise self._break(self.broken)
+        if self.is_shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        if is_ending():
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    def spec_of(self, function: Callable[..., Any]) -> TaskSpec:
+        """What its calls share; the function is uploaded if the store lacks it."""
+        if not callable(function):
+            raise TypeError(f"{function!r} is not callable")
+        digest = self.connection.functions.register(function, timeout_s=self._timeout_s)
+        return TaskSpec(function=digest, resubmit=self._draft.resubmit, retries=self._draft.retries)
+
+    def add_calls(self, spec: TaskSpec, name: str, calls: list[tuple[Any, ...]]) -> list[Future]:
+        """Adds a call for each tuple of arguments."""
+        return self.add(spec, [dump_call(args, {}, name) for args in calls])
+
+    def add(self, spec: TaskSpec, payloads: list[bytes], **_: Any) -> list[Future]:
+        """Adds calls; their futures. The first one makes the submission."""
+        if self.lane is not None:
+            self.wait_room(block=True, timeout_s=None)
+        with self._adding:
+            self.check_open()
+            if self.lane is None:
+                self.lane = self.connection.submitter.open(self._draft, self, timeout_s=self._timeout_s)
+            if self._throttle is None:
+                return super().add(spec, payloads)
+            self.lane_or_raise()
+            calls = [Call(spec, *self._slim(payload), Future(self)) for payload in payloads]
+            self._throttle.add(calls)
+            return [call.future for call in calls]
+
+    def _slim(self, payload: bytes) -> tuple[bytes, str]:
+        """(arguments, "") or, when they are large, (b"", the row that holds them)."""
+        return (payload, "") if len(payload) <= LARGE_BYTES else (b"", self.store_row(payload))
+
+    def slots(self) -> int:
+        """Calls that the cluster can run at once."""
+        request = self._draft.request
+        nodes = [node for node in self.connection.submitter.nodes() if node.state is NodeState.UP]
+        return max(1, sum(node.capacity.cores // request.cores for node in nodes))
+
+    # -- from the Submitter
+
+    def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        """See `ports.Listener`."""
+        if self._has_initializer and self.broken is None:
+            refused = next((outcome for outcome in outcomes if _is_refusal(outcome)), None)
+            if refused is not None:
+                self._fail(refused)
+        if self._on_output is not None:
+            for outcome in outcomes:
+                if outcome.log != (b"", b"") or outcome.log_parts != (0, 0):
+                    self._tell_output(outcome, outcome.attempt or fragment.attempt)
+        super().on_outcomes(fragment, outcomes)
+        if self._throttle is not None:
+            self._throttle.ended(outcomes)
+        if self.is_shut:
+            self._complete()
+
+    def on_dead(self, error: RmgrError) -> None:
+        """See `ports.Listener`."""
+        super().on_dead(error)
+        if self._throttle is not None:
+            for future in self._throttle.take_back():
+                future.break_off(error)
+
+    def _tell_output(self, outcome: Outcome, attempt: int) -> None:
+        assert self._on_output is not None
+        tell, store, number = self._on_output, self.store, self.number
+        self.call_soon(lambda: tell(store, number, outcome, attempt))
+
+    def _fail(self, outcome: Outcome) -> None:
+        """No worker can be made: every call ends with the same error, and so do those to come."""
+        error = BrokenExecutor(f"the initializer of the workers failed: {outcome.error}", hint=f"rmgr logs {self.number}_{outcome.index}")
+        error.__cause__ = _raised(outcome)
+        self.broken = error
+        for future in self._throttle.take_back() if self._throttle is not None else ():
+            future.break_off(self._break(error))
+        while self._pending:
+            try:
+                _, future = self._pending.popitem()
+            except KeyError:
+                break
+            future.break_off(self._break(error))
+        self.call_soon(self._cancel_rest)
+
+    def _cancel_rest(self) -> None:
+        from rmgr.client.control import cancel_submission
+
+        try:
+            cancel_submission(self.connection, self.number, detail="the initializer failed", timeout_s=10.0)
+        except RmgrError:
+            return  # its tasks fail one by one instead
+
+    def let_go(self) -> None:
+        """Its Executor was dropped. Called by the garbage collector, anywhere: only enqueues."""
+        if not self.is_shut:
+            _dropped.put(self)
+
+    def _break(self, error: BrokenExecutor) -> BrokenExecutor:
+        """A copy for each who raises it: tracebacks are not shared."""
+        copy = BrokenExecutor(error.message, hint=error.hint)
+        copy.__cause__ = error.__cause__
+        return copy
+
+    # -- futures.Source
+
+    def cancel_futures(self, futures: Sequence[Future]) -> list[Future]:
+        """See `futures.Source`."""
+        if self._throttle is not None:
+            for future in self._throttle.take_back(set(futures)):
+                future.mark_cancelled()
+            if self.is_shut:
+                self._complete()
+        if self.lane is None or all(future.done() for future in futures):
+            return [future for future in futures if future.cancelled()]
+        return super().cancel_futures(futures)
+
+    def abandon(self, futures: list[Future]) -> None:
+        """Nobody will ask for these: cancelled as far as they have not started, without waiting for the cluster."""
+
+        def cancel() -> None:
+            try:
+                self.cancel_futures(futures)
+            except RmgrError:
+                return  # they run, and nobody looks
+
+        if self._throttle is not None:
+            for future in self._throttle.take_back(set(futures)):
+                future.mark_cancelled()
+        self.call_soon(cancel)
+
+    # -- the end
+
+    def shut(self, *, cancel: bool) -> None:
+        """No call can be added. cancel: those that have not started are cancelled."""
+        with self._adding:
+            self.is_shut = True
+        if cancel:
+            waiting = self._throttle.take_back() if self._throttle is not None else []
+            for future in waiting:
+                future.mark_cancelled()
+            left = self.unfinished()
+            if left:
+                self.cancel_futures(left)
+        self._complete()
+
+    def _complete(self) -> None:
+        if self._completed or self.lane is None or not self.connection.is_usable or self.dead is not None:
+            return
+        if self._throttle is None or self._throttle.is_empty:
+            self._completed = True
+            self.lane.complete()
+
+    def wait_done(self) -> None:
+        """Waits until every call has ended, and what it printed was written."""
+        with giving_slot_back():
+            while left := [*self.unfinished(), *(self._throttle.waiting() if self._throttle is not None else ())]:
+                for future in left:
+                    future.wait()
+        if self._on_output is not None and self.lane is not None and self.connection.is_usable:
+            written = threading.Event()
+            self.call_soon(written.set)
+            written.wait(10.0)
+        if self.lane is not None and self._completed and self.connection.is_usable and self.dead is None:
+            try:
+                self.lane.flush(10.0)
+            except RmgrError:
+                return  # the leader declares it complete
+
+
+def _start_janitor() -> None:
+    """One thread for all executors: shuts those down that were dropped."""
+    if not _janitor_started.is_set():
+        _janitor_started.set()
+        threading.Thread(target=_clean, name="rmgr-dropped-executors", daemon=True).start()
+
+
+def _clean() -> None:
+    while True:
+        _dropped.get().shut(cancel=False)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_janitor_started.clear)
+
+
+def _is_refusal(outcome: Outcome) -> bool:
+    return outcome.state is State.FAILED and outcome.reason is Reason.START_FAILED and outcome.error.startswith(INITIALIZER_FAILED)
+
+
+def _raised(outcome: Outcome) -> BaseException | None:
+    try:
+        error = pickle.loads(outcome.value) if outcome.value else None  # noqa: S301 - raised by the user's own initializer
+    except Exception:  # noqa: BLE001 - code of users
+        error = None
+    return error if isinstance(error, BaseException) else RemoteTraceback(outcome.error)
