@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -77,12 +78,17 @@ class ClaimedBlock:
     ready: deque[int] = field(default_factory=deque)
     live: int = 0
     writing: int = 0
-    end: int = 0  #: one past the last index that is still its own
     arrived: list[Outcome] = field(default_factory=list)
     failed: list[tuple[int, FailedRange]] = field(default_factory=list)
     arrived_s: float = 0.0  #: when the oldest of them came
     sending: Part | Return | None = None
-    reserved: bool = False  #: claimed only to drain the node for it: it has not fitted yet
+    info: Any = None  #: what its daemon knows of its submission
+    cancel_all: str | None = None  #: the user's words: every task of it that has not ended is cancelled
+    cancelled: dict[int, str] = field(default_factory=dict)  #: the same for single tasks
+
+    def cancel_words(self, index: int) -> str | None:
+        """The user's words if the task is to be cancelled, else None."""
+        return self.cancelled.get(index, self.cancel_all)
 
     @classmethod
     def claimed(cls, node: str, queue: str, key: BlockKey, data: BlockData, version: int = 0) -> ClaimedBlock:
@@ -98,7 +104,6 @@ class ClaimedBlock:
             payloads=None if data.row else data.payloads,
             base=data.base,
             ready=ready,
-            end=ready[-1] + 1 if ready else key.first,
         )
 
     # -- tasks -----------------------------------------------------------------------------------------------------------
@@ -224,26 +229,26 @@ class ClaimedBlock:
         )
 
     def tail(self, most: int) -> int:
-        """How many tasks could be given back: waiting ones at the very end, at most `most`."""
-        count, expected = 0, self.end - 1
+        """How many tasks could be given back at once: the last run of waiting ones, at most `most`."""
+        count, expected = 0, None
         for index in reversed(self.ready):
-            if index != expected or count == most:
+            if count == most or (expected is not None and index != expected):
                 break
-            count, expected = count + 1, expected - 1
+            count, expected = count + 1, index - 1
         return count
 
     def give_back(self, count: int, node_version: int, stamp: str, *, name: str = "SPLIT", held: bool = False) -> Multi:
-        """SPLIT or RETURN of the last `count` tasks (see `tail`)."""
+        """SPLIT or RETURN of the last `count` waiting tasks (see `tail`)."""
+        end = self.ready[-1] + 1
+        first = end - count
         for _ in range(count):
             self.ready.pop()
-        first = self.end - count
         data = msgspec.structs.replace(self._marked(()), stamp=stamp)
-        self.sending = Return(first=first, end=self.end, data=data)
         multi, _ = ops.give_back(
-            self.node, node_version, self.queue, self.key, data, self.version, first=first, end=self.end, name=name, held=held
+            self.node, node_version, self.queue, self.key, data, self.version, first=first, end=end, name=name, held=held
         )
-        self.sending.data = msgspec.structs.replace(data, done=data.done | (((1 << count) - 1) << (first - self.key.first)))
-        self.end = first
+        mask = ((1 << count) - 1) << (first - self.key.first)
+        self.sending = Return(first=first, end=end, data=msgspec.structs.replace(data, done=data.done | mask))
         return multi
 
     def committed(self) -> Part | Return:
@@ -264,8 +269,7 @@ class ClaimedBlock:
             self.arrived[:0] = sent.outcomes
             self.failed[:0] = sent.failed
         elif isinstance(sent, Return):
-            self.ready.extend(range(sent.first, sent.end))
-            self.end = sent.end
+            self.ready = deque(sorted([*self.ready, *range(sent.first, sent.end)]))
 
     def reread(self, data: BlockData, version: int, now_s: float) -> None:
         """What the running znode really holds, after a commit of unknown fate or a new registration.
@@ -290,10 +294,8 @@ class ClaimedBlock:
         payloads, base = data.payloads, data.base
         if payloads and start > base:
             payloads, base = payloads[start - base :], start
-        ahead = self.ready[0] if self.ready else self.end
-        return msgspec.structs.replace(
-            data, done=done, payloads=payloads, base=base, started=max(data.started, min(ahead, self.end) - first)
-        )
+        ahead = self.ready[0] if self.ready else self.key.end
+        return msgspec.structs.replace(data, done=done, payloads=payloads, base=base, started=max(data.started, ahead - first))
 
 
 def split_share(ready: int, hungry: int) -> int:

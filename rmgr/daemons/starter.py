@@ -1,0 +1,280 @@
+"""`rmgr starter`: one process that runs work for one or more nodes; here its parts are put together and taken apart again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from prometheus_client import start_http_server
+
+from rmgr import log as logs
+from rmgr.adapters.cgroup import CgroupConfig
+from rmgr.adapters.process import NodeRunner
+from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.stores import open_store
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.client.bootstrap import read_settings, remembered, verify
+from rmgr.config import Config, StarterConfig
+from rmgr.coord.ports import Coordinator, Store
+from rmgr.daemons.starter_commits import Committer
+from rmgr.daemons.starter_estimate import TaskTimes
+from rmgr.daemons.starter_fetch import Fetcher
+from rmgr.daemons.starter_health import DiskWatch
+from rmgr.daemons.starter_inputs import Inputs
+from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_loop import Call, Starter
+from rmgr.daemons.starter_metrics import StarterMetrics
+from rmgr.daemons.starter_node import NodeAgent, Shared
+from rmgr.daemons.starter_records import Records, expander
+from rmgr.daemons.starter_registry import Identity, Registry
+from rmgr.daemons.starter_service import NodeAnswering
+from rmgr.errors import ConfigError, CoordinationUnavailable, StoreUnavailable
+from rmgr.model.ids import check_name
+from rmgr.model.node import Meta
+from rmgr.model.resources import Capacity, NodeAttributes
+from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime.signals import SignalLetters
+from rmgr.runtime.stall import StallGuard
+
+__all__ = ["run"]
+
+#: Longest turn of the loop before the process ends itself; registering waits, and reports progress while it does.
+STALL_S = 15.0
+#: Nodes of one process: their records, inboxes and the entry are registered in one multi.
+MAX_NODES = 60
+_META_WAIT_S = 30.0
+
+
+def run(config: Config) -> int:
+    """Runs a Starter until SIGTERM or SIGINT; returns its exit code.
+
+    Raises: ConfigError; NotConnected, CoordinationUnavailable, StoreUnavailable, WrongCluster at the start; StateConflict
+        when another live Starter serves the node.
+    """
+    names = node_names(config.starter)
+    log = logs.setup(config.log, "starter", nodes=list(names))
+    hosts, chroot = config.cluster.hosts_and_chroot()
+    directory = work_directory(config.starter, names[0])
+    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s)
+    try:
+        wait_s = config.cluster.connect_timeout_s
+        if not coordinator.wait_connected(wait_s):
+            raise CoordinationUnavailable(
+                f"no ZooKeeper answers at {hosts} within {wait_s:.0f} s", hint="is it running? rmgr doctor looks closer"
+            )
+        store = _open_store(config)
+        meta = verify(coordinator, config.cluster.cluster_id or remembered(store), wait_s=_META_WAIT_S)
+        store.bind_cluster(meta.cluster_id)
+        log.info("starter_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store, directory=str(directory))
+        return _serve(config, names, directory, coordinator, store, meta, log)
+    finally:
+        coordinator.close(timeout_s=2.0)
+
+
+def node_names(config: StarterConfig) -> tuple[str, ...]:
+    """Names of the nodes that the process stands for. Raises ConfigError, UsageError."""
+    base = check_name("node", config.node or socket.gethostname().partition(".")[0])
+    if not 1 <= config.nodes <= MAX_NODES:
+        raise ConfigError(f"{config.nodes} virtual nodes in one Starter; the limit is {MAX_NODES}", hint="start several Starters")
+    return (base,) if config.nodes == 1 else tuple(check_name("node", f"{base}-{number}") for number in range(config.nodes))
+
+
+def work_directory(config: StarterConfig, node: str) -> Path:
+    """The directory for everything that work needs on this node, made if absent. Raises ConfigError."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = Path(config.work_dir).resolve() if config.work_dir else cache / "rmgr" / node
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+        probe = directory / ".probe"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"the work directory {directory} cannot be used: {error.strerror}", hint="choose one with --work-dir") from None
+    return directory
+
+
+def capacity_of(config: StarterConfig) -> Capacity:
+    """What each node offers: as configured, else all of this machine."""
+    return Capacity(
+        cores=config.cores or len(os.sched_getaffinity(0)),
+        memory_bytes=config.memory_bytes or psutil.virtual_memory().total,
+    )
+
+
+class Parts:
+    """A Starter put together: made by `build`, taken apart by `close`."""
+
+    def __init__(self, starter: Starter, io: StoreIO, runners: list[NodeRunner], metrics: StarterMetrics, disk: DiskWatch) -> None:
+        self.starter = starter
+        self.io = io
+        self.runners = runners
+        self.metrics = metrics
+        self.disk = disk
+
+    def close(self) -> None:
+        """Ends all work, processes and threads (the session is the caller's)."""
+        for runner in self.runners:
+            runner.close(timeout_s=3.0)
+        self.io.close()
+
+
+def build(
+    config: Config,
+    names: tuple[str, ...],
+    directory: Path,
+    coordinator: Coordinator,
+    store: Store,
+    meta: Meta,
+    log: Any,
+    *,
+    endpoint: str = "",
+    progress: Callable[[], None] = lambda: None,
+    cgroups: CgroupConfig | None = None,
+) -> Parts:
+    """Puts a Starter together; leftovers of older incarnations are ended first. Nothing is registered yet."""
+    own = config.starter
+    mailbox: Mailbox[Call] = Mailbox()
+    metrics = StarterMetrics()
+    io = StoreIO(store, mailbox.put)
+    runners: list[NodeRunner] = []
+    agents: dict[str, NodeAgent] = {}
+    inbox: dict[str, Callable[[list[Any]], None]] = {}
+    for name in names:
+        runner = NodeRunner(
+            directory=str(directory / name / "run"),
+            node=name,
+            on_events=lambda events, name=name: inbox[name](events),  # type: ignore[misc]
+            cgroups=cgroups,
+        )
+        runners.append(runner)
+        for line in runner.reaped:
+            log.warning("leftover_ended", node=name, detail=line)
+        shutil.rmtree(directory / name / "stage", ignore_errors=True)
+    shutil.rmtree(directory / "blobs", ignore_errors=True)
+
+    def nothing() -> None:
+        """The nodes settle after every letter."""
+
+    def stopping() -> bool:
+        return starter.is_stopping
+
+    def fenced(node: str) -> None:
+        starter.on_fenced(node)
+
+    fetcher = Fetcher(io, nothing, directory / "blobs")
+    settings = read_settings(coordinator)
+    committer = Committer(
+        coordinator, post=mailbox.put, after=mailbox.after, on_fenced=fenced, count=metrics.count, log=log
+    )
+    records = Records(
+        coordinator,
+        post=mailbox.put,
+        wake=nothing,
+        settings=lambda: starter.settings,
+        expand=expander(fetcher),
+        log=log,
+    )
+    shared = Shared(
+        coordinator=coordinator,
+        io=io,
+        committer=committer,
+        records=records,
+        fetcher=fetcher,
+        inputs=Inputs(coordinator),
+        times=TaskTimes(),
+        metrics=metrics,
+        settings=lambda: starter.settings,
+        post=mailbox.put,
+        wake=nothing,
+        environ={name: value for name, value in (("RMGR_ZK", config.cluster.zk), ("RMGR_STORE", config.cluster.store)) if value},
+        output_cap=own.log_cap_bytes,
+        spool_cap=own.spool_cap_bytes,
+        python=own.python,
+        log=log,
+    )
+    attributes = NodeAttributes(partition=own.partition, site=own.site, speed=own.speed, features=own.features)
+    for name, runner in zip(names, runners, strict=True):
+        agent = NodeAgent(name, shared, runner, capacity=capacity_of(own), attributes=attributes, files=directory / name / "stage")
+        agents[name] = agent
+        inbox[name] = lambda events, agent=agent: mailbox.put(lambda: agent.on_work(events))  # type: ignore[misc]
+    registry = Registry(
+        coordinator, committer, Identity(endpoint=endpoint), progress=progress, is_stopping=stopping, log=log
+    )
+    disk = DiskWatch(directory)
+    starter = Starter(
+        agents,
+        coordinator=coordinator,
+        mailbox=mailbox,
+        committer=committer,
+        registry=registry,
+        io=io,
+        metrics=metrics,
+        disk=disk,
+        settings=settings,
+        partition=own.partition,
+        cluster_id=meta.cluster_id,
+        stop_grace_s=own.stop_grace_s,
+        log=log,
+    )
+    starter.use_settings(settings)
+    return Parts(starter, io, runners, metrics, disk)
+
+
+def _serve(
+    config: Config, names: tuple[str, ...], directory: Path, coordinator: ZkCoordinator, store: Store, meta: Meta, log: Any
+) -> int:
+    guard = StallGuard(STALL_S, name="the Starter's loop")
+    server = RpcServer(config.starter.listen)
+    parts = build(
+        config,
+        names,
+        directory,
+        coordinator,
+        store,
+        meta,
+        log,
+        endpoint=server.endpoint,
+        progress=guard.progress,
+        cgroups=CgroupConfig(),
+    )
+    server.add_node(NodeAnswering(parts.starter, store, disk=parts.disk, spooled=lambda: parts.io.pending_bytes))
+    server.start()
+    host, _, port = config.starter.metrics.rpartition(":")
+    exporter, _ = start_http_server(int(port), addr=host, registry=parts.metrics.registry)
+    log.info("starter_listens", endpoint=server.endpoint, address=f"{host}:{exporter.server_port}")
+    signals = SignalLetters(lambda _signal: parts.starter.stop(), patience=2)
+    signals.install()
+    guard.start()
+    try:
+        parts.starter.serve(guard)
+    finally:
+        coordinator.close(timeout_s=2.0)  # first of all: the cluster need not wait for the session to expire
+        guard.stop()
+        server.stop(0.2)
+        parts.close()
+        exporter.shutdown()
+        store.close()
+        signals.restore()
+    if parts.starter.failure is not None:
+        raise parts.starter.failure
+    log.info("starter_stopped")
+    return 0
+
+
+def _open_store(config: Config) -> Store:
+    """Opens the data store; waits for one that does not answer yet."""
+    end_s = time.monotonic() + config.cluster.connect_timeout_s
+    while True:
+        try:
+            return open_store(config.cluster.store)
+        except StoreUnavailable:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.2)
+

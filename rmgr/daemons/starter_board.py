@@ -1,0 +1,269 @@
+"""The waiting blocks of a queue as a Starter sees them: listed now and then, kept in claim order, their data fetched ahead.
+
+Shared by all virtual nodes of a Starter. A list is read again when its candidates run out, after a second, or when a
+claim met a block that was gone; a watch stands only while somebody is hungry.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from bisect import insort
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_block
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.queue import QueueSpec
+
+#: A list older than this is read again before it is used.
+_FRESH_S = 1.0
+#: Pause between two readings, and after a failed one.
+_PAUSE_S, _FAILED_PAUSE_S = 0.004, 0.2
+#: A list without candidates is read again after this, by those who want work ahead but are not hungry.
+_EXHAUSTED_S = 0.05
+#: Starters that meet each other spread over up to this many first candidates.
+_SPREAD = 8
+_NAME_LENGTH = 67
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A waiting block. data: None while it is fetched. is_taken: a claim of it is under way."""
+
+    name: str
+    key: BlockKey
+    data: BlockData | None = None
+    version: int = 0
+    is_coming: bool = False
+    gone: int = 0  #: the number of readings begun when it was found gone, 0 = it is there
+    is_taken: bool = False
+    is_unsuitable: bool = False
+
+
+def claim_order(name: str) -> str:
+    """What block names are sorted by: (priority, seq, first), without parsing them all."""
+    return name[:7] + name[-10:] + name[19:29]
+
+
+class Board:
+    """One queue.
+
+    Args:
+        post: puts a call into the owner's mailbox. wake: tells the owner that something came.
+        salt: makes the choice among the first candidates this Starter's own.
+    """
+
+    def __init__(
+        self, spec: QueueSpec, coordinator: Coordinator, *, post: Callable[[Callable[[], None]], None], wake: Callable[[], None], salt: str
+    ) -> None:
+        self.spec = spec
+        self._coordinator = coordinator
+        self._post = post
+        self._wake = wake
+        self._salt = salt.encode()
+        self._names: list[str] = []
+        self._at = 0
+        self._cards: dict[str, Candidate] = {}
+        self._paused_s: dict[int, float] = {}
+        self._read_s = 0.0
+        self._next_read_s = 0.0
+        self._reading = False
+        self._watched = False
+        self._stale = True
+        self._reads = 0
+        self._spread = 1
+        self._generation = 0
+
+    @property
+    def is_current(self) -> bool:
+        """The list is what a watch stands on: when nothing in it can be claimed, there is nothing."""
+        return self._watched and not self._stale and not self._reading
+
+    def reset(self) -> None:
+        """A new session: watches and answers of the old one mean nothing."""
+        self._generation += 1
+        self._names, self._cards, self._at = [], {}, 0
+        self._reading = self._watched = False
+        self._stale = True
+
+    # -- choosing --------------------------------------------------------------------------------------------------------
+
+    def pick(self, now_s: float, passed: frozenset[str] | set[str] = frozenset()) -> Candidate | None:
+        """The block to claim next: the first one, or one of the first few of its priority while others compete for them.
+
+        None: there is none, or the list has to be read first (`look`).
+        """
+        if not self._watched and now_s - self._read_s > _FRESH_S:
+            self._stale = True
+        if self._stale or self._reading:
+            return None
+        self._trim()
+        few: list[Candidate] = []
+        for at in range(self._at, len(self._names)):
+            card = self._card(self._names[at])
+            if card is None or card.is_taken or card.gone or card.is_unsuitable or card.name in passed:
+                continue
+            if self._paused_s.get(card.key.submission, 0.0) > now_s:
+                continue
+            if few and card.key.priority != few[0].key.priority:
+                break
+            few.append(card)
+            if len(few) >= self._spread:
+                break
+        if len(few) <= 1:
+            return few[0] if few else None
+        return min(few, key=lambda card: zlib.crc32(self._salt + card.name.encode()))
+
+    def fetch(self, card: Candidate) -> None:
+        """Sees to it that the data of a candidate come."""
+        if card.data is None and not card.is_coming and not card.gone:
+            card.is_coming = True
+            future = self._coordinator.get(paths.pending_block(self.spec.name, card.key))
+            future.add_done_callback(lambda done: self._post(partial(self._fetched, card, done)))
+
+    def fetch_ahead(self, count: int) -> None:
+        """The same for the first few candidates."""
+        for name in self._names[self._at : self._at + count]:
+            card = self._card(name)
+            if card is not None and not card.is_taken and not card.is_unsuitable:
+                self.fetch(card)
+
+    # -- what became of it -------------------------------------------------------------------------------------------------
+
+    def take(self, card: Candidate, rest: tuple[BlockKey, BlockData] | None) -> Candidate | None:
+        """A claim of `card` is under way; what it leaves behind is known already and can be claimed at once."""
+        card.is_taken = True
+        if rest is None:
+            return None
+        key, data = rest
+        left = Candidate(paths.block_name(key), key, data)
+        self._cards[left.name] = left
+        insort(self._names, left.name, lo=self._at, key=claim_order)
+        return left
+
+    def taken(self, card: Candidate) -> None:
+        """The claim was committed."""
+        self._lose(card)
+        self._spread = max(1, self._spread - 1)
+
+    def missed(self, card: Candidate, rest: Candidate | None) -> None:
+        """Somebody else was quicker: look again soon, and less at the very first ones."""
+        self._lose(card)
+        if rest is not None:
+            self._lose(rest)
+        self._spread = min(_SPREAD, self._spread * 2)
+        self._stale = True
+
+    def put_back(self, card: Candidate, rest: Candidate | None) -> None:
+        """The claim was not made for another reason: the block is still there."""
+        card.is_taken = False
+        if rest is not None:
+            self._lose(rest)
+
+    def pause(self, submission: int, now_s: float, for_s: float) -> None:
+        """Leaves the blocks of a submission alone for a while."""
+        if len(self._paused_s) > 10_000:
+            self._paused_s.clear()
+        self._paused_s[submission] = now_s + for_s
+
+    def next_pause_s(self, now_s: float) -> float | None:
+        """When the first submission that is left alone comes up again."""
+        later = [until for until in self._paused_s.values() if until > now_s]
+        return min(later, default=None)
+
+    # -- reading -----------------------------------------------------------------------------------------------------------
+
+    def look(self, now_s: float, *, hungry: bool) -> None:
+        """Nothing could be picked: reads the list if that can tell something new, with a watch for the hungry."""
+        if self._reading or self.is_current or now_s < self._next_read_s:
+            return
+        if self._stale or hungry or now_s - self._read_s > _EXHAUSTED_S:
+            self._read(now_s, watch=hungry)
+
+    def next_look_s(self) -> float:
+        """When the list may be read again."""
+        return self._next_read_s
+
+    def _read(self, now_s: float, *, watch: bool) -> None:
+        self._reading, self._stale = True, False
+        self._next_read_s = now_s + _PAUSE_S
+        self._reads += 1
+        generation, number = self._generation, self._reads
+        fired = None
+        if watch and not self._watched:
+            self._watched = True
+            fired = partial(self._post, partial(self._fired, generation))
+        future = self._coordinator.children(paths.pending(self.spec.name), watch=fired)
+        future.add_done_callback(lambda done: self._post(partial(self._listed, generation, number, done)))
+
+    def _fired(self, generation: int) -> None:
+        if generation == self._generation:
+            self._watched = False
+            self._stale = True
+            self._wake()
+
+    def _listed(self, generation: int, number: int, done: Future[list[str] | None]) -> None:
+        if generation != self._generation:
+            return
+        self._reading = False
+        now_s = time.monotonic()
+        try:
+            names = done.result()
+        except RmgrError:
+            self._watched, self._stale = False, True
+            self._next_read_s = now_s + _FAILED_PAUSE_S
+            return
+        self._read_s = now_s
+        self._names = sorted([name for name in names or () if len(name) == _NAME_LENGTH], key=claim_order)
+        self._at = 0
+        listed = set(self._names)
+        # A name that was gone when this list was asked for and stands in it is a block that came back.
+        self._cards = {
+            name: card for name, card in self._cards.items() if (name in listed or card.is_taken) and not 0 < card.gone < number
+        }
+        self._wake()
+
+    def _fetched(self, card: Candidate, done: Future[Stamped | None]) -> None:
+        card.is_coming = False
+        try:
+            found = done.result()
+            if found is None:
+                self._lose(card)
+                self._stale = True
+            else:
+                card.data, card.version = decode_block(found.data), found.version
+        except msgspec.MsgspecError:
+            card.is_unsuitable = True  # of a newer release, or not a block
+        except RmgrError:
+            self._next_read_s = time.monotonic() + _FAILED_PAUSE_S
+        self._wake()
+
+    def _lose(self, card: Candidate) -> None:
+        card.gone, card.data = max(1, self._reads), None
+
+    def _card(self, name: str) -> Candidate | None:
+        card = self._cards.get(name)
+        if card is None:
+            try:
+                card = Candidate(name, paths.parse_block(name))
+            except ValueError:
+                return None
+            self._cards[name] = card
+        return card
+
+    def _trim(self) -> None:
+        """Moves past what is gone at the front, so that a long list costs nothing."""
+        while self._at < len(self._names):
+            card = self._cards.get(self._names[self._at])
+            if card is None or not (card.gone or card.is_unsuitable):
+                return
+            self._at += 1

@@ -1,0 +1,148 @@
+"""Commits of a Starter: fenced, pipelined, and never guessed: an unknown outcome is read back until it is known.
+
+Everything belongs to one registration. After the session or a fence is lost, answers of the old registration reach
+nobody: what it left is read from the tree when the Starter registers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Check, Committed, Conflict, ConflictKind, Multi, Outcome, Stamped, Unknown
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.readback import Verdict, judge, proof_paths
+from rmgr.errors import CoordinationUnavailable
+
+#: How long a commit may wait for the coordination service before it is looked after from here.
+_TIMEOUT_S = 30.0
+#: Pause between two attempts to read back.
+_PAUSE_S = 0.5
+
+
+class Committer:
+    """Commits on behalf of the nodes of one Starter.
+
+    Args:
+        post: puts a call into the owner's mailbox. after: the same, later.
+        on_fenced: tells the node whose fence has moved; nothing of the commit is answered then.
+        count: counts an event by name (fenced_writes, ambiguous_commits).
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        after: Callable[[float, Callable[[], None]], object],
+        on_fenced: Callable[[str], None],
+        count: Callable[[str], None],
+        log: Any,
+    ) -> None:
+        self._coordinator = coordinator
+        self._post = post
+        self._after = after
+        self._on_fenced = on_fenced
+        self._count = count
+        self._log = log
+        self._fences: dict[str, int] = {}
+        self._registration = 0
+        self.in_flight = 0
+
+    @property
+    def is_registered(self) -> bool:
+        """Commits can be made."""
+        return bool(self._fences)
+
+    def fence(self, node: str) -> int:
+        """Version of the node's record under which everything is committed. Raises KeyError when not registered."""
+        return self._fences[node]
+
+    def start(self, fences: Mapping[str, int]) -> None:
+        """A new registration."""
+        self._registration += 1
+        self._fences = dict(fences)
+        self.in_flight = 0
+
+    def stop(self) -> None:
+        """The registration is over; nothing of it is answered any more."""
+        self._registration += 1
+        self._fences = {}
+        self.in_flight = 0
+
+    def commit(self, multi: Multi, done: Callable[[Outcome], None]) -> None:
+        """Commits; `done` gets Committed, or a Conflict that is not the fence's, in the mailbox of the owner."""
+        self.in_flight += 1
+        self._send(self._registration, multi, done)
+
+    # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _send(self, registration: int, multi: Multi, done: Callable[[Outcome], None]) -> None:
+        future = self._coordinator.commit(multi, timeout_s=_TIMEOUT_S)
+        future.add_done_callback(lambda answer: self._post(partial(self._answered, registration, multi, done, answer)))
+
+    def _answered(self, registration: int, multi: Multi, done: Callable[[Outcome], None], answer: Future[Outcome]) -> None:
+        if registration != self._registration:
+            return
+        outcome = answer.result()
+        if isinstance(outcome, Unknown):
+            self._count("ambiguous_commits")
+            self._log.warning("commit_unknown", op=multi.name, detail=outcome.cause)
+            self._read_back(registration, multi, done)
+            return
+        if isinstance(outcome, Committed) and outcome.resolved:
+            self._count("ambiguous_commits")
+        self._finish(multi, done, outcome)
+
+    def _finish(self, multi: Multi, done: Callable[[Outcome], None], outcome: Outcome) -> None:
+        guard = multi.guard
+        if isinstance(outcome, Conflict) and guard is not None and outcome.path == guard.path:
+            self._count("fenced_writes")
+            self._on_fenced(node_of(guard))
+            return
+        self.in_flight -= 1
+        done(outcome)
+
+    def _read_back(self, registration: int, multi: Multi, done: Callable[[Outcome], None]) -> None:
+        """The same connection answers in order: after `sync`, what is read is what became of the multi."""
+        if registration != self._registration:
+            return
+        reads = [self._coordinator.sync(), *(self._coordinator.get(path) for path in proof_paths(multi))]
+        left = [len(reads)]
+
+        def arrived(_: Future[Any]) -> None:
+            left[0] -= 1
+            if not left[0]:
+                self._judge(registration, multi, done, reads)
+
+        for read in reads:
+            read.add_done_callback(lambda future: self._post(partial(arrived, future)))
+
+    def _judge(self, registration: int, multi: Multi, done: Callable[[Outcome], None], reads: list[Future[Any]]) -> None:
+        if registration != self._registration:
+            return
+        try:
+            reads[0].result()
+            seen: list[Stamped | None] = [read.result() for read in reads[1:]]
+        except CoordinationUnavailable:
+            self._after(_PAUSE_S, partial(self._read_back, registration, multi, done))
+            return
+        verdict = judge(multi, seen)
+        self._log.info("commit_read_back", op=multi.name, outcome=verdict.value)
+        match verdict:
+            case Verdict.PROVEN:
+                self._finish(multi, done, Committed(paths=tuple(op.path for op in multi.ops), resolved=True))
+            case Verdict.NOT_PROVEN:
+                self._send(registration, multi, done)
+            case Verdict.FENCED:
+                guard = multi.guard
+                assert guard is not None
+                self._finish(multi, done, Conflict(0, guard.path, ConflictKind.BAD_VERSION))
+
+
+def node_of(guard: Check) -> str:
+    """The node whose fence a check is."""
+    return guard.path.removeprefix(paths.node(""))

@@ -1,0 +1,296 @@
+"""Claimed tasks to lanes: in the order in which their blocks were claimed, as many at once as keeps the slots busy.
+
+A task that does not fit now stops everything behind it (nothing may slip past a large task for ever), unless its queue
+allows `backfill_pull`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rmgr.adapters.process import WorkerSpec
+from rmgr.coord import keys
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_estimate import BATCH_TASKS, LOW_S, TaskTimes, batch_size
+from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher
+from rmgr.daemons.starter_lanes import Lane, Lanes
+from rmgr.daemons.starter_records import Info
+from rmgr.daemons.starter_stage import Staged, Stager
+from rmgr.model.block import BlockKey
+from rmgr.model.frames import CommandBatch, CommandItem, Shape, TaskBatch, TaskItem
+from rmgr.model.submission import Command
+
+#: Bytes of arguments in one message.
+_BATCH_BYTES = 4 * 1024 * 1024
+#: A slot whose task has run this long gives up what waits behind it, when another slot is free.
+_LONG_S = 0.03
+#: Taking tasks back from a slot is worth it when they would wait at least this long.
+_WORTH_S = 0.005
+
+
+@dataclass(slots=True)
+class Kit:
+    """What all tasks of a block need to start."""
+
+    shape: Shape
+    spec: WorkerSpec | None = None
+    function: str = ""
+    blob: Blob | None = None
+    command: Command | None = None
+    script: str = ""
+    stdin: Blob | None = None
+
+
+class Dispatch:
+    """Hands the ready tasks of one node's blocks to its lanes.
+
+    Args:
+        blocks: the node's claimed blocks, in the order of their claims (the owner's own dictionary).
+        environ: variables for all work of this node. output_cap: bytes kept of one stream.
+        on_unstartable: tells (block, indices, failure) of tasks that cannot be started.
+    """
+
+    def __init__(
+        self,
+        blocks: dict[BlockKey, ClaimedBlock],
+        lanes: Lanes,
+        *,
+        times: TaskTimes,
+        fetcher: Fetcher,
+        stager: Stager,
+        environ: dict[str, str],
+        output_cap: int,
+        on_unstartable: Callable[[ClaimedBlock, list[int], Failure], None],
+    ) -> None:
+        self._blocks = blocks
+        self._lanes = lanes
+        self._times = times
+        self._fetcher = fetcher
+        self._stager = stager
+        self._environ = environ
+        self._output_cap = output_cap
+        self._on_unstartable = on_unstartable
+        self._kits: dict[BlockKey, Kit] = {}
+        self.is_held_up = False  #: the first block that waits does not fit: nothing may be claimed meanwhile
+
+    def forget(self, block: ClaimedBlock) -> None:
+        """The block is over."""
+        self._kits.pop(block.key, None)
+        self._stager.forget(block)
+
+    def run(self) -> None:
+        """One pass. Raises: OSError when no slot can be opened."""
+        self._lanes.grant()
+        self.is_held_up = False
+        if self._lanes.wants_grant:
+            return
+        for block in list(self._blocks.values()):
+            if not block.ready:
+                continue
+            kit = self._kit(block)
+            if kit is None:
+                continue
+            if isinstance(kit, Failure):
+                self._on_unstartable(block, block.take_ready(), kit)
+                continue
+            waits_for_room = self._start(block, kit)
+            if waits_for_room and not block.info.queue.backfill_pull:
+                self.is_held_up = not self._lanes.fits(block.key.cores, block.key.memory_mib)
+                return
+
+    # -- one block ---------------------------------------------------------------------------------------------------------
+
+    def _kit(self, block: ClaimedBlock) -> Kit | Failure | None:
+        kit = self._kits.get(block.key)
+        if kit is not None:
+            return kit
+        if block.payloads is None:
+            row = self._fetcher.rows.get(block.data.row)
+            if row is None or isinstance(row, Failure):
+                return row
+            block.payloads = row
+        info: Info = block.info
+        key = block.key
+        shape = info.shape(key.cores, key.memory_mib, environ=self._environ, output_cap=self._output_cap)
+        made = self._python_kit(block, info, shape) if info.is_python else self._command_kit(info, shape)
+        if isinstance(made, Kit):
+            self._kits[key] = made
+        return made
+
+    def _python_kit(self, block: ClaimedBlock, info: Info, shape: Shape) -> Kit | Failure | None:
+        spec = info.worker_spec(block.key.cores, block.key.memory_mib, self._fetcher)
+        blob = self._fetcher.blobs.get(keys.function(block.data.function))
+        if spec is None or isinstance(spec, Failure):
+            return spec
+        if blob is None or isinstance(blob, Failure):
+            return blob
+        return Kit(shape, spec=spec, function=block.data.function, blob=blob)
+
+    def _command_kit(self, info: Info, shape: Shape) -> Kit | Failure | None:
+        command = info.record.command
+        if command is None:
+            return Kit(shape, command=Command())
+        kit = Kit(shape, command=command)
+        if command.script_sha256:
+            script = self._fetcher.blobs.get(keys.upload(command.script_sha256))
+            if script is None or isinstance(script, Failure):
+                return script
+            kit.script = (script.data or Path(script.path).read_bytes()).decode(errors="surrogateescape")
+        if command.stdin_sha256:
+            stdin = self._fetcher.blobs.get(keys.upload(command.stdin_sha256))
+            if stdin is None or isinstance(stdin, Failure):
+                return stdin
+            kit.stdin = stdin
+        return kit
+
+    def _start(self, block: ClaimedBlock, kit: Kit) -> bool:
+        """Hands out what it can. True: tasks of it could start if there were room."""
+        key, info, now_s = block.key, block.info, time.monotonic()
+        task_s = self._times.of(key.submission)
+        slots = max(1, self._lanes.cores // key.cores)
+        while block.ready:
+            startable = self._stager.startable(block)
+            if not startable:
+                return False
+            lane = self._lane(block, info, kit, task_s)
+            if lane is None:
+                return not any(lane.serial is block for lane in self._lanes)
+            if block.data.serial:
+                lane.serial = block
+                count = min(startable, BATCH_TASKS)
+            else:
+                count = min(batch_size(ready=len(block.ready), slots=slots, task_s=task_s), startable)
+            self._send(lane, block, kit, count, now_s)
+        return False
+
+    def _lane(self, block: ClaimedBlock, info: Info, kit: Kit, task_s: float | None) -> Lane | None:
+        """An idle lane, else one that runs the same kind and has little left to do; None: wait."""
+        cores, memory_mib = block.key.cores, block.key.memory_mib
+        if block.data.serial:
+            mine = next((lane for lane in self._lanes if lane.serial is block), None)
+            if mine is not None:
+                return mine if len(mine.tasks) < BATCH_TASKS // 2 and not mine.blocked_seq else None
+            return self._lanes.open_for(info, kit.spec, cores, memory_mib)
+        lane = self._lanes.open_for(info, kit.spec, cores, memory_mib)
+        if lane is not None or task_s is None or task_s > LOW_S or not block.data.resubmit:
+            return lane
+        room = max(1, int(LOW_S / task_s))
+        running = [lane for lane in self._lanes if lane.is_for(info, kit.spec, cores, memory_mib) and len(lane.tasks) <= room]
+        return min(running, key=lambda lane: len(lane.tasks), default=None)
+
+    def _send(self, lane: Lane, block: ClaimedBlock, kit: Kit, count: int, now_s: float) -> None:
+        indices = block.hand_out(count)
+        send = self._send_calls if kit.spec is not None else self._send_commands
+        sent = send(lane, block, kit, indices)
+        if not lane.tasks or lane.since_s == 0.0 or len(lane.tasks) == len(indices):
+            lane.since_s = now_s
+        if not sent:  # the worker is going: its end is on the way
+            for seq in [seq for seq, task in lane.tasks.items() if task[0] is block and task[1] in indices]:
+                del lane.tasks[seq]
+            block.put_back(indices)
+            if not lane.tasks:
+                self._lanes.give_up(lane)
+
+    def _send_calls(self, lane: Lane, block: ClaimedBlock, kit: Kit, indices: list[int]) -> bool:
+        assert lane.worker is not None
+        assert kit.blob is not None
+        next_seq, label, attempt = self._lanes.runner.next_seq, block.info.label, block.key.attempt
+        plain = block.info.array is None
+        items, size = [], 0
+        for at, index in enumerate(indices):
+            staged = self._stager.take(block, index) if block.data.keyed else None
+            payload = block.payload(index) if staged is None else staged.payload
+            size += len(payload)
+            if size > _BATCH_BYTES and items:
+                block.put_back(indices[at:])
+                del indices[at:]
+                break
+            seq = next_seq()
+            lane.tasks[seq] = (block, index)
+            where = {"path": payload} if isinstance(payload, str) else {"payload": payload}
+            items.append(TaskItem(seq=seq, index=index, attempt=attempt, label=-1 if plain else label(index), **where))
+        batch = TaskBatch(
+            shape=kit.shape,
+            function=kit.function,
+            blob=b"" if kit.blob.path else kit.blob.data,
+            path=kit.blob.path,
+            keyed=block.data.keyed,
+            items=tuple(items),
+        )
+        return lane.worker.send(batch)
+
+    def _send_commands(self, lane: Lane, block: ClaimedBlock, kit: Kit, indices: list[int]) -> bool:
+        command = kit.command
+        assert command is not None
+        info: Info = block.info
+        items = []
+        for index in indices:
+            seq = self._lanes.runner.next_seq()
+            lane.tasks[seq] = (block, index)
+            staged: Staged | None = self._stager.take(block, index) if self._stager.is_needed(block) else None
+            payload = block.payload(index)
+            environ = {"RMGR_ENTRY": os_text(payload)} if payload else None
+            out, err = self._stager.named_outputs(block, index)
+            items.append(
+                CommandItem(
+                    seq=seq,
+                    index=index,
+                    attempt=block.key.attempt,
+                    label=info.label(index),
+                    directory=staged.directory if staged is not None else "",
+                    environ=environ,
+                    out=out,
+                    err=err,
+                )
+            )
+        return lane.slot.run(
+            CommandBatch(
+                shape=kit.shape,
+                argv=command.argv,
+                script=kit.script,
+                cwd=command.cwd,
+                stdin=b"" if kit.stdin is None or kit.stdin.path else kit.stdin.data,
+                stdin_path=kit.stdin.path if kit.stdin is not None else "",
+                keep=bool(command.output_files) or self._stager.is_needed(block),
+                append=self._stager.appends(block),
+                items=tuple(items),
+            )
+        )
+
+    # -- nothing waits behind a long task -----------------------------------------------------------------------------------
+
+    def level(self, now_s: float) -> bool:
+        """Takes tasks back from busy lanes when a free one could run them. True: look again soon."""
+        again = False
+        for lane in list(self._lanes):
+            waiting = len(lane.tasks) - 1
+            if waiting < 1 or lane.serial is not None or lane.recalling or lane.info is None or lane.blocked_seq:
+                continue
+            again = True
+            if not self._lanes.fits(*lane.shape) or self._has_ready():
+                continue
+            task_s = self._times.of(lane.info.record.id) or _LONG_S
+            if now_s - lane.since_s > max(_LONG_S, 3 * task_s):
+                self._lanes.recall(lane)
+            elif waiting * task_s > _WORTH_S:
+                self._lanes.recall(lane, keep=waiting // 2)
+        return again
+
+    def recall_all(self, blocks: Iterable[ClaimedBlock] | None = None) -> None:
+        """Takes back everything that has not begun (of these blocks)."""
+        wanted = None if blocks is None else {id(block) for block in blocks}
+        for lane in list(self._lanes):
+            behind = list(lane.tasks.values())[1:]
+            if behind and not lane.recalling and (wanted is None or any(id(block) in wanted for block, _ in behind)):
+                self._lanes.recall(lane)
+
+    def _has_ready(self) -> bool:
+        return any(block.ready for block in self._blocks.values())
+
+
+def os_text(data: bytes) -> str:
+    """Bytes as a variable's text, whatever they are."""
+    return data.decode(errors="surrogateescape").replace("\0", "")

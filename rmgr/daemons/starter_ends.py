@@ -1,0 +1,347 @@
+"""What the slots of a node report, turned into outcomes of tasks. The common case (a quick call, a small result) is short."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rmgr.adapters.process import Worker
+from rmgr.adapters.workevents import (
+    CommandsEnded,
+    SlotLost,
+    Surprised,
+    TasksEnded,
+    TasksReturned,
+    WorkerBlocked,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerUnblocking,
+    WorkEvent,
+)
+from rmgr.client.repair import delete_pointers
+from rmgr.coord import keys
+from rmgr.coord.ports import Store
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_estimate import TaskTimes
+from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_lanes import Lanes, Task
+from rmgr.daemons.starter_logs import LiveLogs
+from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, discard, of_command, of_task, write
+from rmgr.daemons.starter_stage import Stager, inside
+from rmgr.errors import NotFound, RmgrError, ValueTooLarge
+from rmgr.model.frames import CommandEnd
+from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
+from rmgr.model.states import Reason, State
+from rmgr.runtime.failpoint import failpoint
+
+#: What starting a command costs its slot beside its run time.
+_COMMAND_S = 0.001
+
+
+class Ends:
+    """Ends of attempts of one node.
+
+    Args:
+        max_losses: of the cluster's settings. on_end: counts (kind, how many, seconds of each).
+        on_strike: the node itself failed at something (what, detail).
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        *,
+        io: StoreIO,
+        stager: Stager,
+        times: TaskTimes,
+        logs: LiveLogs,
+        max_losses: Callable[[], int],
+        on_end: Callable[[State | None, int, float], None],
+        on_strike: Callable[[str, str], None],
+        log: Any,
+    ) -> None:
+        self._lanes = lanes
+        self._io = io
+        self._stager = stager
+        self._times = times
+        self._logs = logs
+        self._max_losses = max_losses
+        self._on_end = on_end
+        self._on_strike = on_strike
+        self._log = log
+        self._refused: dict[Worker, Ending] = {}
+
+    def take(self, events: list[WorkEvent]) -> None:
+        """Takes in what the slots reported."""
+        now_s = time.monotonic()
+        for event in events:
+            match event:
+                case TasksEnded():
+                    self._tasks_ended(event, now_s)
+                case CommandsEnded():
+                    self._commands_ended(event, now_s)
+                case TasksReturned():
+                    lane = self._lanes.of_worker(event.worker) if event.worker is not None else self._lanes.of_slot(event.slot)
+                    if lane is not None:
+                        self.returned(self._lanes.ended(lane, event.seqs, now_s), now_s)
+                        lane.recalling = False
+                case WorkerBlocked():
+                    lane = self._lanes.of_worker(event.worker)
+                    if lane is not None:
+                        self._lanes.block(lane, event.seq)
+                case WorkerUnblocking():
+                    lane = self._lanes.of_worker(event.worker)
+                    if lane is not None:
+                        self._lanes.unblock(lane, event.seq)
+                case WorkerFailed():
+                    error = f"{INITIALIZER_FAILED}: {event.summary}" if event.initializer else event.summary
+                    self._refused[event.worker] = Ending(
+                        reason=Reason.START_FAILED, error=error, data=event.error, out=event.out, err=event.err
+                    )
+                case WorkerEnded():
+                    self._worker_ended(event, now_s)
+                case SlotLost():
+                    self._slot_lost(event, now_s)
+                case Surprised():
+                    self._log.warning("slot_surprised", kind=event.what, detail=event.detail, slot=event.slot.number)
+
+    # -- calls ---------------------------------------------------------------------------------------------------------------
+
+    def _tasks_ended(self, event: TasksEnded, now_s: float) -> None:
+        lane = self._lanes.of_worker(event.worker)
+        if lane is None:
+            return
+        tasks = lane.tasks
+        quick: list[Outcome] = []
+        current: ClaimedBlock | None = None
+        busy_us, count, over = 0, 0, []
+        for end in event.ends:
+            task = tasks.get(end.seq)
+            if task is None:
+                continue
+            block, index = task
+            over.append(end.seq)
+            count += 1
+            busy_us += end.elapsed_us
+            if block is not current:
+                if quick and current is not None:
+                    self._settle_quick(current, quick, now_s)
+                    quick = []
+                current = block
+            if end.extra is None and len(end.data) <= MAX_INLINE_VALUE and not self._logs.has(end.seq):
+                quick.append(
+                    Outcome(
+                        index,
+                        State.COMPLETED,
+                        end.started_us - block.base_us,
+                        end.elapsed_us,
+                        end.data,
+                        end.pickled,
+                        end.cpu_us,
+                        past=block.data.past,
+                    )
+                )
+            else:
+                ending = of_task(end)
+                ending.flushed = self._logs.take(end.seq)
+                self.ended(block, index, ending, now_s)
+        if quick and current is not None:
+            self._settle_quick(current, quick, now_s)
+        if count and lane.info is not None:
+            self._times.observe(lane.info.record.id, count, busy_us / 1e6)
+            if quick:
+                self._on_end(State.COMPLETED, len(quick), busy_us / 1e6 / count)
+        self._lanes.ended(lane, over, now_s)
+
+    def _settle_quick(self, block: ClaimedBlock, outcomes: list[Outcome], now_s: float) -> None:
+        block.live -= len(outcomes)
+        block.settle(outcomes, now_s)
+        if self._stager.is_needed(block):
+            for outcome in outcomes:
+                self._stager.done(block, outcome.index)
+
+    def _worker_ended(self, event: WorkerEnded, now_s: float) -> None:
+        lane = self._lanes.of_worker(event.worker)
+        refusal = self._refused.pop(event.worker, None)
+        if lane is None:
+            return
+        tasks = dict(lane.tasks)
+        self._lanes.drop_worker(event.worker)
+        if event.seq and event.seq in tasks:
+            block, index = tasks.pop(event.seq)
+            ending = Ending(
+                reason=event.reason if event.reason is not Reason.NONE else Reason.WORKER_LOST,
+                error=event.detail or f"its worker ended: {event.reason}",
+                exit_code=128 + event.signal if event.signal else event.exit_code,
+                started_us=event.started_us,
+                elapsed_us=event.elapsed_us,
+                cpu_us=event.cpu_us,
+                max_rss_kib=event.max_rss_kib,
+                out=event.out,
+                err=event.err,
+                flushed=self._logs.take(event.seq),
+            )
+            self.ended(block, index, ending, now_s)
+        if refusal is None:
+            self.returned(list(tasks.values()), now_s)
+            return
+        for block, index in tasks.values():
+            self.ended(block, index, refusal, now_s)
+
+    # -- commands ------------------------------------------------------------------------------------------------------------
+
+    def _commands_ended(self, event: CommandsEnded, now_s: float) -> None:
+        lane = self._lanes.of_slot(event.slot)
+        if lane is None:
+            return
+        info, busy_us, count = lane.info, 0, 0
+        for end in event.ends:
+            task = lane.tasks.get(end.seq)
+            if task is None:
+                continue
+            block, index = task
+            count += 1
+            busy_us += end.elapsed_us
+            ending = of_command(end)
+            ending.flushed = self._logs.take(end.seq)
+            self._collect(block, index, end, ending)
+            self.ended(block, index, ending, now_s)
+        if count and info is not None:
+            self._times.observe(info.record.id, count, busy_us / 1e6 + _COMMAND_S * count)
+        self._lanes.ended(lane, [end.seq for end in event.ends], now_s)
+
+    def _collect(self, block: ClaimedBlock, index: int, end: CommandEnd, ending: Ending) -> None:
+        """Output files of a command, and the files that the user named for its streams."""
+        command = block.info.record.command
+        if command is None:
+            return
+        out, err = self._stager.named_outputs(block, index)
+        shared = self._stager.appends(block)
+        ending.kept_paths = tuple(path for path in (out, err) if path)
+        if shared and block.key.count > 1:  # one file of many tasks: not the output of any one of them
+            ending.out = ending.out if ending.out.path != out or not out else type(ending.out)(size=ending.out.size)
+            ending.err = ending.err if ending.err.path != err or not err else type(ending.err)(size=ending.err.size)
+        ending.directory = end.directory
+        if command.output_files and ending.reason is Reason.NONE:
+            home = Path(command.cwd or end.directory or "/")
+            try:
+                files = tuple(str(inside(home, name) if not Path(name).is_absolute() else Path(name)) for _, name in command.output_files)
+            except NotFound as error:
+                ending.reason, ending.error = Reason.BAD_OUTPUT, error.message
+                return
+            missing = next((path for path in files if not Path(path).is_file()), None)
+            if missing is None:
+                ending.files = files
+            else:
+                ending.reason, ending.error = Reason.BAD_OUTPUT, f"its output file {missing} was not written"
+
+    # -- slots ---------------------------------------------------------------------------------------------------------------
+
+    def _slot_lost(self, event: SlotLost, now_s: float) -> None:
+        lane = self._lanes.of_slot(event.slot)
+        tasks = dict(lane.tasks) if lane is not None else {}
+        self._lanes.drop_slot(event.slot)
+        running = frozenset(event.running)
+        for seq, (block, index) in tasks.items():
+            if seq in running:
+                ending = Ending(reason=Reason.WORKER_LOST, error=f"its slot was lost: {event.why}", flushed=self._logs.take(seq))
+                self.ended(block, index, ending, now_s)
+        self.returned([task for seq, task in tasks.items() if seq not in running], now_s)
+        if not event.expected:
+            self._on_strike("slot_lost", event.why)
+
+    # -- what becomes of an attempt --------------------------------------------------------------------------------------------
+
+    def returned(self, tasks: list[Task], now_s: float) -> None:
+        """These did not start: they wait again, or end CANCELLED when that was asked for."""
+        for block, index in tasks:
+            block.put_back((index,))
+            words = block.cancel_words(index)
+            if words is not None:
+                block.take_ready((index,))
+                block.settle([cancelled(index, words)], now_s)
+
+    def unstartable(self, block: ClaimedBlock, indices: list[int], failure: Failure) -> None:
+        """Tasks (no longer in ready) that cannot be started."""
+        now_s = time.monotonic()
+        for index in indices:
+            block.live += 1
+            self.ended(block, index, Ending(reason=failure.reason, error=failure.error, started_us=time.time_ns() // 1000), now_s)
+        self._on_strike("start_failed", f"{block.key.submission}: {failure.error}")
+
+    def ended(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
+        """A live attempt is over."""
+        block.live -= 1
+        if block.payloads is not None and crowded(block, index, ending):
+            ending.log_rows = True
+        if not ending.needs_store:
+            self._conclude(block, index, ending, None, now_s)
+            return
+        block.writing += 1
+        key = block.key
+
+        def job(store: Store) -> Written:
+            written = write(store, key.submission, index, key.attempt, ending)
+            discard(ending)
+            return written
+
+        self._io.run(job, partial(self._written, block, index, ending), size=ending.size_bytes)
+
+    def _written(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
+        block.writing -= 1
+        written = result if isinstance(result, Written) else None
+        if isinstance(result, Exception):
+            what = result.message if isinstance(result, RmgrError) else f"{type(result).__name__}: {result}"
+            self._log.error("output_not_stored", task_id=f"{block.key.submission}_{index}", error=what)
+            ending.reason = Reason.BAD_OUTPUT if isinstance(result, ValueTooLarge) else Reason.NODE_LOST
+            ending.error = f"its output could not be stored: {what}"
+            ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
+            self._on_strike("output_not_stored", what)
+        failpoint("starter.output_written")
+        self._conclude(block, index, ending, written, time.monotonic())
+
+    def _conclude(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, now_s: float) -> None:
+        key, record = block.key, block.info.record
+        ended = conclude(
+            block,
+            index,
+            ending,
+            written,
+            backoff_us=record.backoff_us,
+            max_losses=self._max_losses(),
+            cancelled=block.cancel_words(index),
+        )
+        if isinstance(ended, Outcome):
+            block.settle([ended], now_s)
+            self._on_end(ended.state, 1, ended.elapsed_us / 1e6)
+            if ended.state is not State.COMPLETED and not block.data.resubmit:
+                self._delete_outputs(block, index)
+        else:
+            block.settle_failed(index, ended, now_s)
+            self._on_end(None, 1, ending.elapsed_us / 1e6)
+        if ended.log[0] or ended.log[1] or ended.log_parts != (0, 0):
+            self._logs.remember(key.submission, key.attempt, ended, index)
+        self._stager.done(block, index)
+        if ending.directory:
+            self._io.run(lambda _store: shutil.rmtree(ending.directory, ignore_errors=True), lambda _result: None)
+
+    def _delete_outputs(self, block: ClaimedBlock, index: int) -> None:
+        """At most once, and it failed: nothing of it stays."""
+        key, outputs = block.key, self._stager.outputs_of(block, index)
+
+        def job(store: Store) -> None:
+            for name in store.keys(keys.outputs_of(key.submission, index, key.attempt)):
+                store.delete(name)
+            delete_pointers(store, key.submission, index, outputs)
+
+        self._io.run(job, lambda _result: None)
+
+
+def cancelled(index: int, words: str) -> Outcome:
+    """The outcome of a task that was cancelled before it started."""
+    return Outcome(index=index, state=State.CANCELLED, reason=Reason.USER_CANCEL, error=words)
+

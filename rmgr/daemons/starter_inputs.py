@@ -1,0 +1,104 @@
+"""Values of input keys: a user's own value, or the output of another task found through its committed attempt.
+
+Which attempt of a task was committed is remembered, so that a task with a thousand inputs reads each fragment once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rmgr.client.pointers import locate
+from rmgr.client.snapshot import outcomes_of, read_fragments, read_pages
+from rmgr.coord import keys, paths
+from rmgr.coord.owner_ops import reign_of
+from rmgr.coord.ports import Coordinator, Encoding, Store
+from rmgr.coord.records import decode_record
+from rmgr.errors import NotFound
+from rmgr.model.states import State
+from rmgr.model.submission import Paged, Tail
+
+#: Submissions whose attempts are remembered.
+_KEEP = 64
+
+
+@dataclass(slots=True)
+class _Known:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    next_fragment: int = 0
+    attempts: dict[int, int] = field(default_factory=dict)  #: of completed tasks
+
+
+class Inputs:
+    """Finds the rows of input keys. Called on IO threads."""
+
+    def __init__(self, coordinator: Coordinator, *, timeout_s: float = 10.0) -> None:
+        self._coordinator = coordinator
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._known: OrderedDict[int, _Known] = OrderedDict()
+
+    def rows(self, store: Store, user_keys: Sequence[str]) -> list[str]:
+        """The store key of each value, in order.
+
+        Raises: NotFound naming the key that has no value; StoreUnavailable, CoordinationUnavailable.
+        """
+        wanted = [keys.named(key) for key in user_keys]
+        heads = {row: store.head(row) for row in dict.fromkeys(wanted)}
+        found = []
+        for user_key, row in zip(user_keys, wanted, strict=True):
+            head = heads[row]
+            if head is None:
+                raise NotFound(f"the input key {user_key!r} does not exist")
+            if head[1] is not Encoding.POINTER:
+                found.append(row)
+                continue
+            value = store.get(row)
+            if value is None:
+                raise NotFound(f"the input key {user_key!r} does not exist")
+            found.append(self._committed(store, user_key, keys.decode_pointer(value[0])))
+        return found
+
+    def _committed(self, store: Store, user_key: str, pointer: keys.Pointer) -> str:
+        with self._lock:
+            known = self._known.setdefault(pointer.sub, _Known())
+            self._known.move_to_end(pointer.sub)
+            while len(self._known) > _KEEP:
+                self._known.popitem(last=False)
+        with known.lock:
+            attempt = known.attempts.get(pointer.index)
+            if attempt is None and not self._read_on(store, pointer, known):
+                return locate(self._coordinator, store, user_key, pointer, timeout_s=self._timeout_s)
+            attempt = known.attempts.get(pointer.index)
+        if attempt is None:
+            # It says precisely why there is no value.
+            return locate(self._coordinator, store, user_key, pointer, timeout_s=self._timeout_s)
+        if pointer.by and not self._is_author(pointer):
+            raise NotFound(f"the input key {user_key!r} is the output of a task that was never submitted")
+        return keys.output(pointer.sub, pointer.index, attempt, pointer.n)
+
+    def _read_on(self, store: Store, pointer: keys.Pointer, known: _Known) -> bool:
+        """Takes in what was committed since the last time. False: the submission is gone."""
+        done = self._coordinator.get(paths.done(pointer.sub)).result(self._timeout_s + 1)
+        if done is None:
+            return False
+        paged = decode_record(done.data, Paged, paths.done(pointer.sub)) if done.data else Paged()
+        fragments = []
+        if known.next_fragment < paged.base:
+            fragments += read_pages(store, pointer.sub, paged)
+        start = max(known.next_fragment, paged.base)
+        fragments += [fragment for _, fragment in read_fragments(self._coordinator, pointer.sub, start, done, timeout_s=self._timeout_s)]
+        for fragment in fragments:
+            for outcome in outcomes_of(fragment, store):
+                if outcome.state is State.COMPLETED:
+                    known.attempts[outcome.index] = outcome.attempt or fragment.attempt
+        known.next_fragment = done.stat.creates
+        return True
+
+    def _is_author(self, pointer: keys.Pointer) -> bool:
+        tail = self._coordinator.get(paths.tail(pointer.sub)).result(self._timeout_s + 1)
+        if tail is None:
+            return True
+        return reign_of(decode_record(tail.data, Tail, paths.tail(pointer.sub)), pointer.index) in ("", pointer.by)

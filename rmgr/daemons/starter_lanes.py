@@ -1,0 +1,258 @@
+"""The slots of one node and what they hold: cores and memory are counted here and nowhere else, so nothing is over-committed.
+
+A *lane* is one place where tasks run one after another: a Python worker, or the command queue of a slot. A busy lane
+holds cores and memory; a lane whose task waits for another task (blocked) holds none until it is granted them again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from rmgr.adapters.process import NodeRunner, Slot, Worker, WorkerSpec
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_records import Info
+from rmgr.model.states import Reason
+
+#: Idle workers of other kinds that a slot keeps warm.
+_WARM = 2
+#: Slots opened at the start; more when work needs them.
+_EARLY_SLOTS = 8
+
+Task = tuple[ClaimedBlock, int]
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """tasks: by seq, in order. since_s: monotonic time of the last thing heard of it (a sending, an end)."""
+
+    slot: Slot
+    worker: Worker | None
+    spec: WorkerSpec | None = None
+    cores: int = 0
+    memory_mib: int = 0
+    info: Info | None = None
+    serial: ClaimedBlock | None = None
+    tasks: dict[int, Task] = field(default_factory=dict)
+    since_s: float = 0.0
+    blocked_seq: int = 0
+    shape: tuple[int, int] = (0, 0)  #: cores and memory of its tasks, also while it is blocked
+    recalling: bool = False
+
+    @property
+    def running_seq(self) -> int:
+        """The task that runs, or will run next."""
+        return next(iter(self.tasks), 0)
+
+    def is_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int) -> bool:
+        """More tasks like these may be queued behind what it has."""
+        return (
+            self.info is info
+            and self.spec is spec
+            and self.shape == (cores, memory_mib)
+            and not self.blocked_seq
+            and self.serial is None
+            and not self.recalling
+            and (self.worker is None or not self.worker.is_leaving)
+        )
+
+
+class Lanes:
+    """All lanes of a node.
+
+    Args:
+        cores, memory_mib: what the node has; a task of 0 MiB is not counted against its memory.
+        python: interpreter of workers, "" = this one.
+    """
+
+    def __init__(self, runner: NodeRunner, *, cores: int, memory_mib: int, python: str = "") -> None:
+        self.runner = runner
+        self.cores = self.free_cores = cores
+        self.memory_mib = self.free_memory_mib = memory_mib
+        self._python = python
+        self._workers: dict[Worker, Lane] = {}
+        self._commands: dict[Slot, Lane] = {}
+        self._slots: dict[int, Slot] = {}
+        self._active: dict[int, int] = {}
+        self._waiting: deque[Lane] = deque()
+        for number in range(min(cores, _EARLY_SLOTS)):
+            self._open(number)
+
+    # -- looking ---------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Lane]:
+        """Lanes with tasks."""
+        yield from [lane for lane in self._workers.values() if lane.tasks]
+        yield from [lane for lane in self._commands.values() if lane.tasks]
+
+    @property
+    def is_idle(self) -> bool:
+        """No task is anywhere."""
+        return not any(True for _ in self)
+
+    @property
+    def wants_grant(self) -> bool:
+        """A blocked task could go on if it had its cores."""
+        return bool(self._waiting)
+
+    def fits(self, cores: int, memory_mib: int) -> bool:
+        """One more task of this size could start now."""
+        return cores <= self.free_cores and memory_mib <= self.free_memory_mib
+
+    def of_worker(self, worker: Worker) -> Lane | None:
+        """The lane of a worker."""
+        return self._workers.get(worker)
+
+    def of_slot(self, slot: Slot) -> Lane | None:
+        """The lane of a slot's commands."""
+        return self._commands.get(slot)
+
+    # -- taking and giving up --------------------------------------------------------------------------------------------
+
+    def open_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int) -> Lane | None:
+        """An idle lane for a task of this size, holding what it needs; None when it does not fit now.
+
+        Raises: OSError when no slot can be opened.
+        """
+        if not self.fits(cores, memory_mib):
+            return None
+        lane = self._idle_worker(spec) if spec is not None else None
+        if lane is None:
+            slot = self._free_slot()
+            if spec is not None:
+                self._forget_idle(slot)
+                lane = Lane(slot, slot.start_worker(spec), spec)
+                self._workers[lane.worker] = lane  # type: ignore[index]
+            else:
+                lane = self._commands.get(slot) or Lane(slot, None)
+                self._commands[slot] = lane
+        lane.info, lane.shape, lane.recalling, lane.serial = info, (cores, memory_mib), False, None
+        self._hold(lane)
+        return lane
+
+    def ended(self, lane: Lane, seqs: Iterable[int], now_s: float) -> list[Task]:
+        """These tasks of a lane are over (ended or taken back): what they were; the lane is given up when it was the last."""
+        pop = lane.tasks.pop
+        found = [task for task in [pop(seq, None) for seq in seqs] if task is not None]
+        lane.since_s = now_s
+        if lane.blocked_seq and lane.blocked_seq not in lane.tasks:
+            lane.blocked_seq = 0
+        if not lane.tasks:
+            self.give_up(lane)
+        return found
+
+    def give_up(self, lane: Lane) -> None:
+        """The lane holds nothing any more."""
+        self._release(lane)
+        lane.info = lane.serial = None
+        lane.recalling = False
+        lane.blocked_seq = 0
+        if lane in self._waiting:
+            self._waiting.remove(lane)
+
+    def drop_worker(self, worker: Worker) -> Lane | None:
+        """A worker is dead: its lane goes, with the tasks that it still has."""
+        lane = self._workers.pop(worker, None)
+        if lane is not None:
+            self.give_up(lane)
+        return lane
+
+    def drop_slot(self, slot: Slot) -> Lane | None:
+        """A slot is dead (its workers have been dropped before)."""
+        if self._slots.get(slot.number) is slot:
+            del self._slots[slot.number]
+        lane = self._commands.pop(slot, None)
+        if lane is not None:
+            self.give_up(lane)
+        return lane
+
+    # -- tasks that wait for tasks -----------------------------------------------------------------------------------------
+
+    def block(self, lane: Lane, seq: int) -> None:
+        """Its task waits for another one: what it holds is free."""
+        if seq in lane.tasks:
+            lane.blocked_seq = seq
+            self._release(lane)
+
+    def unblock(self, lane: Lane, seq: int) -> None:
+        """It could go on: it is granted what it needs before anything new starts."""
+        if lane.blocked_seq == seq and lane not in self._waiting:
+            self._waiting.append(lane)
+        elif lane.blocked_seq != seq and lane.worker is not None:
+            lane.worker.grant(seq)
+
+    def grant(self) -> None:
+        """Gives those that wait what has become free."""
+        while self._waiting and self.fits(*self._waiting[0].shape):
+            lane = self._waiting.popleft()
+            seq, lane.blocked_seq = lane.blocked_seq, 0
+            self._hold(lane)
+            if lane.worker is not None:
+                lane.worker.grant(seq)
+
+    # -- ending ------------------------------------------------------------------------------------------------------------
+
+    def stop(self, lane: Lane, seq: int, reason: Reason, grace_us: int) -> None:
+        """Ends one task: if it runs it is killed, if it waits behind another one it is taken back or dropped."""
+        if lane.worker is None:
+            lane.slot.stop(seq, reason=reason, grace_us=grace_us)
+        elif seq == lane.running_seq:
+            lane.worker.stop(seq, reason=reason, grace_us=grace_us)
+        else:
+            lane.worker.recall()
+
+    def recall(self, lane: Lane, keep: int = 0) -> None:
+        """Takes back what has not begun beyond the next `keep` tasks."""
+        lane.recalling = True
+        if lane.worker is None:
+            lane.slot.recall(keep=keep)
+        else:
+            lane.worker.recall(keep=keep)
+
+    # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _hold(self, lane: Lane) -> None:
+        lane.cores, lane.memory_mib = lane.shape
+        self.free_cores -= lane.cores
+        self.free_memory_mib -= lane.memory_mib
+        self._active[lane.slot.number] = self._active.get(lane.slot.number, 0) + 1
+        assert self.free_cores >= 0
+        assert self.free_memory_mib >= 0
+
+    def _release(self, lane: Lane) -> None:
+        if lane.cores:
+            self.free_cores += lane.cores
+            self.free_memory_mib += lane.memory_mib
+            lane.cores = lane.memory_mib = 0
+            self._active[lane.slot.number] -= 1
+
+    def _idle_worker(self, spec: WorkerSpec) -> Lane | None:
+        best = None
+        for lane in self._workers.values():
+            if lane.tasks or lane.cores or lane.spec != spec or lane.worker is None or lane.worker.is_leaving or lane.slot.is_lost:
+                continue
+            if not self._active.get(lane.slot.number):
+                return lane
+            best = best or lane
+        return best
+
+    def _free_slot(self) -> Slot:
+        """The slot with the least going on; there is one with nothing active whenever a core is free."""
+        for number in range(self.cores):
+            if not self._active.get(number):
+                slot = self._slots.get(number)
+                return slot if slot is not None and not slot.is_lost else self._open(number)
+        raise AssertionError("more active lanes than cores")
+
+    def _forget_idle(self, slot: Slot) -> None:
+        """Ends idle workers of a slot beyond the few that stay warm."""
+        idle = [lane for lane in self._workers.values() if lane.slot is slot and not lane.tasks and not lane.cores]
+        for lane in idle[: max(0, len(idle) - _WARM + 1)]:
+            assert lane.worker is not None
+            lane.worker.is_leaving = True
+            lane.worker.stop(reason=Reason.NONE, grace_us=0)
+
+    def _open(self, number: int) -> Slot:
+        slot = self._slots[number] = self.runner.open_slot(number, python=self._python)
+        return slot

@@ -1,0 +1,367 @@
+"""The Starter's loop: one thread, one mailbox; session and lease decide whether its nodes may act, the nodes do the rest.
+
+    registered, lease valid      nodes settle after every handful of letters: dispatch, claim, commit
+    SUSPENDED                    the same until the lease is over: commits wait in the adapter, work runs on
+    lease over                   nothing is claimed or committed; exclusive work is dead by now; the rest runs on
+    new session, or fenced       REGISTER as a new incarnation: what still stands is adopted, everything else killed
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from rmgr.client.bootstrap import read_meta
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.ports import Coordinator, SessionState
+from rmgr.coord.records import decode_record
+from rmgr.daemons.starter_board import Board
+from rmgr.daemons.starter_commits import Committer
+from rmgr.daemons.starter_health import DiskWatch
+from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_metrics import StarterMetrics
+from rmgr.daemons.starter_node import NodeAgent
+from rmgr.daemons.starter_registry import Registry, Stopping
+from rmgr.daemons.starter_watch import Watched
+from rmgr.errors import CoordinationUnavailable, RmgrError, StateConflict, WrongCluster
+from rmgr.model.node import Drain
+from rmgr.model.queue import ClusterSettings, Dispatch
+from rmgr.model.states import Reason
+from rmgr.runtime.backoff import Backoff
+from rmgr.runtime.lease import Lease
+from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime.stall import StallGuard
+
+T = TypeVar("T")
+Call = Callable[[], None]
+
+#: Letters taken out before the nodes settle.
+_LETTERS = 200
+#: The loop comes round at least this often.
+_ROUND_S = 1.0
+#: At the end of the grace: between SIGTERM and SIGKILL of work, and how long its failures may take to be committed.
+_KILL_GRACE_S, _LAST_COMMITS_S = 2.0, 5.0
+#: Without contact a Starter that is told to stop waits this long.
+_NO_CONTACT_S = 3.0
+
+
+class Starter:
+    """All nodes of one process.
+
+    Args:
+        mailbox: what everything posts into (made by the caller, who needs it for the parts).
+        cluster_id: any other cluster is refused at each new session.
+    """
+
+    def __init__(
+        self,
+        agents: Mapping[str, NodeAgent],
+        *,
+        coordinator: Coordinator,
+        mailbox: Mailbox[Call],
+        committer: Committer,
+        registry: Registry,
+        io: StoreIO,
+        metrics: StarterMetrics,
+        disk: DiskWatch,
+        settings: ClusterSettings,
+        partition: str,
+        cluster_id: str,
+        stop_grace_s: float,
+        log: Any,
+    ) -> None:
+        self.agents = agents
+        self.settings = settings
+        self.failure: RmgrError | None = None
+        self._coordinator = coordinator
+        self._mailbox = mailbox
+        self._committer = committer
+        self._registry = registry
+        self._io = io
+        self._metrics = metrics
+        self._disk = disk
+        self._partition = partition
+        self._cluster_id = cluster_id
+        self._stop_grace_s = stop_grace_s
+        self._log = log
+        self._lease = Lease(coordinator)
+        self._session = SessionState.LOST
+        self._retry_register_s = 0.0
+        self._backoff = Backoff(0.1, 2.0)
+        self._was_acting = False
+        self._boards: list[Board] = []
+        self._hungry: frozenset[str] = frozenset()
+        self._stop_s: float | None = None  #: when running work is killed
+        self._signals = 0
+        self._told_to_stop = False
+        self._killed: set[Any] = set()
+        self._quiet_since_s = 0.0
+        self._finished = False
+        self._renewed_s = 0.0
+        self._watches = self._make_watches()
+        self._idle_watch = self._watch(lambda watch: coordinator.children(paths.IDLE, watch=watch), self._on_idle, resync_s=2.0)
+
+    @property
+    def is_stopping(self) -> bool:
+        """It was told to stop."""
+        return self._stop_s is not None or self._told_to_stop
+
+    # -- from any thread -------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """SIGTERM or SIGINT: drain, then end; again: now."""
+        self._told_to_stop = True
+        self._mailbox.put(self._on_stop)
+
+    def ask(self, question: Callable[[], T], timeout_s: float = 5.0) -> T:
+        """The answer of the thread that owns the state. Raises: TimeoutError."""
+        answer: Future[T] = Future()
+
+        def reply() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:  # noqa: BLE001 - whoever asked gets it
+                answer.set_exception(error)
+
+        self._mailbox.put(reply)
+        return answer.result(timeout_s)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------------
+
+    def serve(self, guard: StallGuard) -> None:
+        """Runs until told to stop, or until another Starter has the name, or the cluster is not ours."""
+        self._coordinator.listen(lambda state: self._mailbox.put(partial(self._on_session, state)))
+        while not self._finished:
+            guard.progress()
+            letter = self._mailbox.get(self._wait_s())
+            started_s = time.perf_counter()
+            if letter is not None:
+                self._handle(letter)
+                for more in self._mailbox.drain(_LETTERS):
+                    self._handle(more)
+            self._handle(self._settle)
+            self._metrics.pass_seconds.observe(time.perf_counter() - started_s)
+
+    def _handle(self, letter: Call) -> None:
+        try:
+            letter()
+        except Exception:  # noqa: BLE001 - loop boundary: one bad letter must not end the node's work
+            self._metrics.loop_errors.inc()
+            self._log.exception("letter_failed", kind=getattr(letter, "__qualname__", repr(letter)[:200]))
+
+    def _wait_s(self) -> float:
+        now_s = time.monotonic()
+        until_s = now_s + _ROUND_S
+        if self._was_acting:
+            until_s = min([until_s, *(agent.next_s for agent in self.agents.values() if agent.next_s)])
+            until_s = min(until_s, self._renewed_s + self._lease.length_s / 8) if self._renewed_s else until_s
+        elif self._retry_register_s:
+            until_s = min(until_s, self._retry_register_s)
+        if self._stop_s is not None:
+            until_s = min(until_s, now_s + 0.1)
+        return max(0.0, until_s - now_s)
+
+    def _settle(self) -> None:
+        now_s = time.monotonic()
+        if not self._committer.is_registered and self._session is SessionState.CONNECTED and now_s >= self._retry_register_s:
+            self._register()
+            now_s = time.monotonic()
+        acting = self._committer.is_registered and self._lease.is_valid()
+        if acting != self._was_acting:
+            self._was_acting = acting
+            self._log.info("acting" if acting else "acting_stopped", why="" if acting else self._why_not())
+        self._check_disk(now_s)
+        if acting:
+            self._renew_leases(now_s)
+            hungry = self._hungry
+            for agent in self.agents.values():
+                agent.settle(self._boards, hungry, now_s)
+            self._watch_hungry()
+        self._metrics.spooled_bytes.set(self._io.pending_bytes)
+        if self._stop_s is not None:
+            self._progress_stop(now_s, acting=acting)
+
+    def _why_not(self) -> str:
+        return "the lease is over" if self._committer.is_registered else "not registered"
+
+    # -- session, lease, fence -----------------------------------------------------------------------------------------------
+
+    def _on_session(self, state: SessionState) -> None:
+        if state is not self._session:
+            self._log.info("session", state=state.value, session_id=f"{self._coordinator.session_id:#x}")
+        self._session = state
+        if state is SessionState.LOST:
+            self._unregister("the session is gone")
+        elif state is SessionState.CONNECTED:
+            self._retry_register_s = 0.0
+
+    def on_fenced(self, node: str) -> None:
+        """A fence has moved: everything of that node is dead to the cluster."""
+        if not self._committer.is_registered:
+            return
+        self._log.error("node_fenced", node=node)
+        agent = self.agents[node]
+        for block in list(agent.blocks.values()):
+            agent.drop_block(block)
+        self._unregister("fenced")
+
+    def _unregister(self, why: str) -> None:
+        if self._committer.is_registered:
+            self._log.warning("registration_over", why=why)
+        self._committer.stop()
+        for watched in [*self._watches, self._idle_watch]:
+            watched.stop()
+        self._hungry = frozenset()
+
+    def _register(self) -> None:
+        try:
+            meta = read_meta(self._coordinator)
+            if meta is None or meta.cluster_id != self._cluster_id:
+                found = meta.cluster_id if meta is not None else "no cluster at all"
+                raise WrongCluster(
+                    f"this Starter belongs to cluster {self._cluster_id}; ZooKeeper now has {found}",
+                    hint="ZooKeeper was wiped or is another one; rmgr doctor tells more",
+                )
+            self._registry.register(list(self.agents.values()))
+        except (StateConflict, WrongCluster) as error:
+            self._log.error("starter_gives_up", error=error.message)
+            self.failure = error
+            self._finished = True
+        except Stopping:
+            self._finished = True
+        except (CoordinationUnavailable, KeyError) as error:
+            self._retry_register_s = time.monotonic() + self._backoff.next_s()
+            self._log.warning("not_registered", error=str(error))
+        else:
+            self._backoff.reset()
+            self._retry_register_s = 0.0
+            self._metrics.registrations.inc()
+            self._lease.rearm()
+            for board in self._boards:
+                board.reset()
+            for watched in self._watches:
+                watched.start()
+
+    def _renew_leases(self, now_s: float) -> None:
+        """Exclusive work lives as long as the lease that its spawner was told of."""
+        if not any(block.info.is_exclusive for agent in self.agents.values() for block in agent.blocks.values()):
+            self._renewed_s = 0.0
+            return
+        if self._renewed_s and now_s - self._renewed_s < self._lease.length_s / 8 * 0.9:
+            return
+        self._renewed_s = now_s
+        end_ns = time.clock_gettime_ns(_BOOTTIME) + int(self._lease.remaining_s() * 1e9)
+        for agent in self.agents.values():
+            agent.runner.renew_lease(end_ns)
+
+    # -- watches -----------------------------------------------------------------------------------------------------------
+
+    def _watch(self, ask: Any, tell: Callable[[Any], None], **options: float) -> Watched[Any]:
+        return Watched(ask, tell, post=self._mailbox.put, after=self._mailbox.after, **options)
+
+    def _make_watches(self) -> list[Watched[Any]]:
+        get = self._coordinator.get
+        watches = [self._watch(lambda watch: get(paths.CONFIG, watch=watch), self._on_settings)]
+        for name in self.agents:
+            watches.append(self._watch(lambda watch, name=name: get(paths.node(name), watch=watch), partial(self._on_record, name)))
+            watches.append(self._watch(lambda watch, name=name: get(paths.drain(name), watch=watch), partial(self._on_drain, name)))
+        return watches
+
+    def _on_record(self, node: str, found: Stamped | None) -> None:
+        """The paper's check: has this Starter been declared dead meanwhile?"""
+        if self._committer.is_registered and (found is None or found.version != self._committer.fence(node)):
+            self.on_fenced(node)
+
+    def _on_drain(self, node: str, found: Stamped | None) -> None:
+        agent = self.agents[node]
+        if found is None:
+            if agent.drains.pop("operator", None) is not None:
+                self._log.info("node_resumed", node=node)
+            return
+        reason = decode_record(found.data, Drain, paths.drain(node)).reason
+        if agent.drains.get("operator") != reason:
+            agent.drains["operator"] = reason
+            self._log.info("node_drained", node=node, why=reason)
+
+    def _on_settings(self, found: Stamped | None) -> None:
+        settings = decode_record(found.data, ClusterSettings, paths.CONFIG) if found is not None and found.data else ClusterSettings()
+        if settings != self.settings or not self._boards:
+            self.use_settings(settings)
+
+    def use_settings(self, settings: ClusterSettings) -> None:
+        """Queues of this Starter's partition, highest rank first."""
+        self.settings = settings
+        old = {board.spec.name: board for board in self._boards}
+        wanted = [queue for queue in settings.queues if queue.partition == self._partition and queue.dispatch is Dispatch.PULL]
+        boards = []
+        for queue in sorted(wanted, key=lambda queue: (-queue.rank, queue.name)):
+            board = old.get(queue.name)
+            if board is None:
+                board = Board(queue, self._coordinator, post=self._mailbox.put, wake=_nothing, salt=self._registry.guid)
+            board.spec = queue
+            boards.append(board)
+        self._boards = boards
+        self._log.info("queues", total=len(boards), name=",".join(board.spec.name for board in boards))
+
+    def _watch_hungry(self) -> None:
+        """Who has work to give looks at /idle; nobody else does."""
+        wanted = any(agent.has_tail() for agent in self.agents.values())
+        if wanted and not self._idle_watch.is_on:
+            self._idle_watch.start()
+        elif not wanted and self._idle_watch.is_on:
+            self._idle_watch.stop()
+            self._hungry = frozenset()
+
+    def _on_idle(self, names: Sequence[str] | None) -> None:
+        self._hungry = frozenset(names or ())
+
+    def _check_disk(self, now_s: float) -> None:
+        why = self._disk.look(now_s)
+        for agent in self.agents.values():
+            if why and "disk" not in agent.drains:
+                self._log.error("node_drained", node=agent.name, why=why)
+                agent.drains["disk"] = why
+            elif not why and agent.drains.pop("disk", None) is not None:
+                self._log.info("node_resumed", node=agent.name, why="there is room on the disk again")
+
+    # -- the end -------------------------------------------------------------------------------------------------------------
+
+    def _on_stop(self) -> None:
+        self._signals += 1
+        now_s = time.monotonic()
+        grace_s = self._stop_grace_s if self._signals == 1 else 0.0
+        self._stop_s = min(self._stop_s, now_s + grace_s) if self._stop_s is not None else now_s + grace_s
+        for agent in self.agents.values():
+            agent.drains["stopping"] = "the Starter stops"
+        self._log.info("stopping", deadline_s=round(self._stop_s - now_s, 1))
+
+    def _progress_stop(self, now_s: float, *, acting: bool) -> None:
+        assert self._stop_s is not None
+        if acting:
+            self._quiet_since_s = 0.0
+        elif not self._quiet_since_s:
+            self._quiet_since_s = now_s
+        agents = self.agents.values()
+        too_late_s = self._stop_s + _KILL_GRACE_S + _LAST_COMMITS_S
+        if all(agent.is_empty for agent in agents) and not self._committer.in_flight:
+            self._finished = True
+        elif (self._quiet_since_s and now_s - self._quiet_since_s > _NO_CONTACT_S) or now_s > too_late_s:
+            self._log.warning("stopped_with_work", total=sum(len(agent.blocks) for agent in agents))
+            self._finished = True
+        elif now_s >= self._stop_s:
+            for agent in agents:
+                for block in list(agent.blocks.values()):
+                    if block.live and block not in self._killed:
+                        self._killed.add(block)
+                        agent.stop_tasks(block, None, Reason.NODE_LOST, int(_KILL_GRACE_S * 1e6))
+
+
+def _nothing() -> None:
+    """Whoever is woken settles after this letter anyway."""
+
+
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

@@ -1,0 +1,424 @@
+"""One (virtual) node of a Starter: what it has claimed, runs and must still commit. Facts in through methods, `settle` acts.
+
+Owned by the Starter's one thread. `settle` is level-triggered: it looks at everything and does what can be done, so no
+event can be lost by being handled at the wrong moment.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rmgr.adapters.process import NodeRunner
+from rmgr.coord import keys, ops, paths
+from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
+from rmgr.coord.ports import Coordinator, Store
+from rmgr.coord.records import decode_block
+from rmgr.daemons.starter_blocks import ClaimedBlock, Part, Return, split_share
+from rmgr.daemons.starter_board import Board
+from rmgr.daemons.starter_commits import Committer
+from rmgr.daemons.starter_dispatch import Dispatch
+from rmgr.daemons.starter_ends import Ends, cancelled
+from rmgr.daemons.starter_estimate import TaskTimes
+from rmgr.daemons.starter_fetch import Fetcher
+from rmgr.daemons.starter_inputs import Inputs
+from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_lanes import Lanes
+from rmgr.daemons.starter_logs import LiveLogs
+from rmgr.daemons.starter_metrics import StarterMetrics
+from rmgr.daemons.starter_orders import Orders
+from rmgr.daemons.starter_pull import IdleMark, Puller
+from rmgr.daemons.starter_records import Records
+from rmgr.daemons.starter_stage import Stager
+from rmgr.daemons.starter_strikes import Strikes
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockKey
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.resources import MIB, Capacity, NodeAttributes
+from rmgr.model.states import Reason
+from rmgr.runtime.failpoint import failpoint
+
+#: How long a hungry node waits for a COMPLETE that could carry its mark.
+_IDLE_DELAY_S = 0.01
+#: Work that is left must last this long for a tail of it to be worth giving to a hungry node.
+_SPLIT_WORTH_S = 0.03
+#: Nodes with work to give wait up to this long, each its own time, so that not all answer one hungry node.
+_STAGGER_S = 0.02
+
+
+@dataclass(slots=True, kw_only=True)
+class Shared:
+    """What all nodes of a Starter share."""
+
+    coordinator: Coordinator
+    io: StoreIO
+    committer: Committer
+    records: Records
+    fetcher: Fetcher
+    inputs: Inputs
+    times: TaskTimes
+    metrics: StarterMetrics
+    settings: Callable[[], ClusterSettings]
+    post: Callable[[Callable[[], None]], None]
+    wake: Callable[[], None]
+    environ: dict[str, str]
+    output_cap: int
+    spool_cap: int
+    python: str
+    log: Any
+
+
+class NodeAgent:
+    """One node. `fence` and registration are the Starter's business."""
+
+    def __init__(
+        self, name: str, shared: Shared, runner: NodeRunner, *, capacity: Capacity, attributes: NodeAttributes, files: Path
+    ) -> None:
+        self.name = name
+        self.capacity = capacity
+        self.attributes = attributes
+        self.incarnation = 0
+        self.registering = 0  #: the incarnation that is being registered
+        self.blocks: dict[BlockKey, ClaimedBlock] = {}
+        self.idle = IdleMark()
+        self.runner = runner
+        self.log = shared.log.bind(node=name)
+        self.lanes = Lanes(runner, cores=capacity.cores, memory_mib=capacity.memory_bytes // MIB, python=shared.python)
+        self.logs = LiveLogs(shared.io)
+        self.strikes = Strikes()
+        self.drains: dict[str, str] = {}  #: who wants no new work here -> why
+        self.next_s = 0.0  #: monotonic time of the next `settle` that is needed without a new fact, 0.0 = none
+        self._shared = shared
+        self._hungry_since_s = 0.0
+        self._split_s = 0.0
+        self._returning: set[BlockKey] = set()
+        self._stager = Stager(shared.io, shared.inputs, wake=shared.wake, directory=files, on_unstartable=self._unstartable)
+        self._ends = Ends(
+            self.lanes,
+            io=shared.io,
+            stager=self._stager,
+            times=shared.times,
+            logs=self.logs,
+            max_losses=lambda: shared.settings().max_losses,
+            on_end=shared.metrics.ended,
+            on_strike=self._strike,
+            log=self.log,
+        )
+        self._dispatch = Dispatch(
+            self.blocks,
+            self.lanes,
+            times=shared.times,
+            fetcher=shared.fetcher,
+            stager=self._stager,
+            environ=shared.environ,
+            output_cap=shared.output_cap,
+            on_unstartable=self._unstartable,
+        )
+        self.puller = Puller(
+            self, committer=shared.committer, records=shared.records, times=shared.times, log=self.log, on_claim=shared.metrics.claimed
+        )
+        self.orders = Orders(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
+        self._cores_shown = 0
+
+    # -- facts -----------------------------------------------------------------------------------------------------------
+
+    def on_work(self, events: list[Any]) -> None:
+        """What the slots report."""
+        self._ends.take(events)
+
+    def claimed(self, block: ClaimedBlock) -> None:
+        """A block is the node's own now."""
+        self.blocks[block.key] = block
+        self.orders.meet(block)
+
+    def registered(self, incarnation: int, *, idle: bool) -> None:
+        """A new registration stands; the blocks that were adopted are in `blocks`."""
+        self.incarnation = incarnation
+        self.idle = IdleMark(present=idle)
+        self._hungry_since_s = 0.0
+        self._returning.clear()
+        self.puller.reset()
+        self.orders.reset()
+
+    def drop_block(self, block: ClaimedBlock) -> None:
+        """The block is not the node's own any more: what runs of it is killed, nothing of it is told."""
+        self.blocks.pop(block.key, None)
+        self._returning.discard(block.key)
+        self._dispatch.forget(block)
+        self.stop_tasks(block, None, Reason.LEASE_LOST, 0)
+
+    def stop_tasks(self, block: ClaimedBlock, indices: frozenset[int] | None, reason: Reason, grace_us: int) -> None:
+        """Ends live tasks of a block (None: all)."""
+        for lane in list(self.lanes):
+            for seq, (other, index) in list(lane.tasks.items()):
+                if other is block and (indices is None or index in indices):
+                    self.lanes.stop(lane, seq, reason, grace_us)
+
+    # -- acting ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_draining(self) -> bool:
+        """Takes nothing new, and gives back what has not started."""
+        return bool(self.drains)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is claimed, nothing runs, nothing waits for a commit."""
+        return not self.blocks and not self.puller.in_flight and self.lanes.is_idle
+
+    def settle(self, boards: Sequence[Board], hungry_nodes: frozenset[str], now_s: float) -> None:
+        """Does what can be done now; only while the Starter is registered and its lease is valid."""
+        self.next_s = 0.0
+        if self.strikes.is_out(now_s) and "quarantine" not in self.drains:
+            self.drains["quarantine"] = f"too many failures of the node itself: {self.strikes.last}"
+            self.log.error("node_quarantined", why=self.strikes.last)
+        elif "quarantine" in self.drains and not self.strikes.is_out(now_s):
+            del self.drains["quarantine"]
+            self.log.info("node_released", why="quarantine is over")
+        if self.is_draining:
+            self._give_back_unstarted()
+        try:
+            self._dispatch.run() if not self.is_draining else self.lanes.grant()
+        except OSError as error:
+            self._strike("slot_not_opened", str(error))
+            self._at(now_s + 1.0)
+        if not self.is_draining and self._shared.io.pending_bytes < self._shared.spool_cap:
+            self.puller.run(boards, now_s)
+            if self.puller.retry_s:
+                self._at(self.puller.retry_s)
+        else:
+            self.puller.is_hungry = False
+        self._flush(now_s)
+        self._show_hunger(now_s)
+        if hungry_nodes:
+            self._split(hungry_nodes, now_s)
+        if self._dispatch.level(now_s):
+            self._at(now_s + 0.02)
+        flush_s = self.logs.flush(self.lanes, now_s)
+        if flush_s is not None:
+            self._at(flush_s)
+        self.orders.settle()
+        busy = self.lanes.cores - self.lanes.free_cores
+        if busy != self._cores_shown:
+            self._cores_shown = busy
+            self._shared.metrics.slots_busy.labels(self.name).set(busy)
+
+    def _at(self, at_s: float) -> None:
+        if not self.next_s or at_s < self.next_s:
+            self.next_s = at_s
+
+    def _strike(self, what: str, detail: str) -> None:
+        self.strikes.add(what, detail, time.monotonic())
+        self.log.warning("node_failed_work", kind=what, detail=detail)
+
+    def _unstartable(self, block: ClaimedBlock, indices: list[int], failure: Any) -> None:
+        self._ends.unstartable(block, indices, failure)
+
+    # -- COMPLETE --------------------------------------------------------------------------------------------------------
+
+    def _flush(self, now_s: float) -> None:
+        for block in list(self.blocks.values()):
+            key = block.key
+            due_s = block.due_s(task_s=self._shared.times.of(key.submission), slots=max(1, self.lanes.cores // key.cores))
+            if due_s is None:
+                continue
+            if due_s > now_s:
+                self._at(due_s)
+                continue
+            part = block.take_part(keys.fragment(key.submission, uuid.uuid4().hex))
+            if part.row:
+                self._shared.io.run(partial(_put_row, part), partial(self._row_written, block, part), size=len(part.row_bytes))
+            else:
+                self._complete(block, part)
+
+    def _row_written(self, block: ClaimedBlock, part: Part, result: Exception | None) -> None:
+        if self.blocks.get(block.key) is not block or block.sending is not part:
+            return
+        if isinstance(result, Exception):
+            self._strike("fragment_not_stored", str(result))
+            block.refused(time.monotonic())
+            return
+        if self._shared.committer.is_registered:
+            self._complete(block, part)
+        else:
+            block.refused(time.monotonic())
+
+    def _complete(self, block: ClaimedBlock, part: Part) -> None:
+        part.orders = self.orders.obeyed_by(block, part.indices)
+        part.go_idle = self.puller.is_hungry and not self.idle.present and not self.idle.changing
+        if part.go_idle:
+            self.idle.changing = True
+        multi = block.complete(part, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12])
+        failpoint("starter.before_complete")
+        self._shared.committer.commit(multi, partial(self._completed, block, part))
+
+    def _completed(self, block: ClaimedBlock, part: Part, outcome: Outcome) -> None:
+        if part.go_idle:
+            self.idle.changing = False
+        if isinstance(outcome, Committed):
+            failpoint("starter.after_complete")
+            if part.go_idle:
+                self.idle.present = True
+            block.committed()
+            self.orders.settled(block, part.indices, part.orders)
+            self._shared.metrics.committed(len(part.outcomes), len(part.failed))
+            if block.is_over:
+                self._over(block)
+            return
+        assert isinstance(outcome, Conflict)
+        self._refused(block, outcome, part.orders)
+
+    def _refused(self, block: ClaimedBlock, conflict: Conflict, orders: Sequence[str] = ()) -> None:
+        """A COMPLETE or SPLIT met something: the mark, an order that is gone, or a block that is not what it should be."""
+        now_s = time.monotonic()
+        self.orders.released(orders)
+        if conflict.path == paths.idle(self.name):
+            self.idle.present = True
+            block.refused(now_s)
+        elif any(conflict.path == paths.inbox(self.name, guid) for guid in orders):
+            self.orders.gone(conflict.path.rpartition("/")[2])
+            block.refused(now_s)
+        else:
+            self.log.warning("block_reread", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
+            self._shared.metrics.resyncs.inc()
+            self.reread(block)
+
+    def reread(self, block: ClaimedBlock) -> None:
+        """Takes the block from what its znode says; gone means: decided without us."""
+        future = self._shared.coordinator.get(paths.running_block(self.name, block.key))
+
+        def arrived() -> None:
+            if self.blocks.get(block.key) is not block or not self._shared.committer.is_registered:
+                return
+            try:
+                found: Stamped | None = future.result()
+            except RmgrError:
+                self.reread(block)
+                return
+            if found is None:
+                self.drop_block(block)
+            else:
+                block.reread(decode_block(found.data), found.version, time.monotonic())
+                if block.is_over:
+                    self._over(block)
+
+        future.add_done_callback(lambda _: self._shared.post(arrived))
+
+    def _over(self, block: ClaimedBlock) -> None:
+        self.blocks.pop(block.key, None)
+        self._returning.discard(block.key)
+        self._dispatch.forget(block)
+
+    # -- hunger, SPLIT, RETURN ---------------------------------------------------------------------------------------------
+
+    def _show_hunger(self, now_s: float) -> None:
+        """The mark goes with a CLAIM or COMPLETE where there is one; else by itself after a moment."""
+        hungry = self.puller.is_hungry
+        self._hungry_since_s = (self._hungry_since_s or now_s) if hungry else 0.0
+        if hungry == self.idle.present or self.idle.changing:
+            return
+        if hungry and now_s < self._hungry_since_s + _IDLE_DELAY_S:
+            self._at(self._hungry_since_s + _IDLE_DELAY_S)
+            return
+        if not hungry and (self.puller.in_flight or not self.is_draining):
+            return  # the next CLAIM removes it
+        self.idle.changing = True
+        multi = ops.mark_idle(self.name, self._shared.committer.fence(self.name), idle=hungry)
+        self._shared.committer.commit(multi, partial(self._marked, hungry))
+
+    def _marked(self, idle: bool, _outcome: Outcome) -> None:
+        self.idle.changing = False
+        self.idle.present = idle  # a Conflict says that it was so already
+
+    def has_tail(self) -> bool:
+        """Another node could be given something."""
+        return not self.is_draining and any(self._worth(block) for block in self.blocks.values())
+
+    def _worth(self, block: ClaimedBlock) -> bool:
+        """Its waiting tasks would take long enough here."""
+        if not block.ready or block.data.serial:
+            return False
+        task_s = self._shared.times.of(block.key.submission)
+        slots = max(1, self.lanes.cores // block.key.cores)
+        return task_s is None or len(block.ready) * task_s / slots > _SPLIT_WORTH_S
+
+    def _split(self, hungry: frozenset[str], now_s: float) -> None:
+        """Half of the largest tail goes back to the queue, where the hungry find it."""
+        others = len(hungry) - (self.name in hungry)
+        if not others or self.is_draining:
+            self._split_s = 0.0
+            return
+        long_waiting = [block for block in self.blocks.values() if block.sending is None and self._worth(block) and block.tail(1)]
+        if not long_waiting:
+            return
+        if not self._split_s:
+            self._split_s = now_s + _STAGGER_S * (zlib.crc32(f"{self.name}{min(hungry)}".encode()) % 100) / 100
+        if now_s < self._split_s:
+            self._at(self._split_s)
+            return
+        self._split_s = now_s + _STAGGER_S
+        block = max(long_waiting, key=lambda one: (one.tail(256), one.key.sort_key()))
+        count = split_share(block.tail(256), others)
+        self._give_back(block, count, name="SPLIT", held=False)
+
+    def _give_back_unstarted(self) -> None:
+        self._dispatch.recall_all()
+        for block in list(self.blocks.values()):
+            if block.ready and block.sending is None and block.key not in self._returning:
+                self._returning.add(block.key)
+                future = self._shared.coordinator.stat(paths.gate(block.key.submission))
+                future.add_done_callback(lambda done, block=block: self._shared.post(partial(self._gate_known, block, done)))  # type: ignore[misc]
+
+    def _gate_known(self, block: ClaimedBlock, done: Any) -> None:
+        self._returning.discard(block.key)
+        if self.blocks.get(block.key) is not block or block.sending is not None or not self.is_draining:
+            return
+        count = block.tail(256)
+        if not self._shared.committer.is_registered or not count:
+            return
+        try:
+            held = done.result() is None
+        except RmgrError:
+            return
+        self._give_back(block, count, name="RETURN", held=held)
+
+    def _give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> None:
+        for index in list(block.ready)[-count:]:
+            self._stager.done(block, index)
+        multi = block.give_back(count, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12], name=name, held=held)
+        failpoint("starter.before_split")
+        self._shared.committer.commit(multi, partial(self._gave_back, block))
+
+    def _gave_back(self, block: ClaimedBlock, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            failpoint("starter.after_split")
+            sent = block.committed()
+            assert isinstance(sent, Return)
+            self._shared.metrics.given_back.inc(sent.end - sent.first)
+            if block.is_over:
+                self._over(block)
+            return
+        assert isinstance(outcome, Conflict)
+        self._refused(block, outcome)
+
+    def cancel(self, block: ClaimedBlock, index: int | None, words: str, grace_us: int) -> None:
+        """Ends tasks of a block CANCELLED (None: all): those that wait at once, those that run when they are dead."""
+        now_s = time.monotonic()
+        if index is None:
+            block.cancel_all = words
+        else:
+            block.cancelled[index] = words
+        waiting = block.take_ready(None if index is None else (index,))
+        if waiting:
+            block.settle([cancelled(one, words) for one in waiting], now_s)
+        self.stop_tasks(block, None if index is None else frozenset((index,)), Reason.USER_CANCEL, grace_us)
+
+
+def _put_row(part: Part, store: Store) -> None:
+    store.put(part.row, part.row_bytes)

@@ -1,0 +1,216 @@
+"""Orders from the inbox of a node: cancel, signal, suspend, resume; each is crossed off with the commit that obeys it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rmgr.coord import ops, paths
+from rmgr.coord.multi import Outcome, Stamped
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_record
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_commits import Committer
+from rmgr.errors import RmgrError
+from rmgr.model.node import InboxOrder, Order
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter_node import NodeAgent
+
+#: An unbroken watch is believed this long; then the inbox is listed again.
+_RESYNC_S = 20.0
+_FAILED_PAUSE_S = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class _Active:
+    """An order that is not crossed off yet. crossing: the commit that deletes it is in flight."""
+
+    guid: str
+    order: InboxOrder
+    crossing: bool = False
+
+
+class Orders:
+    """The inbox of one node."""
+
+    def __init__(
+        self,
+        node: NodeAgent,
+        coordinator: Coordinator,
+        committer: Committer,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        wake: Callable[[], None],
+        log: Any,
+    ) -> None:
+        self._node = node
+        self._coordinator = coordinator
+        self._committer = committer
+        self._post = post
+        self._wake = wake
+        self._log = log
+        self._active: dict[str, _Active] = {}
+        self._reading: set[str] = set()
+        self._listing = False
+        self._watched = False
+        self._listed_s = 0.0
+        self._generation = 0
+
+    def reset(self) -> None:
+        """A new registration: the inbox is read again."""
+        self._generation += 1
+        self._active.clear()
+        self._reading.clear()
+        self._listing = self._watched = False
+
+    # -- what the node asks ----------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Lists the inbox where no watch stands, and crosses off what nothing here belongs to (any more)."""
+        now_s = time.monotonic()
+        if not self._listing and (not self._watched or now_s - self._listed_s > _RESYNC_S) and now_s >= self._listed_s:
+            self._list(now_s)
+        for active in list(self._active.values()):
+            if active.crossing or self._remaining(active.order) or self._node.puller.is_claiming(active.order.submission):
+                continue
+            self._cross_off(active)
+
+    def meet(self, block: ClaimedBlock) -> None:
+        """A block was claimed just before its submission was cancelled."""
+        for active in self._active.values():
+            if active.order.submission == block.key.submission:
+                self._apply(active.order, [block])
+
+    def obeyed_by(self, block: ClaimedBlock, indices: Sequence[int]) -> tuple[str, ...]:
+        """Orders that are carried out by the commit of `indices`: they are deleted with it."""
+        if not self._active:
+            return ()
+        done = frozenset(indices)
+        found = []
+        for active in self._active.values():
+            if active.crossing or active.order.submission != block.key.submission:
+                continue
+            left = self._remaining(active.order)
+            if left and left <= done and active.order.order is Order.CANCEL:
+                active.crossing = True
+                found.append(active.guid)
+        return tuple(found)
+
+    def settled(self, _block: ClaimedBlock, _indices: Sequence[int], orders: Sequence[str]) -> None:
+        """The commit was made."""
+        for guid in orders:
+            self._active.pop(guid, None)
+
+    def released(self, orders: Sequence[str]) -> None:
+        """The commit was not made."""
+        for guid in orders:
+            if guid in self._active:
+                self._active[guid].crossing = False
+
+    def gone(self, guid: str) -> None:
+        """Somebody else has crossed it off."""
+        self._active.pop(guid, None)
+
+    # -- reading -----------------------------------------------------------------------------------------------------------
+
+    def _list(self, now_s: float) -> None:
+        self._listing, self._listed_s = True, now_s
+        generation = self._generation
+        watch = None
+        if not self._watched:
+            self._watched = True
+            watch = partial(self._post, partial(self._fired, generation))
+        future = self._coordinator.children(paths.inbox_node(self._node.name), watch=watch)
+        future.add_done_callback(lambda done: self._post(partial(self._listed, generation, done)))
+
+    def _fired(self, generation: int) -> None:
+        if generation == self._generation:
+            self._watched = False
+            self._wake()
+
+    def _listed(self, generation: int, done: Future[list[str] | None]) -> None:
+        if generation != self._generation:
+            return
+        self._listing = False
+        try:
+            guids = done.result() or []
+        except RmgrError:
+            self._watched = False
+            self._listed_s = time.monotonic() + _FAILED_PAUSE_S
+            return
+        for guid in guids:
+            if guid not in self._active and guid not in self._reading:
+                self._reading.add(guid)
+                future = self._coordinator.get(paths.inbox(self._node.name, guid))
+                future.add_done_callback(lambda read, guid=guid: self._post(partial(self._read, generation, guid, read)))  # type: ignore[misc]
+
+    def _read(self, generation: int, guid: str, done: Future[Stamped | None]) -> None:
+        if generation != self._generation:
+            return
+        self._reading.discard(guid)
+        try:
+            found = done.result()
+            if found is None:
+                return
+            order = decode_record(found.data, InboxOrder, paths.inbox(self._node.name, guid))
+        except RmgrError as error:
+            self._log.warning("order_not_readable", guid=guid, error=error.message)
+            return
+        self._active[guid] = _Active(guid, order)
+        self._log.info("order_received", order=order.order.value, submission=order.submission, first=order.index, why=order.detail)
+        self._apply(order, [block for block in self._node.blocks.values() if block.key.submission == order.submission])
+        self._wake()
+
+    # -- obeying -----------------------------------------------------------------------------------------------------------
+
+    def _apply(self, order: InboxOrder, blocks: Sequence[ClaimedBlock]) -> None:
+        index = None if order.index < 0 else order.index
+        for block in blocks:
+            if index is not None and not block.key.first <= index < block.key.end:
+                continue
+            if order.order is Order.CANCEL:
+                self._node.cancel(block, index, order.detail or order.reason, block.info.record.grace_us)
+            elif order.order is not Order.CHECKPOINT:
+                self._tell(order, block, index)
+
+    def _tell(self, order: InboxOrder, block: ClaimedBlock, index: int | None) -> None:
+        for lane in list(self._node.lanes):
+            seq = lane.running_seq
+            if not seq or lane.tasks[seq][0] is not block or index not in (None, lane.tasks[seq][1]):
+                continue
+            match order.order:
+                case Order.SIGNAL if lane.worker is not None:
+                    lane.worker.signal(order.signal, seq)
+                case Order.SIGNAL:
+                    lane.slot.signal(seq, order.signal)
+                case Order.SUSPEND:
+                    lane.worker.suspend() if lane.worker is not None else lane.slot.suspend(seq)
+                case Order.RESUME:
+                    lane.worker.resume() if lane.worker is not None else lane.slot.resume(seq)
+
+    def _remaining(self, order: InboxOrder) -> set[int]:
+        """Tasks of a cancel that are here and not committed; nothing for other orders, which are obeyed at once."""
+        if order.order is not Order.CANCEL:
+            return set()
+        left: set[int] = set()
+        for block in self._node.blocks.values():
+            key = block.key
+            if key.submission != order.submission:
+                continue
+            for index in range(key.first, key.end) if order.index < 0 else (order.index,):
+                if key.first <= index < key.end and not block.data.done >> (index - key.first) & 1:
+                    left.add(index)
+        return left
+
+    def _cross_off(self, active: _Active) -> None:
+        active.crossing = True
+        multi = ops.obey(self._node.name, self._committer.fence(self._node.name), active.guid)
+        self._committer.commit(multi, partial(self._crossed_off, active.guid))
+
+    def _crossed_off(self, guid: str, _outcome: Outcome) -> None:
+        self._active.pop(guid, None)

@@ -1,0 +1,293 @@
+"""From the end of an attempt to what is committed: values and logs to the store first, then an outcome or a failed record.
+
+Everything small stays inline and costs no IO. What needs the store is written by a job on an IO thread (`write`), whose
+result is the finished outcome; only then may a COMPLETE carry it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from rmgr.coord import keys
+from rmgr.coord.multi import MAX_ZNODE_BYTES
+from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.rules import Again, rule
+from rmgr.daemons.starter_blocks import ClaimedBlock, failed_record
+from rmgr.model.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
+from rmgr.model.outcome import MAX_INLINE_VALUE, FailedRange, Outcome
+from rmgr.model.states import Reason, State
+
+#: One row of a log; larger output is several.
+LOG_PART_BYTES = 256 * 1024
+#: Rows of uncommitted attempts and logs go away by themselves.
+LOG_TTL_S = 7 * 24 * 3600.0
+#: Characters of an error in an outcome.
+_ERROR_CHARS = 1000
+#: The same in a failed record: eight of them travel on in the block.
+_PAST_CHARS = 250
+#: Room in a failed record for everything but arguments and output (its past: eight errors).
+_RECORD_BYTES = 6 * 1024
+_CHUNK = 512 * 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class Flushed:
+    """How much of the output of a running attempt is in the store: bytes and parts of (stdout, stderr)."""
+
+    sizes: list[int] = field(default_factory=lambda: [0, 0])
+    parts: list[int] = field(default_factory=lambda: [0, 0])
+    lock: threading.Lock = field(default_factory=threading.Lock)  #: held while parts are written
+    next_s: float = 0.0  #: monotonic time of the next flush
+    every_s: float = 2.0
+    is_flushing: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Ending:
+    """How an attempt ended, whoever reported it. state: None = as reason says."""
+
+    reason: Reason = Reason.NONE
+    error: str = ""
+    exit_code: int | None = None
+    started_us: int = 0
+    elapsed_us: int = 0
+    cpu_us: int = 0
+    max_rss_kib: int = 0
+    data: bytes = b""
+    pickled: bool = True
+    value: Value | None = None
+    values: tuple[Value, ...] | None = None
+    out: Output = NO_OUTPUT
+    err: Output = NO_OUTPUT
+    files: tuple[str, ...] = ()  #: output files of a command, in the order of its output keys
+    flushed: Flushed | None = None
+    kept_paths: tuple[str, ...] = ()  #: files that are the user's: they stay
+    directory: str = ""  #: work directory of a command, to be removed
+    log_rows: bool = False  #: no output inline: its failed record has no room for it
+
+    @property
+    def needs_store(self) -> bool:
+        """Something of it does not fit into an outcome."""
+        return bool(
+            len(self.data) > MAX_INLINE_VALUE
+            or self.value is not None
+            or self.values is not None
+            or self.files
+            or self.out.path
+            or self.err.path
+            or self.flushed is not None
+            or self.log_rows
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that wait to be stored."""
+        size = len(self.data) + (self.value.size or len(self.value.data) if self.value is not None else 0)
+        return size + sum(value.size or len(value.data) for value in self.values or ()) + self.out.size + self.err.size
+
+
+def of_task(end: TaskEnd) -> Ending:
+    """The end of a function call."""
+    extra = end.extra
+    ending = Ending(
+        started_us=end.started_us, elapsed_us=end.elapsed_us, cpu_us=end.cpu_us, data=end.data, pickled=end.pickled
+    )
+    if extra is not None:
+        ending.reason, ending.error = extra.reason, extra.summary
+        ending.max_rss_kib = extra.max_rss_kib
+        ending.value, ending.values, ending.out, ending.err = extra.value, extra.values, extra.out, extra.err
+        if extra.error:
+            ending.data, ending.pickled = extra.error, True
+    return ending
+
+
+def of_command(end: CommandEnd) -> Ending:
+    """The end of a command."""
+    code = 128 + end.signal if end.signal else end.exit_code
+    error = end.detail
+    if not error and end.reason is Reason.EXIT_CODE:
+        error = f"exit code {end.exit_code}"
+    elif not error and end.reason is Reason.SIGNAL:
+        error = f"killed by signal {end.signal}"
+    return Ending(
+        reason=end.reason,
+        error=error,
+        exit_code=code,
+        started_us=end.started_us,
+        elapsed_us=end.elapsed_us,
+        cpu_us=end.cpu_us,
+        max_rss_kib=end.max_rss_kib,
+        out=end.out,
+        err=end.err,
+    )
+
+
+# -- on an IO thread ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Written:
+    """What of an ending is in the store now."""
+
+    value_size: int = -1
+    outputs: int = 0
+    log: tuple[bytes, bytes] = (b"", b"")
+    log_parts: tuple[int, int] = (0, 0)
+    data: bytes = b""
+
+
+def write(store: Store, submission: int, index: int, attempt: int, ending: Ending) -> Written:
+    """Puts the large parts of an ending into the store. Idempotent (the same rows with the same bytes).
+
+    Files are left in place (`discard` removes them once it has succeeded). Raises: StoreUnavailable, ValueTooLarge, OSError.
+    """
+    written = Written(data=ending.data)
+    if ending.value is not None:
+        written.value_size = _put(store, keys.output(submission, index, attempt), ending.value)
+        written.data = b""
+    elif len(ending.data) > MAX_INLINE_VALUE:
+        value = Value(data=ending.data, pickled=ending.pickled)
+        written.value_size = _put(store, keys.output(submission, index, attempt), value)
+        written.data = b""
+    for number, value in enumerate(ending.values or ()):
+        _put(store, keys.output(submission, index, attempt, number), value)
+        written.outputs += 1
+    for number, path in enumerate(ending.files):
+        _put(store, keys.output(submission, index, attempt, number), Value(path=path, pickled=False))
+        written.outputs += 1
+    with ending.flushed.lock if ending.flushed is not None else nullcontext():
+        written.log, written.log_parts = _write_logs(store, submission, index, attempt, ending)
+    return written
+
+
+def _write_logs(store: Store, submission: int, index: int, attempt: int, ending: Ending) -> tuple[tuple[bytes, bytes], tuple[int, int]]:
+    rests, parts = [], []
+    for number, (stream, output) in enumerate(zip(keys.STREAMS, (ending.out, ending.err), strict=True)):
+        offset, part = (ending.flushed.sizes[number], ending.flushed.parts[number]) if ending.flushed is not None else (0, 0)
+        rest, part = write_log(store, submission, index, attempt, stream, output, offset, part)
+        if rest and ending.log_rows:
+            store.put(keys.log(submission, index, attempt, stream, part), rest, ttl_s=LOG_TTL_S)
+            rest, part = b"", part + 1
+        rests.append(rest)
+        parts.append(part)
+    return (rests[0], rests[1]), (parts[0], parts[1])
+
+
+def write_log(
+    store: Store, submission: int, index: int, attempt: int, stream: str, output: Output, offset: int, part: int
+) -> tuple[bytes, int]:
+    """Stores one stream from `offset` on, as parts from number `part` on; returns the inline rest and the number of parts."""
+    if not output.path:
+        rest = output.data[offset:]
+        return rest, part
+    with open(output.path, "rb") as file:
+        # When the middle was dropped, what is left is shorter than what was flushed: go on from its end part.
+        size = os.fstat(file.fileno()).st_size
+        file.seek(min(offset, size) if not output.dropped else min(offset, size // 2))
+        data = file.read(LOG_PART_BYTES)
+        while data:
+            following = file.read(LOG_PART_BYTES)
+            if not following and len(data) <= MAX_INLINE_OUTPUT:
+                return data, part
+            store.put(keys.log(submission, index, attempt, stream, part), data, ttl_s=LOG_TTL_S)
+            part += 1
+            data = following
+    return b"", part
+
+
+def _put(store: Store, key: str, value: Value) -> int:
+    encoding = Encoding.PICKLE if value.pickled else Encoding.RAW
+    if not value.path:
+        store.put(key, value.data, encoding=encoding)
+        return len(value.data)
+    size = os.stat(value.path).st_size
+    store.put(key, _chunks(value.path), encoding=encoding)
+    return size
+
+
+def _chunks(path: str):  # type: ignore[no-untyped-def]
+    with open(path, "rb") as file:
+        while data := file.read(_CHUNK):
+            yield data
+
+
+def discard(ending: Ending) -> None:
+    """Removes the files of an ending that has been stored."""
+    named = [path for path in (ending.out.path, ending.err.path) if path not in ending.kept_paths]
+    if ending.value is not None:
+        named.append(ending.value.path)
+    named += [value.path for value in ending.values or ()]
+    for path in named:
+        if path:
+            try:
+                os.unlink(path)
+            except OSError:
+                continue
+
+
+# -- what is committed -------------------------------------------------------------------------------------------------------
+
+
+def conclude(
+    block: ClaimedBlock, index: int, ending: Ending, written: Written | None, *, backoff_us: int, max_losses: int, cancelled: str | None
+) -> Outcome | FailedRange:
+    """The final outcome of an attempt, or the record of a failure after which the task may run again.
+
+    Args:
+        written: what `write` returned, None when nothing needed the store.
+        cancelled: the user's words when the task is being cancelled, else None.
+    """
+    told = written or Written(data=ending.data, log=(ending.out.data, ending.err.data))
+    reason, state = ending.reason, State.COMPLETED
+    if reason is Reason.USER_CANCEL or (cancelled is not None and reason is not Reason.NONE):
+        reason, state = Reason.USER_CANCEL, State.CANCELLED
+    elif reason is not Reason.NONE:
+        ruling = rule(reason, block.data, alone=block.key.count == 1, backoff_us=backoff_us, max_losses=max_losses)
+        if isinstance(ruling, Again):
+            return _failed(block, index, ending, told, ruling.backoff_us)
+        reason, state = ruling.reason, State.FAILED
+    return Outcome(
+        index=index,
+        state=state,
+        started_us=ending.started_us - block.base_us if ending.started_us else 0,
+        elapsed_us=ending.elapsed_us,
+        value=told.data,
+        pickled=ending.pickled,
+        cpu_us=ending.cpu_us,
+        max_rss_kib=ending.max_rss_kib,
+        reason=reason,
+        exit_code=ending.exit_code,
+        value_size=told.value_size,
+        error=(cancelled or "" if state is State.CANCELLED else ending.error)[:_ERROR_CHARS],
+        log=told.log,
+        log_parts=told.log_parts,
+        outputs=told.outputs,
+        past=block.data.past,
+    )
+
+
+def crowded(block: ClaimedBlock, index: int, ending: Ending) -> bool:
+    """Should the attempt run again, its failed record has room for the arguments but not for the output beside them."""
+    logs = len(ending.out.data) + len(ending.err.data)
+    return ending.reason is not Reason.NONE and logs > 0 and len(block.payload(index)) + logs > MAX_ZNODE_BYTES - _RECORD_BYTES
+
+
+def _failed(block: ClaimedBlock, index: int, ending: Ending, told: Written, backoff_us: int) -> FailedRange:
+    return failed_record(
+        block,
+        index,
+        reason=ending.reason,
+        node=block.node,
+        backoff_us=backoff_us,
+        exit_code=ending.exit_code,
+        error=ending.error[:_PAST_CHARS],
+        started_us=ending.started_us,
+        ended_us=ending.started_us + ending.elapsed_us,
+        log=told.log,
+        log_parts=told.log_parts,
+        cpu_us=ending.cpu_us,
+        max_rss_kib=ending.max_rss_kib,
+    )

@@ -1,0 +1,317 @@
+"""Claiming: which waiting block, how much of it, and what came of it; for one node.
+
+Blocks are taken in order. One that the node could never run is passed over; one that fits the node but not what is free
+now is claimed alone, and nothing later starts before it (unless its queue allows `backfill_pull`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from rmgr.coord import ops, paths
+from rmgr.coord.multi import Committed, Conflict, ConflictKind, Outcome
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_board import Board, Candidate
+from rmgr.daemons.starter_commits import Committer
+from rmgr.daemons.starter_estimate import TaskTimes, claim_size, wants_more
+from rmgr.daemons.starter_lanes import Lanes
+from rmgr.daemons.starter_records import Info, Records
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.resources import Capacity, NodeAttributes
+from rmgr.runtime.failpoint import failpoint
+
+#: How long the blocks of a submission without a gate are left alone.
+_GATE_PAUSE_S = 1.0
+#: Claims in flight at most, and blocks held at most.
+_FLYING, _HELD = 16, 64
+#: Candidates whose data are fetched together when tasks are short.
+_TOGETHER = 4
+
+
+class Claimer(Protocol):
+    """The node on whose behalf blocks are claimed."""
+
+    name: str
+    incarnation: int
+    capacity: Capacity
+    attributes: NodeAttributes
+    lanes: Lanes
+    blocks: dict[BlockKey, ClaimedBlock]
+    idle: IdleMark
+
+    def claimed(self, block: ClaimedBlock) -> None:
+        """A block is the node's own now."""
+
+
+@dataclass(slots=True)
+class IdleMark:
+    """`/idle/<node>` as far as it is known. changing: a multi that creates or deletes it is in flight."""
+
+    present: bool = False
+    changing: bool = False
+
+
+@dataclass(slots=True)
+class _Flying:
+    """A claim in flight."""
+
+    key: BlockKey
+    info: Info
+    queue: str
+    data: BlockData
+    board: Board
+    card: Candidate
+    rest: Candidate | None
+    clears_idle: bool
+
+
+@dataclass(slots=True)
+class _Appetite:
+    """What could be started now, beyond what is claimed already; and the work ahead in seconds of slot time."""
+
+    cores: int
+    memory_mib: int
+    ahead_s: float
+
+    def free(self, key: BlockKey) -> int:
+        """Tasks like these that could start."""
+        by_memory = self.memory_mib // key.memory_mib if key.memory_mib else self.cores
+        return max(0, min(self.cores // key.cores, by_memory))
+
+
+class Puller:
+    """Claims for one node."""
+
+    def __init__(self, node: Claimer, *, committer: Committer, records: Records, times: TaskTimes, log: Any, on_claim: Any) -> None:
+        self._node = node
+        self._committer = committer
+        self._records = records
+        self._times = times
+        self._log = log
+        self._on_claim = on_claim
+        self._flying: dict[BlockKey, _Flying] = {}
+        self.is_hungry = False  #: slots are free and nothing can be claimed
+        self.retry_s = 0.0  #: monotonic time at which `run` is worth calling again, 0.0 = when something changes
+
+    @property
+    def in_flight(self) -> int:
+        """Claims whose answer is not known yet."""
+        return len(self._flying)
+
+    def is_claiming(self, submission: int) -> bool:
+        """A claim of its blocks is in flight."""
+        return any(key.submission == submission for key in self._flying)
+
+    def in_doubt(self) -> dict[BlockKey, tuple[str, Info]]:
+        """Claims in flight, with queue and record: after a lost session the tree tells which of them were made."""
+        return {key: (flying.queue, flying.info) for key, flying in self._flying.items()}
+
+    def reset(self) -> None:
+        """A new registration: claims of the old one have no answer any more (what they took is read back)."""
+        self._flying.clear()
+        self.is_hungry = False
+
+    def run(self, boards: Sequence[Board], now_s: float) -> None:
+        """One pass over the queues, highest rank first."""
+        self.is_hungry = False
+        self.retry_s = 0.0
+        empty = True
+        for board in boards:
+            if board.spec.state == "stopped":
+                continue
+            if not self._from(board, now_s):
+                return
+            empty = empty and board.is_current
+        self.is_hungry = empty and self._appetite().cores > 0 and not self._flying
+
+    # -- one queue ---------------------------------------------------------------------------------------------------------
+
+    def _from(self, board: Board, now_s: float) -> bool:
+        """Claims from one queue. True: the next queue may be looked at."""
+        passed: set[str] = set()
+        while True:
+            appetite = self._appetite()
+            if not self._wants(appetite):
+                return False
+            card = board.pick(now_s, passed)
+            if card is None:
+                board.look(now_s, hungry=appetite.cores > 0)
+                if board.is_current:
+                    self._retry(board.next_pause_s(now_s))
+                    return True
+                self._retry(board.next_look_s())
+                return not board.is_reading and appetite.cores == 0
+            verdict = self._consider(board, card, appetite, now_s)
+            if verdict is None:
+                return False
+            if not verdict:
+                passed.add(card.name)
+
+    def _consider(self, board: Board, card: Candidate, appetite: _Appetite, now_s: float) -> bool | None:
+        """True: claimed. False: not this one, look at the next. None: this one, but not now."""
+        key = card.key
+        board.fetch(card)
+        info = self._records.get(key.submission)
+        if info is None:
+            if not self._records.is_refused(key.submission):
+                return None
+            board.pause(key.submission, now_s, _GATE_PAUSE_S)
+            return False
+        if not self._suits(info, key):
+            card.is_unsuitable = True
+            return False
+        task_s = self._times.of(key.submission)
+        if task_s is not None and task_s < 0.01:
+            board.fetch_ahead(_TOGETHER)
+        if card.data is None:
+            return None
+        slots = max(1, self._node.lanes.cores // key.cores)
+        free = appetite.free(key)
+        take = claim_size(
+            count=key.count,
+            serial=card.data.serial,
+            at_most_once=not card.data.resubmit,
+            free=free,
+            slots=slots,
+            task_s=task_s,
+            ended=self._times.ended(key.submission),
+            ahead_s=appetite.ahead_s,
+        )
+        if take == 0:
+            if not free and appetite.cores > 0:  # it does not fit beside what runs: the node drains for it
+                if card.data.resubmit and not self._is_draining():
+                    self._claim(board, card, info, key.count if card.data.serial else 1)
+                return False if board.spec.backfill_pull else None
+            return None
+        self._claim(board, card, info, take)
+        return True
+
+    def _suits(self, info: Info, key: BlockKey) -> bool:
+        capacity, request = self._node.capacity, info.record.request
+        return (
+            key.cores <= capacity.cores
+            and key.memory_mib <= self._node.lanes.memory_mib
+            and set(request.features) <= set(self._node.attributes.features)
+            and all(capacity.resources.get(name, 0) >= count for name, count in request.resources.items())
+        )
+
+    def _is_draining(self) -> bool:
+        """A block that does not fit beside what runs is claimed already, and waits for room."""
+        lanes = self._node.lanes
+        if lanes.free_cores == 0:
+            return False
+        waiting = [block.key for block in self._node.blocks.values() if block.ready and not block.info.queue.backfill_pull]
+        return any(not lanes.fits(key.cores, key.memory_mib) for key in [*waiting, *self._flying])
+
+    # -- how much ------------------------------------------------------------------------------------------------------------
+
+    def _wants(self, appetite: _Appetite) -> bool:
+        if len(self._flying) >= _FLYING or len(self._node.blocks) + len(self._flying) >= _HELD:
+            return False
+        if self._is_draining():
+            return False
+        return wants_more(free=appetite.cores, slots=self._node.lanes.cores, ahead_s=appetite.ahead_s)
+
+    def _appetite(self) -> _Appetite:
+        lanes, of = self._node.lanes, self._times.of
+        cores, memory_mib, ahead_s = lanes.free_cores, lanes.free_memory_mib, 0.0
+        waiting = [(block.key, len(block.ready), block) for block in self._node.blocks.values() if block.ready]
+        waiting += [(key, key.count, None) for key in self._flying]
+        for key, count, block in waiting:
+            serial = self._flying[key].data.serial if block is None else block.data.serial
+            ready = count if not serial else 0 if block is not None and block.live else 1
+            fitting = min(ready, max(0, cores // key.cores))
+            cores -= fitting * key.cores
+            memory_mib -= fitting * key.memory_mib
+            left = ready - fitting
+            if left:
+                task_s = of(key.submission)
+                ahead_s += left * task_s * key.cores if task_s is not None else math.inf
+        for lane in lanes:
+            behind = len(lane.tasks) - 1
+            if behind > 0 and lane.info is not None and lane.serial is None:
+                ahead_s += behind * (of(lane.info.record.id) or 0.0) * lane.shape[0]
+        return _Appetite(max(0, cores), max(0, memory_mib), ahead_s)
+
+    def _retry(self, at_s: float | None) -> None:
+        if at_s is not None and (not self.retry_s or at_s < self.retry_s):
+            self.retry_s = at_s
+
+    # -- the claim -----------------------------------------------------------------------------------------------------------
+
+    def _claim(self, board: Board, card: Candidate, info: Info, take: int) -> None:
+        node, key = self._node, card.key
+        assert card.data is not None
+        data = msgspec.structs.replace(
+            card.data, incarnation=node.incarnation, claimed_us=time.time_ns() // 1000, stamp=uuid.uuid4().hex[:12], started=0
+        )
+        clears_idle = node.idle.present and not node.idle.changing
+        multi, mine = ops.claim(
+            node.name, self._committer.fence(node.name), board.spec.name, key, data, card.version, take=take, was_idle=clears_idle
+        )
+        rest = None
+        if take < key.count:
+            left = msgspec.structs.replace(data, incarnation=0, claimed_us=0)
+            rest_key = BlockKey(
+                priority=key.priority,
+                seq=key.seq,
+                submission=key.submission,
+                first=mine.end,
+                count=key.count - take,
+                attempt=key.attempt,
+                cores=key.cores,
+                memory_mib=key.memory_mib,
+            )
+            rest = (rest_key, ops.cut(left, key.first, rest_key.first, rest_key.count))
+        if clears_idle:
+            node.idle.changing = True
+        left_card = board.take(card, rest)
+        flying = _Flying(mine, info, board.spec.name, ops.cut(data, key.first, mine.first, take), board, card, left_card, clears_idle)
+        self._flying[mine] = flying
+        failpoint("starter.before_claim")
+        self._committer.commit(multi, partial(self._answered, flying))
+
+    def _answered(self, flying: _Flying, outcome: Outcome) -> None:
+        if self._flying.pop(flying.key, None) is not flying:
+            return  # of an older registration
+        node = self._node
+        if flying.clears_idle:
+            node.idle.changing = False
+        if isinstance(outcome, Committed):
+            failpoint("starter.after_claim")
+            if flying.clears_idle:
+                node.idle.present = False
+            flying.board.taken(flying.card)
+            block = ClaimedBlock.claimed(node.name, flying.queue, flying.key, flying.data)
+            block.info = flying.info
+            node.claimed(block)
+            self._on_claim(won=True)
+            return
+        assert isinstance(outcome, Conflict)
+        self._on_claim(won=False)
+        self._lost(flying, outcome)
+
+    def _lost(self, flying: _Flying, conflict: Conflict) -> None:
+        """Why the claim was not made, and what to do differently."""
+        now_s = time.monotonic()
+        board, card = flying.board, flying.card
+        if conflict.path == paths.gate(flying.key.submission):
+            board.put_back(card, flying.rest)
+            board.pause(flying.key.submission, now_s, _GATE_PAUSE_S)
+        elif conflict.path == paths.idle(self._node.name):
+            self._node.idle.present = False
+            board.put_back(card, flying.rest)
+        elif conflict.path == paths.running_block(self._node.name, flying.key) and conflict.kind is ConflictKind.NODE_EXISTS:
+            self._log.error("claim_met_its_own_block", node=self._node.name, block=card.name)
+            board.pause(flying.key.submission, now_s, _GATE_PAUSE_S)
+            board.put_back(card, flying.rest)
+        else:
+            board.missed(card, flying.rest)

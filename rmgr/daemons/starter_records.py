@@ -1,0 +1,228 @@
+"""Records of submissions as a Starter needs them: read once, kept, turned into shapes and worker specs."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rmgr.adapters.process import WorkerSpec
+from rmgr.coord import keys, paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_record
+from rmgr.daemons.starter_fetch import Failure, Fetcher
+from rmgr.errors import RmgrError, UsageError
+from rmgr.model.array import Array, parse_array
+from rmgr.model.frames import Shape
+from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.resources import MIB
+from rmgr.model.states import Reason
+from rmgr.model.submission import Command, OnDisconnect, PythonEnvironment, Submission, Work
+
+#: Records kept.
+_KEEP = 4096
+#: How long a record that cannot be read is left alone.
+_PAUSE_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Info:
+    """One submission. The parts of its record that may change (phase, priority) are not to be used."""
+
+    record: Submission
+    queue: QueueSpec
+    array: Array | None
+    shapes: dict[tuple[int, int], Shape] = field(default_factory=dict)
+    specs: dict[tuple[int, int], WorkerSpec] = field(default_factory=dict)
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Its work dies with the lease."""
+        return self.record.on_disconnect is OnDisconnect.EXCLUSIVE
+
+    @property
+    def is_python(self) -> bool:
+        """Function calls, not commands."""
+        return self.record.work is Work.PYTHON
+
+    @property
+    def limit_us(self) -> int:
+        """Time limit of a task, 0 = none."""
+        limit_us = self.record.request.time_limit_us or self.queue.default_time_us
+        return min(limit_us or self.queue.max_time_us, self.queue.max_time_us or limit_us)
+
+    def label(self, index: int) -> int:
+        """Number that people and RMGR_ARRAY_INDEX see for the task at `index`."""
+        return self.array.index_at(index) if self.array is not None and index < len(self.array) else index
+
+    def shape(self, cores: int, memory_mib: int, *, environ: dict[str, str], output_cap: int) -> Shape:
+        """What its batches share; built once a size."""
+        shape = self.shapes.get((cores, memory_mib))
+        if shape is None:
+            record = self.record
+            shape = self.shapes[cores, memory_mib] = Shape(
+                submission=record.id,
+                cores=cores,
+                limit_us=self.limit_us,
+                grace_us=record.grace_us,
+                memory_bytes=memory_mib * MIB,
+                exclusive=self.is_exclusive,
+                output_cap=output_cap,
+                environ=environ | {"RMGR_JOB_NAME": record.name} | (record.command.env if record.command is not None else {}),
+            )
+        return shape
+
+    def worker_spec(self, cores: int, memory_mib: int, fetcher: Fetcher) -> WorkerSpec | Failure | None:
+        """The worker that its functions need; None while archives or initializer are on their way."""
+        spec = self.specs.get((cores, memory_mib))
+        if spec is not None:
+            return spec
+        python = self.record.python
+        if python is None:
+            spec = WorkerSpec(environ={"OMP_NUM_THREADS": str(cores)}, memory_bytes=memory_mib * MIB)
+        else:
+            archives = []
+            for sha256 in python.modules:
+                archive = fetcher.files.get(keys.module(sha256))
+                if archive is None or isinstance(archive, Failure):
+                    return archive
+                archives.append(archive)
+            initializer = b""
+            if python.initializer:
+                blob = fetcher.blobs.get(keys.function(python.initializer))
+                if blob is None or isinstance(blob, Failure):
+                    return blob
+                initializer = blob.data
+            spec = WorkerSpec(
+                environ={"OMP_NUM_THREADS": str(cores)},
+                sys_path=python.sys_path,
+                archives=tuple(archives),
+                initializer=initializer,
+                python_version=python.version,
+                memory_bytes=memory_mib * MIB,
+                group=python.worker_group,
+            )
+        self.specs[cores, memory_mib] = spec
+        return spec
+
+
+class Records:
+    """Level-triggered cache of `Info`.
+
+    Args:
+        post: puts a call into the owner's mailbox. wake: tells the owner that something came.
+        settings: the cluster's present settings.
+        expand: completes a record whose command or environment lies in the store (None: it is on its way).
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        wake: Callable[[], None],
+        settings: Callable[[], ClusterSettings],
+        expand: Callable[[Submission], Submission | Failure | None],
+        log: Any,
+    ) -> None:
+        self._coordinator = coordinator
+        self._post = post
+        self._wake = wake
+        self._settings = settings
+        self._expand = expand
+        self._log = log
+        self._here: OrderedDict[int, Info] = OrderedDict()
+        self._read: dict[int, Submission] = {}
+        self._coming: set[int] = set()
+        self._refused_s: dict[int, float] = {}
+
+    def get(self, submission: int) -> Info | None:
+        """The record, None while it is on its way or cannot be read (`is_refused`). Owner's thread only."""
+        info = self._here.get(submission)
+        if info is not None:
+            self._here.move_to_end(submission)
+            return info
+        read = self._read.get(submission)
+        if read is not None:
+            return self._complete(read)
+        if submission not in self._coming and not self.is_refused(submission):
+            self._coming.add(submission)
+            future = self._coordinator.get(paths.sub(submission))
+            future.add_done_callback(lambda done: self._post(partial(self._arrived, submission, done)))
+        return None
+
+    def is_refused(self, submission: int) -> bool:
+        """It cannot be read at present (gone, a newer format, bad): leave its blocks alone for some seconds."""
+        return time.monotonic() < self._refused_s.get(submission, 0.0)
+
+    def forget(self, submission: int) -> None:
+        """Read it again at the next use."""
+        self._here.pop(submission, None)
+        self._read.pop(submission, None)
+
+    def _arrived(self, submission: int, done: Future[Stamped | None]) -> None:
+        self._coming.discard(submission)
+        try:
+            found = done.result()
+            if found is None:
+                self._refuse(submission, "its record is gone")
+            else:
+                self._read[submission] = decode_record(found.data, Submission, paths.sub(submission))
+        except RmgrError as error:
+            self._refuse(submission, error.message)
+        self._wake()
+
+    def _complete(self, record: Submission) -> Info | None:
+        expanded = self._expand(record) if record.spec_sha256 else record
+        if expanded is None:
+            return None
+        del self._read[record.id]
+        if isinstance(expanded, Failure):
+            self._refuse(record.id, expanded.error)
+            return None
+        try:
+            array = parse_array(expanded.array) if expanded.array else None
+        except UsageError as error:
+            self._refuse(record.id, error.message)
+            return None
+        queue = self._settings().queue(record.queue) or QueueSpec(name=record.queue)
+        info = self._here[record.id] = Info(expanded, queue, array)
+        while len(self._here) > _KEEP:
+            self._here.popitem(last=False)
+        return info
+
+    def _refuse(self, submission: int, why: str) -> None:
+        if len(self._refused_s) > _KEEP:
+            self._refused_s.clear()
+        self._refused_s[submission] = time.monotonic() + _PAUSE_S
+        self._log.warning("submission_not_readable", submission=submission, why=why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spec:
+    """The store row of what does not fit a record."""
+
+    command: Command | None = None
+    python: PythonEnvironment | None = None
+
+
+def expander(fetcher: Fetcher) -> Callable[[Submission], Submission | Failure | None]:
+    """Completes records whose command or environment is row `file/<spec_sha256>` of the store (JSON)."""
+
+    def expand(record: Submission) -> Submission | Failure | None:
+        blob = fetcher.blobs.get(keys.upload(record.spec_sha256))
+        if blob is None or isinstance(blob, Failure):
+            return blob
+        try:
+            spec = decode_record(blob.data or Path(blob.path).read_bytes(), _Spec, record.spec_sha256)
+        except (RmgrError, OSError) as error:
+            return Failure(Reason.START_FAILED, str(error))
+        return replace(record, command=spec.command, python=spec.python)
+
+    return expand

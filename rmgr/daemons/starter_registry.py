@@ -1,0 +1,303 @@
+"""REGISTER: the nodes of this process get new incarnations, and what stands under their names is adopted or failed.
+
+Runs on the Starter's own thread and waits, with deadlines: while it is not registered a Starter has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import Any, TypeVar
+
+import msgspec
+import psutil
+
+from rmgr.coord import leader_ops, ops, paths
+from rmgr.coord.multi import Committed, Conflict, Delete, Gone, Multi, Stamped, Unknown
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_block, decode_record
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_commits import Committer
+from rmgr.daemons.starter_node import NodeAgent
+from rmgr.errors import CoordinationUnavailable, StateConflict
+from rmgr.model.block import BlockKey
+from rmgr.model.node import NodeRecord, NodeState, StarterEntry
+from rmgr.model.states import Reason
+from rmgr.model.submission import Submission
+from rmgr.runtime.failpoint import failpoint
+
+T = TypeVar("T")
+
+_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+#: Beyond the session timeout, how long the entry of a dead Starter may still stand (ticks of the server).
+_SLACK_S = 2.0
+#: Clock difference that still counts as "started before it registered".
+_CLOCK_SLACK_S = 2.0
+
+
+class Stopping(Exception):
+    """The process was told to stop while it waited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who registers."""
+
+    endpoint: str
+    host: str = socket.gethostname()
+    pid: int = os.getpid()
+
+
+class Registry:
+    """Registers the nodes of one Starter, again and again as sessions come and go.
+
+    Args:
+        progress: is called while it waits (the stall guard). is_stopping: ends a wait with `Stopping`.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        committer: Committer,
+        identity: Identity,
+        *,
+        progress: Callable[[], None],
+        is_stopping: Callable[[], bool],
+        log: Any,
+    ) -> None:
+        self._coordinator = coordinator
+        self._committer = committer
+        self._identity = identity
+        self._progress = progress
+        self._is_stopping = is_stopping
+        self._log = log
+        self.guid = ""
+        self._guids: set[str] = set()
+
+    def register(self, agents: Sequence[NodeAgent]) -> None:
+        """New incarnations, then ADOPT or FAIL of what stands; `agents` and committer are ready to act afterwards.
+
+        Raises: StateConflict when another live Starter serves one of the nodes; CoordinationUnavailable, also when the
+            session was lost meanwhile (call again); Stopping.
+        """
+        self._drop_old_entry()
+        fences = self._take_names(agents)
+        failpoint("starter.after_register")
+        for agent in agents:
+            self._take_over(agent, fences[agent.name])
+        self._committer.start(fences)
+
+    # -- names -------------------------------------------------------------------------------------------------------------
+
+    def _take_names(self, agents: Sequence[NodeAgent]) -> dict[str, int]:
+        deadline_s = time.monotonic() + self._coordinator.session_timeout_s + _SLACK_S
+        told = False
+        while True:
+            if self._is_stopping():
+                raise Stopping
+            found = [self._wait(self._coordinator.get(paths.node(agent.name))) for agent in agents]
+            records = [None if one is None else decode_record(one.data, NodeRecord) for one in found]
+            rival = self._rival([record for record in records if record is not None])
+            if rival is not None:
+                record, certain = rival
+                where = f"node {record.node} is already served by pid {record.pid} on host {record.host}"
+                if certain or time.monotonic() > deadline_s:
+                    raise StateConflict(where, hint="give this Starter another name (--node), or stop the other one")
+                if not told:
+                    self._log.warning("name_taken", node=record.node, pid=record.pid, host=record.host, why="waiting for it to go")
+                    told = True
+                self._pause(_POLL_S)
+                continue
+            fences = self._commit_register(agents, found, records)
+            if fences is not None:
+                return fences
+
+    def _commit_register(
+        self, agents: Sequence[NodeAgent], found: Sequence[Stamped | None], records: Sequence[NodeRecord | None]
+    ) -> dict[str, int] | None:
+        """One try; None: somebody changed a record meanwhile."""
+        self.guid = uuid.uuid4().hex[:16]
+        self._guids.add(self.guid)
+        now_us = time.time_ns() // 1000
+        fresh = [
+            NodeRecord(
+                node=agent.name,
+                incarnation=(record.incarnation if record is not None else 0) + 1,
+                state=NodeState.UP,
+                guid=self.guid,
+                capacity=agent.capacity,
+                attributes=agent.attributes,
+                endpoint=self._identity.endpoint,
+                host=self._identity.host,
+                pid=self._identity.pid,
+                registered_us=now_us,
+                version=_version(),
+            )
+            for agent, record in zip(agents, records, strict=True)
+        ]
+        entry = StarterEntry(
+            guid=self.guid,
+            nodes=tuple(agent.name for agent in agents),
+            endpoint=self._identity.endpoint,
+            host=self._identity.host,
+            pid=self._identity.pid,
+        )
+        multi = ops.register([(record, None if old is None else old.version) for record, old in zip(fresh, found, strict=True)], entry)
+        failpoint("starter.before_register")
+        outcome = self._wait(self._coordinator.commit(multi, timeout_s=_TIMEOUT_S))
+        if isinstance(outcome, Unknown):
+            raise CoordinationUnavailable(f"it is not known whether the node was registered: {outcome.cause}")
+        if isinstance(outcome, Conflict):
+            return None
+        for agent, record in zip(agents, fresh, strict=True):
+            agent.registering = record.incarnation
+        fences = {agent.name: 0 if old is None else old.version + 1 for agent, old in zip(agents, found, strict=True)}
+        self._log.info(
+            "registered", nodes=[agent.name for agent in agents], incarnation=fresh[0].incarnation, guid=self.guid, outcome=_how(outcome)
+        )
+        return fences
+
+    def _rival(self, records: Sequence[NodeRecord]) -> tuple[NodeRecord, bool] | None:
+        """A record whose Starter may be alive, and whether it certainly is."""
+        alive = None
+        for record in records:
+            if record.guid in self._guids or record.state is NodeState.FENCED:
+                continue
+            if record.host == self._identity.host:
+                if not _lives(record):
+                    continue
+                certain = True
+            else:
+                certain = False
+            if alive is None:
+                names = self._wait(self._coordinator.children(paths.STARTERS)) or []
+                alive = {paths.entry_guid(name) for name in names}
+            if record.guid in alive:
+                return record, certain
+        return None
+
+    def _drop_old_entry(self) -> None:
+        """After a fence the session, and with it the old entry, may still be there."""
+        if not self.guid:
+            return
+        names = self._wait(self._coordinator.children(paths.STARTERS)) or []
+        for name in names:
+            if paths.entry_guid(name) in self._guids:
+                path = f"{paths.STARTERS}/{name}"
+                self._wait(self._coordinator.commit(Multi(name="UNREGISTER", ops=(Delete(path),), proof=Gone(path)), timeout_s=_TIMEOUT_S))
+
+    # -- what stands -------------------------------------------------------------------------------------------------------
+
+    def _take_over(self, agent: NodeAgent, fence: int) -> None:
+        """Goes on with what this process still has, fails what an older one left."""
+        names = self._wait(self._coordinator.children(paths.running_node(agent.name))) or []
+        standing: dict[BlockKey, Stamped] = {}
+        reads = [(name, self._coordinator.get(f"{paths.running_node(agent.name)}/{name}")) for name in names]
+        for name, read in reads:
+            found = self._wait(read)
+            if found is not None:
+                standing[paths.parse_block(name)] = found
+        for block in [block for key, block in agent.blocks.items() if key not in standing]:
+            self._log.info("block_dropped", node=agent.name, block=paths.block_name(block.key), why="it was decided without us")
+            agent.drop_block(block)
+        in_doubt = agent.puller.in_doubt()
+        idle = self._wait(self._coordinator.stat(paths.idle(agent.name))) is not None
+        agent.registered(agent.registering, idle=idle)
+        commits: list[tuple[BlockKey, Future[Any]]] = []
+        for key, found in standing.items():
+            block = agent.blocks.get(key)
+            if block is None and key in in_doubt:
+                queue, info = in_doubt[key]
+                block = ClaimedBlock.claimed(agent.name, queue, key, decode_block(found.data), found.version)
+                block.info = info
+                agent.blocks[key] = block
+            if block is not None:
+                commits.append((key, self._adopt(agent, fence, block, found)))
+            else:
+                failed = self._fail(agent, fence, key, found)
+                if failed is not None:
+                    commits.append((key, failed))
+        for key, commit in commits:
+            outcome = self._wait(commit)
+            block = agent.blocks.get(key)
+            if isinstance(outcome, Unknown):
+                raise CoordinationUnavailable(f"it is not known what became of {paths.block_name(key)}: {outcome.cause}")
+            if block is None:
+                continue
+            if isinstance(outcome, Conflict):
+                agent.drop_block(block)
+            else:
+                block.version += 1
+
+    def _adopt(self, agent: NodeAgent, fence: int, block: ClaimedBlock, found: Stamped) -> Future[Any]:
+        data = msgspec.structs.replace(decode_block(found.data), incarnation=agent.incarnation, stamp=uuid.uuid4().hex[:12])
+        block.reread(data, found.version, time.monotonic())
+        multi = ops.adopt(agent.name, fence, block.key, data, found.version)
+        self._log.info("block_adopted", node=agent.name, block=paths.block_name(block.key), running=block.live)
+        return self._coordinator.commit(multi, timeout_s=_TIMEOUT_S)
+
+    def _fail(self, agent: NodeAgent, fence: int, key: BlockKey, found: Stamped) -> Future[Any] | None:
+        record = self._wait(self._coordinator.get(paths.sub(key.submission)))
+        if record is None:
+            self._log.error("block_without_record", node=agent.name, block=paths.block_name(key))
+            return None
+        queue = decode_record(record.data, Submission, paths.sub(key.submission)).queue
+        multi = leader_ops.fail(
+            ops.fence_check(agent.name, fence),
+            agent.name,
+            queue,
+            key,
+            found.data,
+            found.version,
+            reason=Reason.NODE_LOST,
+            now_us=time.time_ns() // 1000,
+        )
+        self._log.info("block_failed", node=agent.name, block=paths.block_name(key), why="an older incarnation left it")
+        return self._coordinator.commit(replace(multi, guard=ops.fence_check(agent.name, fence)), timeout_s=_TIMEOUT_S)
+
+    # -- waiting -----------------------------------------------------------------------------------------------------------
+
+    def _wait(self, future: Future[T]) -> T:
+        deadline_s = time.monotonic() + _TIMEOUT_S + 1.0
+        while True:
+            self._progress()
+            try:
+                return future.result(0.5)
+            except TimeoutError:
+                if time.monotonic() > deadline_s:
+                    raise CoordinationUnavailable("ZooKeeper does not answer") from None
+            if self._is_stopping() and time.monotonic() > deadline_s - _TIMEOUT_S / 2:
+                raise Stopping
+
+    def _pause(self, seconds: float) -> None:
+        self._progress()
+        time.sleep(seconds)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("rmgr")
+    except metadata.PackageNotFoundError:
+        return ""  # run from a source tree that is not installed
+
+
+def _lives(record: NodeRecord) -> bool:
+    """The process that wrote the record lives on this host (its pid may have been given to another one since)."""
+    try:
+        process = psutil.Process(record.pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return process.create_time() <= record.registered_us / 1e6 + _CLOCK_SLACK_S
+    except psutil.Error:
+        return False
+
+
+def _how(outcome: Committed) -> str:
+    return "read back" if outcome.resolved else "committed"
