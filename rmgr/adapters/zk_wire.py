@@ -1,6 +1,7 @@
 """Multis on ZooKeeper's wire (jute): encoded once in the caller's thread, answers decoded without objects in between.
 
-Why not kazoo's own `Transaction`: it costs three times the processor time (110 us a commit against 35 to 50), hides exceptions in a list, and drops empty results.
+Why not kazoo's own `Transaction`: it costs three times the processor time (110 us a commit against 35 to 50), hides
+exceptions in a list, and drops empty results.
 Also the few bytes of raw protocol that tests and `rmgr doctor` need: four-letter words, the end of a foreign session.
 """
 
