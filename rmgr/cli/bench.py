@@ -35,10 +35,11 @@ def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float) -
     for name in names:
         if name not in _NAMES:
             raise nearest("measurement", name, _NAMES)
-    from rmgr.dev import bench as measure
+    from rmgr.dev import benches
+    from rmgr.dev.bench import Plan
 
-    plan = measure.Plan(repetitions=repeat, scale=scale, progress=session.note)
-    rows = {name: measure.run(name, plan) for name in names}
+    plan = Plan(repetitions=repeat, scale=scale, progress=session.note)
+    rows = {name: benches.run(name, plan) for name in names}
     if session.json:
         documents: list[dict[str, Any]] = [{"bench": name, "rows": [asdict(row) for row in found]} for name, found in rows.items()]
         emit(documents[0] if len(documents) == 1 else {"benches": documents})

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from rmgr.client.connection import Connection, connect
 from rmgr.dev.cluster import DevCluster
-from rmgr.errors import UsageError
 
 #: Slots of every setup: what the baselines use too.
 SLOTS = 2
@@ -115,27 +114,3 @@ def percentile(values: Sequence[float], share: float) -> float:
     """The value below which `share` of `values` lie (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def names() -> list[str]:
-    """What can be measured."""
-    return sorted(_measurements())
-
-
-def run(name: str, plan: Plan) -> list[Row]:
-    """Measures `name`. Raises UsageError when there is no such measurement."""
-    found = _measurements().get(name)
-    if found is None:
-        raise UsageError(f"there is no measurement {name!r}", hint=f"known: {', '.join(names())}")
-    return found(plan)
-
-
-def _measurements() -> dict[str, Callable[[Plan], list[Row]]]:
-    from rmgr.dev import bench_backlog, bench_tasks
-
-    return {
-        "tasks": bench_tasks.tasks,
-        "latency": bench_tasks.latency,
-        "shell": bench_tasks.shell,
-        "backlog": bench_backlog.backlog,
-    }

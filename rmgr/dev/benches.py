@@ -1,0 +1,24 @@
+"""The table of measurements: what `rmgr bench NAME` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rmgr.dev import bench_backlog, bench_tasks
+from rmgr.dev.bench import Plan, Row
+from rmgr.errors import UsageError
+
+MEASUREMENTS: dict[str, Callable[[Plan], list[Row]]] = {
+    "tasks": bench_tasks.tasks,
+    "latency": bench_tasks.latency,
+    "shell": bench_tasks.shell,
+    "backlog": bench_backlog.backlog,
+}
+
+
+def run(name: str, plan: Plan) -> list[Row]:
+    """Measures `name`. Raises UsageError when there is no such measurement."""
+    found = MEASUREMENTS.get(name)
+    if found is None:
+        raise UsageError(f"there is no measurement {name!r}", hint=f"known: {', '.join(MEASUREMENTS)}")
+    return found(plan)
