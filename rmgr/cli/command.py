@@ -49,7 +49,7 @@ class _Help:
         mine, everyones = [], []
         for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if record is not None and not isinstance(parameter, click.Argument):
                 (everyones if isinstance(parameter, GlobalOption) else mine).append(record)
         if mine:
             with formatter.section("Options"):
@@ -67,6 +67,10 @@ class _Help:
 
 class RmgrCommand(_Help, click.Command):
     """A command with global options and examples."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["rmgr.args"] = tuple(args)
+        return super().parse_args(ctx, args)
 
 
 class RmgrGroup(_Help, click.Group):
@@ -134,7 +138,9 @@ def command_group(name: str, *, examples: str, **attributes: Any) -> Callable[[C
 
 def _with_session(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(**values: Any) -> Any:
-        return function(click.get_current_context().ensure_object(Session), **values)
+        session = click.get_current_context().ensure_object(Session)
+        session.is_parsed = True
+        return function(session, **values)
 
     call.__doc__ = function.__doc__
     call.__name__ = function.__name__

@@ -32,6 +32,7 @@ class Session:
     json: bool = False
     timeout_s: float | None = None
     verbose: int = 0
+    is_parsed: bool = False  #: the command's own options were understood: `json` is what the user said
     started: float = field(default_factory=time.monotonic)
     _config: Config | None = None
     _coordinator: ZkCoordinator | None = None

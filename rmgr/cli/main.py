@@ -168,7 +168,7 @@ def run(argv: Sequence[str]) -> int:
         with cli.make_context("rmgr", list(argv), obj=session) as ctx:
             cli.invoke(ctx)
     except BaseException as error:  # noqa: BLE001 - the rim: each kind is told apart in there and becomes an exit code
-        return errors.report(error, as_json=session.json or asked_for_json(argv), verbose=session.verbose)
+        return errors.report(error, as_json=session.json or (not session.is_parsed and asked_for_json(argv)), verbose=session.verbose)
     finally:
         session.close()
     return 0

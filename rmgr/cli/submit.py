@@ -1,0 +1,174 @@
+"""`rmgr submit`: a command, a script or standard input becomes a submission; the id is printed when it is durable."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from rmgr.cli import shapes
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.cli.detach import detached
+from rmgr.cli.ends import fetch_files, summary, tell_failure
+from rmgr.cli.errors import WorkEnded
+from rmgr.cli.follow import End, Follow, Followed
+from rmgr.cli.live import LiveOutput
+from rmgr.cli.options import Work, read_work, work_options
+from rmgr.cli.output import Plain
+from rmgr.cli.render import emit, paint
+from rmgr.cli.sending import Draft, Sent, prepare, send
+from rmgr.cli.wait import WORK_EXITS, until_ended
+from rmgr.model.units import format_duration, format_size
+
+#: Options end at the first word: `rmgr submit -J x echo -n hello` submits `echo -n hello`.
+WORDS_AFTER_OPTIONS = {"allow_interspersed_args": False}
+_EXITS = f"""\
+0 submitted; 2 usage or infeasible, 3 no such queue or dependency, 7 queue full,
+8 not known whether it was committed (send it again with --token)
+with --wait: {WORK_EXITS}"""
+
+
+def has_dashes(ctx: click.Context, words: tuple[str, ...]) -> bool:
+    """`--` stood before the words (click takes it away)."""
+    given = list(ctx.meta.get("rmgr.args", ()))
+    return len(given) > len(words) and given[len(given) - len(words) - 1] == "--"
+
+
+@command(
+    "submit",
+    examples="""\
+    rmgr submit -- ./simulate --steps 1000        prints: Submitted job 42
+    rmgr submit job.sh input.dat                  a script; its #RMGR lines are options
+    rmgr submit --wait -- echo hello              prints hello
+    rmgr submit --array 1-100%8 --progress -- sh -c 'work.py $RMGR_ARRAY_INDEX'
+    rmgr submit --each-line files.txt -- sh -c 'gzip "$RMGR_ENTRY"'
+    rmgr submit -c 4 --mem 2G -t 1h --after ok:41 -- ./post.sh
+    id=$(rmgr submit --parsable -- make test)
+    printf '#!/bin/sh\\nhostname\\n' | rmgr submit -""",
+    exits=_EXITS,
+    settings=WORDS_AFTER_OPTIONS,
+)
+@work_options
+@click.option("--wait", is_flag=True, help="until it has ended; print its output, exit with its code")
+@click.option("--watch", is_flag=True, help="as --wait, with a line for each task that ends")
+@click.option("--progress", is_flag=True, help="as --wait, with a progress bar instead of output")
+@click.option("--parsable", is_flag=True, help="print the id alone")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|CMD...")
+def submit(session: Session, words: tuple[str, ...], **values: Any) -> None:
+    """Submits a command, a script, or with - a script from standard input."""
+    ctx = click.get_current_context()
+    work = read_work(ctx, session, values, words, dashes=has_dashes(ctx, words))
+    draft = prepare(session, work)
+    if work.options.dry_run:
+        tell_dry(session, draft)
+        return
+    sent = send(session, draft)
+    waits = work.options.wait or work.options.watch or work.options.progress
+    _tell_id(session, sent, work, waits=waits)
+    if waits:
+        raise WorkEnded(_wait(session, sent, work))
+
+
+def _tell_id(session: Session, sent: Sent, work: Work, *, waits: bool) -> None:
+    number = sent.submission.id
+    if session.json:
+        if not waits:
+            emit({"id": str(number), "tasks": sent.tasks} | ({} if sent.created else {"created": False}))
+    elif work.options.parsable:
+        sys.stdout.write(f"{number}\n")
+    else:
+        out = sys.stderr if waits else sys.stdout  # with --wait stdout is the work's
+        out.write(f"Submitted job {number}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not sent.created:
+        session.note(f"the token was used before: this is submission {number} again, nothing new was submitted")
+
+
+def _wait(session: Session, sent: Sent, work: Work) -> int:
+    number = sent.submission.id
+    follow = Follow(session)
+    printed = False
+    try:
+        item = follow.add(number)
+
+        def on_end(end: End) -> None:
+            if work.options.watch and not session.json:
+                _tell_end(end)
+
+        until_ended(session, follow, progress=work.options.progress, on_end=on_end, title=work.options.name)
+        if item.total == 1 and not (session.json or work.options.progress or work.options.watch):
+            printed = _print_output(session, item)
+    except KeyboardInterrupt:
+        raise detached(session, [str(number)], attach=f"rmgr wait {number}") from None
+    fetch_files(session, item)
+    if session.json:
+        emit(_shown(session, item))
+    else:
+        if item.total != 1:
+            session.note(f"{summary(item)}; their output: rmgr logs {number}")
+        tell_failure(session, item, with_tail=not printed)
+    return item.code
+
+
+def _print_output(session: Session, item: Followed) -> bool:
+    """The whole output of the only task, to the same streams."""
+    live, sink = LiveOutput(session, item.number), Plain()
+    printed = False
+    for end in item.ends.values():
+        for piece in live.ended(end):
+            sink.take(piece)
+            printed = True
+    return printed
+
+
+def _tell_end(end: End) -> None:
+    from rmgr.cli.render import STATE_STYLES, elapsed
+
+    state = paint(f"{end.state:<9}", STATE_STYLES[end.state], sys.stdout)
+    time = elapsed(end.started_us, end.ended_us, 0)
+    sys.stdout.write(f"{end.id}  {state}  {end.node}  {time}" + (f"  {end.error}" if end.error else "") + "\n")
+    sys.stdout.flush()
+
+
+def _shown(session: Session, item: Followed) -> dict[str, Any]:
+    """show's value. The leader may be a moment behind: what is known here wins."""
+    job = session.query().job(item.number)
+    attempts = session.query().tasks(item.number)[0].attempts if item.total == 1 and item.past is None else ()
+    told = shapes.shown_job(job, attempts)
+    return told | {"state": str(item.state), "counts": told["counts"] | {str(state): count for state, count in item.counts.items()}}
+
+
+def tell_dry(session: Session, draft: Draft) -> None:
+    from rmgr.coord.answers import command_text
+
+    record = draft.record
+    limit = record.request.time_limit_us
+    if session.json:
+        emit(
+            {
+                "dry_run": True,
+                "tasks": draft.tasks,
+                "name": record.name,
+                "queue": record.queue,
+                "cores": record.request.cores,
+                "mem_bytes": record.request.memory_bytes,
+                "time_limit": limit / 1e6 if limit else None,
+                "priority": record.priority,
+                "state": str(record.phase),
+                "command": command_text(record),
+            }
+        )
+        return
+    memory = f", {format_size(record.request.memory_bytes)}" if record.request.memory_bytes else ""
+    time = f", at most {format_duration(limit / 1e6)}" if limit else ""
+    out = sys.stdout
+    out.write(f"would submit {record.name}: {draft.tasks} task{'s' if draft.tasks != 1 else ''} to queue {record.queue}\n")
+    out.write(
+        f"  each: {record.request.cores} cores{memory}{time}, retries {record.retries}, resubmit {'yes' if record.resubmit else 'no'}\n"
+    )
+    out.write(f"  runs: {command_text(record)}\n")
+    if record.after:
+        out.write(f"  after {', '.join(f'{item.condition}:{item.submission}' for item in record.after)}\n")

@@ -1,0 +1,103 @@
+"""`rmgr wait`: until work has ended, with its exit code; and the loop that submit --wait and --progress share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import click
+
+from rmgr.cli import shapes
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.cli.detach import detached
+from rmgr.cli.ends import codes, tell_failure
+from rmgr.cli.errors import WorkEnded
+from rmgr.cli.follow import End, Follow, Followed
+from rmgr.cli.numbers import positions_of
+from rmgr.cli.render import emit
+from rmgr.cli.selectors import Filter, parse, resolve
+from rmgr.cli.tables import filter_options
+from rmgr.model.states import State
+
+WORK_EXITS = """\
+the work's own code (of several the highest), 128+N on signal N, 124 its time limit,
+125 infrastructure (its node or data were lost for good), 1 an exception or a command that cannot run,
+130 cancelled, or detached by Ctrl-C; 2 usage, 3 no such id, 5 service unavailable, 6 --timeout ran out"""
+
+
+@command(
+    "wait",
+    examples="""\
+    rmgr wait 42
+    rmgr wait 42_7 50-60 --progress
+    rmgr wait last --timeout 10m
+    rmgr wait all --json | jq '.items[] | select(.state != "COMPLETED")'""",
+    exits=WORK_EXITS,
+)
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@click.option("--progress", is_flag=True, help="a bar on a terminal, lines elsewhere")
+@filter_options
+def wait(session: Session, selectors: tuple[str, ...], progress: bool, chosen: Filter) -> None:
+    """Waits until submissions or tasks have ended, and exits with their code."""
+    selection = parse(selectors, chosen)
+    query = session.query()
+    known = query.jobs(ended=bool(selection.ranges or selection.last or chosen.states)) if selection.needs_list else []
+    jobs = {job.id: job for job in known} | {number: query.job(number) for number in selection.named}
+    targets = resolve(selection, jobs.values(), me=session.me)
+    follow = Follow(session)
+    ids = [id_ for target in targets for id_ in target.ids]
+    try:
+        for target in targets:
+            positions = positions_of(session, target.submission, target.tasks) if target.tasks else None
+            follow.add(target.submission, positions)
+        until_ended(session, follow, progress=progress)
+    except KeyboardInterrupt:
+        raise detached(session, ids, attach=f"rmgr wait {' '.join(ids)}") from None
+    if session.json:
+        emit({"items": [item for followed in follow.items for item in items_of(followed)]})
+    else:
+        for item in follow.items:
+            tell_failure(session, item, with_tail=True)
+    if not targets:
+        session.note("nothing of yours waits or runs")
+    raise WorkEnded(codes(follow.items))
+
+
+def until_ended(
+    session: Session, follow: Follow, *, progress: bool, on_end: Callable[[End], None] = lambda _: None, title: str = ""
+) -> None:
+    """Waits for all that is followed; tells when ZooKeeper goes away. Raises DeadlineExceeded, KeyboardInterrupt."""
+    from rmgr.client.progress import Counts, ProgressDisplay
+
+    names = title or " ".join(str(item.number) for item in follow.items)
+    with ProgressDisplay(names, enabled=progress and not session.json, trouble=follow.trouble) as display:
+        while True:
+            counts = [item.counts for item in follow.items]
+            display.update(
+                Counts(
+                    total=sum(item.total for item in follow.items),
+                    final=sum(sum(count.values()) for count in counts),
+                    failed=sum(count.get(State.FAILED, 0) for count in counts),
+                    cancelled=sum(count.get(State.CANCELLED, 0) for count in counts),
+                )
+            )
+            if follow.is_ended:
+                break
+            for end in follow.next():
+                on_end(end)
+
+
+def items_of(followed: Followed) -> Sequence[dict[str, object]]:
+    """What `wait --json` says of one submission, or of the tasks that were named."""
+    if followed.wanted is not None:
+        return [
+            shapes.item(end.id, end.state, end.reason, end.exit_code) for end in sorted(followed.ends.values(), key=lambda e: e.position)
+        ]
+    if followed.past is not None:
+        past = followed.past
+        return [shapes.item(str(past.id), past.state, past.reason, past.exit_code)]
+    worst = followed.worst
+    codes_ = [end.exit_code for end in followed.ends.values() if end.exit_code is not None]
+    highest = max(codes_, default=None)
+    reason = worst.reason if worst is not None else ""
+    return [shapes.item(str(followed.number), followed.state, reason, highest)]
