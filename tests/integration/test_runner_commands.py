@@ -1,0 +1,222 @@
+"""Commands in a slot: exits, outputs, environment, work directories, limits, taking them back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from rmgr.adapters.process import Slot
+from rmgr.adapters.workevents import (
+    CommandsStarted,
+    TasksReturned,
+)
+from rmgr.model.frames import CommandBatch, CommandItem, Shape
+from rmgr.model.states import Reason
+from tests.harness.work_node import WorkNode, until
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkNode]:
+    with WorkNode(tmp_path_factory.mktemp("node") / "run") as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def slot(node: WorkNode) -> Slot:
+    return node.slot(0)
+
+
+# -- commands -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_command_ends_with_its_code_its_output_and_its_costs(node: WorkNode, slot: Slot) -> None:
+    before = time.time()
+    end = node.end_of(node.shell(slot, "echo out; echo err >&2; exit 3"))
+    assert (end.reason, end.exit_code, end.signal) == (Reason.EXIT_CODE, 3, 0)
+    assert (end.out.data, end.err.data) == (b"out\n", b"err\n")
+    assert before - 1 < end.started_us / 1e6 < time.time() + 1
+    assert end.elapsed_us > 0
+    assert end.max_rss_kib > 0
+
+
+def test_a_command_that_succeeds_has_no_reason(node: WorkNode, slot: Slot) -> None:
+    end = node.end_of(node.run(slot, "true"))
+    assert (end.reason, end.exit_code) == (Reason.NONE, 0)
+
+
+def test_a_command_that_dies_of_a_signal_says_which(node: WorkNode, slot: Slot) -> None:
+    end = node.end_of(node.shell(slot, "kill -SEGV $$"))
+    assert (end.reason, end.exit_code, end.signal) == (Reason.SIGNAL, None, signal.SIGSEGV)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (("no-such-program-at-all",), 127, "no program no-such-program-at-all on node n1"),
+        (("/no/such/file",), 127, "no such program: /no/such/file"),
+        (("/etc/passwd",), 126, "not executable (chmod +x /etc/passwd)"),
+        (("/tmp",), 126, "not a file that can be run"),
+        ((), 127, "no command"),
+        (("true", "a\0b"), 126, "cannot be used"),
+        (("true", "x" * 3_000_000), 126, "too long"),
+    ],
+)
+def test_a_command_that_cannot_start_says_why(node: WorkNode, slot: Slot, argv: tuple[str, ...], code: int, says: str) -> None:
+    end = node.end_of(node.run(slot, *argv))
+    assert (Reason.START_FAILED, code) == (end.reason, end.exit_code)
+    assert says in end.detail
+
+
+def test_a_script_whose_interpreter_is_missing_says_so(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    script = tmp_path / "s"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    end = node.end_of(node.run(slot, str(script)))
+    assert (end.reason, end.exit_code) == (Reason.START_FAILED, 127)
+    assert "interpreter" in end.detail
+
+
+def test_a_script_text_runs_by_its_first_line_or_by_sh(node: WorkNode, slot: Slot) -> None:
+    by_sh = node.end_of(node.run(slot, "a b", "c", script='printf "%s|" "$@"'))
+    by_python = node.end_of(node.run(slot, "x", script=f"#!{sys.executable} -u\nimport sys\nprint(sys.argv[1:])\n"))
+    assert (by_sh.out.data, by_python.out.data) == (b"a b|c|", b"['x']\n")
+
+
+def test_work_finds_its_environment_and_a_private_directory_that_goes_away(node: WorkNode, slot: Slot) -> None:
+    shape = Shape(submission=42, cores=4, environ={"RMGR_HOSTFILE": "/h", "MINE": "ä"})
+    seq = node.run(slot, "sh", "-c", "env; pwd; touch a b; mkdir c", shape=shape, index=6, label=13, attempt=2)
+    lines = node.end_of(seq).out.data.decode().split("\n")
+    wanted = {
+        "RMGR_JOB_ID=42", "RMGR_TASK_ID=42_13", "RMGR_ARRAY_INDEX=13", "RMGR_ATTEMPT=2", "RMGR_TOKEN=42_13.2", "RMGR_NODELIST=n1",
+        "RMGR_NPROCS=1", "RMGR_RANK=0", "RMGR_THREADS=4", "OMP_NUM_THREADS=4", "RMGR_HOSTFILE=/h", "MINE=ä",
+    }  # fmt: skip
+    assert wanted <= set(lines)
+    assert not [line for line in lines if line.startswith(("PYTHONPATH=", "RMGR_SPAWNER"))]
+    directory = Path(lines[-2])
+    assert directory.parent == slot.directory
+    until(lambda: not directory.exists())
+
+
+def test_a_given_directory_is_used_and_kept(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    end = node.end_of(node.run(slot, "sh", "-c", "pwd; touch made", directory=str(tmp_path)))
+    assert f"{tmp_path}\n".encode() == end.out.data
+    assert str(tmp_path) == end.directory
+    assert (tmp_path / "made").exists()
+
+
+def test_a_missing_directory_is_an_error_that_names_it(node: WorkNode, slot: Slot) -> None:
+    end = node.end_of(node.run(slot, "true", cwd="/no/such/place"))
+    assert Reason.START_FAILED is end.reason
+    assert "/no/such/place" in end.detail
+
+
+def test_standard_input_is_empty_or_what_was_given(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    given = tmp_path / "in"
+    given.write_bytes(b"from file")
+    ends = [
+        node.end_of(node.run(slot, "cat")),
+        node.end_of(node.run(slot, "cat", stdin=b"from bytes")),
+        node.end_of(node.run(slot, "cat", stdin_path=str(given))),
+    ]
+    assert [end.out.data for end in ends] == [b"", b"from bytes", b"from file"]
+
+
+def test_long_output_becomes_a_file_and_the_next_command_starts_afresh(node: WorkNode, slot: Slot) -> None:
+    long = node.end_of(node.shell(slot, "head -c 5000 /dev/zero; echo e >&2"))
+    short = node.end_of(node.shell(slot, "echo short"))
+    assert (long.out.size, long.out.data, long.err.data) == (5000, b"", b"e\n")
+    assert Path(long.out.path).stat().st_size == 5000
+    assert (short.out.data, short.err.data) == (b"short\n", b"")
+    os.unlink(long.out.path)
+
+
+def test_output_files_of_the_user_are_written_and_shared_when_they_are_one(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_text("old\n")
+    node.end_of(node.shell(slot, "echo a; echo b >&2", out=str(file), err=str(file), append=True))
+    assert file.read_text() == "old\na\nb\n"
+    end = node.end_of(node.shell(slot, "echo new", out=str(file)))
+    assert file.read_text() == "new\n"
+    assert (str(file), 4) == (end.out.path, end.out.size)
+    refused = node.end_of(node.shell(slot, "true", out="/no/such/dir/x"))
+    assert "/no/such/dir/x" in refused.detail
+
+
+def test_output_can_be_read_while_the_command_runs(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    seq = node.shell(slot, f"echo one; while [ ! -e {gate} ]; do sleep 0.01; done; echo two")
+    node.wait(CommandsStarted, lambda event: event.started[0].seq == seq)
+    assert until(lambda: slot.live_output(seq, "stdout", 0)) == b"one\n"
+    assert slot.live_output(seq, "stdout", 4) == b""
+    gate.touch()
+    assert node.end_of(seq).out.data == b"one\ntwo\n"
+    assert slot.live_output(seq, "stdout", 0) is None
+
+
+def test_a_batch_of_commands_runs_in_order_and_is_told_in_few_messages(node: WorkNode, slot: Slot) -> None:
+    seqs = [node.runner.next_seq() for _ in range(40)]
+    slot.run(CommandBatch(shape=Shape(submission=1), argv=("true",), items=tuple(CommandItem(seq, n) for n, seq in enumerate(seqs))))
+    before = node.messages
+    ends = [node.end_of(seq) for seq in seqs]
+    assert [end.started_us for end in ends] == sorted(end.started_us for end in ends)
+    assert node.messages - before < len(seqs)
+
+
+def test_queued_commands_are_taken_back_and_cancelled_and_never_run(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    first = node.shell(slot, "sleep 60")
+    node.wait(CommandsStarted, lambda event: event.started[0].seq == first)
+    second, third, fourth = (node.shell(slot, f"touch {tmp_path}/{n}") for n in range(3))
+    slot.recall(keep=1)
+    assert node.wait(TasksReturned).seqs == (third, fourth)
+    slot.stop(second)
+    assert node.end_of(second).reason is Reason.USER_CANCEL
+    slot.stop(first, grace_us=10_000_000)
+    end = node.end_of(first)
+    assert (end.reason, end.signal) == (Reason.USER_CANCEL, signal.SIGTERM)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_time_limit_is_sigterm_then_grace_then_sigkill(node: WorkNode, slot: Slot) -> None:
+    shape = Shape(submission=1, limit_us=200_000, grace_us=300_000)
+    polite = node.shell(slot, "trap 'echo bye; exit 5' TERM; while :; do sleep 0.02; done", shape=shape)
+    stubborn = node.shell(slot, "trap '' TERM; while :; do sleep 0.02; done", shape=shape)
+    end = node.end_of(polite)
+    assert (end.reason, end.exit_code, end.out.data) == (Reason.TIME_LIMIT, 5, b"bye\n")
+    assert 200_000 <= end.elapsed_us < 500_000 + 300_000
+    end = node.end_of(stubborn)
+    assert (end.reason, end.signal) == (Reason.TIME_LIMIT, signal.SIGKILL)
+    assert 500_000 <= end.elapsed_us < 2_000_000
+
+
+def test_a_suspended_command_stands_still_and_its_limit_too(node: WorkNode, slot: Slot) -> None:
+    seq = node.shell(slot, "i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done", shape=Shape(submission=1, limit_us=1_000_000))
+    until(lambda: slot.live_output(seq, "stdout", 0))
+    slot.suspend(seq)
+
+    def stands_still() -> bool:
+        before = slot.live_output(seq, "stdout", 0)
+        time.sleep(0.1)
+        return before == slot.live_output(seq, "stdout", 0)
+
+    until(stands_still)
+    time.sleep(1.0)
+    assert slot.outstanding == (seq,)
+    slot.resume(seq)
+    assert node.end_of(seq).reason is Reason.TIME_LIMIT
+
+
+def test_a_signal_reaches_what_the_command_started(node: WorkNode, slot: Slot) -> None:
+    seq = node.shell(slot, "sh -c \"trap 'echo got; exit 0' USR1; echo up; while :; do sleep 0.01; done\" & trap '' USR1; wait")
+    until(lambda: slot.live_output(seq, "stdout", 0) == b"up\n")
+    slot.signal(seq, signal.SIGUSR1)
+    assert node.end_of(seq).out.data == b"up\ngot\n"

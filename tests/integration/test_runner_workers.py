@@ -1,0 +1,269 @@
+"""Python workers: initializers, environments, taking tasks back, blocking, suspending, being replaced; slots and their runner."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from rmgr.adapters.process import Slot, Worker, WorkerSpec
+from rmgr.adapters.workevents import (
+    SlotUp,
+    TasksEnded,
+    TasksReturned,
+    WorkerBlocked,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerReady,
+    WorkerUnblocking,
+)
+from rmgr.errors import StateConflict, VersionMismatch
+from tests.harness.work_node import WorkNode, is_alive, pid_in, until
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkNode]:
+    with WorkNode(tmp_path_factory.mktemp("node") / "run") as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def slot(node: WorkNode) -> Slot:
+    return node.slot(0)
+
+
+@pytest.fixture(scope="module")
+def worker(node: WorkNode, slot: Slot) -> Worker:
+    return node.worker(slot)
+
+
+@pytest.fixture
+def fresh(node: WorkNode, slot: Slot) -> Iterator[Worker]:
+    """A worker that the test may break."""
+    worker = node.worker(slot)
+    yield worker
+    worker.stop(grace_us=0)
+
+
+# -- workers --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_initializer_runs_once_and_its_failure_is_told(node: WorkNode, slot: Slot) -> None:
+    def setup(value: str) -> None:
+        if value == "bad":
+            raise RuntimeError("cannot set up")
+        os.environ["SET"] = os.environ.get("SET", "") + value
+
+    good = node.worker(slot, WorkerSpec(initializer=cloudpickle.dumps((setup, ("v",)))))
+    assert [node.result(node.call(good, lambda: os.environ["SET"])) for _ in range(2)] == ["v", "v"]
+    bad = slot.start_worker(WorkerSpec(initializer=cloudpickle.dumps((setup, ("bad",)))))
+    seq = node.call(bad, int)
+    failed = node.wait(WorkerFailed)
+    assert failed.initializer
+    assert failed.summary == "RuntimeError: cannot set up"
+    gone = node.wait(WorkerEnded, lambda event: event.worker is bad)
+    assert (0, (seq,)) == (gone.seq, gone.unstarted)
+    good.stop(grace_us=0)
+
+
+def test_a_client_of_another_python_is_refused_by_name(node: WorkNode, slot: Slot) -> None:
+    worker = slot.start_worker(WorkerSpec(python_version="3.7"))
+    failed = node.wait(WorkerFailed, lambda event: event.worker is worker)
+    error = pickle.loads(failed.error)
+    assert isinstance(error, VersionMismatch)
+    assert "3.7" in str(error)
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in str(error)
+    node.wait(WorkerEnded, lambda event: event.worker is worker)
+
+
+def test_a_worker_has_its_own_modules_path_and_environment(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    import zipfile
+
+    archive = tmp_path / "mods.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("shipped_module.py", "VALUE = 5\n")
+    (tmp_path / "local_module.py").write_text("VALUE = 6\n")
+    spec = WorkerSpec(archives=(str(archive),), sys_path=(str(tmp_path), "/no/such/dir"), environ={"OMP_NUM_THREADS": "7"})
+    worker = node.worker(slot, spec)
+
+    def look() -> tuple[int, int, bool]:
+        import local_module
+        import shipped_module
+
+        return shipped_module.VALUE, local_module.VALUE, "/no/such/dir" in sys.path
+
+    assert node.result(node.call(worker, look)) == (5, 6, False)
+    assert node.result(node.call(worker, os.getcwd)).startswith(str(slot.directory))
+    worker.stop(grace_us=0)
+
+
+def test_tasks_not_begun_are_taken_back_even_while_one_holds_the_interpreter(node: WorkNode, worker: Worker, tmp_path: Path) -> None:
+    def work(n: int, gate: str, ledger: str) -> None:
+        with open(ledger, "a") as file:
+            file.write(f"{n}\n")
+        if n == 0:
+            pow(3, 6_000_000)  # one C call, a second or so: no thread of this process runs meanwhile
+            while not os.path.exists(gate):
+                time.sleep(0.01)
+
+    gate, ledger = tmp_path / "gate", tmp_path / "ledger"
+    batch = node.batch(work, *[(n, str(gate), str(ledger)) for n in range(6)])
+    seqs = tuple(item.seq for item in batch.items)
+    worker.send(batch)
+    until(lambda: worker.running()[0] == seqs[0])
+    worker.recall(keep=2)
+    assert node.wait(TasksReturned).seqs == seqs[3:]
+    more = node.batch(work, (8, str(gate), str(ledger)))
+    worker.send(more)
+    gate.touch()
+    node.ended(more.items[0].seq)
+    assert [node.result(seq) for seq in seqs[:3]] == [None] * 3
+    assert ledger.read_text().split() == ["0", "1", "2", "8"]
+    assert worker.load == 0
+
+
+def test_work_recalled_before_the_worker_exists_comes_back_whole(node: WorkNode, slot: Slot) -> None:
+    worker = slot.start_worker(WorkerSpec())
+    batch = node.batch(int, (), ())
+    worker.send(batch)
+    worker.recall()
+    seqs = {item.seq for item in batch.items}
+    event = node.wait((TasksReturned, TasksEnded), lambda e: e.worker is worker)
+    if isinstance(event, TasksReturned):
+        assert set(event.seqs) == seqs
+    node.wait(WorkerReady, lambda event: event.worker is worker)
+    assert node.result(node.call(worker, int, 5)) == 5
+    worker.stop(grace_us=0)
+
+
+def test_a_quick_result_does_not_wait_for_the_slow_task_behind_it(node: WorkNode, worker: Worker) -> None:
+    batch = node.batch(time.sleep, (0,), (60,))
+    worker.send(batch)
+    began = time.monotonic()
+    assert node.result(batch.items[0].seq) is None
+    assert time.monotonic() - began < 5
+    worker.stop(batch.items[1].seq)
+    node.ended(batch.items[1].seq)
+
+
+def test_a_task_that_waits_gives_its_slot_back_and_gets_it_again(node: WorkNode, worker: Worker, tmp_path: Path) -> None:
+    def work(gate: str) -> str:
+        from rmgr.runner.blocking import blocking
+
+        with blocking():
+            while not os.path.exists(gate):
+                time.sleep(0.01)
+        return "went on"
+
+    gate = tmp_path / "gate"
+    batch = node.batch(work, (str(gate),), (str(gate),), (str(gate),))
+    first, *rest = (item.seq for item in batch.items)
+    worker.send(batch)
+    assert node.wait(WorkerBlocked).seq == first
+    assert node.wait(TasksReturned).seqs == tuple(rest)
+    gate.touch()
+    asks = node.wait(WorkerUnblocking)
+    assert asks.seq == first
+    assert worker.load == 1
+    worker.grant(first)
+    assert node.result(first) == "went on"
+
+
+def test_several_threads_of_a_task_may_wait(node: WorkNode, worker: Worker) -> None:
+    def work() -> int:
+        import threading
+
+        from rmgr.runner.blocking import blocking
+
+        done: list[int] = []
+
+        def wait(n: int) -> None:
+            with blocking():
+                time.sleep(0.1)
+                done.append(n)
+
+        threads = [threading.Thread(target=wait, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return len(done)
+
+    seq = node.call(worker, work)
+    while seq not in node.ends:  # the cores may be given back and asked for more than once: each asking is answered
+        event = node.wait((WorkerUnblocking, TasksEnded), lambda e: e.worker is worker)
+        if isinstance(event, WorkerUnblocking):
+            worker.grant(event.seq)
+    assert node.result(seq) == 4
+
+
+def test_suspended_workers_stand_still(node: WorkNode, worker: Worker, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+
+    def work(path: str) -> None:
+        for _ in range(50):
+            with open(path, "a") as file:
+                file.write("x")
+            time.sleep(0.01)
+
+    seq = node.call(worker, work, str(ledger))
+    until(ledger.exists)
+    worker.suspend()
+
+    def stands_still() -> bool:
+        size = ledger.stat().st_size
+        time.sleep(0.1)
+        return ledger.stat().st_size == size
+
+    until(stands_still)
+    assert ledger.stat().st_size < 50
+    worker.resume()
+    node.result(seq)
+    assert ledger.stat().st_size == 50
+
+
+def test_two_runners_cannot_have_one_directory(node: WorkNode) -> None:
+    with pytest.raises(StateConflict, match="another Starter"):
+        WorkNode(node.directory)
+
+
+def test_a_spawner_loads_nothing_heavy(node: WorkNode, slot: Slot, worker: Worker) -> None:
+    loaded = node.result(node.call(worker, lambda: sorted(sys.modules)))
+    assert not {"kazoo", "grpc", "structlog", "click", "psutil", "rmgr.client", "rmgr.adapters"} & set(loaded)
+
+
+def test_a_worker_of_which_processes_are_left_is_replaced(node: WorkNode, fresh: Worker, tmp_path: Path) -> None:
+    def work(path: str) -> None:
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                with open(path, "w") as file:
+                    file.write(f"{os.getpid()}\n")
+                time.sleep(600)
+            os._exit(0)
+        os.wait()
+
+    path = tmp_path / "pid"
+    node.result(node.call(fresh, work, str(path)))
+    pid = pid_in(path)
+    gone = node.wait(WorkerEnded, lambda event: event.worker is fresh)
+    assert (gone.seq, gone.unstarted) == (0, ())
+    until(lambda: not is_alive(pid))
+
+
+def test_a_slot_opens_again_after_it_was_closed(node: WorkNode) -> None:
+    slot = node.slot(5)
+    slot.close()
+    slot.wait(5)
+    again = node.slot(5)
+    assert node.end_of(node.run(again, "true")).exit_code == 0
+    assert SlotUp
