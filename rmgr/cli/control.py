@@ -14,7 +14,7 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.numbers import positions_of
 from rmgr.cli.render import emit
-from rmgr.cli.selectors import Changes, Filter, Target, parse, resolve
+from rmgr.cli.selectors import Changes, Filter, Target, parse, resolve, targets_of
 from rmgr.cli.tables import filter_options
 from rmgr.errors import NotFound, PermissionDenied, UsageError
 from rmgr.model.submission import Phase, Submission
@@ -74,9 +74,7 @@ def release(session: Session, selectors: tuple[str, ...], chosen: Filter) -> Non
 
 def cancel_ids(session: Session, ids: Sequence[str], *, reason: str) -> Changes:
     """Cancels what the ids name, without looking at anything else. Raises NotFound, PermissionDenied, Unavailable."""
-    selection = parse(ids)
-    targets = [Target(submission=number) for number in selection.ids]
-    targets += [Target(submission=number, tasks=tuple(array.index_at(i) for i in range(len(array)))) for number, array in selection.tasks]
+    targets = targets_of(parse(ids))
     return cancel_targets(session, targets, reason=reason)
 
 

@@ -42,7 +42,7 @@ def tell_failure(session: Session, item: Followed, *, with_tail: bool) -> None:
         lines += _tail(session, first)
     if len(failed) > 1:
         lines.append(f"{len(failed)} of {item.total} tasks did not complete: rmgr tasks {item.number} --state failed,cancelled")
-    what_next = f"rmgr logs {id_}" if not with_tail or first.error else f"rmgr show {id_}"
+    what_next = f"rmgr logs {id_}" if with_tail else f"rmgr show {id_}"
     lines.append(f"next: {what_next}" + ("" if first.state is State.CANCELLED else f"; rmgr explain {id_}"))
     out = sys.stderr
     out.write(paint(f"rmgr: {printable(lines[0])}", "red", out) + "\n")

@@ -152,7 +152,7 @@ _OPTIONS = (
     click.option("-t", "--time", "time_us", type=DURATION_US, metavar="TIME", help="limit of one task, as 90, 15m, 1h30m, HH:MM:SS"),
     click.option("--priority", type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE), metavar="N", help="higher goes first  [the queue's]"),
     click.option("-d", "--after", type=AFTER, metavar="ok:ID,any:ID,fail:ID", default=(), help="wait until these have ended so"),
-    click.option("-a", "--array", type=ARRAY, metavar="1-100:2%8", default="", help="a task a number (RMGR_ARRAY_INDEX); %8: 8 at once"),
+    click.option("-a", "--array", type=ARRAY, metavar="1-100:2%8", help="a task a number (RMGR_ARRAY_INDEX); %8: 8 at once"),
     click.option("--each-line", metavar="FILE", default="", help="one task for each line of FILE (- is stdin), in RMGR_ENTRY"),
     click.option("--retries", type=click.IntRange(0, 99_998), metavar="N", default=0, help="again after its own failure, N times  [0]"),
     click.option("--backoff", "backoff_us", type=DURATION_US, metavar="TIME", default=0, help="before a retry; doubles each time  [0]"),
@@ -268,7 +268,7 @@ def _options(values: dict[str, Any]) -> WorkOptions:
     taken = {name: value for name, value in values.items() if name in known}
     taken["features"] = tuple(part.strip() for part in values["features"].split(",") if part.strip())
     taken["on_disconnect"] = OnDisconnect(values["on_disconnect"])
-    for name in ("name", "queue"):
+    for name in ("name", "queue", "array"):
         taken[name] = values[name] or ""
     options = WorkOptions(**taken)
     if options.array and options.each_line:

@@ -181,7 +181,7 @@ def table(rows: Iterable[Any], columns: Sequence[Column], layout: Layout, out: T
     stream = out or sys.stdout
     chosen = choose(columns, layout.columns)
     lines = [[printable(column.text(row)) for column in chosen] for row in arrange(rows, columns, layout.sort)]
-    if not layout.columns:
+    if lines and not layout.columns:
         kept = [at for at, column in enumerate(chosen) if column.keep or column.is_id or any(line[at] for line in lines)]
         chosen, lines = [chosen[at] for at in kept], [[line[at] for at in kept] for line in lines]
     heads = [column.name for column in chosen] if layout.header else [""] * len(chosen)

@@ -108,6 +108,16 @@ def parse_one(word: str) -> Selection:
     return selection
 
 
+def targets_of(selection: Selection) -> list[Target]:
+    """What ids alone name (`needs_list` is False), whether it is there or not; whole submissions swallow their tasks."""
+    chosen: dict[int, dict[int, None]] = {number: {} for number in selection.ids}
+    whole = frozenset(selection.ids)
+    for number, array in selection.tasks:
+        if number not in whole:
+            chosen.setdefault(number, {}).update(dict.fromkeys(array.index_at(position) for position in range(len(array))))
+    return [Target(submission=number, tasks=tuple(tasks)) for number, tasks in sorted(chosen.items())]
+
+
 def resolve(selection: Selection, jobs: Iterable[JobView], *, me: str) -> list[Target]:
     """What is meant, in order of ids, each once; whole submissions swallow their tasks.
 

@@ -15,7 +15,7 @@ from rmgr.cli.errors import WorkEnded
 from rmgr.cli.follow import End, Follow, Followed
 from rmgr.cli.numbers import positions_of
 from rmgr.cli.render import emit
-from rmgr.cli.selectors import Filter, parse, resolve
+from rmgr.cli.selectors import Filter, parse, resolve, targets_of
 from rmgr.cli.tables import filter_options
 from rmgr.model.states import State
 
@@ -40,10 +40,11 @@ the work's own code (of several the highest), 128+N on signal N, 124 its time li
 def wait(session: Session, selectors: tuple[str, ...], progress: bool, chosen: Filter) -> None:
     """Waits until submissions or tasks have ended, and exits with their code."""
     selection = parse(selectors, chosen)
-    query = session.query()
-    known = query.jobs(ended=bool(selection.ranges or selection.last or chosen.states)) if selection.needs_list else []
-    jobs = {job.id: job for job in known} | {number: query.job(number) for number in selection.named}
-    targets = resolve(selection, jobs.values(), me=session.me)
+    if selection.needs_list:
+        known = session.query().jobs(ended=bool(selection.ranges or selection.last or chosen.states or selection.named))
+        targets = resolve(selection, known, me=session.me)
+    else:
+        targets = targets_of(selection)
     follow = Follow(session)
     ids = [id_ for target in targets for id_ in target.ids]
     try:
