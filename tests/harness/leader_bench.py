@@ -96,6 +96,17 @@ class Starter:
         committed(self.coordinator, multi)
         return mine
 
+    def claim_any(self, node: str, queue: str = "default") -> BlockKey | None:
+        """Claims the first waiting block whose submission has a gate, None when there is none."""
+        names = self.coordinator.children(paths.pending(queue)).result(10) or []
+        for key in sorted((paths.parse_block(name) for name in names), key=BlockKey.sort_key):
+            found = self.coordinator.get(paths.pending_block(queue, key)).result(10)
+            if found is not None:
+                multi, mine = ops.claim(node, self.versions[node], queue, key, decode_block(found.data), found.version, take=key.count)
+                if isinstance(self.coordinator.commit(multi).result(10), Committed):
+                    return mine
+        return None
+
     def complete(self, node: str, key: BlockKey, indices: Sequence[int] | None = None, **fields: Any) -> Outcome:
         """COMPLETE for some indices (default: all that is left)."""
         found = self.coordinator.get(paths.running_block(node, key)).result(10)

@@ -1,0 +1,146 @@
+"""Real WatchDog processes on a real ZooKeeper: started, signalled, watched by what they write, and always cleaned up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.coord import paths
+from rmgr.coord.records import decode_record
+from rmgr.model.node import EpochRecord
+
+T = TypeVar("T")
+
+
+def until(what: Callable[[], T], *, deadline_s: float, told: str = "") -> T:
+    """The first true answer of `what`. Fails after `deadline_s`."""
+    end_s = time.monotonic() + deadline_s
+    while True:
+        answer = what()
+        if answer:
+            return answer
+        assert time.monotonic() < end_s, f"not within {deadline_s:g} s: {told or what}"
+        time.sleep(0.01)
+
+
+class WatchdogProcess:
+    """One process; its log is JSON lines."""
+
+    def __init__(self, directory: Path, name: str, *, zk: str, store: str, session_timeout_s: float, failpoint: str = "") -> None:
+        self.name = name
+        self.log_file = directory / f"{name}.log"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
+        environment |= {
+            "RMGR_ZK": zk,
+            "RMGR_STORE": store,
+            "RMGR_CLUSTER_SESSION_TIMEOUT_S": str(session_timeout_s),
+            "RMGR_LOG_FORMAT": "json",
+            "RMGR_STRICT_LOG": "1",
+        }
+        if failpoint:
+            environment["RMGR_FAILPOINT"] = failpoint
+        with self.log_file.open("ab") as sink:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "rmgr.cli.main", "watchdog"],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._child.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._child.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, deadline_s: float) -> int:
+        return self._child.wait(deadline_s)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Lines of its log with this event."""
+        found = []
+        for line in self.log_file.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                document = json.loads(line)
+                if document.get("event") == name:
+                    found.append(document)
+        return found
+
+    def metric(self, name: str) -> float:
+        """A value from its metrics page."""
+        address = self.events("watchdog_listens")[-1]["address"]
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as page:
+            for line in page.read().decode().splitlines():
+                if line.startswith(f"{name} "):
+                    return float(line.split()[1])
+        raise AssertionError(f"no metric {name}")
+
+    def end(self) -> None:
+        """Kills it, whatever state it is in."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._child.wait(10)
+
+
+class Watchdogs:
+    """The WatchDogs of one test."""
+
+    def __init__(self, directory: Path, hosts: str, chroot: str, *, session_timeout_s: float) -> None:
+        self.session_timeout_s = session_timeout_s
+        self._directory = directory
+        self._options = {"zk": f"{hosts}{chroot}", "store": f"sqlite:{directory / 'store.db'}", "session_timeout_s": session_timeout_s}
+        self._processes: list[WatchdogProcess] = []
+        self.coordinator = ZkCoordinator.connect(hosts, chroot, session_timeout_s=10.0)
+
+    def start(self, failpoint: str = "") -> WatchdogProcess:
+        """Starts one; it stands in the line when this returns."""
+        before = len(self.line())
+        process = WatchdogProcess(self._directory, f"w{len(self._processes) + 1}", failpoint=failpoint, **self._options)  # type: ignore[arg-type]
+        self._processes.append(process)
+        until(lambda: len(self.line()) > before or not process.is_running, deadline_s=30, told=f"{process.name} stands for election")
+        return process
+
+    def line(self) -> list[str]:
+        return sorted(self.coordinator.children(paths.WATCHDOGS).result(10) or [], key=paths.entry_sequence)
+
+    def epoch(self) -> EpochRecord:
+        """Who leads, by the record."""
+        found = self.coordinator.get(paths.EPOCH).result(10)
+        return EpochRecord() if found is None else decode_record(found.data, EpochRecord)
+
+    def leads(self, process: WatchdogProcess) -> bool:
+        """The process leads, by the record."""
+        return self.epoch().pid == process.pid
+
+    def wait_leader(self, process: WatchdogProcess, *, deadline_s: float = 20.0) -> float:
+        """Waits until the process leads; returns how long that took."""
+        started_s = time.monotonic()
+        until(lambda: self.leads(process), deadline_s=deadline_s, told=f"{process.name} leads\n{process.log_file.read_text()[-3000:]}")
+        return time.monotonic() - started_s
+
+    def close(self) -> None:
+        """Ends every process."""
+        for process in self._processes:
+            process.end()
+        self.coordinator.close()

@@ -1,0 +1,170 @@
+"""WatchDogs as processes on a real ZooKeeper: election, fail-over by every kind of death, fences, failpoints at every boundary."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.coord import paths
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.node import NodeState
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Condition, Dependency, Phase
+from tests.harness.leader_bench import Starter, Submitter, Tree
+from tests.harness.watchdogs import Watchdogs, until
+
+T_S = 3.0
+TICK_S = 0.5
+GRACE_S = 1.0
+
+
+@pytest.fixture
+def watchdogs(zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Watchdogs]:
+    group = Watchdogs(tmp_path, zookeeper.hosts, chroot, session_timeout_s=T_S)
+    yield group
+    group.close()
+
+
+def test_kill_9_of_the_leader_is_followed_by_the_next_in_line_within_the_session_timeout(watchdogs: Watchdogs) -> None:
+    first, second = watchdogs.start(), watchdogs.start()
+    watchdogs.wait_leader(first)
+    epoch = watchdogs.epoch().epoch
+    first.send(signal.SIGKILL)
+    seconds = watchdogs.wait_leader(second)
+    assert seconds <= T_S + TICK_S + 2.0
+    assert watchdogs.epoch().epoch == epoch + 1
+    assert len(watchdogs.line()) == 1
+
+
+def test_sigterm_hands_over_within_a_second(watchdogs: Watchdogs) -> None:
+    first, second, third = watchdogs.start(), watchdogs.start(), watchdogs.start()
+    watchdogs.wait_leader(first)
+    first.send(signal.SIGTERM)
+    assert watchdogs.wait_leader(second) < 1.0
+    assert first.wait(5) == 0
+    assert third.events("reign_began") == []
+    second.send(signal.SIGTERM)
+    assert watchdogs.wait_leader(third) < 1.0
+
+
+def test_a_leader_that_was_stopped_for_long_wakes_up_deposed_and_commits_nothing(
+    watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str
+) -> None:
+    first, second = watchdogs.start(), watchdogs.start()
+    watchdogs.wait_leader(first)
+    submitter = Submitter(watchdogs.coordinator)
+    first.send(signal.SIGSTOP)
+    # Work for whoever leads: the old one would find it when it wakes up.
+    coordinator = ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=T_S)
+    starter = Starter(coordinator, "n1")
+    number = submitter.submit(4)
+    starter.claim("n1")
+    coordinator.close()
+    watchdogs.wait_leader(second)
+    epoch = watchdogs.epoch()
+    look = Tree(watchdogs.coordinator)
+    until(lambda: len(look.pending()) == 4, deadline_s=10)
+    before = {path: watchdogs.coordinator.stat(path).result(5) for path in (paths.EPOCH, paths.node("n1"), paths.sub(number))}
+    stopped_s = time.monotonic()
+    until(lambda: time.monotonic() - stopped_s > 2 * T_S, deadline_s=60)
+    first.send(signal.SIGCONT)
+    until(lambda: first.events("reign_ended"), deadline_s=10)
+    until(lambda: len(watchdogs.line()) == 2, deadline_s=10, told="it stands for election again, last")
+    assert {path: watchdogs.coordinator.stat(path).result(5) for path in before} == before
+    assert watchdogs.epoch() == epoch
+    assert first.metric("rmgr_leader") == 0
+    second.send(signal.SIGTERM)
+    assert watchdogs.wait_leader(first) < 1.0
+
+
+def test_a_dead_starter_is_fenced_and_its_work_waits_again(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str) -> None:
+    watchdogs.wait_leader(watchdogs.start())
+    look = Tree(watchdogs.coordinator)
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=T_S) as coordinator:
+        starter = Starter(coordinator, "n1")
+        number = Submitter(watchdogs.coordinator).submit(4)
+        starter.claim("n1")
+    started_s = time.monotonic()
+    until(lambda: len(look.pending()) == 4, deadline_s=20)
+    assert time.monotonic() - started_s <= GRACE_S + 1.0
+    assert look.node("n1").state is NodeState.FENCED
+    assert look.failed(number) == {}
+
+
+def finish(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str, numbers: list[int], tasks: int) -> None:
+    """A fresh Starter runs whatever waits until every submission is closed; then nothing was done twice and nothing is left."""
+    look = Tree(watchdogs.coordinator)
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=10.0) as coordinator:
+        starter = Starter(coordinator, "n2")
+
+        def closed() -> bool:
+            while (key := starter.claim_any("n2")) is not None:
+                starter.complete("n2", key)
+            return all(look.sub(number).phase is Phase.CLOSED for number in numbers)  # type: ignore[union-attr]
+
+        until(closed, deadline_s=30, told="all submissions are closed")
+    for number in numbers:
+        assert sorted(look.outcomes(number)) == list(range(tasks)), "every task has exactly one outcome"
+        assert look.failed(number) == {}
+    assert look.pending() == []
+    assert look.held() == []
+    assert look.names(paths.running_node("n1")) == []
+
+
+@pytest.mark.parametrize(
+    "boundary",
+    [
+        "leader.before_take_over",
+        "leader.after_take_over",
+        "leader.before_fence",
+        "leader.after_fence",
+        "leader.before_fail",
+        "leader.after_fail",
+        "leader.after_fail:2",
+        "leader.before_resubmit",
+        "leader.after_resubmit",
+        "leader.before_close",
+        "leader.after_close",
+        "leader.before_end_block",
+        "leader.before_set_aside",
+        "leader.before_bring_back",
+        "leader.before_met",
+        "leader.before_unmet",
+    ],
+)
+def test_a_leader_may_die_between_any_two_multis(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str, boundary: str) -> None:
+    # n1 claims two blocks of three submissions and dies; one is held and released, one cancelled, two depend on others.
+    watchdogs.start(failpoint=f"{boundary}=kill")
+    watchdogs.start()
+    until(lambda: watchdogs.epoch().epoch or len(watchdogs.line()) == 1, deadline_s=20)
+    submitter, look = Submitter(watchdogs.coordinator), Tree(watchdogs.coordinator)
+    plain, cancelled, held = submitter.submit(8), submitter.submit(8), submitter.submit(8)
+    met = submitter.submit(
+        8, phase=Phase.HELD, reason=Reason.DEPENDENCY, after=(Dependency(condition=Condition.ANY, submission=cancelled),)
+    )
+    unmet = submitter.submit(
+        8, phase=Phase.HELD, reason=Reason.DEPENDENCY, after=(Dependency(condition=Condition.OK, submission=cancelled),)
+    )
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=T_S) as coordinator:
+        starter = Starter(coordinator, "n1")
+        starter.claim("n1")
+        starter.claim("n1")
+    submitter.change(held, gate=False, phase=Phase.HELD, reason=Reason.USER_HOLD)
+    submitter.change(cancelled, gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+    until(lambda: [key.submission for key in look.held()].count(held) == 2, deadline_s=30, told="set aside")
+    submitter.change(held, gate=True, phase=Phase.OPEN, reason="")
+    finish(watchdogs, zookeeper, chroot, [plain, cancelled, held, met, unmet], 8)
+    states = {number: {outcome.state for outcome in look.outcomes(number).values()} for number in (plain, cancelled, held, met, unmet)}
+    assert states == {
+        plain: {State.COMPLETED},
+        cancelled: {State.CANCELLED},
+        held: {State.COMPLETED},
+        met: {State.COMPLETED},
+        unmet: {State.CANCELLED},
+    }
+    assert len(watchdogs.line()) == 1, f"{boundary} was never passed"
