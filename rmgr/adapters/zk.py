@@ -251,13 +251,14 @@ class _Client(KazooClient):  # type: ignore[misc]
     ) -> None:
         self._owner = owner
         self.session_timeout_s = session_timeout_s
+        handler = _Handler(max(0.3, session_timeout_s / 10))
         super().__init__(
             hosts=hosts,
             timeout=session_timeout_s,
             client_id=session,
-            handler=_Handler(max(0.3, session_timeout_s / 10)),
-            connection_retry=KazooRetry(max_tries=-1, delay=0.1, max_delay=1.0, ignore_expire=False),
-            command_retry=KazooRetry(max_tries=0, ignore_expire=False),
+            handler=handler,
+            connection_retry=KazooRetry(max_tries=-1, delay=0.1, max_delay=1.0, ignore_expire=False, sleep_func=handler.sleep_func),
+            command_retry=KazooRetry(max_tries=0, ignore_expire=False, sleep_func=handler.sleep_func),
             logger=_LOG,
             read_only=False,
             randomize_hosts=True,
