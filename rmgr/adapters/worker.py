@@ -6,7 +6,6 @@ the interpreter, because the worker looks at the shared board before each task.
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import threading
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
 #: A worker that is silent this long while it has tasks may hold finished results: they are read from its board.
 _RESCUE_S = 0.05
+_PART = 4 * 1024 * 1024
 _ends = msgspec.msgpack.Decoder(tuple[TaskEnd, ...])
 
 
@@ -101,8 +101,11 @@ class Worker:
         return board.running() if board is not None and self._outstanding else (0, 0)
 
     def send(self, batch: TaskBatch) -> bool:
-        """Sends tasks (seqs from `NodeRunner.next_seq`, ascending). False: the worker is gone, nothing was sent."""
-        data = frames.encode(batch)
+        """Sends tasks (seqs from `NodeRunner.next_seq`, ascending). False: the worker is gone, nothing was sent.
+
+        Raises: FrameError when one task alone is longer than a frame may be (large payloads go in files).
+        """
+        data = b"".join(frames.encode(part) for part in _parts(batch))
         with self._lock:
             if self.is_leaving:
                 return False
@@ -119,15 +122,23 @@ class Worker:
         return True
 
     def recall(self, *, keep: int = 0) -> None:
-        """Takes back what has not begun, beyond the next `keep` tasks; `TasksReturned` names it after a few ms."""
+        """Takes back what has not begun, beyond the next `keep` tasks (all, while the worker is being forked).
+
+        `TasksReturned` names it after a few ms; there is no event when there is nothing to take back.
+        """
         self.slot.runner.loop.call(lambda: self._recall(keep))
 
     def stop(self, seq: int = 0, *, reason: Reason = Reason.USER_CANCEL, grace_us: int = 5_000_000) -> None:
-        """Ends task `seq` if it is the one that runs (the worker may survive); seq 0 ends the worker.
+        """Ends task `seq`; 0 ends the worker.
 
-        A task that has not begun is taken back with `recall` instead.
+        The task runs: SIGTERM, `grace_us`, SIGKILL; it ends in `TasksEnded` (it gave way, the worker lives on) or in
+        `WorkerEnded`, with `reason`. It has not begun: it comes back in `TasksReturned`, together with those behind it.
         """
-        self.slot.order(frames.Stop(worker=self.number, seq=seq, reason=reason, grace_us=grace_us))
+        order = frames.Stop(worker=self.number, seq=seq, reason=reason, grace_us=grace_us)
+        if seq:
+            self.slot.runner.loop.call(lambda: self._stop(order))
+        else:
+            self.slot.order(order)
 
     def signal(self, signum: int, seq: int = 0) -> None:
         """Sends a signal to all processes of the running task."""
@@ -265,12 +276,9 @@ class Worker:
         board = self._board
         if board is None:
             with self._lock:  # not forked yet: nothing has been sent
-                seqs = tuple(itertools.islice(self._outstanding, keep, None))
-                if keep == 0:
-                    self._early.clear()
-                    self._outstanding.clear()
-                else:
-                    seqs = ()
+                seqs = tuple(self._outstanding)
+                self._early.clear()
+                self._outstanding.clear()
             if seqs:
                 self.slot.runner.emit(TasksReturned(self.slot, self, seqs, Reason.NONE))
             return
@@ -285,6 +293,18 @@ class Worker:
             self._revoked = (after, self._last_seq)
             board.revoke(*self._revoked)
         self.slot.runner.loop.later(SETTLE_S, self._settle)
+
+    def _stop(self, order: frames.Stop) -> None:
+        board = self._board
+        if board is not None and board.seq == order.seq:
+            self.slot.order(order)
+            return
+        with self._lock:
+            ahead = [seq for seq in self._outstanding if board is None or seq > board.seq]
+        if order.seq in ahead:
+            self._recall(ahead.index(order.seq))
+            # it may have begun meanwhile: then it is outstanding still, and stopped
+            self.slot.runner.loop.later(2 * SETTLE_S, lambda: self._stop(order))
 
     def _settle(self) -> None:
         """What is revoked and still ahead of the worker will not start any more: it is returned."""
@@ -319,6 +339,20 @@ class Worker:
             known = self._account(_ends.decode(b"\xdd" + count.to_bytes(4, "big") + data))
             if known:
                 self.slot.runner.emit(TasksEnded(self.slot, self, known))
+
+
+def _parts(batch: TaskBatch) -> list[TaskBatch]:
+    """The batch, cut where its payloads would make too long a frame."""
+    parts, start, size = [], 0, 0
+    for number, item in enumerate(batch.items):
+        size += len(item.payload)
+        if size > _PART and number > start:
+            parts.append(msgspec.structs.replace(batch, items=batch.items[start:number]))
+            start, size = number, len(item.payload)
+    if not parts:
+        return [batch]
+    parts.append(msgspec.structs.replace(batch, items=batch.items[start:]))
+    return parts
 
 
 def _nothing(_why: str) -> None:

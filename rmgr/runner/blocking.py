@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
+class TaskTerminated(BaseException):
+    """Raised inside a task by SIGTERM (time limit, cancel): it may clean up, within the grace time."""
+
+
 class Gate:
     """Where the worker hangs itself in. block(seq), unblock(seq): tell the Starter, the second waits for its answer."""
 
@@ -40,11 +44,14 @@ def blocking() -> Iterator[None]:
         gate.waiting += 1
         if gate.waiting == 1 and seq:
             gate.block(seq)
+    ends = False
     try:
         yield
+    except TaskTerminated:
+        ends = True  # it needs no cores to end
+        raise
     finally:
         with gate.lock:
             gate.waiting -= 1
-            last = gate.waiting == 0
-            if last and seq and gate.seq() == seq:
+            if gate.waiting == 0 and not ends and seq and gate.seq() == seq:
                 gate.unblock(seq)

@@ -30,7 +30,7 @@ SETTLE_S = 0.002
 # REVOKED_AT, the seq being terminated at TERM_AT.
 PAIR = struct.Struct("@QQ")
 TASK_AT, REVOKED_AT, TERM_AT = 0, 192, 128
-_LIMIT, _GRACE, _EXCLUSIVE, _BUSY, _MEMORY = 16, 24, 32, 40, 48
+_LIMIT, _GRACE, _EXCLUSIVE, _BUSY, _MEMORY, _CAP = 16, 24, 32, 40, 48, 56
 _RESULTS, _GENERATION = 64, 80
 _TERM_REASON, _LEASE, _WATCHED = 136, 144, 152
 
@@ -77,8 +77,9 @@ class Board:
         """Task `seq` starts; 0 = between tasks."""
         PAIR.pack_into(self.view, TASK_AT, seq, now_ns)
 
-    def set_batch(self, *, limit_ns: int, grace_ns: int, exclusive: bool, memory_bytes: int) -> None:
+    def set_batch(self, *, limit_ns: int, grace_ns: int, exclusive: bool, memory_bytes: int, output_cap: int) -> None:
         """What holds for the tasks that follow."""
+        self._set(_CAP, output_cap)
         self._set(_LIMIT, limit_ns)
         self._set(_GRACE, grace_ns)
         self._set(_EXCLUSIVE, exclusive)
@@ -115,6 +116,11 @@ class Board:
     def memory_bytes(self) -> int:
         """Memory limit of the present task, 0 = none."""
         return self._get(_MEMORY)
+
+    @property
+    def output_cap(self) -> int:
+        """Bytes kept of each stream of the present task."""
+        return self._get(_CAP)
 
     @property
     def busy(self) -> bool:

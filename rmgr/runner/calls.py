@@ -20,10 +20,6 @@ _keyed = msgspec.msgpack.Decoder(KeyedCall)
 _NONE = pickle.dumps(None, 5)
 
 
-class TaskTerminated(BaseException):
-    """Raised inside a task by SIGTERM (time limit, cancel): it may clean up, within the grace time."""
-
-
 class WrongCount(RmgrError):
     """A function of the keyed form returned another number of values than it has output keys."""
 

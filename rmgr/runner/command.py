@@ -20,7 +20,7 @@ from rmgr.model.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, 
 from rmgr.model.states import Reason
 from rmgr.runner.contain import Group
 from rmgr.runner.environment import command_environment, shared_variables
-from rmgr.runner.kernel import CLOCK, oom_kills, prefer_for_oom
+from rmgr.runner.kernel import CLOCK, NODE_TROUBLE, oom_kills, prefer_for_oom
 from rmgr.runner.outputs import open_output, settle, take
 
 #: Work directories with at most this many plain files are emptied in place, others by `rm` in the background.
@@ -30,12 +30,16 @@ _DEFAULT_SIGNALS = [number for name in ("SIGPIPE", "SIGXFSZ") if (number := geta
 
 
 class StartFailed(Exception):
-    """A command that cannot be started. exit_code: 127 not found, 126 not executable, as shells say."""
+    """A command that cannot be started. exit_code: 127 not found, 126 not executable, as shells say.
 
-    def __init__(self, detail: str, exit_code: int) -> None:
+    reason: START_FAILED, or NODE_LOST when it is this node that is in trouble (disk full, no memory, no processes).
+    """
+
+    def __init__(self, detail: str, exit_code: int, number: int | None = None) -> None:
         super().__init__(detail)
         self.detail = detail
         self.exit_code = exit_code
+        self.reason = Reason.NODE_LOST if number in NODE_TROUBLE else Reason.START_FAILED
 
 
 @dataclass(slots=True)
@@ -80,7 +84,10 @@ class Launcher:
     def start(self, batch: CommandBatch, item: CommandItem, group: Group | None) -> Running:
         """Starts one command. Raises: StartFailed (its work directory is gone again)."""
         if batch is not self._batch:
-            self._prepare(batch)
+            try:
+                self._prepare(batch)
+            except OSError as error:
+                raise StartFailed(f"script or input cannot be written on {self._node}: {error.strerror}", 126, error.errno) from None
         environ = command_environment(self._base, batch.shape, item)
         directory, owns = item.directory, not item.directory
         if owns:
@@ -92,7 +99,8 @@ class Launcher:
                     os.mkdir(directory)
                 os.chdir(batch.cwd or directory)
             except OSError as error:
-                raise StartFailed(f"the work directory {batch.cwd or directory} cannot be used: {error.strerror}", 126) from None
+                where = batch.cwd or directory
+                raise StartFailed(f"the work directory {where} cannot be used: {error.strerror}", 126, error.errno) from None
             out_path, out = self._output(item.out, 0, batch, opened)
             same = item.err == item.out and bool(item.out)
             err_path, err = (out_path, out) if same else self._output(item.err, 1, batch, opened)
@@ -126,8 +134,8 @@ class Launcher:
         """End of a command that never ran."""
         return CommandEnd(
             seq=item.seq,
-            reason=Reason.START_FAILED,
-            exit_code=error.exit_code,
+            reason=error.reason,
+            exit_code=error.exit_code if error.reason is Reason.START_FAILED else None,
             started_us=time.time_ns() // 1000,
             detail=error.detail,
             directory=item.directory if batch.keep else "",
@@ -174,7 +182,7 @@ class Launcher:
 
     def _prepare(self, batch: CommandBatch) -> None:
         """What all commands of a batch share is made once."""
-        self._batch = batch
+        self._batch = None
         self._base = dict(os.environ)
         self._base.update(shared_variables(batch.shape, self._node))
         first = batch.items[0].seq
@@ -185,6 +193,7 @@ class Launcher:
         if batch.script:
             path = self._file(f"script.{first}", batch.script.encode())
             self._script = [*_interpreter(batch.script), path]
+        self._batch = batch
 
     def _file(self, name: str, data: bytes) -> str:
         path = os.path.join(self._directory, name)
@@ -200,7 +209,7 @@ class Launcher:
         try:
             fd = open_output(path, append=batch.append)
         except OSError as error:
-            raise StartFailed(f"the output file {path} cannot be written on {self._node}: {error.strerror}", 126) from None
+            raise StartFailed(f"the output file {path} cannot be written on {self._node}: {error.strerror}", 126, error.errno) from None
         opened.append(fd)
         return os.path.abspath(path), fd
 
@@ -232,7 +241,7 @@ class Launcher:
                     raise
                 return self._execute(["/bin/sh", *argv], environ, out, err, group)  # a text without #! line, as shells do
         except OSError as error:
-            raise StartFailed(*self._why(argv, error)) from None
+            raise StartFailed(*self._why(argv, error), error.errno) from None
         except ValueError as error:
             raise StartFailed(f"the command line or environment cannot be used: {error}", 126) from None
 

@@ -7,6 +7,7 @@ worker that is killed loses only the call it was in.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import io
 import os
@@ -44,12 +45,12 @@ from rmgr.model.frames import (
     encode,
 )
 from rmgr.model.states import Reason
-from rmgr.runner.blocking import gate
+from rmgr.runner.blocking import TaskTerminated, gate
 from rmgr.runner.board import PAGE, PAIR, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AT, TASK_AT, TERM_AT, Board
-from rmgr.runner.calls import Functions, Results, TaskTerminated, WrongCount, arguments, failure
+from rmgr.runner.calls import Functions, Results, WrongCount, arguments, failure
 from rmgr.runner.current import running
 from rmgr.runner.environment import TaskEnvironment
-from rmgr.runner.kernel import CLOCK
+from rmgr.runner.kernel import CLOCK, NODE_TROUBLE
 from rmgr.runner.outputs import open_output, take
 from rmgr.runner.remote import dump_exception
 
@@ -108,6 +109,7 @@ class Worker:
         os.environ.update(spec.environ)
         self._environment = TaskEnvironment(self._node)
         running.node = self._node
+        faulthandler.enable(self._fds[1])  # where it was, in its log, when a task crashes the interpreter
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         gate.seq, gate.block, gate.unblock = (lambda: self._seq), self._block, self._unblock
@@ -191,8 +193,14 @@ class Worker:
         os.dup2(self._fds[0], 1)
         os.dup2(self._fds[1], 2)
         sys.stdout, sys.stderr = self._streams
+        for signum in (signal.SIGTERM, signal.SIGINT):  # a task may have set its own
+            signal.signal(signum, self._on_signal)
         board.set_batch(
-            limit_ns=shape.limit_us * 1000, grace_ns=shape.grace_us * 1000, exclusive=shape.exclusive, memory_bytes=shape.memory_bytes
+            limit_ns=shape.limit_us * 1000,
+            grace_ns=shape.grace_us * 1000,
+            exclusive=shape.exclusive,
+            memory_bytes=shape.memory_bytes,
+            output_cap=shape.output_cap,
         )
         self._environment.start_batch(shape)
         start_task, encode_end, cap = self._environment.start_task, self._encoder.encode, shape.output_cap
@@ -273,6 +281,8 @@ class Worker:
             return self._results.plain(item.seq, value)
         except WrongCount as error:
             return b"", True, failure(error, Reason.BAD_OUTPUT)
+        except OSError as error:  # the spool file: this node's trouble, not the task's
+            return b"", True, failure(error, Reason.NODE_LOST if error.errno in NODE_TROUBLE else Reason.EXCEPTION)
         except Exception as error:  # noqa: BLE001 - __reduce__ of the result's class may raise anything
             return b"", True, failure(error, Reason.EXCEPTION)
 
@@ -365,9 +375,11 @@ class Worker:
             except OSError:
                 os._exit(0)  # the Starter is gone: nobody waits for this
 
-    def _receive(self) -> bool:
+    def _receive(self, *, only_if_ready: bool = False) -> bool:
         """Takes what has arrived, waiting for something; False: the Starter is gone."""
         with self._receive_lock:
+            if only_if_ready and not select.select([self._socket], [], [], 0)[0]:
+                return True  # another thread has taken it
             try:
                 data = self._socket.recv(_RECEIVE)
                 frames = self._reader.feed(data)
@@ -380,16 +392,27 @@ class Worker:
                     self._granted = frame.seq
             return bool(data)
 
+    # A signal must not raise in the middle of a message: `_in_call` is off around sending and receiving.
+
     def _block(self, seq: int) -> None:
-        if threading.current_thread() is threading.main_thread():
+        main = threading.current_thread() is threading.main_thread()
+        in_call, self._in_call = self._in_call, self._in_call and not main
+        if main:
             self._flush()  # in another thread: the Starter reads them from the board
         self._send(encode(Blocked(seq)))
+        self._in_call = in_call
 
     def _unblock(self, seq: int) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        in_call, self._in_call = self._in_call, self._in_call and not main
         self._send(encode(Unblocking(seq)))
         while self._granted != seq:
-            if not self._receive():
+            self._in_call = in_call
+            select.select([self._socket], [], [])  # here a time limit or a cancel may break the wait
+            self._in_call = in_call and not main
+            if not self._receive(only_if_ready=True):
                 os._exit(0)
+        self._in_call = in_call
 
     def _leave(self, why: str) -> None:
         self._flush()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from rmgr.model.frames import NO_OUTPUT, Output, Shape, StartWorker, WorkerForked, WorkerGone
+from rmgr.model.frames import NO_OUTPUT, Output, StartWorker, WorkerForked, WorkerGone
 from rmgr.model.states import Reason
 from rmgr.runner import worker as worker_process
 from rmgr.runner.board import Board, create_board
@@ -22,7 +22,6 @@ from rmgr.runner.kernel import become_subreaper, die_with_parent, oom_kills, pre
 from rmgr.runner.outputs import open_output, take, trim_path
 
 _OOM_SCORE = 800
-_CAP = Shape().output_cap
 #: A worker that has been idle this long is not looked at often any more; it pokes when it starts again.
 _CALM_NS = 1_000_000_000
 
@@ -198,7 +197,7 @@ class Workers:
                     continue
                 soonest = _sooner(soonest, now + max(2_000_000, min(100_000_000, (limit - used) // 5)))  # 5 bytes/ns
             for stream in ("stdout", "stderr"):
-                if trim_path(os.path.join(watched.directory, stream), _CAP) and seq not in watched.capped:
+                if trim_path(os.path.join(watched.directory, stream), board.output_cap) and seq not in watched.capped:
                     watched.capped = {seq}
                     self._surprise("output_capped", f"worker {watched.number} task {seq}")
         return soonest
@@ -311,7 +310,7 @@ class Workers:
             try:
                 fd = open_output(path)
                 try:
-                    taken.append(take(fd, path, os.path.join(watched.directory, f"{seq}.{name}"), _CAP))
+                    taken.append(take(fd, path, os.path.join(watched.directory, f"{seq}.{name}"), watched.board.output_cap))
                 finally:
                     os.close(fd)
             except OSError:

@@ -17,12 +17,15 @@ import pytest
 
 from rmgr.adapters.process import Slot, Worker
 from rmgr.adapters.workevents import (
+    TasksEnded,
+    TasksReturned,
     WorkerEnded,
 )
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
 from rmgr.model.frames import KeyedCall, KeyedInput, Shape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
-from rmgr.runner.calls import TaskTerminated, WrongCount
+from rmgr.runner.blocking import TaskTerminated
+from rmgr.runner.calls import WrongCount
 from tests.harness.work_node import WorkNode, error_of, until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -313,6 +316,7 @@ def test_only_the_task_that_ends_its_worker_is_blamed(
     assert (seqs[20], reason, code, signum) == (gone.seq, gone.reason, gone.exit_code, gone.signal)
     assert tuple(seqs[21:]) == gone.unstarted
     assert gone.out.data == b"last words\n"
+    assert (b"Segmentation fault" in gone.err.data) == (signum == signal.SIGSEGV)
     assert [node.result(seq) for seq in seqs[:20]] == ["ok"] * 20
 
 
@@ -351,14 +355,25 @@ def test_a_time_limit_ends_a_task_that_ignores_sigterm_with_its_worker(node: Wor
     assert 350_000 <= gone.elapsed_us < 3_000_000
 
 
-def test_a_cancel_ends_the_running_task_only(node: WorkNode, worker: Worker) -> None:
-    batch = node.batch(time.sleep, (60,), (0,))
-    first, second = (item.seq for item in batch.items)
+def test_a_cancel_ends_the_running_task_or_takes_back_one_that_has_not_begun(node: WorkNode, worker: Worker) -> None:
+    batch = node.batch(time.sleep, (60,), (0,), (60,), (0,))
+    first, second, third, fourth = (item.seq for item in batch.items)
     worker.send(batch)
     until(lambda: worker.running()[0] == first)
-    worker.stop(second)  # it does not run: nothing happens to it
+    worker.stop(third)
+    assert node.wait(TasksReturned).seqs == (third, fourth)
     worker.stop(first)
     extra = node.ended(first).extra
     assert extra is not None
     assert extra.reason is Reason.USER_CANCEL
     assert node.result(second) is None
+    worker.stop(second)  # it has ended: nothing happens
+    assert node.result(node.call(worker, int)) == 0
+
+
+def test_a_cancel_right_after_sending_is_never_lost(node: WorkNode, worker: Worker) -> None:
+    for _ in range(30):
+        seq = node.call(worker, time.sleep, 60)
+        worker.stop(seq)
+        event = node.wait((TasksReturned, TasksEnded), lambda e: e.worker is worker)
+        assert isinstance(event, TasksReturned) or (event.ends[0].seq, event.ends[0].extra.reason) == (seq, Reason.USER_CANCEL)

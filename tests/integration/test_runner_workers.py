@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ from rmgr.adapters.workevents import (
     WorkerUnblocking,
 )
 from rmgr.errors import StateConflict, VersionMismatch
+from rmgr.model.frames import Shape
+from rmgr.model.states import Reason
 from tests.harness.work_node import WorkNode, is_alive, pid_in, until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -168,11 +171,10 @@ def test_a_task_that_waits_gives_its_slot_back_and_gets_it_again(node: WorkNode,
     batch = node.batch(work, (str(gate),), (str(gate),), (str(gate),))
     first, *rest = (item.seq for item in batch.items)
     worker.send(batch)
-    assert node.wait(WorkerBlocked).seq == first
+    node.wait(WorkerBlocked, lambda event: event.seq == first)
     assert node.wait(TasksReturned).seqs == tuple(rest)
     gate.touch()
-    asks = node.wait(WorkerUnblocking)
-    assert asks.seq == first
+    node.wait(WorkerUnblocking, lambda event: event.seq == first)
     assert worker.load == 1
     worker.grant(first)
     assert node.result(first) == "went on"
@@ -267,3 +269,89 @@ def test_a_slot_opens_again_after_it_was_closed(node: WorkNode) -> None:
     again = node.slot(5)
     assert node.end_of(node.run(again, "true")).exit_code == 0
     assert SlotUp
+
+
+def test_many_large_payloads_are_sent_in_parts(node: WorkNode, worker: Worker) -> None:
+    batch = node.batch(len, *[(os.urandom(1_000_000),)] * 80)
+    assert worker.send(batch)
+    assert [node.result(item.seq) for item in batch.items] == [1_000_000] * 80
+
+
+def test_a_task_that_waits_can_be_cancelled_while_it_waits(node: WorkNode, worker: Worker) -> None:
+    def work() -> None:
+        from rmgr.runner.blocking import blocking
+
+        with blocking():
+            time.sleep(60)
+
+    seq = node.call(worker, work)
+    node.wait(WorkerBlocked, lambda event: event.seq == seq)
+    worker.stop(seq)
+    extra = node.ended(seq).extra
+    assert extra is not None
+    assert extra.reason is Reason.USER_CANCEL
+    assert worker.blocked_seq == 0
+    assert node.result(node.call(worker, int, 3)) == 3
+
+
+def test_a_task_can_be_cancelled_while_it_waits_for_its_cores(node: WorkNode, worker: Worker) -> None:
+    def work() -> None:
+        from rmgr.runner.blocking import blocking
+
+        with blocking():
+            pass
+
+    seq = node.call(worker, work)
+    node.wait(WorkerUnblocking, lambda event: event.seq == seq)
+    worker.stop(seq)
+    extra = node.ended(seq).extra
+    assert extra is not None
+    assert extra.reason is Reason.USER_CANCEL
+    assert node.result(node.call(worker, int, 3)) == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_work_runs_as_another_user_without_new_privileges(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = Path(tempfile.mkdtemp(prefix="rmgr-test-", dir="/tmp"))
+    directory.chmod(0o755)
+    try:
+        with WorkNode(directory / "run", no_new_privs=True) as node:
+            slot = node.slot(0, uid=65534, gid=65534)
+            end = node.end_of(node.shell(slot, "id -u; id -g; id -G; grep NoNewPrivs /proc/self/status; touch mine && echo wrote"))
+            assert end.out.data == b"65534\n65534\n65534\nNoNewPrivs:\t1\nwrote\n", end
+            worker = node.worker(slot)
+            assert node.result(node.call(worker, lambda: (os.getuid(), os.getgid(), os.getgroups()))) == (65534, 65534, [65534])
+            worker.stop(grace_us=0)
+            node.wait(WorkerEnded)
+            limited = node.end_of(node.shell(slot, "sleep 60 & sleep 60", shape=Shape(submission=1, limit_us=100_000, grace_us=100_000)))
+            assert limited.reason is Reason.TIME_LIMIT
+    finally:
+        directory.rmdir()
+
+
+def test_a_full_disk_is_the_nodes_fault(node: WorkNode, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> bytes:
+        import builtins
+        import errno
+
+        real = builtins.open
+
+        def full(path: object, mode: str = "r", *args: object, **kwargs: object) -> object:
+            if "w" in mode:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(path, mode, *args, **kwargs)  # type: ignore[call-overload]
+
+        builtins.open = full
+        return b"x" * 2_000_000
+
+    def heal() -> None:
+        import builtins
+        import io
+
+        builtins.open = io.open
+
+    end = node.ended(node.call(worker, work))
+    node.result(node.call(worker, heal))
+    assert end.extra is not None
+    assert end.extra.reason is Reason.NODE_LOST
+    assert "No space left" in end.extra.summary
