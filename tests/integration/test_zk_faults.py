@@ -248,7 +248,7 @@ def test_a_server_tells_about_itself_and_a_dead_one_says_so(server: ZooKeeperSer
 
 def test_a_server_that_cannot_start_shows_its_log(zookeeper_parts: None, tmp_path: Path) -> None:
     server = ZooKeeperServer(tmp_path, config={"tickTime": "soon"})
-    with pytest.raises(Unavailable, match="soon|Invalid config"):
+    with pytest.raises(Unavailable, match=r"soon|Invalid config"):
         server.start()
     assert not server.running
 

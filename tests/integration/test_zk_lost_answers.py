@@ -1,0 +1,102 @@
+"""Many threads commit while answers, requests and whole links are lost at random: nothing is lost, doubled or misreported."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.coord.multi import Committed, Conflict, Create, Exists, GoneOrHolds, Multi, Set
+from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.coordinators import States, wait_for
+from tests.harness.proxy import Proxy
+
+THREADS, SECONDS = 4, 5.0
+
+
+def test_lost_answers_under_load(zookeeper: ZooKeeperServer, chroot: str) -> None:
+    seed = random.randrange(10**6)
+    rng = random.Random(seed)
+    until = time.monotonic() + SECONDS
+    with Proxy(zookeeper.hosts) as proxy, ZkCoordinator.connect(proxy.hosts, chroot, session_timeout_s=6.0) as coord:
+        coord.ensure(["/queue", "/names", *(f"/own-{n}" for n in range(THREADS))])
+        states, given, ends = States(coord), [0] * THREADS, [0] * THREADS
+        errors: list[object] = []
+
+        def work(me: int) -> None:
+            version = 0
+            while time.monotonic() < until:
+                futures = []
+                for _ in range(10):
+                    name = f"/names/{me}-{given[me]}"
+                    given[me] += 1
+                    make = Multi(name="MAKE", ops=(Create("/queue/k-", sequence=True), Create(name)), proof=Exists(name))
+                    data = str(version).encode()
+                    own = Multi(name="SET", ops=(Set(f"/own-{me}", data, version),), proof=GoneOrHolds(f"/own-{me}", data))
+                    version += 1
+                    futures += [coord.commit(make, timeout_s=30), coord.commit(own, timeout_s=30)]
+                errors.extend(o for o in (future.result(40) for future in futures) if not isinstance(o, Committed))
+            ends[me] = version
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        while time.monotonic() < until:
+            fault = rng.choice([proxy.lose_reply, proxy.lose_request, lambda _nth: proxy.cut()])
+            cuts = proxy.cuts
+            fault(rng.randrange(1, 40))
+            wait_for(lambda cuts=cuts: proxy.cuts > cuts or time.monotonic() > until, 20)
+            threading.Event().wait(rng.uniform(0, 0.3))
+        for thread in threads:
+            thread.join(60)
+        assert errors == [], f"seed {seed}"
+        assert proxy.cuts > 0
+        assert len(coord.children("/queue").result(10) or []) == sum(given)
+        assert sorted(coord.children("/names").result(10) or []) == sorted(f"{n}-{i}" for n in range(THREADS) for i in range(given[n]))
+        for n in range(THREADS):
+            found = coord.get(f"/own-{n}").result(10)
+            assert found is not None
+            assert found.version == ends[n]
+        assert "LOST" not in states.seen
+
+
+def test_two_clients_that_race_for_one_name_never_both_win(zookeeper: ZooKeeperServer, chroot: str) -> None:
+    connect = ZkCoordinator.connect
+    with Proxy(zookeeper.hosts) as proxy, connect(proxy.hosts, chroot) as mine, connect(proxy.hosts, chroot) as theirs:
+        mine.ensure(["/names"])
+        for number in range(60):
+            if number % 3 == 0:
+                proxy.lose_reply(1 + number % 2)
+            path = f"/names/{number}"
+            claims = [
+                client.commit(Multi(name="CLAIM", ops=(Create(path, who),), proof=Exists(path, who)))
+                for client, who in ((mine, b"mine"), (theirs, b"theirs"))
+            ]
+            outcomes = [claim.result(15) for claim in claims]
+            assert sorted(type(outcome).__name__ for outcome in outcomes) == [Committed.__name__, Conflict.__name__]
+            winner = b"mine" if isinstance(outcomes[0], Committed) else b"theirs"
+            found = mine.get(path).result(5)
+            assert found is not None
+            assert found.data == winner
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_a_server_dies_with_whoever_started_it(zookeeper_parts: None, tmp_path: Path) -> None:
+    program = (
+        "import sys, time\nfrom rmgr.dev.zookeeper import ZooKeeperServer\n"
+        "server = ZooKeeperServer(sys.argv[1], die_with_parent=True, heap_mb=64).start(wait_s=0)\n"
+        "print(server.pid, flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        server = psutil.Process(int(parent.stdout.readline()))
+        wait_for(lambda: "java" in server.name(), what="the exec of java")
+        parent.kill()
+    wait_for(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, what="the server's end")
