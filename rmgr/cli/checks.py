@@ -1,0 +1,375 @@
+"""The checks of `rmgr doctor`: each looks at one thing, says what it found, and how to mend it.
+
+A check never raises for what it is there to find. `ok` False makes the whole unhealthy; advice (`fix` beside `ok`) does not.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmgr.errors import RmgrError
+from rmgr.model.units import format_size
+
+if TYPE_CHECKING:
+    from rmgr.cli.context import Session
+
+#: Oldest versions that are known to work; as in pyproject.toml.
+PACKAGES = {
+    "click": "8.1.7",
+    "cloudpickle": "3.0",
+    "grpcio": "1.71.2",
+    "kazoo": "2.10",
+    "msgspec": "0.18.6",
+    "prometheus-client": "0.20",
+    "protobuf": "5.29",
+    "psutil": "5.9",
+    "rich": "13.7",
+    "structlog": "24.1",
+}
+_LOW_DISK_SHARE, _LOW_DISK_BYTES = 0.03, 1 << 30
+_SLOW_FSYNC_MS = 50.0
+_SKEW_S = 2.0
+_LOW_FILES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What one look found. fix: what to type or change; with `ok` it is advice."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+Checks = Iterator[Check]
+
+
+def everything(session: Session) -> Checks:
+    """All checks, from this machine outwards. Those that need a part which is missing are left out."""
+    yield from this_python(session)
+    yield from this_machine(session)
+    configured = [*configuration(session)]
+    yield from configured
+    if not all(check.ok for check in configured):
+        return
+    reached = [*zookeeper_servers(session)]
+    yield from reached
+    yield from data_store(session)
+    sessions = [*coordination(session)]
+    yield from sessions
+    if all(check.ok for check in sessions):
+        yield from cluster(session)
+
+
+# -- this machine -------------------------------------------------------------------------------------------------------------
+
+
+def this_python(_session: Session) -> Checks:
+    """Interpreter and packages."""
+    version = platform.python_version()
+    ok = sys.version_info >= (3, 11)
+    yield Check(name="python", ok=ok, detail=f"{version} ({sys.executable})", fix="" if ok else "rmgr needs Python 3.11 or later")
+    from importlib import metadata
+
+    missing, old = [], []
+    for package, oldest in PACKAGES.items():
+        try:
+            found = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            missing.append(package)
+            continue
+        if _numbers(found) < _numbers(oldest):
+            old.append(f"{package} {found} (needs {oldest})")
+    problems = [f"missing: {', '.join(missing)}"] if missing else []
+    problems += [f"too old: {', '.join(old)}"] if old else []
+    fix = "install rmgr again into this environment: pip install --upgrade rmgr" if problems else ""
+    yield Check(name="packages", ok=not problems, detail="; ".join(problems) or f"{len(PACKAGES)} packages are new enough", fix=fix)
+
+
+def this_machine(_session: Session) -> Checks:
+    """Java, cgroups, limits: what daemons and `rmgr dev` use."""
+    from rmgr.dev.zookeeper import java, missing_parts
+
+    lacking = missing_parts()
+    fix = "only ZooKeeper servers and rmgr dev need it: apt-get install default-jre-headless libzookeeper-java" if lacking else ""
+    yield Check(name="java", ok=True, detail=lacking or f"{java()}, ZooKeeper's jars are there", fix=fix)
+    if sys.platform == "linux":
+        yield _cgroups()
+    if os.name == "posix":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        low = 0 <= soft < min(_LOW_FILES, hard if hard > 0 else _LOW_FILES)
+        yield Check(
+            name="open files", ok=True, detail=f"limit {soft}", fix=f"daemons with many tasks need more: ulimit -n {hard}" if low else ""
+        )
+
+
+def _cgroups() -> Check:
+    """Whether tasks started here can be put into cgroups of their own (memory limits, whole kills)."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        own = Path("/proc/self/cgroup").read_text()
+    except OSError as error:
+        return Check(
+            name="cgroups", ok=True, detail=f"cannot be read: {error.strerror}", fix="tasks are killed by session and process tree instead"
+        )
+    if (root / "cgroup.controllers").exists():
+        line = next((line for line in own.splitlines() if line.startswith("0::")), "0::/")
+        mine = root / line[3:].strip().lstrip("/")
+        writable = os.access(mine, os.W_OK)
+        detail = f"v2, {mine}" + ("" if writable else " (not writable)")
+    else:
+        mine = root / "memory"
+        writable = mine.is_dir() and os.access(mine, os.W_OK)
+        detail = "v1, memory controller " + ("writable" if writable else "not writable")
+    fix = "" if writable else "memory limits are watched instead of enforced by the kernel; run Starters as a service with Delegate=yes"
+    return Check(name="cgroups", ok=True, detail=detail, fix=fix)
+
+
+def disk(name: str, path: str) -> Check:
+    """Free space where `path` lies (or will lie)."""
+    where = Path(path)
+    while not where.exists() and where != where.parent:
+        where = where.parent
+    usage = shutil.disk_usage(where)
+    low = usage.free < min(_LOW_DISK_BYTES, usage.total * _LOW_DISK_SHARE)
+    fix = f"free some space on the file system of {where}: nothing can be stored when it is full" if low else ""
+    return Check(name=name, ok=not low, detail=f"{format_size(usage.free)} free of {format_size(usage.total)} at {where}", fix=fix)
+
+
+# -- configuration ------------------------------------------------------------------------------------------------------------
+
+
+def configuration(session: Session) -> Checks:
+    """The file, the variables, and that they name a cluster."""
+    try:
+        config = session.config()
+    except RmgrError as error:
+        yield Check(name="configuration", ok=False, detail=error.message, fix=error.hint)
+        return
+    cluster = config.cluster
+    if not cluster.zk:
+        what = "only a gateway is configured" if cluster.gateway else "no cluster is configured, and none runs on this machine"
+        yield Check(name="configuration", ok=False, detail=what, fix="start one: rmgr dev   (or name one: --zk HOSTS, RMGR_ZK)")
+        return
+    where = config.source or "variables, options, or a running rmgr dev"
+    yield Check(name="configuration", ok=True, detail=f"zk {cluster.zk}, store {cluster.store or '(none)'}; from {where}")
+    if not cluster.store:
+        yield Check(name="configuration", ok=False, detail="no data store is configured", fix="name it: --store sqlite:PATH or RMGR_STORE")
+
+
+# -- ZooKeeper ----------------------------------------------------------------------------------------------------------------
+
+
+def zookeeper_servers(session: Session) -> Checks:
+    """Each server by itself: reachable, version, mode, latency of its disk, limits."""
+    from rmgr.adapters.zk_wire import four_letter
+    from rmgr.errors import Unavailable
+
+    hosts, _ = session.config().cluster.hosts_and_chroot()
+    serving = 0
+    servers = [host.strip() for host in hosts.split(",") if host.strip()]
+    for server in servers:
+        host, port = _endpoint(server)
+        name = f"zookeeper {server}"
+        try:
+            srvr = four_letter(host, port, "srvr", timeout_s=3.0)
+        except Unavailable as error:
+            fix = "is it running? its log tells; several servers: a quorum of them must run"
+            yield Check(name=name, ok=False, detail=error.message, fix=fix)
+            continue
+        mode = _after(srvr, "Mode:")
+        if not mode:
+            detail = " ".join(srvr.split())[:120] or "it closes the connection"
+            allowed = "is not executed" in srvr
+            fix = "add srvr and mntr to 4lw.commands.whitelist in zoo.cfg" if allowed else "it has no quorum: start the other servers"
+            serving += allowed
+            yield Check(name=name, ok=allowed, detail=detail, fix=fix)
+            continue
+        serving += 1
+        version = _after(srvr, "version:").split("-", 1)[0].split(",", 1)[0]
+        yield Check(name=name, ok=True, detail=f"{version}, {mode}, {_after(srvr, 'Connections:')} connections")
+        yield from _measured(name, host, port)
+    if len(servers) > 1 and serving <= len(servers) // 2:
+        detail = f"{serving} of {len(servers)} servers serve: no quorum"
+        yield Check(name="zookeeper quorum", ok=False, detail=detail, fix="start the others")
+
+
+def _measured(name: str, host: str, port: int) -> Checks:
+    from rmgr.adapters.zk_wire import four_letter
+    from rmgr.errors import Unavailable
+
+    try:
+        mntr = four_letter(host, port, "mntr", timeout_s=3.0)
+        conf = four_letter(host, port, "conf", timeout_s=3.0)
+    except Unavailable:
+        return
+    facts = dict(re.findall(r"^(\w+)\t(\S+)", mntr, re.MULTILINE))
+    if "zk_avg_fsynctime" in facts:
+        average, largest = float(facts["zk_avg_fsynctime"]), facts.get("zk_max_fsynctime", "?")
+        slow = average > _SLOW_FSYNC_MS
+        fix = "give ZooKeeper's transaction log (dataLogDir) a disk of its own" if slow else ""
+        yield Check(name=f"{name} fsync", ok=not slow, detail=f"{average:.1f} ms on average, {largest} ms at most", fix=fix)
+    limit = re.search(r"^maxClientCnxns=(\d+)", conf, re.MULTILINE)
+    if limit is None:
+        fix = "add conf to 4lw.commands.whitelist to have it checked; rmgr wants maxClientCnxns=0"
+        yield Check(name=f"{name} maxClientCnxns", ok=True, detail="cannot be read (conf is not whitelisted)", fix=fix)
+    elif limit[1] != "0":
+        fix = "set maxClientCnxns=0 in zoo.cfg: every client and daemon of a machine is a connection"
+        yield Check(name=f"{name} maxClientCnxns", ok=int(limit[1]) >= 200, detail=f"{limit[1]} connections from one address", fix=fix)
+    else:
+        yield Check(name=f"{name} maxClientCnxns", ok=True, detail="0 (no limit)")
+
+
+def coordination(session: Session) -> Checks:
+    """A session of our own, and the cluster behind it."""
+    began = time.monotonic()
+    try:
+        coordinator = session.coordinator()
+    except RmgrError as error:
+        yield Check(name="session", ok=False, detail=error.message, fix=error.hint)
+        return
+    took_ms = (time.monotonic() - began) * 1000
+    detail = f"connected in {took_ms:.0f} ms, timeout {coordinator.session_timeout_s:g} s"
+    yield Check(name="session", ok=True, detail=detail)
+    timeout_s = session.left_s(10.0) or 10.0
+    began = time.monotonic()
+    coordinator.sync(timeout_s=timeout_s).result(timeout_s + 1.0)
+    sync_ms = (time.monotonic() - began) * 1000
+    yield Check(
+        name="latency",
+        ok=sync_ms < 1000,
+        detail=f"a sync took {sync_ms:.1f} ms",
+        fix="" if sync_ms < 1000 else "ZooKeeper is overloaded or far",
+    )
+    from rmgr.client.bootstrap import read_meta, remembered
+
+    meta = read_meta(coordinator, timeout_s=timeout_s)
+    known = meta.cluster_id if meta is not None else ""
+    try:
+        bound = remembered(session.data_store()) or ""
+    except RmgrError:
+        bound = ""
+    if bound and bound != known:
+        detail = f"ZooKeeper is of cluster {known or '(none)'}, the data store of {bound}"
+        yield Check(name="cluster id", ok=False, detail=detail, fix="they do not belong together: name the right --zk and --store")
+    else:
+        yield Check(name="cluster id", ok=True, detail=known + ("" if bound else " (the data store has not been bound to it yet)"))
+
+
+# -- data store ---------------------------------------------------------------------------------------------------------------
+
+
+def data_store(session: Session) -> Checks:
+    """Reads, writes, and has room."""
+    url = session.config().cluster.store
+    try:
+        problem = session.data_store().health(timeout_s=session.left_s(10.0) or 10.0)
+    except RmgrError as error:
+        yield Check(name="store", ok=False, detail=error.message, fix=error.hint or "rmgr config show")
+        return
+    yield Check(
+        name="store", ok=problem is None, detail=problem or f"{url} reads and writes", fix="" if problem is None else "see the message"
+    )
+    if url.startswith("sqlite:"):
+        yield disk("store disk", url.removeprefix("sqlite:").removeprefix("//"))
+
+
+# -- the cluster --------------------------------------------------------------------------------------------------------------
+
+
+def cluster(session: Session) -> Checks:
+    """Leader, WatchDogs, nodes, clocks, queues."""
+    from rmgr.client.snapshot import read_snapshot
+    from rmgr.coord import answers
+
+    timeout_s = session.left_s(20.0) or 20.0
+    facts = read_snapshot(session.coordinator(), None, timeout_s=timeout_s)
+    epoch = facts.epoch
+    if epoch is None or not facts.leader_alive:
+        yield Check(
+            name="leader", ok=False, detail="no WatchDog leads: lost nodes are not noticed", fix="start one (better two): rmgr watchdog"
+        )
+    else:
+        from rmgr.adapters.rpc import LeaderClient
+
+        with LeaderClient(epoch.endpoint, timeout_s=3.0) as leader:
+            serving = leader.is_serving()
+        detail = f"{epoch.leader} on {epoch.host}, epoch {epoch.epoch}, {epoch.endpoint}"
+        fix = "" if serving else f"it cannot be reached at {epoch.endpoint} from here: firewall, or --listen of the WatchDog"
+        yield Check(name="leader", ok=serving, detail=detail + ("" if serving else " does not answer"), fix=fix)
+    few = facts.watchdogs < 2
+    yield Check(
+        name="watchdogs",
+        ok=facts.watchdogs > 0,
+        detail=f"{facts.watchdogs} candidates",
+        fix="a second one takes over when it dies: rmgr watchdog" if few else "",
+    )
+    views = answers.nodes(facts)
+    up = [view for view in views if view.state == "up"]
+    bad = [f"{view.id} {view.state}" for view in views if view.state in {"lost", "fenced"}]
+    detail = f"{len(up)} of {len(views)} up" + (f"; {', '.join(bad[:10])}" if bad else "")
+    fix = "start a Starter: rmgr starter" if not up else f"look at the Starter's log on {bad[0].split()[0]}, start it again" if bad else ""
+    yield Check(name="nodes", ok=bool(up), detail=detail, fix=fix)
+    yield from _starters({view.endpoint: view.id for view in views if view.endpoint})
+    waiting = sum(progress.total - progress.final for _, progress in facts.submissions.values())
+    yield Check(name="work", ok=True, detail=f"{len(facts.submissions)} submissions in memory, {waiting} tasks not ended")
+
+
+def _starters(endpoints: dict[str, str]) -> Checks:
+    """Each Starter answers, its clock is ours, and it has room."""
+    from rmgr.adapters.rpc import NodeClient
+
+    silent, skewed, full = [], [], []
+    worst = 0.0
+    for endpoint, node in endpoints.items():
+        try:
+            with NodeClient(endpoint, timeout_s=2.0) as client:
+                asked_s = time.time()
+                told_s = client.time_us() / 1e6
+                answered_s = time.time()
+                stats = client.stats()
+        except RmgrError:
+            silent.append(f"{node} ({endpoint})")
+            continue
+        if told_s:
+            skew = max(0.0, asked_s - told_s, told_s - answered_s)
+            worst = max(worst, skew)
+            if skew > _SKEW_S:
+                skewed.append(f"{node} by {skew:.1f} s")
+        full += [f"{item.node}: {item.reason}" for item in stats if item.reason]
+        full += [
+            f"{item.node}: {format_size(item.disk_free_bytes)} left" for item in stats if 0 < item.disk_free_bytes < _LOW_DISK_BYTES // 4
+        ]
+    fix = "from this machine their live logs cannot be read: firewall, or --listen of the Starter" if silent else ""
+    yield Check(
+        name="starters", ok=not silent, detail=f"no answer from {', '.join(silent)}" if silent else f"{len(endpoints)} answer", fix=fix
+    )
+    fix = "run a time service (chrony, systemd-timesyncd); times shown are wrong, nothing else depends on them" if skewed else ""
+    yield Check(name="clocks", ok=not skewed, detail=f"apart: {', '.join(skewed)}" if skewed else f"at most {worst:.2f} s apart", fix=fix)
+    if full:
+        yield Check(name="node problems", ok=False, detail="; ".join(full), fix="free space in the Starter's --work-dir, or see rmgr nodes")
+
+
+def _endpoint(server: str) -> tuple[str, int]:
+    host, colon, port = server.rpartition(":")
+    return (host, int(port)) if colon and port.isdigit() else (server, 2181)
+
+
+def _after(text: str, word: str) -> str:
+    return next((line.partition(word)[2].strip() for line in text.splitlines() if word in line), "")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
