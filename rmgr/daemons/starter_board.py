@@ -88,6 +88,11 @@ class Board:
         """The list is what a watch stands on: when nothing in it can be claimed, there is nothing."""
         return self._watched and not self._stale and not self._reading
 
+    @property
+    def is_reading(self) -> bool:
+        """The list is on its way."""
+        return self._reading
+
     def reset(self) -> None:
         """A new session: watches and answers of the old one mean nothing."""
         self._generation += 1
@@ -190,8 +195,8 @@ class Board:
             self._read(now_s, watch=hungry)
 
     def next_look_s(self) -> float:
-        """When the list may be read again."""
-        return self._next_read_s
+        """When reading the list can tell something again."""
+        return max(self._next_read_s, 0.0 if self._stale else self._read_s + _EXHAUSTED_S)
 
     def _read(self, now_s: float, *, watch: bool) -> None:
         self._reading, self._stale = True, False

@@ -147,8 +147,10 @@ class Puller:
                 if board.is_current:
                     self._retry(board.next_pause_s(now_s))
                     return True
-                self._retry(board.next_look_s())
-                return not board.is_reading and appetite.cores == 0
+                if board.is_reading:
+                    return False
+                self._retry(max(board.next_look_s(), now_s + 0.001))
+                return appetite.cores == 0
             verdict = self._consider(board, card, appetite, now_s)
             if verdict is None:
                 return False

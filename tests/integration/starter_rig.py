@@ -1,0 +1,327 @@
+"""A Starter under test: a cluster's tree made by hand, submissions as bare multis, outcomes read from fragments."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import structlog
+
+from rmgr.adapters.stores import open_store
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.client.bootstrap import bootstrap
+from rmgr.config import ClusterConfig, Config, StarterConfig
+from rmgr.coord import keys, leader_ops, ops, paths
+from rmgr.coord.multi import Committed, Create, Holds, Multi
+from rmgr.coord.ports import Encoding
+from rmgr.coord.records import decode_failed, decode_fragment, decode_outcomes, decode_record, encode_keyed, encode_payloads, encode_record
+from rmgr.daemons.starter import Parts, build
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey, KeyedPayload
+from rmgr.model.node import NodeRecord
+from rmgr.model.outcome import FailedRange, Outcome
+from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.submission import Command, Phase, PythonEnvironment, Submission, Tail, Work
+from rmgr.runtime.stall import StallGuard
+
+DEADLINE_S = 30.0
+
+
+def wait_for(condition: Callable[[], Any], what: str = "", deadline_s: float = DEADLINE_S) -> Any:
+    """The first true answer of `condition`, asked again and again until the deadline."""
+    end_s = time.monotonic() + deadline_s
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() > end_s:
+            raise AssertionError(f"not within {deadline_s} s: {what or condition}")
+        time.sleep(0.005)
+
+
+@dataclass
+class Running:
+    """A Starter on a thread of this process."""
+
+    parts: Parts
+    coordinator: ZkCoordinator
+    thread: threading.Thread
+    failure: list[BaseException] = field(default_factory=list)
+
+    def stop(self, deadline_s: float = 15.0) -> None:
+        """In good order."""
+        self.parts.starter.stop()
+        self.thread.join(deadline_s)
+        alive = self.thread.is_alive()
+        self.coordinator.close()
+        self.parts.close()
+        assert not alive, "the Starter did not stop"
+
+    def agent(self, name: str = "n1") -> Any:
+        return self.parts.starter.agents[name]
+
+
+class Rig:
+    """A cluster without WatchDog and Submitter."""
+
+    def __init__(self, coordinator: ZkCoordinator, hosts: str, chroot: str, directory: Path, **settings: Any) -> None:
+        self.zk = coordinator
+        self.hosts, self.chroot, self.directory = hosts, chroot, directory
+        self.store_url = f"sqlite:{directory / 'store.db'}"
+        self.store = open_store(self.store_url)
+        self.meta = bootstrap(coordinator, settings=ClusterSettings(**settings))
+        self.store.bind_cluster(self.meta.cluster_id)
+        self.starters: list[Running] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    # -- Starters ----------------------------------------------------------------------------------------------------------
+
+    def config(self, node: str = "n1", **options: Any) -> Config:
+        own = {"cores": 2, "memory_bytes": 1 << 30, "work_dir": str(self.directory / "work" / node), "stop_grace_s": 5.0} | options
+        return Config(
+            cluster=ClusterConfig(zk=f"{self.hosts}{self.chroot}", store=self.store_url, session_timeout_s=6.0),
+            starter=StarterConfig(node=node, **own),
+        )
+
+    def start(self, node: str = "n1", *, names: tuple[str, ...] | None = None, **options: Any) -> Running:
+        """A Starter in this process."""
+        config = self.config(node, **options)
+        coordinator = ZkCoordinator.connect(self.hosts, self.chroot, session_timeout_s=6.0)
+        directory = Path(config.starter.work_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        log = structlog.get_logger().bind(role="starter")
+        parts = build(config, names or (node,), directory, coordinator, self.store, self.meta, log, endpoint="127.0.0.1:1")
+        thread = threading.Thread(target=lambda: parts.starter.serve(StallGuard(60)), name=f"starter-{node}", daemon=True)
+        running = Running(parts, coordinator, thread)
+        self.starters.append(running)
+        thread.start()
+        return running
+
+    def spawn(
+        self, node: str = "n1", *, env: dict[str, str] | None = None, options: Sequence[str] = (), cores: int = 2
+    ) -> subprocess.Popen[bytes]:
+        """A Starter as a process of its own."""
+        command = [
+            sys.executable, "-m", "rmgr.cli.main", "--zk", f"{self.hosts}{self.chroot}", "--store", self.store_url,
+            "starter", "--node", node, "--cores", str(cores), "--mem", "1G", "--work-dir", str(self.directory / "work" / node), "--stop-grace", "5s", *options,
+        ]  # fmt: skip
+        root = Path(__file__).resolve().parents[2]
+        environ = {**os.environ, "PYTHONPATH": str(root), "RMGR_CLUSTER_SESSION_TIMEOUT": "4s", **(env or {})}
+        with (self.directory / f"{node}.log").open("ab") as out:
+            process = subprocess.Popen(command, env=environ, stdout=out, stderr=out, cwd=self.directory)
+        self.processes.append(process)
+        return process
+
+    def log_of(self, node: str) -> str:
+        return (self.directory / f"{node}.log").read_text()
+
+    def close(self) -> None:
+        for running in self.starters:
+            if running.thread.is_alive():
+                running.parts.starter.stop()
+                running.parts.starter.stop()
+        for running in self.starters:
+            running.thread.join(10)
+            running.coordinator.close()
+            running.parts.close()
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.send_signal(signal.SIGKILL)
+            process.wait(10)
+        self.store.close()
+
+    # -- submissions ---------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        work: Callable[..., Any] | Command,
+        payloads: Sequence[bytes] = (b"",),
+        *,
+        keyed: Sequence[KeyedPayload] = (),
+        blocks: int = 1,
+        cores: int = 1,
+        memory_mib: int = 0,
+        resubmit: bool = True,
+        retries: int = 0,
+        serial: bool = False,
+        row: bool = False,
+        store_function: bool = True,
+        held: bool = False,
+        queue: str = "default",
+        **record: Any,
+    ) -> int:
+        """One submission with its tasks in `blocks` equal blocks; returns its number."""
+        found = self.zk.get(paths.IDS).result(10)
+        number = int(found.data)
+        function = ""
+        if isinstance(work, Command):
+            extra: dict[str, Any] = {"work": Work.COMMAND, "command": work}
+        else:
+            blob = cloudpickle.dumps(work)
+            function = hashlib.sha256(blob).hexdigest()
+            if store_function:
+                self.store.put(keys.function(function), blob)
+            extra = {"work": Work.PYTHON, "python": PythonEnvironment()}
+        if held:
+            extra["phase"] = Phase.HELD
+        submission = Submission(id=number, name="test", user="tester", queue=queue, **(extra | record))
+        args = [encode_keyed(one) for one in keyed] or list(payloads)
+        tail = Tail(next=len(args), complete=True)
+        size = -(-len(args) // blocks)
+        made = []
+        for first in range(0, len(args), size):
+            part = tuple(args[first : first + size])
+            args_row = ""
+            if row:
+                args_row = keys.arguments(number, first, uuid.uuid4().hex)
+                self.store.put(args_row, encode_payloads(part))
+            key = BlockKey(
+                priority=record.get("priority", 0),
+                seq=NO_SEQ,
+                submission=number,
+                first=first,
+                count=len(part),
+                attempt=1,
+                cores=cores,
+                memory_mib=memory_mib,
+            )
+            data = BlockData(
+                function=function,
+                resubmit=resubmit,
+                retries=retries,
+                base=first,
+                payloads=part if any(part) and not row else (),
+                row=args_row,
+                keyed=bool(keyed),
+                serial=serial,
+            )
+            made.append((key, data))
+        bucket = self.zk.stat(paths.subs_bucket(number)).result(10) is None
+        multi = ops.submit(submission, ids_version=found.version, token_digest=uuid.uuid4().hex, tail=tail, blocks=made, make_bucket=bucket)
+        outcome = self.zk.commit(multi).result(10)
+        assert isinstance(outcome, Committed), outcome
+        return number
+
+    def outcomes(self, number: int, count: int, deadline_s: float = DEADLINE_S) -> dict[int, Outcome]:
+        """Final outcomes by index once there are `count` of them; a second one for a task is an error."""
+        found: dict[int, Outcome] = {}
+        seen = 0
+
+        def read() -> bool:
+            nonlocal seen
+            while (data := self.zk.get(paths.fragment(number, seen)).result(10)) is not None:
+                fragment = decode_fragment(data.data)
+                seen += 1
+                more = fragment.outcomes
+                if fragment.row:
+                    row = self.store.get(fragment.row)
+                    assert row is not None
+                    more = decode_outcomes(row[0])
+                for outcome in more:
+                    assert outcome.index not in found, f"two outcomes of {number}_{outcome.index}"
+                    found[outcome.index] = outcome
+            return len(found) >= count
+
+        wait_for(read, f"{count} outcomes of {number}, there are {len(found)}", deadline_s)
+        return found
+
+    def failed(self, number: int) -> dict[tuple[int, int, int], FailedRange]:
+        """Failed ranges that wait for the rule."""
+        names = self.zk.children(paths.failed(number)).result(10) or []
+        records = {}
+        for name in names:
+            first, count, attempt = paths.parse_failed_range(name)
+            found = self.zk.get(paths.failed_range(number, first, count, attempt)).result(10)
+            if found is not None:
+                records[first, count, attempt] = decode_failed(found.data)
+        return records
+
+    def resubmit(self, number: int, where: tuple[int, int, int], failed: FailedRange) -> Outcome | None:
+        """RESUBMIT of one failed range; the final outcome when the rule said no."""
+        found = self.zk.get(paths.sub(number)).result(10)
+        submission = decode_record(found.data, Submission)
+        multi, final = leader_ops.resubmit(submission, *where, failed, 0, gate=True, max_losses=5)
+        outcome = self.zk.commit(multi).result(10)
+        assert isinstance(outcome, Committed), outcome
+        return final
+
+    def upload(self, data: bytes) -> str:
+        digest = hashlib.sha256(data).hexdigest()
+        self.store.put(keys.upload(digest), data)
+        return digest
+
+    def upload_directory(self, directory: Path) -> str:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for path in sorted(directory.rglob("*")):
+                tar.add(path, arcname=str(path.relative_to(directory)), recursive=False)
+        return self.upload(buffer.getvalue())
+
+    def point(self, user_key: str, number: int, index: int, n: int) -> None:
+        """An output key, as a submitter makes it."""
+        pointer = keys.encode_pointer(keys.Pointer(sub=number, index=index, n=n))
+        self.store.put(keys.named(user_key), pointer, encoding=Encoding.POINTER)
+
+    def spool_is_empty(self, node: str = "n1") -> bool:
+        """No result, input or work directory is left in the node's directory."""
+
+        def left() -> list[Path]:
+            home = self.directory / "work" / node / node
+            known = {"records", "cache"}
+            spooled = [path for path in home.glob("run/s*/*/*") if path.is_file() and path.parent.name not in known]
+            return [*(home / "stage").rglob("*"), *(path for path in spooled if path.stat().st_size)]
+
+        wait_for(lambda: not left(), f"files left: {left()}", 5.0)
+        return True
+
+    # -- the tree ------------------------------------------------------------------------------------------------------------
+
+    def pending(self, queue: str = "default") -> list[BlockKey]:
+        names = self.zk.children(paths.pending(queue)).result(10) or []
+        return sorted((paths.parse_block(name) for name in names), key=BlockKey.sort_key)
+
+    def running(self, node: str = "n1") -> list[BlockKey]:
+        names = self.zk.children(paths.running_node(node)).result(10) or []
+        return sorted((paths.parse_block(name) for name in names), key=BlockKey.sort_key)
+
+    def record(self, node: str = "n1") -> NodeRecord | None:
+        found = self.zk.get(paths.node(node)).result(10)
+        return None if found is None else decode_record(found.data, NodeRecord)
+
+    def write(self, path: str, record: object) -> None:
+        """Creates a znode."""
+        data = encode_record(record)
+        outcome = self.zk.commit(Multi(name="TEST", ops=(Create(path, data),), proof=Holds(path, data))).result(10)
+        assert isinstance(outcome, Committed), outcome
+
+    def wait_registered(self, node: str = "n1", incarnation: int = 1) -> NodeRecord:
+
+        def there() -> NodeRecord | None:
+            record = self.record(node)
+            return record if record is not None and record.incarnation >= incarnation else None
+
+        return wait_for(there, f"{node} registered")
+
+
+def queues(*specs: QueueSpec) -> dict[str, Any]:
+    """Settings with these queues."""
+    return {"queues": specs, "default_queue": specs[0].name}
+
+
+def call(*args: object, **kwargs: object) -> bytes:
+    """Payload of a Python call."""
+    return pickle.dumps((args, kwargs))

@@ -1,0 +1,324 @@
+"""A Starter on real ZooKeeper, SQLite and spawners: what is submitted is claimed, run and committed, once."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starter_rig import Rig, call, wait_for
+
+from rmgr.coord import keys
+from rmgr.coord.ports import Encoding
+from rmgr.coord.records import decode_block
+from rmgr.model.block import KeyedPayload
+from rmgr.model.frames import MAX_INLINE_OUTPUT
+from rmgr.model.outcome import Outcome
+from rmgr.model.resources import Request
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Upload
+
+
+def sh(script: str, **more: Any) -> Command:
+    return Command(argv=("sh", "-c", script), **more)
+
+
+def log_of(rig: Rig, number: int, outcome: Outcome, stream: int = 0, attempt: int = 1) -> bytes:
+    """The whole output of an attempt: parts from the store, then the inline rest."""
+    parts = []
+    for part in range(outcome.log_parts[stream]):
+        row = rig.store.get(keys.log(number, outcome.index, attempt, keys.STREAMS[stream], part))
+        assert row is not None
+        parts.append(row[0])
+    return b"".join(parts) + outcome.log[stream]
+
+
+# -- calls ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_one_call_comes_back_with_its_value(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(lambda x: x + 1, [call(41)])
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.state, pickle.loads(outcome.value)) == (State.COMPLETED, 42)
+    wait_for(lambda: not rig.running(), "the block gone")
+
+
+def test_many_quick_calls_are_each_committed_once(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(lambda x: x * x, [call(x) for x in range(600)], blocks=3)
+    found = rig.outcomes(number, 600)
+    assert {index: pickle.loads(outcome.value) for index, outcome in found.items()} == {x: x * x for x in range(600)}
+    wait_for(lambda: not rig.running() and not rig.pending(), "nothing left")
+
+
+def test_an_exception_comes_back_with_its_traceback_and_the_others_go_on(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(lambda x: 1 // x, [call(x) for x in (1, 0, 2)])
+    found = rig.outcomes(number, 3)
+    assert [found[index].state for index in range(3)] == [State.COMPLETED, State.FAILED, State.COMPLETED]
+    assert (found[1].reason, found[1].error) == (Reason.EXCEPTION, "ZeroDivisionError: integer division or modulo by zero")
+    error = pickle.loads(found[1].value)
+    assert isinstance(error, ZeroDivisionError)
+
+
+def test_what_calls_print_is_their_log(rig: Rig) -> None:
+    rig.start()
+
+    def work(x: int) -> None:
+        import sys
+
+        print("hello", x)
+        print("oh", file=sys.stderr)
+
+    number = rig.submit(work, [call(x) for x in range(3)])
+    found = rig.outcomes(number, 3)
+    assert [found[x].log for x in range(3)] == [(f"hello {x}\n".encode(), b"oh\n") for x in range(3)]
+
+
+@pytest.mark.parametrize("size", [100, 9_000, 700_000, 3_000_000])
+def test_values_of_every_size_come_back_whole(rig: Rig, size: int) -> None:
+    rig.start()
+    number = rig.submit(lambda n: b"\xab" * n, [call(size)])
+    outcome = rig.outcomes(number, 1)[0]
+    if outcome.value_size < 0:
+        value, pickled = outcome.value, outcome.pickled
+    else:
+        row = rig.store.get(keys.output(number, 0, 1))
+        assert row is not None
+        value, pickled = row[0], row[1] is Encoding.PICKLE
+        assert outcome.value_size == len(value)
+    assert (pickle.loads(value) if pickled else value) == b"\xab" * size
+    assert (outcome.value_size < 0) == (size < 8000)
+    assert rig.spool_is_empty()
+
+
+def test_many_middling_values_go_into_one_row(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(lambda n: b"x" * 7000, [call(n) for n in range(300)], blocks=2)
+    found = rig.outcomes(number, 300)
+    assert all(len(outcome.value) >= 7000 for outcome in found.values())
+    assert rig.store.keys(f"frag/{number:010d}/")
+
+
+def test_arguments_too_large_for_a_block_come_from_their_row(rig: Rig) -> None:
+    rig.start()
+    payloads = [call(b"y" * 20_000), call(b"z" * 2_000_000)]
+    number = rig.submit(len, payloads, row=True)
+    found = rig.outcomes(number, 2)
+    assert [pickle.loads(found[index].value) for index in range(2)] == [20_000, 2_000_000]
+
+
+def test_a_function_that_is_not_in_the_store_fails_its_tasks_clearly(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(len, [call(b"abc")] * 3, store_function=False)
+    found = rig.outcomes(number, 3)
+    assert {outcome.reason for outcome in found.values()} == {Reason.START_FAILED}
+    assert "is not in the data store" in found[0].error
+
+
+# -- keys ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_values_travel_by_key_from_task_to_task(rig: Rig) -> None:
+    rig.start()
+    rig.store.put(keys.named("in/a"), b"raw bytes")
+    rig.store.put(keys.named("in/b"), pickle.dumps([1, 2]), encoding=Encoding.PICKLE)
+    first = rig.submit(lambda a, b: (a + b"!", [*b, 3]), keyed=[KeyedPayload(("in/a", "in/b"), ("out/a", "out/b"))])
+    assert rig.outcomes(first, 1)[0].outputs == 2
+    rig.point("out/a", first, 0, 0)
+    rig.point("out/b", first, 0, 1)
+    second = rig.submit(lambda a, b: {"a": a, "b": b}, keyed=[KeyedPayload(("out/a", "out/b"), ("end",))])
+    outcome = rig.outcomes(second, 1)[0]
+    assert (outcome.state, outcome.outputs) == (State.COMPLETED, 1)
+    row = rig.store.get(keys.output(second, 0, 1, 0))
+    assert row is not None
+    assert pickle.loads(row[0]) == {"a": b"raw bytes!", "b": [1, 2, 3]}
+    raw = rig.store.get(keys.output(first, 0, 1, 0))
+    assert raw == (b"raw bytes!", Encoding.RAW)
+
+
+def test_large_inputs_travel_as_files(rig: Rig) -> None:
+    rig.start()
+    rig.store.put(keys.named("big"), b"B" * 3_000_000)
+    number = rig.submit(len, keyed=[KeyedPayload(("big",), ("size",))] * 3)
+    assert {outcome.state for outcome in rig.outcomes(number, 3).values()} == {State.COMPLETED}
+    assert rig.spool_is_empty()
+
+
+def test_a_missing_input_key_fails_the_task_and_names_it(rig: Rig) -> None:
+    rig.start()
+    rig.store.put(keys.named("there"), b"1")
+    number = rig.submit(lambda x: x, keyed=[KeyedPayload(("nowhere",), ("o/1",)), KeyedPayload(("there",), ("o/2",))])
+    found = rig.outcomes(number, 2)
+    assert (found[0].state, found[0].reason) == (State.FAILED, Reason.START_FAILED)
+    assert "'nowhere'" in found[0].error
+    assert found[1].state is State.COMPLETED
+
+
+def test_a_wrong_number_of_outputs_is_bad_output(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(lambda: (1, 2, 3), keyed=[KeyedPayload((), ("a", "b"))])
+    assert rig.outcomes(number, 1)[0].reason is Reason.BAD_OUTPUT
+
+
+# -- commands --------------------------------------------------------------------------------------------------------------------
+
+
+def test_commands_tell_output_and_exit_code(rig: Rig) -> None:
+    rig.start()
+    good = rig.submit(sh("echo hello; echo oops >&2"))
+    bad = rig.submit(sh("exit 3"))
+    hit = rig.submit(sh("kill -9 $$"))
+    outcome = rig.outcomes(good, 1)[0]
+    assert (outcome.state, outcome.exit_code, outcome.log) == (State.COMPLETED, 0, (b"hello\n", b"oops\n"))
+    outcome = rig.outcomes(bad, 1)[0]
+    assert (outcome.state, outcome.reason, outcome.exit_code, outcome.error) == (State.FAILED, Reason.EXIT_CODE, 3, "exit code 3")
+    outcome = rig.outcomes(hit, 1)[0]
+    assert (outcome.reason, outcome.exit_code) == (Reason.SIGNAL, 137)
+
+
+def test_arrays_see_their_own_numbers_and_lines(rig: Rig) -> None:
+    rig.start()
+    script = sh('echo "$RMGR_ARRAY_INDEX $RMGR_TASK_ID $RMGR_ATTEMPT $RMGR_TOKEN $RMGR_NODELIST $RMGR_ENTRY $WHO"', env={"WHO": "me"})
+    number = rig.submit(script, [b"line one", b"line two"], array="10-20:10")
+    found = rig.outcomes(number, 2)
+    assert found[0].log[0].decode() == f"10 {number}_10 1 {number}_10.1 n1 line one me\n"
+    assert found[1].log[0].decode() == f"20 {number}_20 1 {number}_20.1 n1 line two me\n"
+
+
+def test_a_script_runs_with_its_arguments_and_standard_input(rig: Rig) -> None:
+    rig.start()
+    script = rig.upload(b'#!/bin/sh\necho "$1-$2"\ncat\n')
+    stdin = rig.upload(b"from stdin")
+    number = rig.submit(Command(script_sha256=script, script_name="job.sh", argv=("a", "b"), stdin_sha256=stdin))
+    assert rig.outcomes(number, 1)[0].log[0] == b"a-b\nfrom stdin"
+
+
+def test_a_command_that_does_not_exist_is_start_failed(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(Command(argv=("/no/such/program",)))
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.state, outcome.reason) == (State.FAILED, Reason.START_FAILED)
+    assert "/no/such/program" in outcome.error
+
+
+def test_large_output_is_kept_in_parts(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(sh("yes 0123456789abcde | head -c 1000000; echo end"))
+    outcome = rig.outcomes(number, 1)[0]
+    text = log_of(rig, number, outcome)
+    assert text == b"0123456789abcde\n" * 62_500 + b"end\n"
+    assert outcome.log_parts[0] >= 3
+    assert len(outcome.log[0]) <= MAX_INLINE_OUTPUT
+
+
+def test_output_of_a_long_task_is_in_the_store_while_it_runs(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(sh("echo early; while [ ! -e go ]; do sleep 0.05; done; echo late", cwd=str(rig.directory)))
+    wait_for(lambda: rig.store.keys(keys.logs_of(number)), "a flushed part")
+    (rig.directory / "go").touch()
+    outcome = rig.outcomes(number, 1)[0]
+    assert log_of(rig, number, outcome) == b"early\nlate\n"
+    assert outcome.log_parts[0] == 1
+
+
+def test_files_are_shipped_in_and_out_by_key(rig: Rig, tmp_path: Path) -> None:
+    rig.start()
+    rig.store.put(keys.named("data"), b"3 4")
+    tree = tmp_path / "tree"
+    (tree / "sub").mkdir(parents=True)
+    (tree / "sub" / "f").write_text("deep")
+    upload = Upload(name="code", sha256=rig.upload_directory(tree), is_dir=True)
+    tool = Upload(name="tool.sh", sha256=rig.upload(b"#!/bin/sh\nread a b; echo $((a + b))\n"))
+    script = "./tool.sh < in.txt > out.txt; cat code/sub/f; ls -a | wc -l"
+    command = sh(script, uploads=(upload, tool), input_files=(("data", "in.txt"),), output_files=(("sum", "out.txt"),))
+    number = rig.submit(command)
+    outcome = rig.outcomes(number, 1)[0]
+    assert outcome.state is State.COMPLETED, outcome
+    assert outcome.log[0].startswith(b"deep")
+    assert rig.store.get(keys.output(number, 0, 1, 0)) == (b"7\n", Encoding.RAW)
+    assert rig.spool_is_empty()
+
+
+def test_an_output_file_that_was_not_written_is_bad_output(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(sh("true", output_files=(("k", "none.txt"),)))
+    outcome = rig.outcomes(number, 1)[0]
+    assert outcome.reason is Reason.BAD_OUTPUT
+    assert "none.txt" in outcome.error
+
+
+def test_named_output_files_are_written_on_the_node_and_kept_in_the_store(rig: Rig, tmp_path: Path) -> None:
+    rig.start()
+    command = sh("echo $RMGR_ARRAY_INDEX", out=str(tmp_path / "o-%j-%a.txt"))
+    number = rig.submit(command, [b""] * 2, array="5-6")
+    found = rig.outcomes(number, 2)
+    for index in range(2):
+        path = tmp_path / f"o-{number}-{index + 5}.txt"
+        assert path.read_text() == f"{index + 5}\n"
+        assert log_of(rig, number, found[index]) == f"{index + 5}\n".encode()
+
+
+# -- limits and retries ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_over_its_time_limit_is_ended(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(sh("sleep 60"), request=Request(time_limit_us=300_000), grace_us=100_000)
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.state, outcome.reason) == (State.FAILED, Reason.TIME_LIMIT)
+
+
+def test_a_failure_that_may_run_again_waits_for_the_rule(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(sh("echo out; exit $RMGR_ENTRY"), [b"0", b"1", b"2"], retries=1, backoff_us=7)
+    found = rig.outcomes(number, 1)
+    assert list(found) == [0]
+    failed = wait_for(lambda: (f := rig.failed(number)) and len(f) == 2 and f, "two failed attempts")
+    record = failed[1, 1, 1]
+    assert (record.reason, record.exit_code, record.backoff_us, record.log) == (Reason.EXIT_CODE, 1, 7, (b"out\n", b""))
+    data = decode_block(record.block)
+    assert (data.payloads, data.base, data.retries, data.failures) == ((b"1",), 1, 1, 0)
+    wait_for(lambda: not rig.running(), "the block gone")
+    again = rig.resubmit(number, (2, 1, 1), failed[2, 1, 1])
+    assert again is None
+    outcome = rig.outcomes(number, 2)[2]
+    assert (outcome.state, outcome.reason, outcome.exit_code) == (State.FAILED, Reason.EXIT_CODE, 2)
+    assert [past.attempt for past in outcome.past] == [1]
+
+
+def test_a_worker_that_dies_fails_its_task_and_no_other(rig: Rig) -> None:
+    rig.start()
+
+    def work(x: int) -> int:
+        import os
+
+        if x == 5:
+            os._exit(7)
+        return x
+
+    number = rig.submit(work, [call(x) for x in range(40)])
+    found = rig.outcomes(number, 40)
+    assert [index for index, outcome in found.items() if outcome.state is not State.COMPLETED] == [5]
+    assert (found[5].reason, found[5].exit_code) == (Reason.EXIT_CODE, 7)
+
+
+def test_a_long_task_does_not_block_those_behind_it(rig: Rig) -> None:
+    rig.start()
+
+    def work(path: str, x: int) -> int:
+        import pathlib
+        import time
+
+        while x == 100 and not pathlib.Path(path).exists():
+            time.sleep(0.01)
+        return x
+
+    go = rig.directory / "go"
+    number = rig.submit(work, [call(str(go), x) for x in range(300)], blocks=3)
+    found = rig.outcomes(number, 299)
+    assert 100 not in found
+    go.touch()
+    assert 100 in rig.outcomes(number, 300)
