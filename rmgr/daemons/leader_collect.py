@@ -106,7 +106,7 @@ class _Collection:
         self._followed = followed
         self._number = followed.number
         self._done = done
-        self._tail = Tail()
+        self._tail: Tail | None = None
         self._children: dict[str, list[str]] = {}
         self._gate = False
         self._token = False
@@ -138,8 +138,8 @@ class _Collection:
 
     def _on_token(self, found: Stat | None) -> None:
         self._token = found is not None
-        if len(self._children) < 2:
-            self._done(False)
+        if len(self._children) < 2 or self._tail is None:
+            self._done(False)  # unreadable for a moment
             return
         self._read_fragments(0)
 
@@ -148,7 +148,10 @@ class _Collection:
         names = self._children[paths.done(self._number)]
         batch = names[at : at + _SETTLED]
         if not batch:
-            self._keep_outputs()
+            if len(self._fragments) == len(names):
+                self._keep_outputs(self._tail or Tail())
+            else:
+                self._done(False)
             return
         for name in batch[:-1]:
             self._desk.get(f"{paths.done(self._number)}/{name}", self._on_fragment)
@@ -163,8 +166,8 @@ class _Collection:
         if found is not None:
             self._fragments.append(decode_fragment(found.data))
 
-    def _keep_outputs(self) -> None:
-        call = partial(keep_outputs, number=self._number, tail=self._tail, base=self._followed.paged.base, fragments=self._fragments)
+    def _keep_outputs(self, tail: Tail) -> None:
+        call = partial(keep_outputs, number=self._number, tail=tail, base=self._followed.paged.base, fragments=self._fragments)
         self._desk.store(call, lambda _: self._remove(), self._not_kept)
 
     def _not_kept(self, error: RmgrError) -> None:

@@ -240,9 +240,9 @@ class NodeKeeper:
         if wait_s:
             case.timer = self._desk.after(wait_s, partial(self._due, name, case))
             return
-        again = partial(self._again, name, case)
-        self._desk.get(paths.node(name), partial(self._on_confirmed, name, case), failed=again)
-        self._desk.children(paths.STARTERS, partial(self._on_listed, name, case), failed=again)
+        # If only the first one fails, the fence is tried on an older version, and loses if that has changed.
+        self._desk.get(paths.node(name), partial(self._on_confirmed, name, case))
+        self._desk.children(paths.STARTERS, partial(self._on_listed, name, case), failed=partial(self._again, name, case))
 
     def _again(self, name: str, case: _Case) -> None:
         if self._cases.get(name) is case:

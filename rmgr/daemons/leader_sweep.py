@@ -40,7 +40,7 @@ class _Turn:
     final: int  # when the look began: see `keeping.room_of`
     pending: list[BlockKey] = field(default_factory=list)
     held: list[BlockKey] = field(default_factory=list)
-    tail: Tail = field(default_factory=Tail)
+    tail: Tail | None = None
     open: int = 0
     moved: int = 0
     failed: bool = False
@@ -131,6 +131,9 @@ class Sweeper:
     def _on_failed(self, turn: _Turn, names: list[str] | None) -> None:
         submission = turn.followed.submission
         assert submission is not None
+        if turn.tail is None:
+            turn.done(False)
+            return
         failed = sum(paths.parse_failed_range(name)[1] for name in names or ())
         room = room_of(submission, total=turn.tail.next, final=turn.final, held=turn.followed.held_tasks, failed=failed)
         self._move(turn, room)
