@@ -149,6 +149,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self._pings_s.clear()
         started = time.monotonic()
         read_timeout_ms, _ = super()._connect(host, hostip, port)
+        self.handler.last_error = ""
         self._last_read_s = time.monotonic()
         self.last_answer_s = max(self.last_answer_s, started)
         self.client.session_timeout_s = negotiated_s = read_timeout_ms * 1.5 / 1000
@@ -276,6 +277,8 @@ class _Client(KazooClient):  # type: ignore[misc]
     def _session_callback(self, state: str) -> None:
         if state == self._state:
             return
+        if state == KeeperState.AUTH_FAILED:
+            self.handler.last_error = "ZooKeeper refuses the identity (authentication failed)"
         link_state = _STATES.get(state, LinkState.DEAD)
         self._owner.link_changing(self, link_state)  # before kazoo fails what is pending
         super()._session_callback(state)

@@ -114,6 +114,7 @@ class SessionCoordinator(abc.ABC):
         return self._read(self._link.sync_request(self.root or "/"), lambda _path: None, timeout_s, self.root)
 
     def ensure(self, paths: Sequence[str], *, timeout_s: float = 10.0) -> None:
+        # Blocks: never from a callback, which runs on the thread that would bring the answers.
         wanted: dict[str, None] = {}
         for path in paths:
             parts = self._absolute(path).strip("/").split("/")

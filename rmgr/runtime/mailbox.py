@@ -22,7 +22,7 @@ class Closed(Exception):
 
 
 class Mailbox(Generic[M]):
-    """A queue with many senders and one owner.
+    """A queue with many senders and one owner. A letter is never None: that is what `get` says when there is none.
 
     Args:
         clock: monotonic seconds; tests pass their own and call `get` with a deadline of 0.
