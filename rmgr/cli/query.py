@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 #: How long the leader may think; it answers from memory.
 LEADER_S = 5.0
+#: How long a Starter may take to tell its load.
+ASK_S = 1.0
 
 
 class Query:
@@ -50,10 +52,10 @@ class Query:
         return past
 
     def nodes(self) -> list[NodeView]:
-        """All nodes, by name."""
+        """All nodes, by name, with what their Starters tell of themselves where they answer within a second."""
         from rmgr.coord import answers
 
-        return self._ask(lambda leader: leader.nodes(), lambda facts: [self._measured(node) for node in answers.nodes(facts)])
+        return _measured(self._ask(lambda leader: leader.nodes(), answers.nodes))
 
     def queues(self) -> list[QueueView]:
         """All queues, by name."""
@@ -131,21 +133,6 @@ class Query:
         timeout_s = self._session.left_s(30.0) or 30.0
         return read_snapshot(self._session.coordinator(), None, timeout_s=timeout_s)
 
-    def _measured(self, node: NodeView) -> NodeView:
-        """With the load that its Starter tells, where it answers."""
-        if not node.endpoint:
-            return node
-        from rmgr.adapters.rpc import NodeClient
-
-        try:
-            with NodeClient(node.endpoint, timeout_s=1.0) as client:
-                stats = next((item for item in client.stats() if item.node == node.id), None)
-        except Unavailable:
-            return node
-        if stats is None:
-            return node
-        return replace(node, load=stats.load, running=stats.running, cores_used=stats.cores_used)
-
     def _own_status(self, facts: ClusterSnapshot) -> StatusView:
         from rmgr.cli.render import now_us
         from rmgr.coord import answers
@@ -160,3 +147,41 @@ class Query:
         except RmgrError as error:
             store["problem"] = error.message
         return answers.status(facts, zookeeper=zookeeper, store=store, now_us=now_us())
+
+
+def _measured(nodes: list[NodeView]) -> list[NodeView]:
+    """With load, memory and running tasks as each Starter tells them; a node whose session lives was seen just now."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from rmgr.adapters.rpc import NodeClient, NodeStats
+    from rmgr.cli.render import now_us
+
+    def ask(endpoint: str) -> dict[str, NodeStats]:
+        try:
+            with NodeClient(endpoint, timeout_s=ASK_S) as client:
+                return {item.node: item for item in client.stats()}
+        except Unavailable:
+            return {}
+
+    endpoints = sorted({node.endpoint for node in nodes if node.endpoint})
+    told: dict[str, NodeStats] = {}
+    if endpoints:
+        with ThreadPoolExecutor(min(32, len(endpoints)), thread_name_prefix="stats") as pool:
+            for answer in pool.map(ask, endpoints):
+                told |= answer
+    now = now_us()
+    measured = []
+    for node in nodes:
+        stats = told.get(node.id) if node.endpoint else None
+        if stats is not None:
+            reason = node.reason or stats.reason
+            node = replace(  # noqa: PLW2901 - the same node, better known
+                node,
+                load=stats.load,
+                running=stats.running,
+                cores_used=stats.cores_used,
+                memory_used_bytes=stats.memory_used_bytes,
+                reason=reason,
+            )
+        measured.append(replace(node, seen_us=now) if node.endpoint else node)
+    return measured

@@ -105,7 +105,9 @@ def clock(time_us: int) -> str:
 
 def age(time_us: int, now_us: int) -> str:
     """How long ago, for people."""
-    return f"{format_duration(max(0, now_us - time_us) / 1e6)} ago" if time_us else ""
+    if not time_us:
+        return ""
+    return "now" if now_us - time_us < 1_500_000 else f"{format_duration((now_us - time_us) / 1e6)} ago"
 
 
 def now_us() -> int:

@@ -1,0 +1,297 @@
+"""Machine output and columns, byte for byte: the shapes of cli.md sections 4 and 5 are a contract, changes are additions.
+
+RMGR_UPDATE_GOLDEN=1 writes the files anew; look at the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rmgr.cli import columns, shapes
+from rmgr.cli.render import Column, Layout, emit, table
+from rmgr.model.states import Reason, State
+from rmgr.model.views import (
+    AttemptView,
+    ExplainView,
+    JobView,
+    LeaderView,
+    NodeView,
+    QueueView,
+    StatusView,
+    TaskView,
+    WhyView,
+)
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+T0 = 1_790_000_000_000_000  # 2026-09-21T14:13:20Z
+NOW = T0 + 3_725_000_000
+
+RUNNING = JobView(
+    id=42,
+    name="train",
+    user="ada",
+    queue="default",
+    state=State.RUNNING,
+    submitted_us=T0,
+    started_us=T0 + 500_000,
+    counts={"INITIAL": 60, "RUNNING": 3, "COMPLETED": 35, "FAILED": 2},
+    nodes=("n1", "n2", "n3", "n4", "n5"),
+    tasks=100,
+    priority=5,
+    work="command",
+    command="./train --epochs 3",
+    cores=2,
+    memory_bytes=2 << 30,
+    after=("ok:41",),
+)
+WAITING = JobView(
+    id=1043,
+    name="evaluate-with-a-long-name",
+    user="ada",
+    queue="fast",
+    state=State.HELD,
+    reason=Reason.DEPENDENCY,
+    submitted_us=T0,
+    counts={"HELD": 1},
+    tasks=1,
+)
+FAILED = JobView(
+    id=7,
+    name="prepare",
+    user="bob",
+    queue="default",
+    state=State.FAILED,
+    reason=Reason.EXIT_CODE,
+    submitted_us=T0,
+    started_us=T0 + 1_000_000,
+    ended_us=T0 + 13_000_000,
+    exit_code=3,
+    counts={"FAILED": 1},
+    nodes=("n1",),
+    tasks=1,
+    cpu_us=8_250_000,
+    max_rss_kib=20_480,
+    work="command",
+    command="sh prepare.sh",
+)
+ATTEMPTS = (
+    AttemptView(attempt=1, node="n2", state=State.FAILED, reason=Reason.NODE_LOST, started_us=T0, ended_us=T0 + 1_000_000),
+    AttemptView(
+        attempt=2,
+        node="n1",
+        state=State.FAILED,
+        reason=Reason.EXIT_CODE,
+        started_us=T0 + 2_000_000,
+        ended_us=T0 + 13_000_000,
+        exit_code=3,
+        error="exit code 3",
+    ),
+)
+TASKS = [
+    TaskView(
+        submission=42,
+        index=1,
+        position=0,
+        state=State.COMPLETED,
+        attempt=1,
+        node="n1",
+        started_us=T0,
+        ended_us=T0 + 61_500_000,
+        exit_code=0,
+        cpu_us=60_000_000,
+        max_rss_kib=1024,
+    ),
+    TaskView(
+        submission=42,
+        index=3,
+        position=1,
+        state=State.FAILED,
+        reason=Reason.EXIT_CODE,
+        attempt=2,
+        node="n1",
+        started_us=T0,
+        ended_us=T0 + 250_000,
+        exit_code=3,
+        error="exit code 3",
+        attempts=ATTEMPTS,
+    ),
+    TaskView(submission=42, index=5, position=2, state=State.RUNNING, attempt=1, node="n2", started_us=T0),
+    TaskView(submission=42, index=7, position=3, state=State.INITIAL),
+]
+NODES = [
+    NodeView(
+        id="n1",
+        state="up",
+        cores=16,
+        cores_used=4,
+        memory_bytes=64 << 30,
+        memory_used_bytes=8 << 30,
+        running=4,
+        load=3.25,
+        incarnation=2,
+        pid=4711,
+        host="h1",
+        site="east",
+        speed=1.5,
+        features=("gpu", "ssd"),
+        endpoint="h1:7070",
+        seen_us=NOW - 2_000_000,
+    ),
+    NodeView(
+        id="n2",
+        state="drained",
+        cores=2,
+        cores_used=0,
+        memory_bytes=4 << 30,
+        incarnation=1,
+        pid=12,
+        host="h2",
+        reason="new disk",
+        seen_us=NOW - 65_000_000,
+    ),
+    NodeView(
+        id="n3",
+        state="fenced",
+        cores=2,
+        cores_used=0,
+        memory_bytes=4 << 30,
+        incarnation=7,
+        pid=13,
+        host="h3",
+        reason="session lost",
+        seen_us=NOW - 7_200_000_000,
+    ),
+]
+QUEUES = [
+    QueueView(id="default", partition="default", dispatch="pull", policy="fifo", state="open", pending=60, running=3),
+    QueueView(
+        id="fast",
+        partition="default",
+        dispatch="pull",
+        policy="fifo",
+        state="closed",
+        pending=0,
+        running=0,
+        held_tasks=1,
+        limits={"max_time_s": 3600, "max_cores": 4},
+    ),
+]
+STATUS = StatusView(
+    healthy=False,
+    leader=LeaderView(id="w1", host="h1", pid=99, epoch=3, since_us=T0, endpoint="h1:7000"),
+    zookeeper={"ok": True, "hosts": "h1:2181"},
+    store={"ok": False, "url": "sqlite:/srv/store.db", "problem": "disk full"},
+    counts={"INITIAL": 60, "RUNNING": 3, "COMPLETED": 35, "FAILED": 2, "CANCELLED": 0, "HELD": 1, "SUSPENDED": 0},
+    nodes={"up": 1, "draining": 1, "fenced": 1, "down": 0},
+    cluster_id="c0ffee",
+    problems=("store: disk full",),
+    watchdogs=2,
+    uptime_s=3725.0,
+)
+EXPLAIN = ExplainView(
+    id="1043",
+    state=State.HELD,
+    reason=Reason.DEPENDENCY,
+    why=(WhyView(what="dependency", id="42", detail="waits for ok:42; it is RUNNING"),),
+)
+
+DOCUMENTS = {
+    "submit": {"id": "42", "tasks": 1},
+    "jobs": {"jobs": [shapes.job(job) for job in (RUNNING, WAITING, FAILED)]},
+    "show": shapes.shown_job(FAILED, ATTEMPTS),
+    "show_task": shapes.shown_task(TASKS[1], RUNNING),
+    "tasks": {"tasks": [shapes.task(task) for task in TASKS], "next": None},
+    "nodes": {"nodes": [shapes.node(node) for node in NODES]},
+    "queues": {"queues": [shapes.queue(queue) for queue in QUEUES]},
+    "status": shapes.status(STATUS),
+    "explain": shapes.explain(EXPLAIN),
+    "history": {"history": [shapes.history(FAILED)]},
+    "wait": {"items": [shapes.item("7", State.FAILED, Reason.EXIT_CODE, 3)]},
+}
+TABLES: dict[str, tuple[list[object], tuple[Column, ...]]] = {
+    "jobs": ([RUNNING, WAITING, FAILED], columns.job_columns(NOW)),
+    "tasks": (list(TASKS), columns.task_columns(NOW)),
+    "nodes": (list(NODES), columns.node_columns(NOW)),
+    "queues": (list(QUEUES), columns.QUEUE_COLUMNS),
+    "history": ([FAILED], columns.HISTORY_COLUMNS),
+}
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def same(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("RMGR_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", sorted(DOCUMENTS))
+def test_machine_output_is_the_contract(name: str) -> None:
+    out = io.StringIO()
+    emit(DOCUMENTS[name], out)
+    line = out.getvalue()
+    assert line.count("\n") == 1  # one value, one line
+    document = json.loads(line)
+    assert next(iter(document)) == "schema"
+    assert document["schema"] == "rmgr/1"
+    same(f"{name}.json", json.dumps(document, indent=2) + "\n")
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_tables_have_the_columns_of_the_contract(name: str) -> None:
+    rows, shown = TABLES[name]
+    out = io.StringIO()
+    table(rows, shown, Layout(), out)
+    same(f"{name}.txt", out.getvalue())
+
+
+CONTRACT = {
+    "jobs": "JOBID NAME USER QUEUE STATE TIME TASKS NODES(REASON)",
+    "tasks": "TASK STATE ATTEMPT NODE TIME EXIT ERROR",
+    "nodes": "NODE STATE CORES MEM RUN LOAD SEEN REASON",
+    "queues": "QUEUE STATE POLICY PENDING RUNNING MAXTIME",
+    "history": "JOBID NAME USER STATE EXIT SUBMITTED ELAPSED CPUTIME MAXRSS NODES",
+}
+
+
+@pytest.mark.parametrize("name", sorted(CONTRACT))
+def test_the_default_columns_are_those_of_the_contract(name: str) -> None:
+    shown = [column.name for column in TABLES[name][1] if column.default]
+    assert " ".join(shown) == CONTRACT[name]
+
+
+FIELDS = {
+    "show": "id name user queue state reason submitted started ended exit_code attempts counts nodes",
+    "status": "healthy leader zookeeper store counts nodes",
+    "explain": "id state why expected_start",
+}
+ITEM_FIELDS = {
+    "jobs": "id name user queue state reason submitted started ended exit_code counts nodes",
+    "nodes": "id state cores cores_used mem_bytes load incarnation pid reason",
+    "tasks": "id index state reason attempt node started ended exit_code error",
+    "queues": "id partition dispatch policy state pending running limits held",
+    "history": "id name user state reason exit_code submitted started ended elapsed cpu_seconds max_rss_bytes nodes",
+}
+
+
+def test_every_field_of_the_contract_is_there() -> None:
+    for name, fields in FIELDS.items():
+        assert set(fields.split()) <= set(DOCUMENTS[name]), name
+    for name, fields in ITEM_FIELDS.items():
+        assert set(fields.split()) <= set(DOCUMENTS[name][name][0]), name  # type: ignore[index]
+    attempt = "attempt node state reason started ended exit_code"
+    assert set(attempt.split()) <= set(DOCUMENTS["show"]["attempts"][0])  # type: ignore[index]
+    counts = "INITIAL RUNNING COMPLETED FAILED CANCELLED HELD SUSPENDED"
+    assert list(DOCUMENTS["show"]["counts"]) == counts.split()  # type: ignore[call-overload]

@@ -1,0 +1,100 @@
+"""Tables: columns that fit, are chosen, sorted, dropped; text of others that cannot steer a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from rmgr.cli import render
+from rmgr.cli.render import Column, Layout, table
+from rmgr.errors import UsageError
+
+COLUMNS = (
+    Column(name="ID", text=lambda r: str(r[0]), order=lambda r: r[0], is_id=True, right=True),
+    Column(name="NAME", text=lambda r: r[1]),
+    Column(name="STATE", text=lambda r: r[2], state=True),
+    Column(name="NOTE", text=lambda r: r[3]),
+    Column(name="MORE", text=lambda r: "x" * r[0], default=False),
+)
+ROWS = [(1, "alpha", "RUNNING", ""), (12, "beta", "FAILED", ""), (3, "", "INITIAL", "")]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def drawn(rows: list[tuple[int, str, str, str]] = ROWS, out: io.StringIO | None = None, **layout: object) -> list[str]:
+    out = out or io.StringIO()
+    table(rows, COLUMNS, Layout(**layout), out)  # type: ignore[arg-type]
+    return out.getvalue().splitlines()
+
+
+def test_empty_columns_are_dropped_and_numbers_stand_right() -> None:
+    assert drawn() == ["ID  NAME   STATE", " 1  alpha  RUNNING", "12  beta   FAILED", " 3         INITIAL"]
+
+
+def test_no_rows_show_all_column_names() -> None:
+    assert drawn([]) == ["ID  NAME  STATE  NOTE"]
+
+
+def test_columns_are_chosen_and_empty_ones_that_were_asked_for_stay() -> None:
+    assert drawn(columns="note,id") == ["NOTE  ID", "       1", "      12", "       3"]
+    assert drawn(columns="+more")[0] == "ID  NAME   STATE    NOTE  MORE"
+
+
+def test_an_unknown_column_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match="no column 'STAET'") as caught:
+        drawn(columns="id,staet")
+    assert "STATE" in caught.value.hint
+
+
+def test_rows_are_sorted_by_value_and_empty_ones_come_last() -> None:
+    assert [line.split()[0] for line in drawn(sort="id")[1:]] == ["1", "3", "12"]
+    assert [line.split()[0] for line in drawn(sort="-name")[1:]] == ["12", "1", "3"]
+    assert [line.split()[0] for line in drawn(sort="-id")[1:]] == ["12", "3", "1"]
+
+
+def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert "\x1b" not in "".join(drawn())
+    assert "\x1b[36mRUNNING" in "".join(drawn(out=Terminal()))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in "".join(drawn(out=Terminal()))
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 80])
+def test_on_a_terminal_lines_fit_and_ids_are_whole(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    rows = [(1234567890, "a-very-long-name-of-some-work", "RUNNING", "because of something that takes long to tell")]
+    lines = drawn(rows, out=Terminal())
+    assert all("1234567890" in line for line in lines[1:])
+    if width >= 40:
+        assert max(map(len, lines)) <= width
+    if width < 80:
+        assert any("…" in line for line in lines)
+
+
+def test_a_pipe_gets_everything() -> None:
+    long = "n" * 300
+    assert long in drawn([(1, long, "RUNNING", "")])[1]
+
+
+def test_wide_characters_count_twice() -> None:
+    assert drawn([(1, "水分子", "RUNNING", ""), (2, "abcdef", "FAILED", "")])[1:] == [" 1  水分子  RUNNING", " 2  abcdef  FAILED"]
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    line = drawn([(1, "a\x1b[31mb\nc\r", "RUNNING", "")])[1]
+    assert "\x1b" not in line
+    assert "\\x1b[31mb c\\r" in line
+
+
+def test_times_are_iso_8601_in_utc() -> None:
+    assert render.iso(0) is None
+    assert render.iso(1_790_000_000_123_456) == "2026-09-21T14:13:20.123Z"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", render.iso(1) or "")
