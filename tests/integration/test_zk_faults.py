@@ -230,7 +230,7 @@ def test_an_ensemble_loses_single_servers_and_no_session(zookeeper_parts: None, 
         assert all(isinstance(outcome, Committed) for outcome in outcomes)
         assert len(coord.children("/queue").result(5) or []) == len(outcomes)
         assert LOST not in states.seen
-        assert max(gaps) < 6.0
+        assert max(gaps) < 12.0  # a paused leader: 2.5 s until its followers leave it, an election, 2 s until the client does
 
 
 # -- the server itself ------------------------------------------------------------------------------------------------------
