@@ -237,13 +237,11 @@ class Core(Tasks):
         """No call can be added. cancel: those that have not started are cancelled."""
         with self._adding:
             self.is_shut = True
-        if cancel:
-            waiting = self._throttle.take_back() if self._throttle is not None else []
-            for future in waiting:
+        if cancel and self._throttle is not None:  # what went out counts as started, as the call queue of a process pool
+            for future in self._throttle.take_back():
                 future.mark_cancelled()
-            left = self.unfinished()
-            if left:
-                self.cancel_futures(left)
+        elif cancel and (left := self.unfinished()):
+            self.cancel_futures(left)
         self._complete()
 
     def _complete(self) -> None:

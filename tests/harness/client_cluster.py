@@ -38,9 +38,7 @@ class Cluster:
         self.store = MemoryStore(f"client-{id(self)}-{time.monotonic_ns()}")
         self.coordinator = MemoryCoordinator(self.tree)
         bootstrap(self.coordinator, settings=settings)
-        record = NodeRecord(
-            node="n1", incarnation=1, state=NodeState.UP, guid="g1", capacity=Capacity(cores=cores, memory_bytes=8 << 30)
-        )
+        record = NodeRecord(node="n1", incarnation=1, state=NodeState.UP, guid="g1", capacity=Capacity(cores=cores, memory_bytes=8 << 30))
         entry = StarterEntry(guid="g1", nodes=("n1",), endpoint="", host="h", pid=1)
         assert isinstance(self.coordinator.commit(ops.register([(record, None)], entry)).result(5), Committed)
         self.version = 0
