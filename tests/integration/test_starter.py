@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starter_rig import Rig, call, wait_for
 
+from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import keys
 from rmgr.coord.ports import Encoding
 from rmgr.coord.records import decode_block
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.block import KeyedPayload
 from rmgr.model.frames import MAX_INLINE_OUTPUT
 from rmgr.model.outcome import Outcome
 from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Upload
+from tests.harness.starter_rig import Rig, call, wait_for
+
+
+@pytest.fixture
+def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
+        yield made
 
 
 def sh(script: str, **more: Any) -> Command:

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import cloudpickle
 import structlog
@@ -116,10 +116,11 @@ class Rig:
         """A Starter as a process of its own."""
         command = [
             sys.executable, "-m", "rmgr.cli.main", "--zk", f"{self.hosts}{self.chroot}", "--store", self.store_url,
-            "starter", "--node", node, "--cores", str(cores), "--mem", "1G", "--work-dir", str(self.directory / "work" / node), "--stop-grace", "5s", *options,
+            "starter", "--node", node, "--cores", str(cores), "--mem", "1G", "--work-dir", str(self.directory / "work" / node),
+            "--stop-grace", "5s", *options,
         ]  # fmt: skip
         root = Path(__file__).resolve().parents[2]
-        environ = {**os.environ, "PYTHONPATH": str(root), "RMGR_CLUSTER_SESSION_TIMEOUT": "4s", **(env or {})}
+        environ = {**os.environ, "PYTHONPATH": str(root), "RMGR_CLUSTER_SESSION_TIMEOUT": "4s", "RMGR_STRICT_LOG": "1", **(env or {})}
         with (self.directory / f"{node}.log").open("ab") as out:
             process = subprocess.Popen(command, env=environ, stdout=out, stderr=out, cwd=self.directory)
         self.processes.append(process)
@@ -128,7 +129,10 @@ class Rig:
     def log_of(self, node: str) -> str:
         return (self.directory / f"{node}.log").read_text()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for running in self.starters:
             if running.thread.is_alive():
                 running.parts.starter.stop()
