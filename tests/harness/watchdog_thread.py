@@ -1,0 +1,86 @@
+"""A WatchDog's loop on a thread of the test: its session can be broken in every way, its metrics and log read directly."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import structlog
+
+from rmgr.adapters.memory_store import MemoryStore
+from rmgr.adapters.rpc import LeaderClient, RpcServer
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.client.bootstrap import bootstrap
+from rmgr.coord import paths
+from rmgr.coord.records import decode_record
+from rmgr.daemons.leader_metrics import LeaderMetrics
+from rmgr.daemons.leader_view import LeaderAnswering
+from rmgr.daemons.watchdog import Watchdog
+from rmgr.model.node import EpochRecord
+from rmgr.model.queue import ClusterSettings
+from tests.harness.watchdogs import until
+
+
+class WatchdogThread:
+    """One WatchDog with its gRPC server."""
+
+    def __init__(
+        self,
+        hosts: str,
+        chroot: str,
+        *,
+        session_timeout_s: float = 4.0,
+        store: MemoryStore | None = None,
+        settings: ClusterSettings | None = None,
+    ) -> None:
+        self.coordinator = ZkCoordinator.connect(hosts, chroot, session_timeout_s=session_timeout_s)
+        self.store = store or MemoryStore(f"watchdog-{chroot}")
+        self.metrics = LeaderMetrics()
+        self.log: list[dict[str, Any]] = []
+        self.meta = bootstrap(self.coordinator, settings=settings)
+        self.server = RpcServer("127.0.0.1:0", threads=8)
+        self.watchdog = Watchdog(
+            self.coordinator,
+            self.store,
+            self.meta,
+            endpoint=self.server.endpoint,
+            resync_s=20.0,
+            log=structlog.wrap_logger(None, processors=[self._logged]),
+            metrics=self.metrics,
+        )
+        answering = LeaderAnswering(
+            self.coordinator, self.store, lambda: self.watchdog.leader, self.watchdog.call, cluster_id=lambda: self.meta.cluster_id
+        )
+        self.server.add_leader(answering)
+        self.server.start()
+        self.client = LeaderClient(self.server.endpoint)
+        self._thread = threading.Thread(target=self.watchdog.serve, name="watchdog")
+        self._thread.start()
+
+    def _logged(self, _logger: Any, level: str, event: dict[str, Any]) -> Any:
+        self.log.append({"level": level, **event})
+        raise structlog.DropEvent
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self.log if line["event"] == name]
+
+    def wait_event(self, name: str, *, count: int = 1, deadline_s: float = 10.0) -> dict[str, Any]:
+        until(lambda: len(self.events(name)) >= count, deadline_s=deadline_s, told=f"{name} in {self.log}")
+        return self.events(name)[count - 1]
+
+    def epoch(self) -> EpochRecord:
+        found = self.coordinator.get(paths.EPOCH).result(10)
+        return EpochRecord() if found is None else decode_record(found.data, EpochRecord)
+
+    def wait_ended(self, deadline_s: float = 10.0) -> None:
+        self._thread.join(deadline_s)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        self.watchdog.stop()
+        self._thread.join(10)
+        self.watchdog.close()
+        self.client.close()
+        self.server.stop(0.1)
+        assert not self._thread.is_alive()
+        assert [line for line in self.log if line["event"] == "watchdog_letter_failed"] == []

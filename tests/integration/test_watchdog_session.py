@@ -1,0 +1,140 @@
+"""A WatchDog whose session is broken: expired, cut off, in doubt, with a wiped ensemble; and what it answers over gRPC."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.zk import ZkCoordinator, end_session
+from rmgr.coord import election, paths
+from rmgr.coord.leader_ops import take_over
+from rmgr.coord.multi import Delete, Gone, Multi
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.errors import NotFound, Unavailable, WrongCluster
+from rmgr.model.node import EpochRecord
+from rmgr.model.states import State
+from tests.harness.leader_bench import Starter, Submitter, committed
+from tests.harness.watchdog_thread import WatchdogThread
+from tests.harness.watchdogs import until
+
+
+@pytest.fixture
+def watchdog(zookeeper: ZooKeeperServer, chroot: str) -> Iterator[WatchdogThread]:
+    one = WatchdogThread(zookeeper.hosts, chroot)
+    yield one
+    one.close()
+
+
+def test_an_expired_leader_steps_down_and_stands_again(watchdog: WatchdogThread, zookeeper: ZooKeeperServer) -> None:
+    first = watchdog.wait_event("reign_began")
+    session = watchdog.coordinator.session_id
+    end_session(zookeeper.host, zookeeper.port, *watchdog.coordinator.session_credentials)
+    second = watchdog.wait_event("reign_began", count=2)
+    assert watchdog.wait_event("reign_ended")["why"] == "the session was lost"
+    assert (first["epoch"], second["epoch"]) == (1, 2)
+    assert watchdog.coordinator.session_id != session
+    line = watchdog.coordinator.children(paths.WATCHDOGS).result(5)
+    assert line == [second["candidate"]]
+
+
+def test_a_reign_goes_on_after_a_broken_connection_once_the_fence_was_read(watchdog: WatchdogThread) -> None:
+    watchdog.wait_event("reign_began")
+    watchdog.coordinator.drop_link()
+    watchdog.wait_event("reign_continued")
+    assert watchdog.events("reign_suspended") == [{"level": "warning", "event": "reign_suspended", "epoch": 1}]
+    assert watchdog.epoch().epoch == 1
+    assert watchdog.metrics.leader._value.get() == 1
+
+
+def test_a_reign_ends_when_the_epoch_has_moved_while_the_session_was_in_doubt(
+    watchdog: WatchdogThread, zookeeper: ZooKeeperServer, chroot: str
+) -> None:
+    watchdog.wait_event("reign_began")
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as other:
+        committed(other, election.stand("usurper", EpochRecord()))
+        name = next(item for item in other.children(paths.WATCHDOGS).result(5) or [] if "usurper" in item)
+        committed(other, take_over(name, EpochRecord(epoch=2, leader="usurper"), 0))
+    watchdog.coordinator.drop_link()
+    ended = watchdog.wait_event("reign_ended")
+    assert ended["why"] == "the epoch has moved while the session was in doubt"
+    assert watchdog.wait_event("reign_began", count=2)["epoch"] == 3, "it is the first in line again"
+
+
+def test_a_write_after_another_has_taken_over_is_fenced_and_ends_the_reign(
+    watchdog: WatchdogThread, zookeeper: ZooKeeperServer, chroot: str
+) -> None:
+    watchdog.wait_event("reign_began")
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as other:
+        committed(other, election.stand("usurper", EpochRecord()))
+        name = next(item for item in other.children(paths.WATCHDOGS).result(5) or [] if "usurper" in item)
+        committed(other, take_over(name, EpochRecord(epoch=2, leader="usurper"), 0))
+        starter = Starter(other, "n1")
+    ended = watchdog.wait_event("reign_ended")
+    assert ended["why"] == "FENCE was refused by the leader fence"
+    assert watchdog.metrics.fenced_writes._value.get() == 1
+    assert starter.versions == {"n1": 0}
+    watchdog.wait_event("node_fenced")
+
+
+def test_a_leader_that_is_cut_off_steps_down_within_its_lease(tmp_path: Path, chroot: str, zookeeper_parts: None) -> None:
+    with ZooKeeperServer(tmp_path / "zk", tick_ms=500, die_with_parent=True) as server:
+        watchdog = WatchdogThread(server.hosts, chroot, session_timeout_s=3.0)
+        try:
+            watchdog.wait_event("reign_began")
+            stopped_s = time.monotonic()
+            server.pause()
+            try:
+                ended = watchdog.wait_event("reign_ended")
+                seconds = time.monotonic() - stopped_s
+            finally:
+                server.resume()
+            assert ended["why"] == "the lease is over"
+            assert seconds <= 3.0
+            with pytest.raises(Unavailable, match="does not lead"):
+                watchdog.client.status()
+            assert watchdog.wait_event("reign_began", count=2, deadline_s=20)["epoch"] == 2
+        finally:
+            watchdog.close()
+
+
+def test_a_wiped_ensemble_ends_the_process_with_a_clear_error(watchdog: WatchdogThread, zookeeper: ZooKeeperServer) -> None:
+    watchdog.wait_event("reign_began")
+    committed(watchdog.coordinator, Multi(name="WIPE", ops=(Delete(paths.META),), proof=Gone(paths.META)))
+    end_session(zookeeper.host, zookeeper.port, *watchdog.coordinator.session_credentials)
+    watchdog.wait_ended()
+    assert isinstance(watchdog.watchdog.failure, WrongCluster)
+    assert "was wiped" in watchdog.watchdog.failure.message
+
+
+def test_answers_show_what_the_asker_has_just_done(watchdog: WatchdogThread, zookeeper: ZooKeeperServer, chroot: str) -> None:
+    watchdog.wait_event("reign_began")
+    client = watchdog.client
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as user:
+        submitter, starter = Submitter(user), Starter(user, "n1")
+        submitter.enter()
+        for round_ in range(5):
+            number = submitter.submit(2, owner=submitter.guid)
+            (job,) = client.jobs((number,))
+            assert (job.state, job.counts["INITIAL"]) == (State.INITIAL, 2)
+            key = starter.claim("n1", take=1)
+            until(lambda number=number: client.jobs((number,))[0].counts["RUNNING"] == 1, deadline_s=2)
+            starter.complete("n1", key)
+            (job,) = client.jobs((number,))
+            assert (job.counts["COMPLETED"], job.counts["INITIAL"], job.counts["RUNNING"]) == (1, 1, 0), round_
+            starter.complete("n1", starter.claim("n1"))
+            (job,) = client.jobs((number,), ended=True)
+            assert job.state is State.COMPLETED, round_
+        (node,) = client.nodes()
+        assert (node.id, node.state) == ("n1", "up")
+        (queue,) = client.queues()
+        assert (queue.id, queue.pending, queue.running) == ("default", 0, 0)
+        status = client.status()
+        assert status.healthy
+        assert status.leader is not None
+        assert (status.leader.epoch, status.cluster_id) == (1, watchdog.meta.cluster_id)
+        assert client.explain(number).state is State.COMPLETED
+        with pytest.raises(NotFound):
+            client.explain(999)
