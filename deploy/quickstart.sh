@@ -65,14 +65,13 @@ finish() {
   local status=$?
   trap - EXIT INT TERM
   if [ -n "$app" ]; then kill "$app" 2>/dev/null || true; fi
-  if [ "$status" != 0 ] || ! $keep; then
-    "$VENV/bin/rmgr" dev stop --dir "$dir" >/dev/null 2>&1 || true
-    if [ "$status" != 0 ]; then
-      warn "The quickstart failed. The logs of the cluster are in $dir"
-    elif $own_dir; then
-      rm -rf "$dir"
-    fi
-  fi
+  if [ "$status" = 0 ] && $keep; then exit 0; fi
+  "$VENV/bin/rmgr" dev stop --dir "$dir" >/dev/null 2>&1 || true
+  case $status in
+    0 | 130 | 143) if $own_dir; then rm -rf "$dir"; fi ;;
+    *) warn "The quickstart failed. The logs of the cluster are in $dir" ;;
+  esac
+  case $status in 130 | 143) warn "Interrupted; the cluster is stopped." ;; esac
   exit "$status"
 }
 trap finish EXIT
@@ -108,10 +107,10 @@ wait "$shown" || true
 heading "4. What the loss of a Starter did"
 loss report "$record"
 
-heading "5. rmgr status"
-"$VENV/bin/rmgr" status || say "(not healthy: the killed node is missing)"
-
 rmgr=$VENV/bin/rmgr
+heading "5. rmgr status"
+"$rmgr" status || say "(not healthy: the killed node is missing)"
+
 if $keep; then
   heading "The cluster goes on running. Next, type"
   say "  export RMGR_ZK='$RMGR_ZK' RMGR_STORE='$RMGR_STORE'"

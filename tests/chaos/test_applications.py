@@ -119,16 +119,18 @@ def test_the_same_keys_again_are_refused_unless_overwritten(cluster: DevCluster,
     assert again.end() == 0, again.text
 
 
-def processes_naming(directory: Path) -> list[str]:
-    """Command lines of all processes that mention a directory."""
+def processes_of(directory: Path) -> list[str]:
+    """All processes that have a directory in their command line or their environment."""
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-            except OSError:  # it ended meanwhile
+                line, variables = (
+                    (entry / name).read_bytes().replace(b"\0", b" ").decode("utf-8", "replace") for name in ("cmdline", "environ")
+                )
+            except OSError:  # it ended meanwhile, or is not ours
                 continue
-            if str(directory) in line:
+            if str(directory) in line or str(directory) in variables:
                 found.append(line)
     return found
 
@@ -145,6 +147,6 @@ def test_the_quickstart_ends_well_beside_another_cluster_and_leaves_nothing_runn
     assert time.monotonic() - started < 180
     for sentence in ("SIGKILL to the Starter of node", "The cluster's answer equals the serial one.", "Recovery", "Next, type"):
         assert sentence in ended.stdout, ended.stdout
-    assert processes_naming(tmp_path / "rmgr-quickstart") == []
+    assert processes_of(tmp_path) == []
     assert list(tmp_path.glob("rmgr-quickstart*")) == []
     assert cluster.state.is_running
