@@ -156,6 +156,8 @@ def choose(columns: Sequence[Column], names: str) -> list[Column]:
 def _find(columns: Sequence[Column], name: str) -> Column:
     wanted = name.lower().replace("-", "").replace("_", "")
     for column in columns:
+        if wanted == "id" and column.is_id:
+            return column
         if wanted in {column.name.lower(), column.name.lower().partition("(")[0]}:
             return column
     from rmgr.cli.params import nearest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.cli.options import Work, WorkOptions, read_entries
 from rmgr.cli.shipping import interpreted, ship_script, ship_uploads, whole_path
-from rmgr.errors import NotFound, QueueFull, RequestTooLarge, RmgrError, SubmitUnknown, UsageError
+from rmgr.errors import KeyExists, NotFound, QueueFull, RequestTooLarge, RmgrError, SubmitUnknown, UsageError
 from rmgr.model.array import parse_array
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Phase, Submission
@@ -107,6 +107,7 @@ def prepare(session: Session, work: Work) -> Draft:
     draft = admit(draft, settings, nodes)
     _check_dependencies(session, coordinator, draft)
     _check_inputs(session, options)
+    _check_outputs(session, draft, len(payloads))
     return Draft(record=draft, payloads=payloads, settings=settings, work=work)
 
 
@@ -205,6 +206,7 @@ def _blocks(record: Submission, payloads: list[bytes]) -> list[Block] | None:
 
 def _send_by_engine(session: Session, record: Submission, draft: Draft, deadline_s: float) -> Sent:
     """A submission that needs several multis: opened, extended, completed; or one whose outputs have keys of their own."""
+    from rmgr.client.control import cancel_submission
     from rmgr.client.ports import TaskSpec
 
     engine = engine_of(session)
@@ -222,6 +224,7 @@ def _send_by_engine(session: Session, record: Submission, draft: Draft, deadline
         raise
     except RmgrError:
         lane.complete()  # it stays empty: nothing of it will run
+        cancel_submission(engine, lane.number, detail="its output keys are taken")
         raise
     return Sent(submission=lane.submission, tasks=draft.tasks, created=True)
 
@@ -235,9 +238,6 @@ def _claim_outputs(session: Session, number: int, reign: str, draft: Draft) -> N
         for n, (key, _) in enumerate(draft.work.options.outputs)
         for position in range(draft.tasks)
     ]
-    names = [name for name, _ in pointers]
-    if len(set(names)) != len(names):
-        raise UsageError(f"several tasks would write the output key {names[0]!r}", hint="put %a (the array index) into the key")
     Values(session.data_store(), session.coordinator()).claim_outputs(pointers, overwrite=False, timeout=session.left_s(30.0) or 30.0)
 
 
@@ -268,6 +268,25 @@ def _check_inputs(session: Session, options: WorkOptions) -> None:
             raise NotFound(
                 f"--input: there is no key {key!r} in the data store", hint=f"rmgr store put {key} FILE; rmgr store ls lists keys"
             )
+
+
+def _check_outputs(session: Session, draft: Submission, tasks: int) -> None:
+    """Refused before anything is recorded; whoever comes between is refused by `claim_outputs`."""
+    command = draft.command
+    if command is None or not command.output_files:
+        return
+    from rmgr.client.values import Values
+
+    values = Values(session.data_store(), session.coordinator())
+    for key, _ in command.output_files:
+        names = [output_key(key, draft, 0, position) for position in range(tasks if "%a" in key else 1)] if "%j" not in key else []
+        if tasks > 1 and "%a" not in key:
+            raise UsageError(f"--output: all {tasks} tasks would write the key {key!r}", hint="put %a (the array index) into the key")
+        for name in names:
+            if values.exists(name, timeout=session.left_s(30.0) or 30.0):
+                raise KeyExists(
+                    f"--output: the key {name!r} exists already", hint=f"choose another key, or delete it: rmgr store rm {name}"
+                )
 
 
 def _check_room(coordinator: Coordinator, record: Submission, settings: ClusterSettings, more: int) -> None:

@@ -28,9 +28,7 @@ def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBl
     running = running_count((block.key, block.done) for block in claimed)
     state = overall_state(submission, progress, running)
     counts = state_counts(submission, progress, running)
-    started = (
-        min([block.claimed_us for block in claimed if block.claimed_us] + [progress.first_started_us or 0], default=0) if claimed else 0
-    )
+    claimed_at = min((block.claimed_us for block in claimed if block.claimed_us), default=0)
     reason = submission.reason
     if not reason and state is State.INITIAL:
         reason = Reason.RESOURCES if progress.total else ""
@@ -45,7 +43,7 @@ def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBl
         reason=reason,
         detail=submission.reason_detail,
         submitted_us=submission.submitted_us,
-        started_us=progress.first_started_us or started,
+        started_us=progress.first_started_us or claimed_at,
         ended_us=(progress.last_ended_us or submission.closed_us) if state.is_final else 0,
         exit_code=progress.exit_code,
         counts={str(kind): counts[kind] for kind in COUNTED},
