@@ -389,7 +389,7 @@ class Slot:
             left, self._commands = self._commands, {}
         last = 0
         if self._board is not None:
-            last = self._board.seq
+            last = self._board.begun
             self._board.close()
             self._board = None
         running = tuple(seq for seq in left if seq <= last)

@@ -283,16 +283,16 @@ class Worker:
                 self.slot.runner.emit(TasksReturned(self.slot, self, seqs, Reason.NONE))
             return
         with self._lock:
-            current = board.seq
+            current = board.begun
             ahead = [seq for seq in self._outstanding if seq > current]
             if len(ahead) <= keep:
                 return
             after = ahead[keep - 1] if keep else current
             if max(self._highest, current) < self._revoked[1]:  # what was revoked before and not yet skipped stays so
                 after = min(after, self._revoked[0])
-            self._revoked = (after, self._last_seq)
-            board.revoke(*self._revoked)
-        self.slot.runner.loop.later(SETTLE_S, self._settle)
+            self._revoked = revoked = (after, self._last_seq)
+            board.revoke(*revoked)
+        self.slot.runner.loop.later(SETTLE_S, lambda: self._settle(*revoked))
 
     def _stop(self, order: frames.Stop) -> None:
         board = self._board
@@ -300,20 +300,19 @@ class Worker:
             self.slot.order(order)
             return
         with self._lock:
-            ahead = [seq for seq in self._outstanding if board is None or seq > board.seq]
+            ahead = [seq for seq in self._outstanding if board is None or seq > board.begun]
         if order.seq in ahead:
             self._recall(ahead.index(order.seq))
             # it may have begun meanwhile: then it is outstanding still, and stopped
             self.slot.runner.loop.later(2 * SETTLE_S, lambda: self._stop(order))
 
-    def _settle(self) -> None:
-        """What is revoked and still ahead of the worker will not start any more: it is returned."""
+    def _settle(self, after: int, until: int) -> None:
+        """What was revoked a moment ago and is still ahead of the worker will not start any more: it is returned."""
         board = self._board
         if board is None:
             return
         with self._lock:
-            after, until = self._revoked
-            after = max(after, board.seq)
+            after = max(after, board.begun)
             seqs = tuple(seq for seq in self._outstanding if after < seq <= until)
             for seq in seqs:
                 del self._outstanding[seq]

@@ -74,8 +74,12 @@ class Board:
     # -- written by the worker --------------------------------------------------------------------------------------
 
     def start(self, seq: int, now_ns: int) -> None:
-        """Task `seq` starts; 0 = between tasks."""
+        """Task `seq` starts."""
         PAIR.pack_into(self.view, TASK_AT, seq, now_ns)
+
+    def rest(self) -> None:
+        """No task runs; `begun` stays: what has been run must never look as if it had not begun."""
+        self._set(TASK_AT + 8, 0)
 
     def set_batch(self, *, limit_ns: int, grace_ns: int, exclusive: bool, memory_bytes: int, output_cap: int) -> None:
         """What holds for the tasks that follow."""
@@ -86,15 +90,21 @@ class Board:
         self._set(_MEMORY, memory_bytes)
 
     def running(self) -> tuple[int, int]:
-        """(seq, started_ns) of the present task, (0, _) when idle."""
-        while True:
-            seq, started = PAIR.unpack_from(self.view, TASK_AT)
-            if self._get(TASK_AT) == seq:
-                return seq, started
+        """(seq, started_ns) of the present task, (0, 0) when there is none."""
+        before = PAIR.unpack_from(self.view, TASK_AT)
+        while (pair := PAIR.unpack_from(self.view, TASK_AT)) != before:  # the two stores of `start` are not one
+            before = pair
+        seq, started = pair
+        return (seq, started) if started else (0, 0)
 
     @property
     def seq(self) -> int:
-        """Present task, 0 when idle."""
+        """Present task, 0 when there is none."""
+        return self.running()[0]
+
+    @property
+    def begun(self) -> int:
+        """The last task that was begun (or skipped), whether or not it still runs; never goes back."""
         return self._get(TASK_AT)
 
     @property
@@ -138,9 +148,9 @@ class Board:
         self._set(_RESULTS, size << 32 | count)
 
     def clear_results(self) -> None:
-        """They have been sent."""
-        self._set(_GENERATION, self._get(_GENERATION) + 1)
+        """They have been sent. (This order: who read the old count sees the new generation before anything is overwritten.)"""
         self._set(_RESULTS, 0)
+        self._set(_GENERATION, self._get(_GENERATION) + 1)
 
     def unsent(self) -> tuple[bytes, int]:
         """(encoded results one after another, how many); (b"", 0) when there are none or they are being sent just now."""

@@ -301,12 +301,23 @@ class Spawner:
         self._commands.remove_group()
         if orphaned:
             shutil.rmtree(self._setup.directory, ignore_errors=True)
+            self._leave_cgroups()
         else:
             self._control.settimeout(1.0)
             self._push()
         if left and self._setup.cgroup:
             write_file(os.path.join(self._setup.cgroup, "cgroup.kill"), "1")
         os._exit(0)
+
+    def _leave_cgroups(self) -> None:
+        """Nobody else is left to remove them (the last spawner of the node removes the node's too)."""
+        setup = self._setup
+        for slot in filter(None, (setup.cgroup, setup.freezer, setup.memory, setup.pids)):
+            node = os.path.dirname(slot)
+            write_file(os.path.join(os.path.dirname(node), "cgroup.procs"), str(os.getpid()))
+            for path in (os.path.join(slot, "main"), slot, node):
+                with contextlib.suppress(OSError):
+                    os.rmdir(path)
 
     # -- telling the Starter ---------------------------------------------------------------------------------------------
 

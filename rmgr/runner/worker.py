@@ -161,7 +161,7 @@ class Worker:
         while True:
             if not self._queue:
                 self._flush()
-                self._board.start(0, 0)
+                self._board.rest()
                 self._seq = 0
                 self._board.busy = False
                 if not idle_checked and not select.select([self._socket], [], [], _IDLE_S)[0]:

@@ -357,10 +357,11 @@ def test_nothing_outlives_a_killed_starter(starter: tuple[subprocess.Popen[str],
     process.kill()
     process.wait(10)
     until(lambda: not any(is_alive(pid) for pid in pids) and not marked(marker), timeout_s=5)
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/rmgr-n2-{marker.partition('-')[0]}"))
     runner = NodeRunner(directory=str(directory), node="n2", on_events=lambda events: None)
     runner.close()
     assert not directory.exists()
-    assert not list(Path("/sys/fs/cgroup").glob("*/rmgr-n2-*"))
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/rmgr-n2-{marker.partition('-')[0]}"))
 
 
 def test_a_new_starter_ends_what_a_killed_starter_and_spawner_left(starter: tuple[subprocess.Popen[str], Path, list[int], str]) -> None:
@@ -376,7 +377,7 @@ def test_a_new_starter_ends_what_a_killed_starter_and_spawner_left(starter: tupl
     assert [pid for pid in pids if is_alive(pid)] == []
     assert marked(marker) == []
     runner.close()
-    assert not list(Path("/sys/fs/cgroup").glob("*/rmgr-n2-*"))
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/rmgr-n2-{marker.partition('-')[0]}"))
 
 
 def test_exclusive_work_of_a_stopped_starter_ends_with_the_lease(starter: tuple[subprocess.Popen[str], Path, list[int], str]) -> None:
