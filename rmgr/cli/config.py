@@ -18,7 +18,7 @@ from rmgr.cli.operate import apply_settings, read_settings
 from rmgr.cli.render import emit
 from rmgr.config import Config, check_file
 from rmgr.errors import ConfigError
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.queue import ClusterSettings, QueueSpec
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -105,7 +105,15 @@ def apply(session: Session, file: Path, dry_run: bool) -> None:
     if session.json:
         emit({"applied": not dry_run, "changes": [{"key": key, "from": old, "to": new} for key, old, new in changes]})
         return
+    defaults = _flat(cluster_settings.to_document(ClusterSettings(queues=(QueueSpec(name="x"),))))
+    for name in sorted(_names(wanted) - _names(present)):
+        sys.stdout.write(f"queues.{name}: added\n")
+    for name in sorted(_names(present) - _names(wanted)):
+        sys.stdout.write(f"queues.{name}: removed\n")
     for key, old, new in changes:
+        last = key.rpartition(".")[2]
+        if new is None or (old is None and new == defaults.get(f"queues.x.{last}")):
+            continue  # part of a queue that goes; what a new one leaves as it is
         sys.stdout.write(f"{key}: {_shown(old)} -> {_shown(new)}\n")
     if not changes:
         sys.stdout.write("nothing changes: these are the settings of the cluster\n")
@@ -127,6 +135,10 @@ def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _names(settings: ClusterSettings) -> set[str]:
+    return {queue.name for queue in settings.queues}
 
 
 def _shown(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -87,7 +88,29 @@ def cancel_targets(session: Session, targets: Sequence[Target], *, reason: str) 
         else:
             why = _change(session, target.submission, _cancel(reason))
             changes.add(target.ids, lambda _, why=why: why)
+            if not why and not session.query().has_leader():
+                _order_kill(session, target.submission, reason)
     return changes
+
+
+def _order_kill(session: Session, number: int, reason: str) -> None:
+    """Without a leader nobody else tells the Starters: the orders that it would give."""
+    from rmgr.client.snapshot import read_claimed
+    from rmgr.coord import paths
+    from rmgr.coord.leader_ops import order
+    from rmgr.model.node import InboxOrder, Order
+    from rmgr.model.states import Reason
+
+    coordinator, timeout_s = session.coordinator(), session.left_s(10.0) or 10.0
+    names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
+    claimed = read_claimed(coordinator, names, submission=number, timeout_s=timeout_s)
+    what = InboxOrder(order=Order.CANCEL, submission=number, reason=Reason.USER_CANCEL, detail=reason)
+    orders = [
+        coordinator.commit(order(node, uuid.uuid4().hex, what), timeout_s=timeout_s) for node in sorted({node for node, _, _ in claimed})
+    ]
+    for given in orders:
+        given.result(timeout_s + 5.0)
+    session.note(f"{number}: what runs is ordered to end; what waits ends as soon as a WatchDog leads")
 
 
 # -- changes of a record ------------------------------------------------------------------------------------------------------

@@ -133,6 +133,10 @@ class Query:
         timeout_s = self._session.left_s(30.0) or 30.0
         return read_snapshot(self._session.coordinator(), None, timeout_s=timeout_s)
 
+    def has_leader(self) -> bool:
+        """A WatchDog leads, as far as ZooKeeper knows."""
+        return self._find_leader() is not None
+
     def _own_status(self, facts: ClusterSnapshot) -> StatusView:
         from rmgr.cli.render import now_us
         from rmgr.coord import answers
@@ -146,7 +150,11 @@ class Query:
             store |= {"ok": problem is None} | ({"problem": problem} if problem else {})
         except RmgrError as error:
             store["problem"] = error.message
-        return answers.status(facts, zookeeper=zookeeper, store=store, now_us=now_us())
+        view = answers.status(facts, zookeeper=zookeeper, store=store, now_us=now_us())
+        if view.leader is None:
+            return view
+        problem = f"the leader {view.leader.id} on {view.leader.host} does not answer at {view.leader.endpoint}"
+        return replace(view, healthy=False, problems=(*view.problems, problem))
 
 
 def _measured(nodes: list[NodeView]) -> list[NodeView]:
