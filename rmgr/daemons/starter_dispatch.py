@@ -155,7 +155,7 @@ class Dispatch:
             startable = self._stager.startable(block)
             if not startable:
                 return False
-            lane = self._lane(block, info, kit, task_s)
+            lane = self._lane(block, info, kit, task_s, now_s)
             if lane is None:
                 return not any(lane.serial is block for lane in self._lanes)
             if block.data.serial:
@@ -166,7 +166,7 @@ class Dispatch:
             self._send(lane, block, kit, count, now_s)
         return False
 
-    def _lane(self, block: ClaimedBlock, info: Info, kit: Kit, task_s: float | None) -> Lane | None:
+    def _lane(self, block: ClaimedBlock, info: Info, kit: Kit, task_s: float | None, now_s: float) -> Lane | None:
         """An idle lane, else one that runs the same kind and has little left to do; None: wait."""
         cores, memory_mib = block.key.cores, block.key.memory_mib
         if block.data.serial:
@@ -178,7 +178,11 @@ class Dispatch:
         if lane is not None or task_s is None or task_s > LOW_S or not block.data.resubmit:
             return lane
         room = max(1, int(LOW_S / task_s))
-        running = [lane for lane in self._lanes if lane.is_for(info, kit.spec, cores, memory_mib) and len(lane.tasks) <= room]
+        running = [
+            lane
+            for lane in self._lanes
+            if lane.is_for(info, kit.spec, cores, memory_mib) and len(lane.tasks) <= room and not self._is_long(lane, now_s)
+        ]
         return min(running, key=lambda lane: len(lane.tasks), default=None)
 
     def _send(self, lane: Lane, block: ClaimedBlock, kit: Kit, count: int, now_s: float) -> None:
@@ -263,21 +267,32 @@ class Dispatch:
     # -- nothing waits behind a long task -----------------------------------------------------------------------------------
 
     def level(self, now_s: float) -> bool:
-        """Takes tasks back from busy lanes when a free one could run them. True: look again soon."""
+        """Takes tasks back from lanes where they would wait: behind a long one, or while another slot is free.
+
+        True: look again soon.
+        """
         again = False
         for lane in list(self._lanes):
             waiting = len(lane.tasks) - 1
             if waiting < 1 or lane.serial is not None or lane.recalling or lane.info is None or lane.blocked_seq:
                 continue
             again = True
-            if not self._lanes.fits(*lane.shape) or self._has_ready():
-                continue
-            task_s = self._times.of(lane.info.record.id) or _LONG_S
-            if now_s - lane.since_s > max(_LONG_S, 3 * task_s):
+            if self._is_long(lane, now_s):
                 self._lanes.recall(lane)
-            elif waiting * task_s > _WORTH_S:
+            elif self._lanes.fits(*lane.shape) and waiting * self._task_s(lane) > _WORTH_S and not self._has_ready():
                 self._lanes.recall(lane, keep=waiting // 2)
         return again
+
+    def is_stalled(self, now_s: float) -> bool:
+        """No slot is free, and none will be soon."""
+        return self._lanes.free_cores == 0 and all(self._is_long(lane, now_s) for lane in self._lanes)
+
+    def _is_long(self, lane: Lane, now_s: float) -> bool:
+        """What runs there takes much longer than was to be expected."""
+        return now_s - lane.since_s > _LONG_S + 3 * self._task_s(lane)
+
+    def _task_s(self, lane: Lane) -> float:
+        return (self._times.of(lane.info.record.id) if lane.info is not None else None) or 0.0
 
     def recall_all(self, blocks: Iterable[ClaimedBlock] | None = None) -> None:
         """Takes back everything that has not begun (of these blocks)."""

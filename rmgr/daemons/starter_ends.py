@@ -87,7 +87,7 @@ class Ends:
                 case TasksReturned():
                     lane = self._lanes.of_worker(event.worker) if event.worker is not None else self._lanes.of_slot(event.slot)
                     if lane is not None:
-                        self.returned(self._lanes.ended(lane, event.seqs, now_s), now_s)
+                        self.returned(self._lanes.ended(lane, event.seqs, None), now_s)
                         lane.recalling = False
                 case WorkerBlocked():
                     lane = self._lanes.of_worker(event.worker)

@@ -131,11 +131,12 @@ class Lanes:
         self._hold(lane)
         return lane
 
-    def ended(self, lane: Lane, seqs: Iterable[int], now_s: float) -> list[Task]:
-        """These tasks of a lane are over (ended or taken back): what they were; the lane is given up when it was the last."""
+    def ended(self, lane: Lane, seqs: Iterable[int], now_s: float | None) -> list[Task]:
+        """These tasks of a lane ended (now_s None: were taken back): what they were; after the last one it is given up."""
         pop = lane.tasks.pop
         found = [task for task in [pop(seq, None) for seq in seqs] if task is not None]
-        lane.since_s = now_s
+        if now_s is not None:
+            lane.since_s = now_s
         if lane.blocked_seq and lane.blocked_seq not in lane.tasks:
             lane.blocked_seq = 0
         if not lane.tasks:

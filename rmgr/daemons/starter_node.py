@@ -338,15 +338,18 @@ class NodeAgent:
 
     def has_tail(self) -> bool:
         """Another node could be given something."""
-        return not self.is_draining and any(self._worth(block) for block in self.blocks.values())
+        if self.is_draining or not self.blocks:
+            return False
+        stalled = self._dispatch.is_stalled(time.monotonic())
+        return any(self._worth(block, stalled=stalled) for block in self.blocks.values())
 
-    def _worth(self, block: ClaimedBlock) -> bool:
+    def _worth(self, block: ClaimedBlock, *, stalled: bool) -> bool:
         """Its waiting tasks would take long enough here."""
         if not block.ready or block.data.serial:
             return False
         task_s = self._shared.times.of(block.key.submission)
         slots = max(1, self.lanes.cores // block.key.cores)
-        return task_s is None or len(block.ready) * task_s / slots > _SPLIT_WORTH_S
+        return stalled or task_s is None or len(block.ready) * task_s / slots > _SPLIT_WORTH_S
 
     def _split(self, hungry: frozenset[str], now_s: float) -> None:
         """Half of the largest tail goes back to the queue, where the hungry find it."""
@@ -354,7 +357,9 @@ class NodeAgent:
         if not others or self.is_draining:
             self._split_s = 0.0
             return
-        long_waiting = [block for block in self.blocks.values() if block.sending is None and self._worth(block) and block.tail(1)]
+        stalled = self._dispatch.is_stalled(now_s)
+        free = [block for block in self.blocks.values() if block.sending is None and block.tail(1)]
+        long_waiting = [block for block in free if self._worth(block, stalled=stalled)]
         if not long_waiting:
             return
         if not self._split_s:

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,7 +34,7 @@ from rmgr.model.block import NO_SEQ, BlockData, BlockKey, KeyedPayload
 from rmgr.model.node import NodeRecord
 from rmgr.model.outcome import FailedRange, Outcome
 from rmgr.model.queue import ClusterSettings, QueueSpec
-from rmgr.model.submission import Command, Phase, PythonEnvironment, Submission, Tail, Work
+from rmgr.model.submission import Command, PythonEnvironment, Submission, Tail, Work
 from rmgr.runtime.stall import StallGuard
 
 DEADLINE_S = 30.0
@@ -164,7 +164,7 @@ class Rig:
         serial: bool = False,
         row: bool = False,
         store_function: bool = True,
-        held: bool = False,
+        drop_gate: bool = False,
         queue: str = "default",
         **record: Any,
     ) -> int:
@@ -180,9 +180,7 @@ class Rig:
             if store_function:
                 self.store.put(keys.function(function), blob)
             extra = {"work": Work.PYTHON, "python": PythonEnvironment()}
-        if held:
-            extra["phase"] = Phase.HELD
-        submission = Submission(id=number, name="test", user="tester", queue=queue, **(extra | record))
+        submission = Submission(**({"id": number, "name": "test", "user": "tester", "queue": queue} | extra | record))
         args = [encode_keyed(one) for one in keyed] or list(payloads)
         tail = Tail(next=len(args), complete=True)
         size = -(-len(args) // blocks)
@@ -216,6 +214,8 @@ class Rig:
             made.append((key, data))
         bucket = self.zk.stat(paths.subs_bucket(number)).result(10) is None
         multi = ops.submit(submission, ids_version=found.version, token_digest=uuid.uuid4().hex, tail=tail, blocks=made, make_bucket=bucket)
+        if drop_gate:  # as if it was held just after it had been submitted
+            multi = replace(multi, ops=tuple(op for op in multi.ops if op.path != paths.gate(number)))
         outcome = self.zk.commit(multi).result(10)
         assert isinstance(outcome, Committed), outcome
         return number
