@@ -98,9 +98,10 @@ class Duties:
                 epoch=self._desk.epoch,
             )
             failpoint("leader.after_resubmit")
-        elif isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NODE_EXISTS:
-            self._desk.log.error("resubmit_conflict", submission=followed.number, path=outcome.path)
-        followed.refresh_failed()
+        else:
+            if isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NODE_EXISTS:
+                self._desk.log.error("resubmit_conflict", submission=followed.number, path=outcome.path)
+            followed.refresh_failed()
         done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, duty)))
 
     def drop(self, followed: Followed, duty: DropFailed, done: Done) -> None:
@@ -125,7 +126,8 @@ class Duties:
     def _dropped(self, followed: Followed, duty: DropFailed, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             self._told_of(followed, duty)
-        followed.refresh_failed()
+        else:
+            followed.refresh_failed()
         done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, duty)))
 
     def _read_failed(self, followed: Followed, duty: Resubmit | DropFailed, then: Callable[[Stamped], None], done: Done) -> None:

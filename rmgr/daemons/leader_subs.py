@@ -15,7 +15,7 @@ from rmgr.coord import keeping, keys, paths
 from rmgr.coord.closing import decode_summary
 from rmgr.coord.dependencies import Ending, Met, Open, Unmet, weigh
 from rmgr.coord.keeping import Close, Collect, DropFailed, Duty, EndTail, Page, Resubmit, Sweep, Weigh
-from rmgr.coord.multi import Committed, Outcome, Stamped, Stat
+from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.records import decode_record
 from rmgr.coord.view import overall_state
 from rmgr.daemons.leader_collect import Collector
@@ -35,6 +35,8 @@ LOADS = 64
 LAZY_S, EAGER_S = 0.5, 0.05
 #: Each open submission is read again, watches or not, about every so many resyncs.
 RESYNC_TURNS = 3
+#: So many watches on what will never come are left on the server before the leader connects anew.
+MOST_LEFT_WATCHES = 50_000
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 30.0
 
 
@@ -52,8 +54,8 @@ class SubmissionKeeper:
         self._desk = desk
         self._settings = settings
         self._duties = Duties(desk, settings)
-        self._sweeper = Sweeper(desk, nodes)
-        self._collector = Collector(desk, lambda number: number in self.followed)
+        self._sweeper = Sweeper(desk, nodes, self._is_known)
+        self._collector = Collector(desk, self._is_known)
         self._bucket_names = names_below(desk, paths.SUBS, self._on_buckets)
         self._buckets: dict[str, Mirror[list[str]]] = {}
         self._submitters = names_below(desk, paths.SUBMITTERS, self._on_submitters)
@@ -63,6 +65,7 @@ class SubmissionKeeper:
         self._dirty: dict[int, None] = {}
         self._dependents: dict[int, dict[int, None]] = {}
         self._turn = 0
+        self._left_watches = 0
 
     def start(self) -> None:
         """Begins to read: owners first, so that no living one is taken for dead."""
@@ -129,15 +132,39 @@ class SubmissionKeeper:
             self.followed[number] = followed
             self._waiting.append(followed)
         self._desk.metrics.submissions.set(len(self.followed))
+        if mirror is not None and not present:
+            self._tidy_bucket(name)
         self._load()
 
     def _forget(self, followed: Followed) -> None:
         followed.stop()
         if self.followed.get(followed.number) is followed:
             del self.followed[followed.number]
+            self._shed_watches()
         self._loading.pop(followed.number, None)
         self._wake_dependents(followed.number)
         self._load()
+
+    def _is_known(self, number: int) -> bool:
+        return number in self.followed
+
+    def _shed_watches(self) -> None:
+        """Every submission leaves one watch behind, on the fragment that never came; only a new connection is without them."""
+        self._left_watches += 1
+        drop = getattr(self._desk.coordinator, "drop_link", None)
+        if self._left_watches >= MOST_LEFT_WATCHES and drop is not None:
+            self._left_watches = 0
+            self._desk.log.info("watches_shed", total=MOST_LEFT_WATCHES)
+            drop()
+
+    def _tidy_bucket(self, name: str) -> None:
+        """A directory of submissions that have all been collected goes, unless new ones are still to come into it."""
+        self._desk.get(paths.IDS, partial(self._on_ids, name))
+
+    def _on_ids(self, name: str, found: Stamped | None) -> None:
+        if found is not None and int(name) < decode_record(found.data, int, paths.IDS) // 1000:
+            path = f"{paths.SUBS}/{name}"
+            self._desk.commit(Multi(name="TIDY", ops=(Delete(path),), proof=Gone(path)))
 
     def _on_submitters(self) -> None:
         owners = frozenset(paths.entry_guid(name) for name in self._submitters.value or ())

@@ -15,7 +15,7 @@ from itertools import groupby
 from rmgr.coord import paths
 from rmgr.coord.keeping import BringBack, End, Move, SetAside, cancel_reason, end_block, moves, room_of
 from rmgr.coord.leader_ops import order
-from rmgr.coord.multi import Committed, Outcome, Stamped
+from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.ops import bring_back, set_aside
 from rmgr.coord.records import decode_block, decode_record
 from rmgr.daemons.leader_desk import Desk
@@ -51,11 +51,13 @@ class Sweeper:
 
     Args:
         nodes: names of all nodes.
+        is_known: a submission of this number is in memory.
     """
 
-    def __init__(self, desk: Desk, nodes: Callable[[], list[str]]) -> None:
+    def __init__(self, desk: Desk, nodes: Callable[[], list[str]], is_known: Callable[[int], bool]) -> None:
         self._desk = desk
         self._nodes = nodes
+        self._is_known = is_known
         self._wanted: dict[str, dict[int, tuple[Followed, Callable[[bool], None]]]] = {}
         self._looked_s: dict[str, float] = {}
         self._busy: set[str] = set()
@@ -100,12 +102,20 @@ class Sweeper:
         if not held:
             self._give_up(queue, turns)
             return
+        strangers: dict[int, list[str]] = {}
         for names, place in ((held[0], "held"), (pending, "pending")):
             for name in names:
                 key = _parse(name)
-                if key is not None and key.submission in turns:
+                if key is None:
+                    continue
+                if key.submission in turns:
                     getattr(turns[key.submission], place).append(key)
+                elif not self._is_known(key.submission):
+                    path = paths.held_block(queue, key) if place == "held" else paths.pending_block(queue, key)
+                    strangers.setdefault(key.submission, []).append(path)
         self._finish(queue)
+        for number, found in strangers.items():
+            self._desk.stat(paths.sub(number), partial(self._discard, number, found))
         cancelled = [turn for turn in turns.values() if turn.followed.submission and turn.followed.submission.phase is Phase.CANCELLED]
         if cancelled:
             self._order_cancels(cancelled)
@@ -116,6 +126,14 @@ class Sweeper:
                 self._count(turn)
             else:
                 self._move(turn, None)
+
+    def _discard(self, number: int, found: list[str], record: Stat | None) -> None:
+        """Blocks of a submission that does not exist can never be claimed; they only stand in the way."""
+        if record is not None:
+            return
+        self._desk.log.warning("orphaned_blocks_discarded", submission=number, total=len(found), epoch=self._desk.epoch)
+        for path in found:
+            self._desk.commit(Multi(name="DISCARD", ops=(Delete(path),), proof=Gone(path)))
 
     # -- the room of a capped submission
 

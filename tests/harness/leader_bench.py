@@ -277,6 +277,7 @@ class Bench:
         self.mailbox: Mailbox[Callable[[], None]] = Mailbox(clock=lambda: self.now_s)
         self.deposed: list[str] = []
         self.log: list[dict[str, Any]] = []
+        self._opened: list[MemoryCoordinator] = []
         self.outside = self.connect()
         self.meta = bootstrap(self.outside, settings=settings)
         self.look = Tree(self.outside)
@@ -285,7 +286,14 @@ class Bench:
         self.leader: Leader | None = None
 
     def connect(self) -> MemoryCoordinator:
-        return MemoryCoordinator(self.tree, auto=True, session_timeout_s=self.session_timeout_s)
+        coordinator = MemoryCoordinator(self.tree, auto=True, session_timeout_s=self.session_timeout_s)
+        self._opened.append(coordinator)
+        return coordinator
+
+    def close(self) -> None:
+        """Ends all sessions, and their threads."""
+        for coordinator in self._opened:
+            coordinator.close()
 
     def starter(self, *nodes: str) -> Starter:
         return Starter(self.connect(), *nodes)
@@ -348,6 +356,12 @@ class Bench:
             self.run()
         self.now_s = end_s
         self.run()
+
+    def run_all(self, starter: Starter, node: str = "n1", take: int = 0, **fields: Any) -> None:
+        """Claims and completes everything that waits, `take` tasks at a time."""
+        while self.look.pending():
+            starter.complete(node, starter.claim(node, take=take), **fields)
+        self.advance(1.0)
 
     def phase(self, number: int) -> Phase | None:
         record = self.look.sub(number)

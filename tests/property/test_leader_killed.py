@@ -146,6 +146,8 @@ class Scenario:
         assert bench.look.names(paths.TOKENS) == []
         assert bench.store.keys("out/") + bench.store.keys("page/") == []
         assert bench.count(bench.metrics.duplicates) == 0
+        bench.close()
+        self.mortal.close()
 
 
 def commits_of_an_undisturbed_run() -> Counter[str]:

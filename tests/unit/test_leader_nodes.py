@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from rmgr.coord import paths
-from rmgr.coord.leader_ops import order
-from rmgr.coord.multi import Conflict
-from rmgr.model.node import InboxOrder, NodeState, Order
+from rmgr.coord import election, paths
+from rmgr.coord.leader_ops import fence, order, take_over
+from rmgr.coord.multi import Conflict, Delete, Gone, Multi
+from rmgr.coord.ops import mark_idle
+from rmgr.model.node import EpochRecord, InboxOrder, NodeState, Order
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason
 from tests.harness.leader_bench import Bench, committed
@@ -18,8 +20,10 @@ GRACE_S = 1.0
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench(ClusterSettings(grace_us=round(GRACE_S * 1e6)))
+def bench() -> Iterator[Bench]:
+    one = Bench(ClusterSettings(grace_us=round(GRACE_S * 1e6)))
+    yield one
+    one.close()
 
 
 def test_a_dead_starter_is_fenced_after_the_grace_and_its_tasks_wait_again(bench: Bench) -> None:
@@ -128,9 +132,6 @@ def test_a_new_leader_finishes_what_the_old_one_fenced(bench: Bench) -> None:
     starter.claim("n1")
     starter.close()
     # fenced by a leader that died before its first FAIL
-    from rmgr.coord import election
-    from rmgr.coord.leader_ops import fence, take_over
-    from rmgr.model.node import EpochRecord
 
     dead = bench.connect()
     committed(dead, election.stand("dead", EpochRecord()))
@@ -145,16 +146,13 @@ def test_a_new_leader_finishes_what_the_old_one_fenced(bench: Bench) -> None:
 
 
 def test_a_deposed_leader_commits_nothing_more(bench: Bench) -> None:
-    old = bench.lead()
+    bench.lead()
     starter = bench.starter("n1")
     bench.submitter.submit(1)
     starter.claim("n1")
     bench.run()
     successor = bench.connect()
     # the successor takes over while the old one sleeps: only its fence tells
-    from rmgr.coord import election
-    from rmgr.coord.leader_ops import take_over
-    from rmgr.model.node import EpochRecord
 
     committed(successor, election.stand("next", EpochRecord()))
     name = bench.look.names(paths.WATCHDOGS)[-1]
@@ -172,7 +170,6 @@ def test_orders_and_hunger_of_a_fenced_node_are_tidied_away(bench: Bench) -> Non
     bench.lead()
     starter = bench.starter("n1")
     committed(bench.outside, order("n1", "x", InboxOrder(order=Order.CANCEL, submission=1)))
-    from rmgr.coord.ops import mark_idle
 
     committed(starter.coordinator, mark_idle("n1", starter.versions["n1"], idle=True))
     starter.close()
@@ -187,8 +184,6 @@ def test_work_of_a_submission_that_is_gone_is_discarded(bench: Bench) -> None:
     number = bench.submitter.submit(1)
     starter.claim("n1")
     for path in (paths.gate, paths.tail, paths.done, paths.failed, paths.sub):
-        from rmgr.coord.multi import Delete, Gone, Multi
-
         committed(bench.outside, Multi(name="X", ops=(Delete(path(number)),), proof=Gone(path(number))))
     starter.close()
     bench.advance(2 * GRACE_S)
@@ -246,7 +241,6 @@ def test_a_fence_that_meets_a_registration_loses(bench: Bench) -> None:
     bench.submitter.submit(1)
     starter.claim("n1")
     bench.run()
-    from rmgr.coord.leader_ops import fence
 
     version = starter.versions["n1"]
     record = bench.look.node("n1")

@@ -1,43 +1,48 @@
-"""What a leader does for submissions: resubmission, sweeps, caps, dependencies, ends, pages, collection."""
+"""What a leader does for submissions: the resubmit rule, hold and cancel, ends, fail-over."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
 from rmgr.coord import keys, ops, paths
 from rmgr.coord.closing import decode_summary
+from rmgr.coord.multi import Create, Exists, Multi
 from rmgr.coord.ports import Encoding
-from rmgr.coord.records import decode_page, decode_record
-from rmgr.model.block import BlockData
+from rmgr.coord.records import (
+    decode_block,
+    decode_record,
+    encode_fragment,
+    encode_keyed,
+    encode_outcomes,
+)
+from rmgr.model.block import BlockData, KeyedPayload
 from rmgr.model.node import InboxOrder
+from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
-from rmgr.model.submission import Condition, Dependency, Paged, Phase, Tail
-from tests.harness.leader_bench import Bench, Starter, committed
+from rmgr.model.submission import Phase, Tail
+from tests.harness.leader_bench import Bench, committed
 
 RETENTION_S = 3600.0
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench(ClusterSettings(retention_us=round(RETENTION_S * 1e6)))
+def bench() -> Iterator[Bench]:
+    one = Bench(ClusterSettings(retention_us=round(RETENTION_S * 1e6)))
+    yield one
+    one.close()
 
 
-def run_all(bench: Bench, starter: Starter, node: str = "n1", take: int = 0, **fields: object) -> None:
-    """Claims and completes everything that waits, `take` tasks at a time."""
-    while bench.look.pending():
-        starter.complete(node, starter.claim(node, take=take), **fields)
-    bench.advance(1.0)
-
-
-# -- ends ---------------------------------------------------------------------------------------------------------------------
+# -- ends --------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_ended_submission_without_owner_gets_its_summary_and_is_closed(bench: Bench) -> None:
     bench.lead()
     starter = bench.starter("n1")
     number = bench.submitter.submit(6, name="sweep")
-    run_all(bench, starter, cpu_us=10, exit_code=0)
+    bench.run_all(starter, cpu_us=10, exit_code=0)
     assert bench.phase(number) is Phase.CLOSED
     assert bench.look.names(paths.sub(number)) == ["done", "failed", "tail"]
     for key in (keys.history(number), keys.history_of_user("u", number)):
@@ -54,7 +59,7 @@ def test_a_living_owner_is_waited_for_until_it_releases(bench: Bench) -> None:
     bench.lead()
     starter = bench.starter("n1")
     number = bench.submitter.submit(2, owner=bench.submitter.guid)
-    run_all(bench, starter)
+    bench.run_all(starter)
     assert bench.phase(number) is Phase.OPEN
     bench.submitter.change(number, gate=None, owner="")
     bench.advance(1.0)
@@ -67,7 +72,7 @@ def test_the_death_of_an_owner_is_noticed(bench: Bench) -> None:
     bench.lead()
     starter = bench.starter("n1")
     number = owner.submit(2, owner=owner.guid)
-    run_all(bench, starter)
+    bench.run_all(starter)
     assert bench.phase(number) is Phase.OPEN
     owner.coordinator.close()
     bench.advance(1.0)
@@ -78,7 +83,7 @@ def test_a_queue_that_nobody_owns_is_ended_after_retention(bench: Bench) -> None
     bench.lead()
     starter = bench.starter("n1")
     number = bench.submitter.submit(2, complete=False)
-    run_all(bench, starter)
+    bench.run_all(starter)
     bench.advance(RETENTION_S - 10)
     assert bench.phase(number) is Phase.OPEN
     bench.advance(20.0)
@@ -89,10 +94,6 @@ def test_a_queue_that_nobody_owns_is_ended_after_retention(bench: Bench) -> None
 
 
 def test_outcomes_in_a_row_are_counted_at_once_and_accounted_at_the_end(bench: Bench) -> None:
-    from rmgr.coord.multi import Create, Exists, Multi
-    from rmgr.coord.records import encode_fragment, encode_outcomes
-    from rmgr.model.outcome import Fragment, Outcome
-
     leader = bench.lead()
     number = bench.submitter.submit(2, complete=False)
     outcomes = (
@@ -113,7 +114,7 @@ def test_outcomes_in_a_row_are_counted_at_once_and_accounted_at_the_end(bench: B
     assert (view.state, view.reason, view.exit_code, view.cpu_us) == (State.FAILED, Reason.EXIT_CODE, 3, 16)
 
 
-# -- the resubmit rule -----------------------------------------------------------------------------------------------------------
+# -- the resubmit rule -------------------------------------------------------------------------------------------------------
 
 
 def test_retries_wait_for_their_back_off_and_then_end(bench: Bench) -> None:
@@ -146,9 +147,6 @@ def test_a_task_that_is_lost_five_times_alone_is_poison(bench: Bench) -> None:
 
 
 def test_a_loss_of_work_that_may_not_run_again_is_final_and_its_outputs_are_deleted(bench: Bench) -> None:
-    from rmgr.coord.records import encode_keyed
-    from rmgr.model.block import KeyedPayload
-
     bench.lead()
     starter = bench.starter("n1")
     payload = encode_keyed(KeyedPayload(outputs=("res",)))
@@ -164,7 +162,7 @@ def test_a_loss_of_work_that_may_not_run_again_is_final_and_its_outputs_are_dele
     assert bench.store.get(keys.named("res")) is None
 
 
-# -- hold, cancel, release -------------------------------------------------------------------------------------------------------
+# -- hold, cancel, release ---------------------------------------------------------------------------------------------------
 
 
 def test_hold_sets_waiting_blocks_aside_and_release_puts_them_back_in_their_places(bench: Bench) -> None:
@@ -191,8 +189,6 @@ def test_a_block_that_a_starter_returns_to_a_held_submission_is_set_aside_by_the
     bench.advance(1.0)
     found = starter.coordinator.get(paths.running_block("n1", key)).result(1)
     assert found is not None
-    from rmgr.coord.records import decode_block
-
     multi, _ = ops.give_back("n1", starter.versions["n1"], "default", key, decode_block(found.data), found.version, first=0)
     committed(starter.coordinator, multi)
     assert len(bench.look.pending()) == 1
@@ -249,214 +245,7 @@ def test_a_cancelled_queue_that_was_still_growing_is_ended(bench: Bench) -> None
     assert len(bench.look.outcomes(number)) == 4
 
 
-# -- caps -------------------------------------------------------------------------------------------------------------------------
-
-
-def on_the_way(bench: Bench, *nodes: str) -> int:
-    running = [key for node in nodes for key in bench.look.keys(paths.running_node(node))]
-    return sum(key.count for key in (*bench.look.pending(), *running))
-
-
-def test_a_cap_is_never_exceeded_and_never_left_unused(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
-    number = bench.submitter.submit(20, held=True, max_running=3)
-    bench.advance(1.0)
-    seen: list[int] = []
-    for _ in range(40):
-        assert on_the_way(bench, "n1") <= 3
-        if not bench.look.pending():
-            break
-        seen.append(on_the_way(bench, "n1"))
-        starter.complete("n1", starter.claim("n1", take=1))
-        bench.advance(0.5)
-    assert set(seen[:-3]) == {3}
-    assert len(bench.look.outcomes(number)) == 20
-    assert bench.phase(number) is Phase.CLOSED
-
-
-def test_a_capped_task_that_failed_waits_aside_and_comes_back_within_the_cap(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
-    number = bench.submitter.submit(6, held=True, max_running=2, retries=1)
-    bench.advance(1.0)
-    key = starter.claim("n1", take=1)
-    starter.fail("n1", key, reason=Reason.EXIT_CODE)
-    bench.advance(1.0)
-    assert on_the_way(bench, "n1") == 2
-    while bench.look.pending():
-        starter.complete("n1", starter.claim("n1", take=1))
-        bench.advance(0.5)
-        assert on_the_way(bench, "n1") <= 2
-    assert len(bench.look.outcomes(number)) == 6
-
-
-# -- dependencies -----------------------------------------------------------------------------------------------------------------
-
-
-def dependent(bench: Bench, *conditions: str) -> int:
-    after = tuple(Dependency(condition=Condition(text.split(":")[0]), submission=int(text.split(":")[1])) for text in conditions)
-    return bench.submitter.submit(4, phase=Phase.HELD, reason=Reason.DEPENDENCY, after=after)
-
-
-def test_a_dependent_runs_once_all_it_waits_for_has_ended_well(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
-    one, two = bench.submitter.submit(2), bench.submitter.submit(2)
-    number = dependent(bench, f"ok:{one}", f"any:{two}")
-    bench.advance(60.0)
-    assert bench.phase(number) is Phase.HELD
-    starter.complete("n1", starter.claim("n1"))
-    bench.advance(1.0)
-    assert bench.phase(number) is Phase.HELD
-    starter.complete("n1", starter.claim("n1"))
-    bench.advance(1.0)
-    assert bench.phase(number) is Phase.OPEN
-    assert [(key.submission, key.first) for key in bench.look.pending()] == [(number, 0)]
-
-
-def test_a_failed_dependency_cancels_with_the_reason_and_the_chain_follows(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
-    one = bench.submitter.submit(1)
-    number = dependent(bench, f"ok:{one}")
-    last = dependent(bench, f"ok:{number}")
-    starter.complete("n1", starter.claim("n1"), state=State.FAILED, reason=Reason.EXIT_CODE)
-    bench.advance(3.0)
-    for waiting, before in ((number, one), (last, number)):
-        outcomes = bench.look.outcomes(waiting)
-        assert {(o.state, o.reason) for o in outcomes.values()} == {(State.CANCELLED, Reason.DEPENDENCY_FAILED)}
-        assert len(outcomes) == 4
-        record = bench.look.sub(waiting)
-        assert record is not None
-        assert (record.phase, record.reason) == (Phase.CLOSED, Reason.DEPENDENCY_FAILED)
-        assert record.reason_detail.startswith(f"ok:{before}: ")
-
-
-def test_a_dependency_on_a_failure_is_met_by_one_and_broken_by_success(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
-    good, bad = bench.submitter.submit(1), bench.submitter.submit(1)
-    on_good, on_bad = dependent(bench, f"fail:{good}"), dependent(bench, f"fail:{bad}")
-    starter.complete("n1", starter.claim("n1"))
-    starter.complete("n1", starter.claim("n1"), state=State.FAILED, reason=Reason.EXIT_CODE)
-    bench.advance(2.0)
-    assert bench.phase(on_good) is Phase.CLOSED
-    assert bench.phase(on_bad) is Phase.OPEN
-
-
-def test_a_collected_dependency_is_found_in_the_history_and_an_unknown_one_breaks(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
-    one = bench.submitter.submit(1)
-    run_all(bench, starter)
-    bench.advance(RETENTION_S + 60)
-    assert bench.look.sub(one) is None
-    known, unknown = dependent(bench, f"ok:{one}"), dependent(bench, "any:999")
-    bench.advance(5.0)
-    assert bench.phase(known) is Phase.OPEN
-    record = bench.look.sub(unknown)
-    assert record is not None
-    assert record.reason == Reason.DEPENDENCY_FAILED
-    assert "neither in the cluster nor in the history" in record.reason_detail
-
-
-def test_a_user_hold_is_not_released_by_dependencies(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
-    one = bench.submitter.submit(1)
-    number = dependent(bench, f"ok:{one}")
-    bench.submitter.change(number, gate=None, reason=Reason.USER_HOLD)
-    run_all(bench, starter)
-    bench.advance(60.0)
-    assert bench.phase(number) is Phase.HELD
-
-
-# -- pages and collection ---------------------------------------------------------------------------------------------------------
-
-
-def test_old_fragments_are_paged_out_and_a_new_leader_reads_them_back() -> None:
-    bench = Bench(ClusterSettings(max_fragments=200))
-    bench.lead()
-    starter = bench.starter("n1")
-    number = bench.submitter.submit(420, complete=False)
-    run_all(bench, starter, take=1, cpu_us=1)
-    done = bench.outside.get(paths.done(number)).result(1)
-    assert done is not None
-    paged = decode_record(done.data, Paged)
-    assert paged.base == 360
-    assert paged.counts == {"COMPLETED": 360}
-    assert len(bench.look.names(paths.done(number))) == 60
-    row = bench.store.get(keys.page(number, 180))
-    assert row is not None
-    assert len(decode_page(row[0])) == 180
-    successor = bench.lead(bench.connect())
-    progress = successor.submissions.followed[number].progress
-    assert (progress.final, progress.cpu_us, progress.next_fragment) == (420, 420, 420)
-
-
-def test_without_the_store_a_new_leader_still_knows_the_counts() -> None:
-    bench = Bench(ClusterSettings(max_fragments=200))
-    bench.lead()
-    starter = bench.starter("n1")
-    number = bench.submitter.submit(420, complete=False)
-    run_all(bench, starter, take=1)
-    for at in (0, 180):
-        bench.store.delete(keys.page(number, at))
-    successor = bench.lead(bench.connect())
-    progress = successor.submissions.followed[number].progress
-    assert (progress.final, progress.next_fragment) == (420, 420)
-
-
-def test_after_retention_everything_goes_but_history_named_outputs_and_logs(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
-    number = bench.submitter.submit(1)
-    pointer = keys.Pointer(sub=number, index=0)
-    bench.store.put(keys.named("res"), keys.encode_pointer(pointer))
-    bench.store.put(keys.output(number, 0, 1), b"value")
-    bench.store.put(keys.log(number, 0, 1, "stdout", 0), b"said")
-    bench.store.put(keys.arguments(number, 0, "x"), b"args")
-    starter.complete("n1", starter.claim("n1"), outputs=1)
-    bench.advance(1.0)
-    assert bench.phase(number) is Phase.CLOSED
-    bench.advance(RETENTION_S - 10)
-    assert bench.look.sub(number) is not None
-    bench.advance(20.0)
-    assert bench.look.sub(number) is None
-    assert bench.look.names(paths.TOKENS) == []
-    assert bench.store.get(keys.output(number, 0, 1)) is None
-    assert bench.store.get(keys.arguments(number, 0, "x")) is None
-    kept = bench.store.get(keys.final(pointer))
-    assert kept is not None
-    assert kept[0] == b"value"
-    assert bench.store.get(keys.history(number)) is not None
-    assert bench.store.get(keys.log(number, 0, 1, "stdout", 0)) is not None
-    assert bench.leader is not None
-    assert bench.leader.submissions.followed == {}
-
-
-def test_rows_of_submissions_that_are_gone_are_found_and_deleted(bench: Bench) -> None:
-    bench.lead()
-    number = bench.submitter.submit(1)
-    for orphan in (500, 700):
-        for at in range(3):
-            bench.store.put(keys.output(orphan, at, 1), b"x")
-    bench.store.put(keys.output(number, 0, 1), b"mine")
-    bench.advance(4000.0)
-    assert bench.store.keys("out/") == [keys.output(number, 0, 1)]
-
-
-def test_a_large_submission_is_collected_in_several_multis(bench: Bench) -> None:
-    bench.lead()
-    starter = bench.starter("n1")
-    number = bench.submitter.submit(400)
-    run_all(bench, starter, take=1)
-    bench.advance(RETENTION_S + 60)
-    assert bench.look.sub(number) is None
-
-
-# -- fail-over ----------------------------------------------------------------------------------------------------------------------
+# -- fail-over ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_successor_goes_on_with_everything(bench: Bench) -> None:
@@ -475,7 +264,7 @@ def test_a_successor_goes_on_with_everything(bench: Bench) -> None:
     assert sorted(successor.submissions.followed) == [open_, held, done]
     assert bench.look.held() == []
     assert bench.look.failed(open_) == {}
-    run_all(bench, starter)
+    bench.run_all(starter)
     assert {bench.phase(number) for number in (open_, held, done)} == {Phase.CLOSED}
 
 

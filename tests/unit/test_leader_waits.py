@@ -1,0 +1,145 @@
+"""What keeps work waiting, and lets it go: caps and dependencies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rmgr.coord import paths
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Condition, Dependency, Phase
+from tests.harness.leader_bench import Bench
+
+RETENTION_S = 3600.0
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    one = Bench(ClusterSettings(retention_us=round(RETENTION_S * 1e6)))
+    yield one
+    one.close()
+
+
+# -- caps --------------------------------------------------------------------------------------------------------------------
+
+
+def on_the_way(bench: Bench, *nodes: str) -> int:
+    running = [key for node in nodes for key in bench.look.keys(paths.running_node(node))]
+    return sum(key.count for key in (*bench.look.pending(), *running))
+
+
+def test_a_cap_is_never_exceeded_and_never_left_unused(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(20, held=True, max_running=3)
+    bench.advance(1.0)
+    seen: list[int] = []
+    for _ in range(40):
+        assert on_the_way(bench, "n1") <= 3
+        if not bench.look.pending():
+            break
+        seen.append(on_the_way(bench, "n1"))
+        starter.complete("n1", starter.claim("n1", take=1))
+        bench.advance(0.5)
+    assert set(seen[:-3]) == {3}
+    assert len(bench.look.outcomes(number)) == 20
+    assert bench.phase(number) is Phase.CLOSED
+
+
+def test_a_capped_task_that_failed_waits_aside_and_comes_back_within_the_cap(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(6, held=True, max_running=2, retries=1)
+    bench.advance(1.0)
+    key = starter.claim("n1", take=1)
+    starter.fail("n1", key, reason=Reason.EXIT_CODE)
+    bench.advance(1.0)
+    assert on_the_way(bench, "n1") == 2
+    while bench.look.pending():
+        starter.complete("n1", starter.claim("n1", take=1))
+        bench.advance(0.5)
+        assert on_the_way(bench, "n1") <= 2
+    assert len(bench.look.outcomes(number)) == 6
+
+
+# -- dependencies ------------------------------------------------------------------------------------------------------------
+
+
+def dependent(bench: Bench, *conditions: str) -> int:
+    after = tuple(Dependency(condition=Condition(text.split(":")[0]), submission=int(text.split(":")[1])) for text in conditions)
+    return bench.submitter.submit(4, phase=Phase.HELD, reason=Reason.DEPENDENCY, after=after)
+
+
+def test_a_dependent_runs_once_all_it_waits_for_has_ended_well(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    one, two = bench.submitter.submit(2), bench.submitter.submit(2)
+    number = dependent(bench, f"ok:{one}", f"any:{two}")
+    bench.advance(60.0)
+    assert bench.phase(number) is Phase.HELD
+    starter.complete("n1", starter.claim("n1"))
+    bench.advance(1.0)
+    assert bench.phase(number) is Phase.HELD
+    starter.complete("n1", starter.claim("n1"))
+    bench.advance(1.0)
+    assert bench.phase(number) is Phase.OPEN
+    assert [(key.submission, key.first) for key in bench.look.pending()] == [(number, 0)]
+
+
+def test_a_failed_dependency_cancels_with_the_reason_and_the_chain_follows(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    one = bench.submitter.submit(1)
+    number = dependent(bench, f"ok:{one}")
+    last = dependent(bench, f"ok:{number}")
+    starter.complete("n1", starter.claim("n1"), state=State.FAILED, reason=Reason.EXIT_CODE)
+    bench.advance(3.0)
+    for waiting, before in ((number, one), (last, number)):
+        outcomes = bench.look.outcomes(waiting)
+        assert {(o.state, o.reason) for o in outcomes.values()} == {(State.CANCELLED, Reason.DEPENDENCY_FAILED)}
+        assert len(outcomes) == 4
+        record = bench.look.sub(waiting)
+        assert record is not None
+        assert (record.phase, record.reason) == (Phase.CLOSED, Reason.DEPENDENCY_FAILED)
+        assert record.reason_detail.startswith(f"ok:{before}: ")
+
+
+def test_a_dependency_on_a_failure_is_met_by_one_and_broken_by_success(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    good, bad = bench.submitter.submit(1), bench.submitter.submit(1)
+    on_good, on_bad = dependent(bench, f"fail:{good}"), dependent(bench, f"fail:{bad}")
+    starter.complete("n1", starter.claim("n1"))
+    starter.complete("n1", starter.claim("n1"), state=State.FAILED, reason=Reason.EXIT_CODE)
+    bench.advance(2.0)
+    assert bench.phase(on_good) is Phase.CLOSED
+    assert bench.phase(on_bad) is Phase.OPEN
+
+
+def test_a_collected_dependency_is_found_in_the_history_and_an_unknown_one_breaks(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    one = bench.submitter.submit(1)
+    bench.run_all(starter)
+    bench.advance(RETENTION_S + 60)
+    assert bench.look.sub(one) is None
+    known, unknown = dependent(bench, f"ok:{one}"), dependent(bench, "any:999")
+    bench.advance(5.0)
+    assert bench.phase(known) is Phase.OPEN
+    record = bench.look.sub(unknown)
+    assert record is not None
+    assert record.reason == Reason.DEPENDENCY_FAILED
+    assert "neither in the cluster nor in the history" in record.reason_detail
+
+
+def test_a_user_hold_is_not_released_by_dependencies(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    one = bench.submitter.submit(1)
+    number = dependent(bench, f"ok:{one}")
+    bench.submitter.change(number, gate=None, reason=Reason.USER_HOLD)
+    bench.run_all(starter)
+    bench.advance(60.0)
+    assert bench.phase(number) is Phase.HELD
