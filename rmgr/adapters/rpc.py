@@ -7,6 +7,7 @@ codes with `code` and `hint` in the trailing metadata, and arrive as the same cl
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,12 +23,22 @@ from rmgr.v1 import leader_pb2, leader_pb2_grpc, node_pb2, node_pb2_grpc
 
 #: Longest message either side accepts: gRPC's own default, kept on purpose; larger things are streamed.
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-_OPTIONS = (
+OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.enable_http_proxy", 0),  # else a proxy for the web is asked for daemons, even on loopback
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
 )
+#: Metadata of a call through a gateway: the endpoint of the daemon that is to answer it.
+TARGET_KEY = "rmgr-endpoint"
+#: Trailing metadata of a failed call: class, code and hint of the error.
+ERROR_KEY = "rmgr-error"
+#: A message of an error is cut after so many characters: it travels in a header, and headers are limited.
+_ERROR_CHARS = 2000
 #: A reply of `Jobs` stays below the message limit at about 1 KiB a job.
 MAX_JOBS_PER_REPLY = 3000
 
@@ -139,7 +150,7 @@ class RpcServer:
 
     def __init__(self, listen: str, *, threads: int = 32) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
-        self._server = grpc.server(self._pool, options=_OPTIONS, maximum_concurrent_rpcs=threads * 4)
+        self._server = grpc.server(self._pool, options=OPTIONS, maximum_concurrent_rpcs=threads * 4)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         host = listen.rpartition(":")[0]
@@ -178,16 +189,18 @@ class RpcServer:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _fail(context: grpc.ServicerContext, error: errors.RmgrError) -> None:
-    context.set_trailing_metadata((("rmgr-error", json.dumps({"type": type(error).__name__, "code": error.code, "hint": error.hint})),))
-    context.abort(_STATUS.get(error.code, grpc.StatusCode.INTERNAL), error.message)
+def fail(context: grpc.ServicerContext, error: errors.RmgrError) -> None:
+    """Ends a call with `error`; raises, so that the handler ends as well."""
+    told = {"type": type(error).__name__, "code": error.code, "hint": error.hint[:_ERROR_CHARS]}
+    context.set_trailing_metadata(((ERROR_KEY, json.dumps(told)),))
+    context.abort(_STATUS.get(error.code, grpc.StatusCode.INTERNAL), error.message[:_ERROR_CHARS])
 
 
 def _answer(context: grpc.ServicerContext, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except errors.RmgrError as error:
-        return _fail(context, error)
+        return fail(context, error)
 
 
 class _LeaderServicer(leader_pb2_grpc.LeaderServicer):
@@ -237,7 +250,7 @@ class _NodeServicer(node_pb2_grpc.NodeServicer):
                     time_us=piece.time_us,
                 )
         except errors.RmgrError as error:
-            _fail(context, error)
+            fail(context, error)
 
     def Running(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         tasks = _answer(context, lambda: self._answers.running(request.submission))
@@ -248,7 +261,8 @@ class _NodeServicer(node_pb2_grpc.NodeServicer):
     def Stats(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
         stats = _answer(context, self._answers.stats)
         return node_pb2.StatsReply(
-            nodes=[node_pb2.NodeStats(**{name: getattr(node, name) for name in NodeStats.__slots__}) for node in stats]
+            nodes=[node_pb2.NodeStats(**{name: getattr(node, name) for name in NodeStats.__slots__}) for node in stats],
+            time_us=time.time_ns() // 1000,
         )
 
 
@@ -256,12 +270,16 @@ class _NodeServicer(node_pb2_grpc.NodeServicer):
 
 
 class _Client:
-    """A channel to one endpoint; every call has a deadline and raises errors of `rmgr.errors`."""
+    """A channel to one endpoint; every call has a deadline and raises errors of `rmgr.errors`.
 
-    def __init__(self, endpoint: str, *, timeout_s: float = 5.0) -> None:
+    via: endpoint of a gateway that passes the calls on, "" = none.
+    """
+
+    def __init__(self, endpoint: str, *, timeout_s: float = 5.0, via: str = "") -> None:
         self.endpoint = endpoint
         self.timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(endpoint, options=_OPTIONS)
+        self._channel = grpc.insecure_channel(via or endpoint, options=OPTIONS)
+        self._metadata = ((TARGET_KEY, endpoint),) if via else ()
 
     def close(self) -> None:
         """Ends the channel. Idempotent."""
@@ -275,9 +293,9 @@ class _Client:
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
         try:
-            return method(request, timeout=self.timeout_s)
+            return method(request, timeout=self.timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise _rebuild(error, self.endpoint) from None
+            raise rebuild(error, self.endpoint) from None
 
     def is_serving(self) -> bool:
         """The daemon's own health service says so, within the deadline."""
@@ -288,15 +306,22 @@ class _Client:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def _rebuild(error: grpc.RpcError, endpoint: str) -> errors.RmgrError:
+def named_error(name: str, message: str, hint: str) -> errors.RmgrError:
+    """The error of class `name` of `rmgr.errors`; a class that this release does not know is an RmgrError."""
+    kind = getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, errors.RmgrError)):
+        kind = errors.RmgrError
+    made = kind.__new__(kind)
+    errors.RmgrError.__init__(made, message, hint=hint)
+    return made
+
+
+def rebuild(error: grpc.RpcError, endpoint: str) -> errors.RmgrError:
     """The error of the peer as its own class, or Unavailable when there was no answer."""
     trailing = dict(error.trailing_metadata() or ())  # type: ignore[attr-defined]
-    if "rmgr-error" in trailing:
-        told = json.loads(trailing["rmgr-error"])
-        kind = getattr(errors, told["type"], errors.RmgrError)
-        rebuilt = kind.__new__(kind)
-        errors.RmgrError.__init__(rebuilt, error.details() or "", hint=told["hint"])  # type: ignore[attr-defined]
-        return rebuilt
+    if ERROR_KEY in trailing:
+        told = json.loads(trailing[ERROR_KEY])
+        return named_error(told["type"], error.details() or "", told["hint"])  # type: ignore[attr-defined]
     code = error.code()  # type: ignore[attr-defined]
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.Unavailable(f"{endpoint} did not answer in time", hint="rmgr doctor")
@@ -362,7 +387,7 @@ class NodeClient(_Client):
         )
         deadline = timeout_s if follow or timeout_s is not None else self.timeout_s
         try:
-            for chunk in node_pb2_grpc.NodeStub(self._channel).Logs(request, timeout=deadline):
+            for chunk in node_pb2_grpc.NodeStub(self._channel).Logs(request, timeout=deadline, metadata=self._metadata):
                 yield LogPiece(
                     stream=chunk.stream,
                     data=chunk.data,
@@ -372,7 +397,7 @@ class NodeClient(_Client):
                     time_us=chunk.time_us,
                 )
         except grpc.RpcError as error:
-            raise _rebuild(error, self.endpoint) from None
+            raise rebuild(error, self.endpoint) from None
 
     def running(self, submission: int = 0) -> list[RunningTask]:
         """Tasks that run there."""
@@ -383,3 +408,7 @@ class NodeClient(_Client):
         """One entry a virtual node."""
         reply = self._call(node_pb2_grpc.NodeStub(self._channel).Stats, node_pb2.StatsRequest())
         return [NodeStats(**{name: getattr(node, name) for name in NodeStats.__slots__}) for node in reply.nodes]
+
+    def time_us(self) -> int:
+        """What time it is there: microseconds since the epoch."""
+        return int(self._call(node_pb2_grpc.NodeStub(self._channel).Stats, node_pb2.StatsRequest()).time_us)

@@ -1,0 +1,133 @@
+"""Calls that a gateway passes on as they are: questions to the leader, and live logs of the Starter that has them.
+
+Messages pass as bytes. Only the methods listed here exist, and only daemons that the cluster itself names are called.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import grpc
+
+from rmgr.adapters.rpc import ERROR_KEY, OPTIONS, TARGET_KEY, fail
+from rmgr.errors import QueueFull, RmgrError, Unavailable
+
+LEADER_METHODS = ("Jobs", "Nodes", "Queues", "Status", "Explain")
+NODE_METHODS = ("Running", "Stats")
+NODE_STREAMS = ("Logs",)
+#: Logs followed at once through one gateway: each holds a thread.
+MAX_STREAMS = 100
+_DEFAULT_S = 5.0
+
+
+class Routes(Protocol):
+    """Where calls may go. Called on threads of the server."""
+
+    def leader(self, wanted: str) -> str:
+        """Endpoint of the leader; `wanted` ("" = whoever leads) must be it. Raises Unavailable, PermissionDenied."""
+
+    def node(self, wanted: str) -> str:
+        """`wanted`, if it is the endpoint of a node of this cluster. Raises PermissionDenied, NotFound."""
+
+    def lost(self, endpoint: str) -> None:
+        """`endpoint` did not answer: look again whether it is still the one."""
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        """As `Gate.count`."""
+
+
+class Forwarder:
+    """The servicers of `rmgr.v1.Leader` and `rmgr.v1.Node` in a gateway."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._channels: dict[str, grpc.Channel] = {}
+        self._lock = threading.Lock()
+        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
+
+    @property
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """For `RpcServer.add_generic`."""
+        leader = {name: grpc.unary_unary_rpc_method_handler(self._unary("Leader", name, self._routes.leader)) for name in LEADER_METHODS}
+        node = {name: grpc.unary_unary_rpc_method_handler(self._unary("Node", name, self._routes.node)) for name in NODE_METHODS}
+        node |= {name: grpc.unary_stream_rpc_method_handler(self._stream("Node", name, self._routes.node)) for name in NODE_STREAMS}
+        return [
+            grpc.method_handlers_generic_handler("rmgr.v1.Leader", leader),
+            grpc.method_handlers_generic_handler("rmgr.v1.Node", node),
+        ]
+
+    def close(self) -> None:
+        """Ends the channels. Idempotent."""
+        with self._lock:
+            channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            channel.close()
+
+    def _unary(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Any]:
+        def pass_on(request: bytes, context: grpc.ServicerContext) -> Any:
+            endpoint = self._target(context, route)
+            left_s = context.time_remaining()
+            call = self._channel(endpoint).unary_unary(f"/rmgr.v1.{service}/{name}")
+            self._routes.count("passed_on", name)
+            try:
+                return call(request, timeout=_DEFAULT_S if left_s is None else left_s)
+            except grpc.RpcError as error:
+                return self._failed(context, endpoint, error)
+
+        return pass_on
+
+    def _stream(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Iterator[Any]]:
+        def pass_on(request: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
+            endpoint = self._target(context, route)
+            if not self._streams.acquire(blocking=False):
+                fail(context, QueueFull(f"{MAX_STREAMS} logs are followed through this gateway already"))
+            try:
+                call = self._channel(endpoint).unary_stream(f"/rmgr.v1.{service}/{name}")(request, timeout=context.time_remaining())
+                self._routes.count("passed_on", name)
+                if not context.add_callback(call.cancel):
+                    call.cancel()
+                    return
+                try:
+                    yield from call
+                except grpc.RpcError as error:
+                    self._failed(context, endpoint, error)
+                finally:
+                    call.cancel()
+            finally:
+                self._streams.release()
+
+        return pass_on
+
+    def _target(self, context: grpc.ServicerContext, route: Callable[[str], str]) -> str:
+        wanted = next((str(value) for key, value in context.invocation_metadata() if key == TARGET_KEY), "")
+        try:
+            return route(wanted)
+        except RmgrError as error:
+            self._routes.count("refused", type(error).__name__)
+            fail(context, error)
+            raise
+
+    def _channel(self, endpoint: str) -> grpc.Channel:
+        with self._lock:
+            if endpoint not in self._channels:
+                self._channels[endpoint] = grpc.insecure_channel(endpoint, options=OPTIONS)
+            return self._channels[endpoint]
+
+    def _forget(self, endpoint: str) -> None:
+        with self._lock:
+            self._channels.pop(endpoint, None)
+
+    def _failed(self, context: grpc.ServicerContext, endpoint: str, error: Any) -> None:
+        """The daemon's own error as it is; that it did not answer, as Unavailable."""
+        trailing = tuple((key, value) for key, value in error.trailing_metadata() or () if key == ERROR_KEY)
+        if trailing:
+            context.set_trailing_metadata(trailing)
+            context.abort(error.code(), error.details() or "")
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            self._routes.lost(endpoint)
+            self._forget(endpoint)
+        late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        told = "did not answer in time" if late else f"cannot be reached ({error.code().name.lower().replace('_', ' ')})"
+        fail(context, Unavailable(f"{endpoint} {told}", hint="rmgr doctor"))

@@ -1,0 +1,256 @@
+"""The gateway's side of the data store: the Store port as gRPC calls, with bounded memory and a deadline on each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+from urllib.parse import unquote
+
+import grpc
+
+from rmgr.adapters.rpc import fail
+from rmgr.adapters.rpc_gateway_dial import USER_KEY
+from rmgr.adapters.rpc_gateway_server import Gate
+from rmgr.adapters.rpc_gateway_store import MESSAGE_BYTES, PAGE_KEYS
+from rmgr.coord.ports import Encoding, Store
+from rmgr.errors import QueueFull, RmgrError, StoreUnavailable, UsageError
+from rmgr.v1 import gateway_pb2 as pb
+
+#: Rows that `PutRows` gathers before they are written (bytes): the store makes one commit of so many itself.
+GATHER_BYTES = 8 * 1024 * 1024
+#: Calls to the store at once; more are turned away and tried again by their clients.
+MAX_CALLS = 32
+_DEFAULT_S = 30.0
+_LONGEST_S = 3600.0
+
+
+class Rows:
+    """The servicer of `rmgr.v1.Store`."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._room = threading.BoundedSemaphore(MAX_CALLS)
+
+    @property
+    def handler(self) -> grpc.GenericRpcHandler:
+        """For `RpcServer.add_generic`: a method that is not listed here does not exist."""
+        unary, up = grpc.unary_unary_rpc_method_handler, grpc.stream_unary_rpc_method_handler
+        down = grpc.unary_stream_rpc_method_handler
+        methods = {
+            "Put": self._method(unary, lambda request, call: self._put(iter([request]), call), pb.PutRequest),
+            "PutRows": self._method(up, self._put, pb.PutRequest),
+            "Write": self._method(up, self._write, pb.ValuePart),
+            "Get": self._method(unary, self._get, pb.KeyRequest),
+            "GetMany": self._method(down, self._get_many, pb.KeysRequest),
+            "Read": self._method(down, self._read, pb.KeyRequest),
+            "Head": self._method(unary, self._head, pb.KeyRequest),
+            "Delete": self._method(unary, self._delete, pb.KeyRequest),
+            "Keys": self._method(unary, self._keys, pb.ListRequest),
+            "Usage": self._method(unary, self._usage, pb.ListRequest),
+            "Sweep": self._method(unary, self._sweep, pb.SweepRequest),
+            "Bind": self._method(unary, self._bind, pb.BindRequest),
+            "Health": self._method(unary, self._health, pb.HealthRequest),
+        }
+        return grpc.method_handlers_generic_handler("rmgr.v1.Store", methods)
+
+    def _method(self, make: Callable[..., Any], answer: Callable[[Any, _Call], Any], request: Any) -> Any:
+        streams = make is grpc.unary_stream_rpc_method_handler
+
+        def whole(message: Any, context: grpc.ServicerContext) -> Any:
+            with self._guarded(context) as call:
+                return answer(message, call)
+
+        def parts(message: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with self._guarded(context) as call:
+                yield from answer(message, call)
+
+        handler = parts if streams else whole
+        return make(handler, request_deserializer=request.FromString, response_serializer=lambda reply: reply.SerializeToString())
+
+    def _guarded(self, context: grpc.ServicerContext) -> _Call:
+        return _Call(self._gate, self._room, context)
+
+    # -- writing
+
+    def _put(self, requests: Iterator[Any], call: _Call) -> Any:
+        rows: list[tuple[str, bytes]] = []
+        size = 0
+        last: Any = None
+        for request in requests:
+            if size > GATHER_BYTES:
+                self._put_rows(rows, last, call)
+                rows, size = [], 0
+            rows += [(row.key, row.data) for row in request.rows]
+            size += request.ByteSize()
+            last = request
+        if rows:
+            self._put_rows(rows, last, call)
+        return pb.PutReply()
+
+    def _put_rows(self, rows: list[tuple[str, bytes]], request: Any, call: _Call) -> None:
+        call.permit("PUT", [key for key, _ in rows])
+        call.count("stored_bytes", "put", sum(len(value) for _, value in rows))
+        options: dict[str, Any] = {
+            "encoding": _encoding(request.encoding),
+            "ttl_s": request.ttl_s if request.HasField("ttl_s") else None,
+            "overwrite": request.overwrite,
+            "timeout_s": call.left_s(),
+        }
+        if len(rows) == 1:
+            call.store.put(*rows[0], **options)
+        else:
+            call.store.put_many(rows, **options)
+
+    def _write(self, parts: Iterator[Any], call: _Call) -> Any:
+        first = next(parts, None)
+        if first is None:
+            raise UsageError("a value begins with its key")
+        call.permit("PUT", [first.key])
+
+        def data() -> Iterator[bytes]:
+            part = first
+            while not part.last:
+                if part.data:
+                    call.count("stored_bytes", "put", len(part.data))
+                    yield part.data
+                part = next(parts, None)
+                if part is None:
+                    raise StoreUnavailable("the value was broken off by the client")
+
+        call.store.put(
+            first.key,
+            data(),
+            encoding=_encoding(first.encoding),
+            ttl_s=first.ttl_s if first.HasField("ttl_s") else None,
+            overwrite=first.overwrite,
+            timeout_s=call.left_s(),
+        )
+        return pb.PutReply()
+
+    def _delete(self, request: Any, call: _Call) -> Any:
+        call.permit("DELETE", [request.key])
+        return pb.DeleteReply(deleted=call.store.delete(request.key, timeout_s=call.left_s()))
+
+    def _sweep(self, _request: Any, call: _Call) -> Any:
+        call.permit("SWEEP", [])
+        return pb.SweepReply(removed=call.store.sweep(timeout_s=call.left_s()))
+
+    def _bind(self, request: Any, call: _Call) -> Any:
+        call.permit("BIND", [])
+        call.store.bind_cluster(request.cluster_id, timeout_s=call.left_s())
+        return pb.PutReply()
+
+    # -- reading
+
+    def _get(self, request: Any, call: _Call) -> Any:
+        head = call.store.head(request.key, timeout_s=call.left_s())  # first: 256 MiB would be in memory before we knew
+        if head is None or head[0] > MESSAGE_BYTES:
+            return _value(head, large=head is not None)
+        found = call.store.get(request.key, timeout_s=call.left_s())
+        if found is None or len(found[0]) > MESSAGE_BYTES:  # changed meanwhile
+            return _value(None if found is None else (len(found[0]), found[1]), large=found is not None)
+        call.count("stored_bytes", "get", len(found[0]))
+        return pb.Value(found=True, encoding=found[1].value, size=len(found[0]), data=found[0])
+
+    def _get_many(self, request: Any, call: _Call) -> Iterator[Any]:
+        keys = list(request.keys)
+        at, some = 0, 8  # how many at once: as many as about one message bears, by the size of those before
+        while at < len(keys):
+            found = call.store.get_many(keys[at : at + some], timeout_s=call.left_s())
+            at += some
+            total = sum(len(value) for value, _ in found.values())
+            call.count("stored_bytes", "get", total)
+            yield from _row_messages(found)
+            some = max(1, min(512, MESSAGE_BYTES * some // max(1, total)))
+
+    def _read(self, request: Any, call: _Call) -> Iterator[Any]:
+        head = call.store.head(request.key, timeout_s=call.left_s())
+        chunks = None if head is None else call.store.stream(request.key, timeout_s=call.left_s())
+        if head is None or chunks is None:
+            yield pb.ValuePart(last=True)
+            return
+        yield pb.ValuePart(found=True, key=request.key, encoding=head[1].value)
+        for chunk in chunks:
+            call.count("stored_bytes", "get", len(chunk))
+            yield pb.ValuePart(data=chunk)
+        yield pb.ValuePart(last=True)
+
+    def _head(self, request: Any, call: _Call) -> Any:
+        return _value(call.store.head(request.key, timeout_s=call.left_s()))
+
+    def _keys(self, request: Any, call: _Call) -> Any:
+        most = min(request.limit, PAGE_KEYS)
+        return pb.KeysReply(keys=call.store.keys(request.prefix, after=request.after, limit=most, timeout_s=call.left_s()))
+
+    def _usage(self, request: Any, call: _Call) -> Any:
+        values, size = call.store.usage(request.prefix, timeout_s=call.left_s())
+        return pb.UsageReply(values=values, bytes=size)
+
+    def _health(self, _request: Any, call: _Call) -> Any:
+        return pb.HealthReply(problem=call.store.health(timeout_s=min(5.0, call.left_s())) or "")
+
+
+class _Call:
+    """One call: who makes it, how much time is left; holds a place and turns errors into statuses."""
+
+    def __init__(self, gate: Gate, room: threading.BoundedSemaphore, context: grpc.ServicerContext) -> None:
+        self._gate = gate
+        self._room = room
+        self._context = context
+        metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+        self._user = unquote(metadata.get(USER_KEY, ""))
+
+    @property
+    def store(self) -> Store:
+        return self._gate.store
+
+    def left_s(self) -> float:
+        """Until the client's deadline."""
+        left_s = self._context.time_remaining()
+        return _DEFAULT_S if left_s is None else min(_LONGEST_S, left_s)
+
+    def permit(self, verb: str, keys: list[str]) -> None:
+        self._gate.permit_store(self._user, verb, keys)
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        self._gate.count(what, kind, amount)
+
+    def __enter__(self) -> Self:
+        if not self._room.acquire(timeout=min(1.0, self.left_s())):
+            self._gate.count("refused", "StoreBusy")
+            fail(self._context, QueueFull(f"{MAX_CALLS} calls to the store are under way in this gateway"))
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._room.release()
+        if isinstance(error, RmgrError):
+            self._gate.count("refused", type(error).__name__)
+            fail(self._context, error)
+
+
+def _value(head: tuple[int, Encoding] | None, *, large: bool = False) -> Any:
+    return pb.Value() if head is None else pb.Value(found=True, size=head[0], encoding=head[1].value, large=large)
+
+
+def _row_messages(found: dict[str, tuple[bytes, Encoding]]) -> Iterator[Any]:
+    message = pb.Rows()
+    size = 0
+    for key, (value, encoding) in found.items():
+        if len(value) > MESSAGE_BYTES:
+            message.rows.add(key=key, encoding=encoding.value, large=True)
+            continue
+        if size and size + len(value) > MESSAGE_BYTES:
+            yield message
+            message, size = pb.Rows(), 0
+        message.rows.add(key=key, data=value, encoding=encoding.value)
+        size += len(value) + 4 * len(key) + 64
+    if message.rows:
+        yield message
+
+
+def _encoding(text: str) -> Encoding:
+    try:
+        return Encoding(text)
+    except ValueError:
+        raise UsageError(f"unknown encoding {text!r}", hint="is the client newer than the gateway? rmgr version") from None

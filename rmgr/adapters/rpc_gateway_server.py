@@ -1,0 +1,455 @@
+"""The gateway's side of a session: one gRPC stream of a client carried out on one ZooKeeper session, in order.
+
+Three threads a session: one reads the client's requests, ZooKeeper's own answers them, one sends. A client that reads
+nothing is not read from either, and is cut off in the end; no session waits for another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol
+
+import grpc
+
+from rmgr.adapters.rpc import fail
+from rmgr.adapters.rpc_gateway_convert import error_to, multi_from, outcome_to, stat_to, znode_to
+from rmgr.adapters.rpc_gateway_dial import VERSION
+from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.coord.multi import Committed, Conflict, ConflictKind, Create, Exists, Multi, Stamped, Stat, Unknown
+from rmgr.coord.ports import SessionState, Store
+from rmgr.errors import CoordinationUnavailable, QueueFull, RequestTooLarge, RmgrError, StateConflict, UsageError
+from rmgr.v1 import gateway_pb2 as pb
+
+#: Requests of one session under way; our own clients stay far below.
+MAX_ASKS = 2000
+#: Watches of one session that have not fired.
+MAX_WATCHES = 50_000
+#: Answers (bytes) that wait for one client: above it nothing more of his is read.
+MAX_UNSENT_BYTES = 8 * 1024 * 1024
+#: A client that takes nothing for so long is cut off.
+STALLED_S = 20.0
+#: How long a session may be without ZooKeeper before its client is sent to another gateway.
+LONELY_S = 10.0
+_HELLO_S = 10.0
+_BATCH_BYTES = 512 * 1024
+_LONGEST_S = 3600.0
+_TIMEOUTS_S = (0.5, 60.0)
+_LOOK_S = 0.5
+
+
+class Gate(Protocol):
+    """What the daemon decides and counts. Called on threads of the server."""
+
+    endpoint: str
+    store: Store
+
+    def open(self, user: str, session_timeout_s: float) -> SessionCoordinator:
+        """A session of its own, that connects in the background."""
+
+    def permit_commit(self, user: str, multi: Multi) -> None:
+        """Raises PermissionDenied."""
+
+    def permit_create(self, user: str, path: str) -> None:
+        """Raises PermissionDenied."""
+
+    def permit_store(self, user: str, verb: str, keys: Sequence[str]) -> None:
+        """verb: PUT, DELETE, SWEEP, BIND; reading is free. Raises PermissionDenied."""
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        """Something happened: `asked`, `committed`, `refused`, `cut`, `stored_bytes`, `passed_on`, ... of one kind."""
+
+
+class Sessions:
+    """The servicer of `rmgr.v1.Gateway`.
+
+    Args:
+        most: sessions at once.
+    """
+
+    def __init__(self, gate: Gate, *, most: int = 200) -> None:
+        self._gate = gate
+        self._most = most
+        self._live: set[_Session] = set()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._abandon = False
+        threading.Thread(target=self._look, name="gateway-sessions", daemon=True).start()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def handler(self) -> grpc.GenericRpcHandler:
+        """For `RpcServer.add_generic`."""
+        method = grpc.stream_stream_rpc_method_handler(
+            self._serve, request_deserializer=pb.Asks.FromString, response_serializer=pb.Tells.SerializeToString
+        )
+        return grpc.method_handlers_generic_handler("rmgr.v1.Gateway", {"Session": method})
+
+    def stop(self, grace_s: float, *, abandon: bool) -> None:
+        """Takes no more requests, waits up to `grace_s` for what is under way, ends the streams.
+
+        abandon: the process ends now. ZooKeeper keeps the sessions until they time out, so that clients which come back
+        through another gateway meanwhile are never missed; else they are closed.
+        """
+        self._abandon = abandon
+        self._stopping.set()
+        end_s = time.monotonic() + grace_s
+        with self._lock:
+            live = list(self._live)
+        for session in live:
+            session.drain()
+        for session in live:
+            session.wait_idle(end_s)
+            session.say(CoordinationUnavailable("the gateway is stopping", hint="another one, or this one again, goes on"))
+
+    def _serve(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        session = _Session(self._gate, context)
+        with self._lock:
+            full = len(self._live) >= self._most
+            if not full:
+                self._live.add(session)
+        try:
+            if full:
+                raise QueueFull(f"this gateway serves {self._most} clients already", hint="name another one too: --gateway A:PORT,B:PORT")
+            if self._stopping.is_set():
+                raise CoordinationUnavailable("the gateway is stopping")
+            yield from session.run(requests)
+        except RmgrError as error:
+            self._gate.count("refused", type(error).__name__)
+            fail(context, error)
+        finally:
+            session.finish(close=not self._abandon)
+            with self._lock:
+                self._live.discard(session)
+
+    def _look(self) -> None:
+        while not self._stopping.wait(_LOOK_S):
+            with self._lock:
+                live = list(self._live)
+            now = time.monotonic()
+            for session in live:
+                session.look(now)
+
+
+class _Session:
+    def __init__(self, gate: Gate, context: grpc.ServicerContext) -> None:
+        self._gate = gate
+        self._context = context
+        self._user = ""
+        self._coordinator: SessionCoordinator | None = None
+        self._out: queue.SimpleQueue[tuple[Any, ...] | RmgrError | None] = queue.SimpleQueue()
+        self._moved = threading.Condition()
+        self._unsent = 0  # bytes
+        self._asked = 0  # requests without an answer
+        self._watched: set[int] = set()
+        self._draining = False
+        self._held_up = False  # the reader waits until the client has taken his answers
+        self._over = threading.Event()
+        now = time.monotonic()
+        self._heard_s = self._sent_s = self._seen_s = now  #: last word of the client, to the client, of ZooKeeper
+        self._silence_s = _HELLO_S
+        self._told = SessionState.LOST
+
+    # -- life
+
+    def run(self, requests: Iterator[Any]) -> Iterator[Any]:
+        """What the client is told, until one side ends it."""
+        if not self._context.add_callback(self._gone):
+            return
+        try:
+            hello = next(requests).hello
+        except (StopIteration, grpc.RpcError):
+            return
+        if hello.version < 1:
+            raise UsageError("the first message of a session is a hello")
+        least_s, most_s = _TIMEOUTS_S
+        timeout_s = min(most_s, max(least_s, hello.session_timeout_ms / 1000))
+        self._user = hello.user
+        self._silence_s = timeout_s
+        self._coordinator = self._gate.open(hello.user, timeout_s)
+        self._gate.count("sessions", "opened")
+        self._coordinator.listen(self._on_state)
+        threading.Thread(target=self._read, args=(requests,), name="gateway-reader", daemon=True).start()
+        yield pb.Tells(tells=[pb.Tell(welcome=pb.Welcome(version=VERSION, gateway=self._gate.endpoint))])
+        yield from self._tells()
+
+    def drain(self) -> None:
+        """Requests that come from now on are left to the client, who knows that they had no answer."""
+        self._draining = True
+
+    def wait_idle(self, end_s: float) -> None:
+        """Until everything under way is answered, or `end_s`."""
+        with self._moved:
+            self._moved.wait_for(lambda: self._asked == 0 or self._over.is_set(), max(0.0, end_s - time.monotonic()))
+
+    def say(self, error: RmgrError) -> None:
+        """Ends the stream with `error`, after what waits to be sent."""
+        self._out.put(error)
+
+    def finish(self, *, close: bool) -> None:
+        """Ends the session, with its ephemerals. Idempotent."""
+        self._over.set()
+        self._out.put(None)
+        with self._moved:
+            self._moved.notify_all()
+        coordinator = self._coordinator
+        if coordinator is not None and close:
+            coordinator.close(timeout_s=2.0)
+
+    def look(self, now: float) -> None:
+        """Called now and then: cuts off whoever is silent, stalled, or without ZooKeeper."""
+        if self._over.is_set():
+            return
+        if now - self._heard_s > self._silence_s + 1.0 and not self._held_up:
+            self._cut("silent")
+        elif self._unsent > 0 and now - self._sent_s > STALLED_S:
+            self._cut("stalled")
+        elif self._coordinator is not None and self._told is not SessionState.CONNECTED:
+            if now - self._seen_s > max(LONELY_S, 2 * self._silence_s):
+                self.say(CoordinationUnavailable("this gateway has lost ZooKeeper", hint="rmgr doctor"))
+        else:
+            self._seen_s = now
+
+    def _cut(self, why: str) -> None:
+        self._gate.count("cut", why)
+        self._over.set()
+        self._context.cancel()
+
+    def _gone(self) -> None:
+        """The call has ended, whoever ended it."""
+        self._over.set()
+        self._out.put(None)
+        with self._moved:
+            self._moved.notify_all()
+
+    # -- from the client
+
+    def _read(self, requests: Iterator[Any]) -> None:
+        try:
+            for message in requests:
+                self._heard_s = time.monotonic()
+                if message.ping:
+                    self._put(("pong", message.ping), 0)
+                for ask in message.asks:
+                    self._take(ask)
+        except grpc.RpcError:
+            pass  # he is gone
+        finally:
+            coordinator = self._coordinator
+            if coordinator is not None and not self._draining:
+                coordinator.close(timeout_s=2.0)  # before he hears that it is over
+            self._out.put(None)
+
+    def _take(self, ask: Any) -> None:
+        if self._draining:
+            return
+        with self._moved:
+            self._asked += 1
+            if self._asked > MAX_ASKS or self._unsent > MAX_UNSENT_BYTES:
+                self._held_up = True
+                self._moved.wait_for(lambda: self._over.is_set() or (self._asked <= MAX_ASKS and self._unsent <= MAX_UNSENT_BYTES))
+                self._held_up, self._heard_s = False, time.monotonic()
+        kind = ask.WhichOneof("what") or ""
+        self._gate.count("asked", kind)
+        try:
+            future = self._begin(ask, kind)
+        except RmgrError as error:
+            self._watched.discard(ask.id)
+            self._gate.count("refused", type(error).__name__)
+            self._answer(ask.id, error)
+        else:
+            future.add_done_callback(partial(self._answered, ask.id, kind))
+
+    def _begin(self, ask: Any, kind: str) -> Future[Any]:
+        coordinator = self._coordinator
+        assert coordinator is not None
+        if ask.session != coordinator.session_id:
+            return _refused(kind)
+        timeout_s = min(_LONGEST_S, ask.timeout_ms / 1000)
+        if kind == "commit":
+            multi = multi_from(ask.commit)
+            for path in (multi.proof.path, *(op.path for op in multi.ops), *((multi.guard.path,) if multi.guard else ())):
+                check_path(path)
+            self._gate.permit_commit(self._user, multi)
+            future = coordinator.commit(multi, timeout_s=timeout_s)
+            future.add_done_callback(lambda done: self._gate.count("committed", f"{multi.name} {_outcome_name(done)}"))
+            return future
+        if kind == "sync":
+            return coordinator.sync(timeout_s=timeout_s)
+        if kind == "create":
+            path = check_path(ask.create)
+            self._gate.permit_create(self._user, path)
+            return coordinator.commit(Multi(name="MAKE", ops=(Create(path),), proof=Exists(path)), timeout_s=timeout_s)
+        if kind not in {"get", "stat", "children"}:
+            raise UsageError("unknown kind of request", hint="is the client newer than the gateway? rmgr version")
+        watch = None
+        if ask.watch:
+            if len(self._watched) >= MAX_WATCHES:
+                raise RequestTooLarge(f"more than {MAX_WATCHES} watches in one session")
+            self._watched.add(ask.id)
+            watch = partial(self._fired, ask.id)
+        future = getattr(coordinator, kind)(check_path(getattr(ask, kind)), watch=watch, timeout_s=timeout_s)
+        assert isinstance(future, Future)
+        return future
+
+    # -- from ZooKeeper
+
+    def _on_state(self, state: SessionState) -> None:
+        """The client is told of every state after the first CONNECTED."""
+        first = self._told is SessionState.LOST and state is not SessionState.CONNECTED
+        self._told = state
+        if not first:
+            coordinator = self._coordinator
+            assert coordinator is not None
+            if state is SessionState.CONNECTED:
+                self._silence_s = coordinator.session_timeout_s
+            self._put(("session", state, coordinator.session_id, coordinator.session_timeout_s), 0)
+
+    def _fired(self, number: int) -> None:
+        self._watched.discard(number)
+        self._put(("fired", number), 0)
+
+    def _answered(self, number: int, kind: str, future: Future[Any]) -> None:
+        error = future.exception()
+        value: Any = error if isinstance(error, RmgrError) else RmgrError(repr(error)) if error is not None else future.result()
+        if error is not None:
+            self._watched.discard(number)
+        elif kind == "create":
+            value = _made(value)
+        self._answer(number, value)
+
+    def _answer(self, number: int, value: Any) -> None:
+        if isinstance(value, list):
+            pieces = list(_name_pieces(value))
+            for names in pieces[:-1]:
+                self._put(("names", number, names, True), _BATCH_BYTES)
+            self._put(("names", number, pieces[-1], False), 64 * len(pieces[-1]))
+        else:
+            self._put(("answer", number, value), len(value.data) if isinstance(value, Stamped) else 64)
+        with self._moved:
+            self._asked -= 1
+            if self._asked in {0, MAX_ASKS}:
+                self._moved.notify_all()
+
+    # -- to the client
+
+    def _put(self, item: tuple[Any, ...], size: int) -> None:
+        with self._moved:
+            if not self._unsent:
+                self._sent_s = time.monotonic()
+            self._unsent += size
+        self._out.put((size, item))
+
+    def _tells(self) -> Iterator[Any]:
+        while True:
+            entry = self._out.get()
+            message = pb.Tells()
+            size = 0
+            ended: RmgrError | None = None
+            while True:
+                if entry is None or isinstance(entry, RmgrError):
+                    ended = entry
+                    break
+                size += entry[0]
+                self._write(message.tells.add(), entry[1])
+                if size >= _BATCH_BYTES:
+                    break
+                try:
+                    entry = self._out.get_nowait()
+                except queue.Empty:
+                    break
+            if message.tells:
+                yield message  # returns when gRPC has taken it
+                self._sent(size)
+            if entry is None:
+                return
+            if ended is not None:
+                raise ended
+
+    def _sent(self, size: int) -> None:
+        with self._moved:
+            self._sent_s = time.monotonic()
+            was = self._unsent
+            self._unsent -= size
+            if was > MAX_UNSENT_BYTES >= self._unsent:
+                self._moved.notify_all()
+
+    def _write(self, tell: Any, item: tuple[Any, ...]) -> None:
+        match item:
+            case ("answer", number, value):
+                answer = tell.answer
+                answer.id = number
+                match value:
+                    case Stamped():
+                        znode_to(value, answer.znode)
+                    case Stat():
+                        stat_to(value, answer.stat)
+                    case Committed() | Conflict() | Unknown():
+                        outcome_to(value, answer.outcome)
+                    case RmgrError():
+                        error_to(value, answer.error)
+            case ("names", number, names, more):
+                tell.answer.id = number
+                tell.answer.names.names.extend(names)
+                tell.answer.names.more = more
+            case ("fired", number):
+                tell.fired = number
+            case ("pong", number):
+                assert self._coordinator is not None
+                tell.pong.ping = number
+                tell.pong.age_s = time.monotonic() - self._coordinator.last_answer_s()
+            case ("session", state, number, timeout_s):
+                tell.session.state, tell.session.session = state.value, number
+                tell.session.session_timeout_ms = round(timeout_s * 1000)
+
+
+def check_path(path: str) -> str:
+    """Returns `path` if it is one below the cluster's root. Raises UsageError: a crooked one could lead out of it."""
+    parts = path.split("/")
+    if path != "/" and (len(parts) < 2 or parts[0] or any(part in {"", ".", ".."} or "\0" in part for part in parts[1:])):
+        raise UsageError(f"{path[:200]!r} is not the path of a znode")
+    return path
+
+
+def _refused(kind: str) -> Future[Any]:
+    cause = "the session in which it was asked is gone"
+    future: Future[Any] = Future()
+    if kind == "commit":
+        future.set_result(Unknown(cause))
+    else:
+        future.set_exception(CoordinationUnavailable(f"ZooKeeper: {cause}"))
+    return future
+
+
+def _made(outcome: object) -> RmgrError | None:
+    """What a create comes to."""
+    match outcome:
+        case Committed() | Conflict(kind=ConflictKind.NODE_EXISTS):
+            return None
+        case Conflict(path=path):
+            return StateConflict(f"{path} cannot be made: its parent does not exist")
+    return CoordinationUnavailable("it is not known whether the znode was made", hint="rmgr doctor")
+
+
+def _outcome_name(done: Future[Any]) -> str:
+    with contextlib.suppress(Exception):
+        return type(done.result(0)).__name__
+    return "Failed"
+
+
+def _name_pieces(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Names in pieces of about 512 KiB; at least one, perhaps empty."""
+    start, size = 0, 0
+    for at, name in enumerate(names):
+        size += len(name) + 4
+        if size > _BATCH_BYTES:
+            yield names[start:at]
+            start, size = at, len(name) + 4
+    yield names[start:]

@@ -1,0 +1,427 @@
+"""The Store port through a gateway: the same values, checks and errors; large values travel in parts of 512 KiB.
+
+A call whose gateway dies under it is made again, on the next one, until its deadline: reads, deletes and overwriting
+puts may be repeated; after a put that must not overwrite, what stands there is compared with what was to be written.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import grpc
+
+from rmgr.adapters.rpc import ERROR_KEY, rebuild
+from rmgr.adapters.rpc_gateway_dial import Gateways, user_metadata
+from rmgr.adapters.store_rules import CHUNK_BYTES, Deadline, check_key, check_limit, check_prefix, check_size, expiry_ms, key_exists, pieces
+from rmgr.coord.ports import Encoding
+from rmgr.errors import DataLost, KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
+from rmgr.v1 import gateway_pb2 as pb
+from rmgr.v1 import gateway_pb2_grpc
+
+T = TypeVar("T")
+
+#: Rows or keys of one message (bytes): with room to the message limit of 4 MiB.
+MESSAGE_BYTES = 2 * 1024 * 1024
+#: Keys of one page of a listing.
+PAGE_KEYS = 1000
+_ROW_BYTES = 64
+_AHEAD = 4  # parts of a large value that wait to be sent
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
+
+
+class GatewayStore:
+    """A `Store` (coord/ports.py) behind `gateways` ("HOST:PORT,..."). Opens nothing until it is asked."""
+
+    def __init__(self, gateways: str) -> None:
+        self._gateways = Gateways(gateways)
+        self._metadata = user_metadata()
+        self._closed = False
+
+    @property
+    def url(self) -> str:
+        """How people are told of it."""
+        return f"gateway:{self._gateways}"
+
+    # -- writing
+
+    def put(
+        self,
+        key: str,
+        value: bytes | Iterable[bytes],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put`. Holds at most 3 MiB of an iterable, which can be sent only once."""
+        deadline = Deadline(timeout_s)
+        check_key(key)
+        expiry_ms(ttl_s)
+        if isinstance(value, bytes) and len(value) <= MESSAGE_BYTES:
+            self._put([(key, value)], encoding, ttl_s, overwrite=overwrite, deadline=deadline)
+        elif isinstance(value, bytes | bytearray | memoryview):
+            whole = memoryview(value).cast("B")
+            check_size(key, len(whole))
+            self._repeat(
+                lambda stub: self._write(stub, key, pieces(key, [whole], CHUNK_BYTES), encoding, ttl_s, overwrite, deadline),
+                deadline,
+                f"write {key!r}",
+                mine=None if overwrite else lambda: self.get(key, timeout_s=deadline.left_s()) == (bytes(whole), encoding),
+            )
+        elif isinstance(value, str) or not isinstance(value, Iterable):
+            raise UsageError(f"the value of {key!r} must be bytes or an iterable of bytes, not {type(value).__name__}")
+        else:
+            self._put_stream(key, pieces(key, value, CHUNK_BYTES), encoding, ttl_s, overwrite=overwrite, deadline=deadline)
+
+    def put_many(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put_many`. Rows over 512 KiB go one by one after the others."""
+        deadline = Deadline(timeout_s)
+        expiry_ms(ttl_s)
+        small: list[tuple[str, bytes]] = []
+        large: list[tuple[str, bytes]] = []
+        for key, value in rows:
+            check_key(key)
+            if not isinstance(value, bytes):
+                raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
+            check_size(key, len(value))
+            (small if len(value) <= CHUNK_BYTES else large).append((key, value))
+        if small:
+            self._put(small, encoding, ttl_s, overwrite=overwrite, deadline=deadline)
+        for key, value in large:
+            self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, timeout_s=deadline.left_s())
+
+    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
+        """See `Store.delete`. After a lost answer it says True: it was there for all that is known."""
+        request = pb.KeyRequest(key=check_key(key))
+        deadline = Deadline(timeout_s)
+        doubt: list[bool] = []
+        reply = self._repeat(lambda stub: self._call(stub.Delete, request, deadline), deadline, f"delete {key!r}", doubt=doubt)
+        return bool(reply.deleted or doubt)
+
+    def sweep(self, *, timeout_s: float = 30.0) -> int:
+        """See `Store.sweep`; gateways leave it to the leader."""
+        return int(self._ask("Sweep", pb.SweepRequest(), timeout_s, "be swept").removed)
+
+    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
+        """See `Store.bind_cluster`; gateways leave it to WatchDogs."""
+        self._ask("Bind", pb.BindRequest(cluster_id=cluster_id), timeout_s, "be bound")
+
+    # -- reading
+
+    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
+        """See `Store.get`. Peak memory is about twice the value."""
+        deadline = Deadline(timeout_s)
+        check_key(key)
+        found = self._get(key, deadline)
+        if found is None or not found.large:
+            return None if found is None else (found.data, Encoding(found.encoding))
+
+        def read(stub: Any) -> tuple[bytes, Encoding] | None:
+            parts = list(self._read(stub, key, deadline))
+            if not parts[-1].last:
+                raise _broken_off(key)
+            return (b"".join(part.data for part in parts), Encoding(parts[0].encoding)) if parts[0].found else None
+
+        return self._repeat(read, deadline, f"read {key!r}")
+
+    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
+        """See `Store.get_many`."""
+        deadline = Deadline(timeout_s)
+        found: dict[str, tuple[bytes, Encoding]] = {}
+        for some in _batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
+            request = pb.KeysRequest(keys=[key for key, _ in some])
+
+            def read(stub: Any, request: Any = request) -> list[Any]:
+                call = stub.GetMany(request, timeout=self._left(deadline), metadata=self._metadata)
+                return [row for rows in call for row in rows.rows]
+
+            for row in self._repeat(read, deadline, f"read {len(some)} values"):
+                if row.large:
+                    value = self.get(row.key, timeout_s=deadline.left_s())
+                    if value is not None:
+                        found[row.key] = value
+                else:
+                    found[row.key] = (row.data, Encoding(row.encoding))
+        return found
+
+    def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
+        """See `Store.stream`. What was read is not read again: a gateway that dies under it ends it with StoreUnavailable."""
+        deadline = Deadline(timeout_s)
+        check_key(key)
+
+        def begin(stub: Any) -> tuple[Any, Generator[Any, None, None]]:
+            parts = self._read(stub, key, deadline)
+            return next(parts), parts
+
+        first, parts = self._repeat(begin, deadline, f"read {key!r}")
+        return self._chunks(key, first, parts) if first.found else None
+
+    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
+        """See `Store.head`."""
+        found = self._ask("Head", pb.KeyRequest(key=check_key(key)), timeout_s, f"look at {key!r}")
+        return (found.size, Encoding(found.encoding)) if found.found else None
+
+    def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.keys`. Asks for a page of 1,000 at a time."""
+        deadline = Deadline(timeout_s)
+        check_limit(limit)
+        request = pb.ListRequest(prefix=check_prefix(prefix), after=check_prefix(after))
+        found: list[str] = []
+        while len(found) < limit:
+            request.limit = min(PAGE_KEYS, limit - len(found))
+            page = list(self._repeat(lambda stub: self._call(stub.Keys, request, deadline), deadline, "list its keys").keys)
+            found += page
+            if len(page) < request.limit:
+                break
+            request.after = page[-1]
+        return found
+
+    def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
+        """See `Store.usage`."""
+        reply = self._ask("Usage", pb.ListRequest(prefix=check_prefix(prefix)), timeout_s, "count its values")
+        return int(reply.values), int(reply.bytes)
+
+    def health(self, *, timeout_s: float = 5.0) -> str | None:
+        """See `Store.health`."""
+        try:
+            return self._ask("Health", pb.HealthRequest(), timeout_s, "answer").problem or None
+        except RmgrError as error:
+            return error.message
+
+    def close(self) -> None:
+        """Ends the connections. Idempotent."""
+        self._closed = True
+        self._gateways.close()
+
+    # -- small values
+
+    def _put(self, rows: list[tuple[str, bytes]], encoding: Encoding, ttl_s: float | None, *, overwrite: bool, deadline: Deadline) -> None:
+        """Rows that fit a message each; all in one step at the store where it can."""
+        missing = rows
+
+        def write(stub: Any) -> None:
+            requests = [_put_request(some, encoding, ttl_s, overwrite) for some in _batches(missing)]
+            if len(requests) == 1:
+                self._call(stub.Put, requests[0], deadline)
+            else:
+                self._call(stub.PutRows, iter(requests), deadline)
+
+        def all_mine() -> bool:
+            """After a lost answer some or all were written, by us or by others: the bytes tell. Writes what is missing."""
+            nonlocal missing
+            there = self.get_many([key for key, _ in rows], timeout_s=deadline.left_s())
+            if any(key in there and there[key] != (value, encoding) for key, value in dict(rows).items()):
+                return False
+            missing = [row for row in rows if row[0] not in there]
+            if missing:
+                self._repeat(write, deadline, "write")
+            return True
+
+        what = f"write {rows[0][0]!r}" if len(rows) == 1 else f"write {len(rows)} values"
+        self._repeat(write, deadline, what, mine=None if overwrite else all_mine)
+
+    def _get(self, key: str, deadline: Deadline) -> Any:
+        found = self._repeat(lambda stub: self._call(stub.Get, pb.KeyRequest(key=key), deadline), deadline, f"read {key!r}")
+        return found if found.found else None
+
+    # -- large values
+
+    def _write(
+        self, stub: Any, key: str, parts: Iterator[bytes], encoding: Encoding, ttl_s: float | None, overwrite: bool, deadline: Deadline
+    ) -> None:
+        first = pb.ValuePart(key=key, encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite)
+        self._call(stub.Write, _with_last(first, parts), deadline)
+
+    def _put_stream(
+        self, key: str, parts: Iterator[bytes], encoding: Encoding, ttl_s: float | None, *, overwrite: bool, deadline: Deadline
+    ) -> None:
+        """The caller's iterable runs in the caller's thread; what it raises breaks the call off and is raised here."""
+        if self.head(key, timeout_s=deadline.left_s()) is not None and not overwrite:  # also finds a gateway that answers
+            raise key_exists([key])
+        ahead: queue.Queue[bytes | None] = queue.Queue(_AHEAD)
+        broken = threading.Event()
+
+        def feed() -> Iterator[bytes]:
+            while (part := ahead.get()) is not None:
+                yield part
+
+        first = pb.ValuePart(key=key, encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite)
+        endpoint = self._gateways.current
+        stub = gateway_pb2_grpc.StoreStub(self._gateways.channel(endpoint))
+        call = stub.Write.future(_with_last(first, feed(), broken), timeout=self._left(deadline), metadata=self._metadata)
+        try:
+            for part in parts:
+                if not _offer(ahead, part, call):
+                    break
+            _offer(ahead, None, call)
+            call.result()
+        except grpc.RpcError as error:
+            raise self._told(error, endpoint, f"write {key!r}") from None
+        finally:
+            if not call.done():
+                broken.set()
+                call.cancel()
+            while not ahead.empty():
+                with suppress(queue.Empty):
+                    ahead.get_nowait()
+            ahead.put(None)
+
+    def _read(self, stub: Any, key: str, deadline: Deadline) -> Generator[Any, None, None]:
+        call = stub.Read(pb.KeyRequest(key=key), timeout=self._left(deadline), metadata=self._metadata)
+        try:
+            yield from call
+        finally:
+            call.cancel()
+
+    def _chunks(self, key: str, first: Any, parts: Generator[Any, None, None]) -> Iterator[bytes]:
+        last = first.last
+        try:
+            if first.data:
+                yield first.data
+            for part in parts:
+                last = part.last
+                if part.data:
+                    yield part.data
+        except grpc.RpcError as error:
+            raise self._told(error, self._gateways.current, f"read {key!r}") from None
+        finally:
+            parts.close()
+        if not last:
+            raise _broken_off(key)
+
+    # -- calls
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the store was closed")
+
+    def _left(self, deadline: Deadline) -> float:
+        return max(0.001, deadline.left_s())
+
+    def _call(self, method: Callable[..., Any], request: Any, deadline: Deadline) -> Any:
+        return method(request, timeout=self._left(deadline), metadata=self._metadata)
+
+    def _ask(self, method: str, request: Any, timeout_s: float, what: str) -> Any:
+        deadline = Deadline(timeout_s)
+        return self._repeat(lambda stub: self._call(getattr(stub, method), request, deadline), deadline, what)
+
+    def _repeat(
+        self,
+        what: Callable[[Any], T],
+        deadline: Deadline,
+        doing: str,
+        *,
+        mine: Callable[[], bool] | None = None,
+        doubt: list[bool] | None = None,
+    ) -> T:
+        """Does `what` on one gateway after the other until one answers or no time is left.
+
+        Args:
+            mine: after a lost answer, a KeyExists may be due to ourselves: tells whether it is.
+            doubt: gets an entry when an answer was lost on the way.
+        """
+        doubtful = False
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            self._check_open()
+            deadline.check(doing)
+            endpoint = self._gateways.current
+            try:
+                return what(gateway_pb2_grpc.StoreStub(self._gateways.channel(endpoint)))
+            except ValueError:  # the channel was closed by another thread
+                self._check_open()
+                raise
+            except grpc.RpcError as error:
+                told = self._told(error, endpoint, doing)
+                if isinstance(told, KeyExists) and doubtful and mine is not None and mine():
+                    return None  # type: ignore[return-value]
+                busy = isinstance(told, QueueFull)
+                if not busy and not _may_repeat(error):
+                    raise told from None
+                doubtful = doubtful or (not busy and _was_sent(error))
+                if doubtful and doubt is not None:
+                    doubt.append(True)
+                self._gateways.failed(endpoint)
+                left_s = deadline.left_s()
+                if left_s <= pause_s:
+                    raise told from None
+                time.sleep(pause_s)
+                pause_s = min(_LAST_PAUSE_S, pause_s * 2)
+
+    def _told(self, error: grpc.RpcError, endpoint: str, doing: str) -> RmgrError:
+        self._check_open()
+        told = rebuild(error, endpoint)
+        if _was_answered(error) and not (isinstance(told, Unavailable) and type(told) is Unavailable):
+            return told
+        return StoreUnavailable(f"the store did not {doing}: {told.message}", hint="rmgr doctor")
+
+
+def _was_answered(error: grpc.RpcError) -> bool:
+    return any(key == ERROR_KEY for key, _ in error.trailing_metadata() or ())  # type: ignore[attr-defined]
+
+
+def _may_repeat(error: grpc.RpcError) -> bool:
+    """The gateway went away, or was never there."""
+    gone = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+    return not _was_answered(error) and error.code() in gone  # type: ignore[attr-defined]
+
+
+def _was_sent(error: grpc.RpcError) -> bool:
+    return not str(error.details()).startswith("failed to connect")  # type: ignore[attr-defined]
+
+
+def _broken_off(key: str) -> DataLost:
+    return DataLost(f"the value of {key!r} was broken off by the gateway", hint="read it again")
+
+
+def _offer(ahead: queue.Queue[bytes | None], part: bytes | None, call: Any) -> bool:
+    """Waits for room; False when the call is over and nobody takes it any more."""
+    while not call.done():
+        with suppress(queue.Full):
+            ahead.put(part, timeout=0.1)
+            return True
+    return False
+
+
+def _with_last(first: Any, parts: Iterator[bytes], broken: threading.Event | None = None) -> Iterator[Any]:
+    """The messages of a large value; only a whole one ends with a part marked `last`."""
+    yield first
+    for part in parts:
+        yield pb.ValuePart(data=part)
+    if broken is None or not broken.is_set():
+        yield pb.ValuePart(last=True)
+
+
+def _put_request(rows: Sequence[tuple[str, bytes]], encoding: Encoding, ttl_s: float | None, overwrite: bool) -> Any:
+    return pb.PutRequest(
+        rows=[pb.Row(key=key, data=value) for key, value in rows], encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite
+    )
+
+
+def _batches(rows: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    """Rows in messages of at most 2 MiB, one row at least."""
+    batch: list[tuple[str, bytes]] = []
+    size = 0
+    for row in rows:
+        weight = len(row[1]) + 4 * len(row[0]) + _ROW_BYTES
+        if batch and size + weight > MESSAGE_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += weight
+    if batch:
+        yield batch

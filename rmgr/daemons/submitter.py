@@ -1,0 +1,214 @@
+"""The Submitter gateway: the ports of ZooKeeper and the data store over gRPC, for clients that reach neither.
+
+Each client gets a ZooKeeper session of its own, so its ephemerals are its own; what it may change is decided from the
+change itself (`submitter_rights`). Holds no state that matters: kill it, start another one, and clients go on.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from prometheus_client import start_http_server
+
+from rmgr import log as logs
+from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc_gateway_forward import MAX_STREAMS, Forwarder
+from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
+from rmgr.adapters.rpc_gateway_server import Sessions
+from rmgr.adapters.stores import open_store
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.client.bootstrap import read_meta, remembered, verify
+from rmgr.config import Config
+from rmgr.coord.multi import Multi
+from rmgr.coord.ports import SessionState, Store
+from rmgr.daemons import submitter_rights
+from rmgr.daemons.submitter_metrics import GatewayMetrics
+from rmgr.daemons.submitter_routes import ClusterRoutes
+from rmgr.errors import ConfigError, CoordinationUnavailable, RmgrError, StoreUnavailable, WrongCluster
+from rmgr.model.node import Meta
+from rmgr.runtime.signals import SignalLetters
+from rmgr.runtime.stall import StallGuard
+
+#: Clients at once: each costs four threads and a session of ZooKeeper.
+MAX_SESSIONS = 200
+STALL_S = 30.0
+#: SIGTERM: how long what is under way may take.
+GRACE_S = 2.0
+_LOOK_S = 0.5
+#: A waiting thread gets the interpreter after this (default 5 ms): a request passes through four threads here.
+_SWITCH_S = 0.0005
+
+
+class Gateway:
+    """What the servicers ask: `rpc_gateway_server.Gate` of one cluster."""
+
+    def __init__(self, hosts: str, chroot: str, store: Store, metrics: GatewayMetrics, log: Any) -> None:
+        self.endpoint = ""
+        self.store = store
+        self._hosts = hosts
+        self._chroot = chroot
+        self._metrics = metrics
+        self._log = log
+
+    def open(self, user: str, session_timeout_s: float) -> SessionCoordinator:
+        """See `Gate`."""
+        self._log.info("gateway_session_opened", user=user, timeout_s=session_timeout_s)
+        return ZkCoordinator(self._hosts, self._chroot, session_timeout_s=session_timeout_s)
+
+    def permit_commit(self, user: str, multi: Multi) -> None:
+        """See `Gate`."""
+        self._permit(user, multi.name, lambda: submitter_rights.check_commit(user, multi))
+
+    def permit_create(self, user: str, path: str) -> None:
+        """See `Gate`."""
+        self._permit(user, "MAKE", lambda: submitter_rights.check_create(user, path))
+
+    def permit_store(self, user: str, verb: str, keys: Sequence[str]) -> None:
+        """See `Gate`."""
+        self._permit(user, verb, lambda: submitter_rights.check_store(user, verb, keys))
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        """See `Gate`."""
+        self._metrics.count(what, kind, amount)
+
+    def _permit(self, user: str, op: str, check: Any) -> None:
+        try:
+            check()
+        except RmgrError as error:
+            self._log.warning("gateway_refused", user=user, op=op, why=error.message)
+            raise
+
+
+class Watch:
+    """The gateway's own session: is ZooKeeper there, and is it still our cluster? Decides what the health service says."""
+
+    def __init__(self, coordinator: SessionCoordinator, meta: Meta, server: RpcServer, metrics: GatewayMetrics, log: Any) -> None:
+        self._coordinator = coordinator
+        self._meta = meta
+        self._server = server
+        self._metrics = metrics
+        self._log = log
+        self._session = coordinator.session_id
+        coordinator.listen(self._on_state)
+
+    def look(self) -> None:
+        """Called now and then. Raises WrongCluster when another cluster, or none, is in ZooKeeper now."""
+        session = self._coordinator.session_id
+        if session in {0, self._session}:
+            return
+        try:
+            found = read_meta(self._coordinator, timeout_s=2.0)
+        except CoordinationUnavailable:
+            return
+        if found is None or found.cluster_id != self._meta.cluster_id:
+            told = "was wiped" if found is None else f"belongs to cluster {found.cluster_id} now"
+            raise WrongCluster(f"ZooKeeper {told}; cluster {self._meta.cluster_id} was there", hint="rmgr doctor")
+        self._session = session
+
+    def _on_state(self, state: SessionState) -> None:
+        is_there = state is SessionState.CONNECTED
+        self._server.set_healthy(is_there)
+        self._metrics.connected.set(is_there)
+        if not is_there:
+            self._log.warning("gateway_without_zookeeper", state=str(state))
+
+
+def run(config: Config, *, insecure: bool = False) -> int:
+    """Runs a gateway until SIGTERM or SIGINT; returns its exit code.
+
+    Args:
+        insecure: it may listen where other machines can reach it, although nobody is asked who he is.
+    Raises: ConfigError for such a place without `insecure`; NotConnected, CoordinationUnavailable, StoreUnavailable,
+        WrongCluster at the start.
+    """
+    own = config.submitter
+    for key, listen in (("listen", own.listen), ("metrics", own.metrics)):
+        if not insecure:
+            check_loopback(key, listen)
+    hosts, chroot = config.cluster.hosts_and_chroot()
+    sys.setswitchinterval(_SWITCH_S)
+    log = logs.setup(config.log, "submitter")
+    wait_s = config.cluster.connect_timeout_s
+    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s)
+    try:
+        if not coordinator.wait_connected(wait_s):
+            raise CoordinationUnavailable(
+                f"no ZooKeeper answers at {hosts} within {wait_s:.0f} s", hint="is it running? rmgr doctor looks closer"
+            )
+        store = _open_store(config.cluster.store, wait_s)
+        try:
+            meta = verify(coordinator, config.cluster.cluster_id or remembered(store, timeout_s=wait_s), wait_s=wait_s)
+            log.info("submitter_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store)
+            return _serve(config, coordinator, store, meta, log)
+        finally:
+            store.close()
+    finally:
+        coordinator.close(timeout_s=2.0)
+
+
+def check_loopback(key: str, listen: str) -> None:
+    """Raises ConfigError when other machines can reach `listen` (HOST:PORT)."""
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback:
+        raise ConfigError(
+            f"--{key} {listen}: other machines reach the gateway there, and nobody is asked who he is",
+            hint="listen on 127.0.0.1, or type --insecure where everybody on the network may do anything",
+        )
+
+
+def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta, log: Any) -> int:
+    metrics = GatewayMetrics()
+    hosts, chroot = config.cluster.hosts_and_chroot()
+    gateway = Gateway(hosts, chroot, store, metrics, log)
+    server = RpcServer(config.submitter.listen, threads=MAX_SESSIONS + MAX_STREAMS + MAX_CALLS + 64)
+    gateway.endpoint = server.endpoint
+    sessions = Sessions(gateway, most=MAX_SESSIONS)
+    forwarder = Forwarder(ClusterRoutes(coordinator, metrics.count))
+    for handler in (sessions.handler, Rows(gateway).handler, *forwarder.handlers):
+        server.add_generic(handler)
+    metrics.sessions.set_function(lambda: len(sessions))
+    server.start()
+    host, _, port = config.submitter.metrics.rpartition(":")
+    exporter, _ = start_http_server(int(port), addr=host, registry=metrics.registry)
+    log.info("submitter_listens", endpoint=server.endpoint, address=f"{host}:{exporter.server_port}")
+    stop = threading.Event()
+    signals = SignalLetters(lambda _signal: stop.set())
+    signals.install()
+    guard = StallGuard(STALL_S, name="the gateway's loop").start()
+    watch = Watch(coordinator, meta, server, metrics, log)
+    try:
+        while not stop.wait(_LOOK_S):
+            guard.progress()
+            watch.look()
+    finally:
+        guard.stop()
+        server.set_healthy(False)
+        sessions.stop(GRACE_S, abandon=True)
+        server.stop(GRACE_S)
+        forwarder.close()
+        exporter.shutdown()
+        signals.restore()
+    log.info("submitter_stopped")
+    return 0
+
+
+def _open_store(url: str, wait_s: float) -> Store:
+    """The cluster's data store; waits for one that is not there yet."""
+    end_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return open_store(url, create=False) if url.startswith("sqlite:") else open_store(url)
+        except StoreUnavailable:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.2)
