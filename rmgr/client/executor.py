@@ -208,7 +208,8 @@ def _yield_results(
             more = list(itertools.islice(calls, 1))
             if more:
                 futures.extend(send(more))
-            yield futures.popleft().result(deadline.left())
+            futures[0].wait(deadline.left())
+            yield futures.popleft().result()
     finally:
         left = [future for future in futures if not future.done()]
         if left and not core.is_over:

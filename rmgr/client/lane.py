@@ -106,6 +106,8 @@ class Lane:
     def wait_room(self, timeout_s: float | None) -> None:
         """See `ports.LanePort`."""
         sender = self._sender
+        if not self.owned and self.wants_ownership:
+            self._wait_owned(timeout_s)
         if not sender.full and sender.buffer.tasks < MAX_UNSENT_TASKS and sender.buffer.bytes < MAX_UNSENT_BYTES:
             return
         room = lambda: not sender.full and sender.buffer.tasks < MAX_UNSENT_TASKS and sender.buffer.bytes < MAX_UNSENT_BYTES  # noqa: E731
@@ -168,7 +170,7 @@ class Lane:
     def _refusal(self) -> RmgrError:
         if self.submission.phase is Phase.CANCELLED:
             return StateConflict(f"submission {self.number} was cancelled; no task can be added")
-        if self._sender.want_complete:
+        if self._sender.want_complete or self.progress.tail.complete:
             return StateConflict(f"submission {self.number} is complete; no task can be added", hint="make a new TaskQueue")
         return StateConflict(
             f"submission {self.number} is looked after by another Submitter, which lives", hint="end that process, or make a new TaskQueue"
@@ -300,10 +302,11 @@ class Lane:
 
     # -- taking over
 
-    def wait_owned(self, timeout_s: float | None) -> None:
-        """Waits until this Submitter may extend the submission. Raises: StateConflict."""
+    def _wait_owned(self, timeout_s: float | None) -> None:
+        """Waits until this Submitter may extend the submission: for an owner that died, about the session timeout."""
         sender, progress = self._sender, self.progress
-        if not self._wait(lambda: self.owned or sender.want_complete or progress.tail.complete, timeout_s) or not self.owned:
+        patience_s = 2 * self.engine.coordinator.session_timeout_s + 2.0 if timeout_s is None else timeout_s
+        if not self._wait(lambda: self.owned or sender.want_complete or progress.tail.complete, patience_s) or not self.owned:
             raise self._refusal()
 
     def look_at_owner(self, alive: frozenset[str]) -> None:

@@ -7,7 +7,6 @@ must neither block nor run code of the user.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -51,7 +50,6 @@ class LanePort(Protocol):
     """One submission that this Submitter looks after (or only follows)."""
 
     number: int
-    lock: threading.RLock  #: held by whoever adds tasks: `next_index` is stable under it
     progress: Progress  #: written by the Submitter's thread; reading single fields is safe anywhere
 
     @property
@@ -67,7 +65,7 @@ class LanePort(Protocol):
         """Guid under which the tasks added now are submitted: part of the pointers to their outputs."""
 
     def add(self, spec: TaskSpec, payloads: list[bytes], *, solid: bool = False, row: str = "") -> int:
-        """Adds tasks; they become durable with one of the next commits (`flush` waits for it).
+        """Adds tasks; they become durable with one of the next commits (`flush` waits for it). One caller at a time.
 
         Args:
             payloads: argument bytes, one a task. The list is the lane's from now on.
@@ -77,7 +75,10 @@ class LanePort(Protocol):
         """
 
     def wait_room(self, timeout_s: float | None) -> None:
-        """Waits while too much is unsent. Raises: QueueFull when the queue's cap is the cause and `timeout_s` ran out."""
+        """Waits while too much is unsent, or until the submission was taken over from its dead owner.
+
+        Raises: QueueFull when the queue's cap is the cause, StateConflict when the owner lives, and `timeout_s` ran out.
+        """
 
     def flush(self, timeout_s: float | None) -> None:
         """Waits until all that was added is durable. Raises: SubmitUnknown, QueueFull, CoordinationUnavailable."""

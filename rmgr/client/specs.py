@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rmgr.errors import UsageError
 from rmgr.model.resources import Request
@@ -76,11 +78,12 @@ def draft_of(options: Options, *, work: Work, python: PythonEnvironment | None =
 
 def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initializer: str = "", group: str = "") -> PythonEnvironment:
     """What workers must be to run functions of this process: its Python version, its directories."""
+    directories, archives = inherited()
     return PythonEnvironment(
         python=python,
         version=f"{sys.version_info.major}.{sys.version_info.minor}",
-        sys_path=source_directories(),
-        modules=modules,
+        sys_path=tuple(dict.fromkeys((*source_directories(), *directories))),
+        modules=tuple(dict.fromkeys((*modules, *archives))),
         initializer=initializer,
         worker_group=group,
     )
@@ -91,6 +94,15 @@ def source_directories() -> tuple[str, ...]:
     own = [sys.path[0] if sys.path else "", os.environ.get("PYTHONPATH", "")]
     candidates = [own[0] or os.getcwd(), os.getcwd(), *own[1].split(os.pathsep)]
     return tuple(dict.fromkeys(os.path.abspath(path) for path in candidates if path and os.path.isdir(path)))
+
+
+def inherited() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """In a worker: directories, and ids of shipped modules, that the running task was given; its own calls need them too."""
+    if "rmgr.runner.worker" not in sys.modules:
+        return (), ()
+    entries = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
+    archives = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in entries if os.path.isfile(path)]
+    return tuple(path for path in entries if os.path.isdir(path)), tuple(archives)
 
 
 def user_name() -> str:

@@ -126,7 +126,7 @@ def of_rmgr(original: Any) -> Any:
         def assert_python_ok(_flag: str, text: str, **_: Any) -> tuple[int, bytes, bytes]:
             ours = re.sub(r"from concurrent\.futures import \w+", "from rmgr import Executor", text)
             ended = self.script(ours)
-            self.assertEqual(ended.returncode, 0, ended.stderr.decode())
+            assert ended.returncode == 0, ended.stderr.decode()
             return ended.returncode, ended.stdout, ended.stderr
 
         module.assert_python_ok = assert_python_ok

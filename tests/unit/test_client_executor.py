@@ -1,0 +1,352 @@
+"""rmgr.Executor and its futures on a cluster in memory (tests/integration has CPython's own tests, on a real one)."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures as stdlib
+import gc
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rmgr.client.executor import BrokenExecutor, Executor
+from rmgr.client.futures import Future
+from rmgr.client.throttle import Throttle
+from rmgr.errors import PickleFailed, RmgrError
+from rmgr.model.block import BlockKey
+from rmgr.model.outcome import INITIALIZER_FAILED, Outcome
+from rmgr.model.states import Reason, State
+from tests.harness.client_cluster import Cluster, running
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        threading.Event().wait(0.005)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    made.stop()
+
+
+def finished(cluster: Cluster) -> Executor:
+    """An executor on a connection that ends with the test."""
+    connection = cluster.connect()
+    return Executor(connection=connection)
+
+
+# -- as concurrent.futures
+
+
+@pytest.mark.parametrize("max_workers", [None, 1, 3])
+def test_calls_maps_waits_and_shutdown_behave_as_a_pool(max_workers: int | None) -> None:
+    with running() as (_, connection):
+        with Executor(max_workers, connection=connection) as executor:
+            assert isinstance(executor, stdlib.Executor)
+            futures = [executor.submit(square, x) for x in range(100)]
+            done, left = stdlib.wait(futures, timeout=10)
+            assert (len(done), left) == (100, set())
+            assert sum(future.result() for future in stdlib.as_completed(futures)) == sum(x * x for x in range(100))
+            assert list(executor.map(pow, range(20), range(20))) == [x**x for x in range(20)]
+            assert list(executor.map(square, range(50), chunksize=7)) == [x * x for x in range(50)]
+            assert list(executor.map(square, range(50), chunksize=7, buffersize=10)) == [x * x for x in range(50)]
+        with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+            executor.submit(square, 1)
+        with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+            executor.map(square, [1])
+
+
+def test_what_libraries_look_at_is_there() -> None:
+    with running() as (_, connection), Executor(connection=connection) as executor:
+        assert (executor._max_workers, executor._broken, executor._shutdown) == (4, None, False)
+        assert Executor(7, connection=connection)._max_workers == 7
+    for number in (0, -1):
+        with pytest.raises(ValueError, match="max_workers must be greater than 0"):
+            Executor(number)
+    with pytest.raises(TypeError, match="initializer must be a callable"):
+        Executor(initializer=3)  # type: ignore[arg-type]
+
+
+def test_map_reads_a_lazy_input_no_further_than_its_buffer() -> None:
+    with running() as (_, connection), Executor(connection=connection) as executor:
+        read: list[int] = []
+
+        def source() -> Iterator[int]:
+            for x in range(1000):
+                read.append(x)
+                yield x
+
+        results = executor.map(square, source(), buffersize=5)
+        assert len(read) == 5
+        assert [next(results) for _ in range(3)] == [0, 1, 4]
+        assert len(read) == 8
+        results.close()  # type: ignore[attr-defined]
+        assert len(read) == 8
+        for bad in (0, True, 1.5):
+            with pytest.raises((ValueError, TypeError), match="buffersize must be"):
+                executor.map(square, [1], buffersize=bad)  # type: ignore[arg-type]
+
+
+def test_map_stops_at_its_timeout_and_cancels_the_rest(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        executor = Executor(connection=connection)
+        results = executor.map(square, range(3), timeout=0.1)
+        with pytest.raises(TimeoutError):
+            next(results)
+        until(lambda: not cluster.pending())
+        executor.shutdown()
+
+
+def test_callbacks_may_submit_and_block_without_stopping_anything() -> None:
+    with running() as (_, connection), Executor(2, connection=connection) as executor:
+        total: list[int] = []
+        ended = threading.Event()
+
+        def again(future: stdlib.Future[int]) -> None:
+            total.append(future.result())
+            if len(total) < 20:
+                total.append(executor.submit(square, 2).result(5))
+                executor.submit(square, len(total)).add_done_callback(again)
+            else:
+                ended.set()
+
+        executor.submit(square, 1).add_done_callback(again)
+        assert ended.wait(10)
+
+
+def test_asyncio_runs_its_work_on_the_cluster() -> None:
+    with running() as (_, connection), Executor(connection=connection) as executor:
+
+        async def main() -> list[int]:
+            loop = asyncio.get_running_loop()
+            return list(await asyncio.gather(*(loop.run_in_executor(executor, square, x) for x in range(10))))
+
+        assert asyncio.run(main()) == [x * x for x in range(10)]
+
+
+def test_arguments_and_results_are_let_go() -> None:
+    class Thing:
+        pass
+
+    with running() as (_, connection), Executor(connection=connection) as executor:
+        thing = Thing()
+        gone = weakref.ref(thing)
+        executor.submit(id, thing)
+        del thing
+        gc.collect()
+        assert gone() is None
+        future = executor.submit(square, 3)
+        kept = weakref.ref(future)
+        assert future.result(5) == 9
+        del future
+        until(lambda: gc.collect() >= 0 and kept() is None)
+
+
+def test_a_dropped_executor_still_ends_its_calls_and_completes_its_submission() -> None:
+    with running() as (cluster, connection):
+        executor = Executor(2, connection=connection)
+        results = executor.map(square, range(30))
+        number = executor.id
+        del executor
+        gc.collect()
+        assert list(results) == [x * x for x in range(30)]
+        assert number is not None
+        until(lambda: connection.submitter._lanes.get(number) is None)  # type: ignore[attr-defined]
+        assert cluster.pending() == []
+
+
+def test_shutdown_may_cancel_what_has_not_started(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        uncapped = Executor(connection=connection)
+        futures = [uncapped.submit(square, x) for x in range(10)]
+        uncapped.shutdown(wait=False, cancel_futures=True)
+        assert all(future.cancelled() for future in futures)
+        assert cluster.pending() == []
+        capped = Executor(2, connection=connection)
+        futures = [capped.submit(square, x) for x in range(10)]
+        capped.shutdown(wait=False, cancel_futures=True)
+        assert [future.cancelled() for future in futures] == [False] * 2 + [True] * 8
+        cluster.start()
+        assert [future.result(5) for future in futures[:2]] == [0, 1]
+
+
+def test_an_argument_that_cannot_travel_is_told_at_once(cluster: Cluster) -> None:
+    with cluster.connect() as connection, Executor(connection=connection) as executor:
+        with pytest.raises(PickleFailed, match=r"argument 0 of .*square"):
+            executor.submit(square, threading.Lock())
+        with pytest.raises(TypeError, match="is not callable"):
+            executor.submit(3)  # type: ignore[arg-type]
+
+
+# -- a cap on slots
+
+
+def test_no_more_blocks_than_the_cap_are_ever_on_the_way(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        executor = Executor(3, connection=connection)
+        futures = [executor.submit(square, x) for x in range(500)]
+        largest = 0
+        while not all(future.done() for future in futures):
+            until(lambda: cluster.pending() or all(future.done() for future in futures))
+            waiting = cluster.pending()
+            assert len(waiting) <= 3
+            if waiting:
+                largest = max(largest, waiting[0].count)
+                cluster.run_one()
+        assert [future.result() for future in futures] == [x * x for x in range(500)]
+        assert largest > 20, "short tasks should travel together"
+        executor.shutdown()
+
+
+def test_tasks_of_a_capped_block_run_one_after_another(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        executor = Executor(1, connection=connection)
+        futures = [executor.submit(square, x) for x in range(100)]
+        cluster.start()
+        assert [future.result(10) for future in futures] == [x * x for x in range(100)]
+        executor.shutdown()
+        assert all(data.serial for key, data in cluster.claims if key.count > 1)
+        assert any(data.serial for _, data in cluster.claims)
+
+
+def test_long_tasks_travel_alone() -> None:
+    class Nobody:
+        number = 1
+        index = 0
+
+        def add_for(self, spec: object, payloads: list[bytes], futures: list[Future], **_: object) -> int:
+            self.sizes.append(len(payloads))
+            first, self.index = self.index, self.index + len(payloads)
+            return first
+
+        sizes: list[int] = []
+
+    from rmgr.client.ports import TaskSpec
+    from rmgr.client.throttle import Call
+
+    tasks = Nobody()
+    throttle = Throttle(tasks, 2)  # type: ignore[arg-type]
+    throttle.add([Call(TaskSpec(), b"", "", Future(tasks)) for _ in range(12)])  # type: ignore[arg-type]
+    assert tasks.sizes == [1, 1]
+    throttle.ended([Outcome(index=0, elapsed_us=2_000_000)])
+    assert tasks.sizes == [1, 1, 1]
+    assert len(throttle.waiting()) == 9
+
+
+# -- initializers
+
+
+def refuse(key: BlockKey, index: int) -> Outcome:
+    del key
+    return Outcome(index=index, state=State.FAILED, reason=Reason.START_FAILED, error=f"{INITIALIZER_FAILED}: ValueError: no licence")
+
+
+def test_a_failing_initializer_breaks_the_executor(cluster: Cluster) -> None:
+    cluster.on_call = refuse
+    cluster.start()
+    with cluster.connect() as connection:
+        executor = Executor(2, initializer=square, initargs=(1,), connection=connection)
+        futures = [executor.submit(square, x) for x in range(10)]
+        for future in futures:
+            with pytest.raises(BrokenExecutor, match=r"the initializer of the workers failed: .*no licence"):
+                future.result(5)
+        assert isinstance(futures[0].exception(), stdlib.BrokenExecutor)
+        assert isinstance(futures[0].exception(), RmgrError)
+        with pytest.raises(stdlib.BrokenExecutor):
+            executor.submit(square, 1)
+        assert isinstance(executor._broken, BrokenExecutor)
+        executor.shutdown()
+
+
+def test_workers_of_an_initializer_are_not_shared(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        first, second = (Executor(initializer=square, initargs=(1,), connection=connection) for _ in range(2))
+        groups = {executor._core._draft.python.worker_group for executor in (first, second)}  # type: ignore[union-attr]
+        assert len(groups) == 2
+        assert "" not in groups
+        assert Executor(connection=connection)._core._draft.python.worker_group == ""  # type: ignore[union-attr]
+
+
+# -- what calls print
+
+
+def test_what_calls_print_appears_here(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.on_call = lambda key, index: Outcome(index=index, value=b"", log=(f"out {index}\n".encode(), b"err\n"))
+    cluster.start()
+    with cluster.connect() as connection:
+        with Executor(connection=connection) as executor:
+            executor.submit(square, 1)
+            executor.submit(square, 2)
+        with Executor(output="log", connection=connection) as executor:
+            executor.submit(square, 3)
+    seen = capsys.readouterr()
+    assert (seen.out, seen.err) == ("out 0\nout 1\n", "err\nerr\n")
+
+
+# -- futures
+
+
+class _Source:
+    number = 7
+    store = None
+
+    def trouble(self) -> str:
+        return ""
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def cancel_futures(self, futures: list[Future]) -> list[Future]:
+        for future in futures:
+            future.mark_cancelled()
+        return futures
+
+
+def test_a_pending_future_is_small() -> None:
+    source = _Source()
+    futures = [Future(source, index) for index in range(1000)]  # type: ignore[arg-type]
+    size = sum(sys.getsizeof(future) + sys.getsizeof(future.__dict__) for future in futures) / len(futures)
+    assert size <= 500
+
+
+def test_a_future_obeys_the_base_class(cluster: Cluster) -> None:
+    future = Future(_Source(), 3)  # type: ignore[arg-type]
+    seen: list[object] = []
+    future.add_done_callback(seen.append)
+    assert (future.done(), future.cancelled(), future.running()) == (False, False, False)
+    assert future.cancel()
+    assert future.cancel()
+    assert (future.done(), future.cancelled(), seen) == (True, True, [future])
+    with pytest.raises(stdlib.CancelledError):
+        future.exception()
+    future.add_done_callback(seen.append)
+    assert seen == [future, future]
+    broken = Future(_Source(), 4)  # type: ignore[arg-type]
+    broken.break_off(KeyError("x"))
+    assert isinstance(broken.exception(), KeyError)
+    assert not broken.cancel()
+    assert "4" in repr(broken)
+
+
+def test_many_threads_may_wait_for_one_future() -> None:
+    with running() as (_, connection), Executor(connection=connection) as executor:
+        future = executor.submit(square, 12)
+        results: list[int] = []
+        threads = [threading.Thread(target=lambda: results.append(future.result(5))) for _ in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert results == [144] * 10

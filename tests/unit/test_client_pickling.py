@@ -1,0 +1,198 @@
+"""Arguments, functions and modules on their way out: what travels, and what is said of what cannot."""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.memory_store import MemoryStore
+from rmgr.client import modules
+from rmgr.client.functions import Functions
+from rmgr.client.pickling import dump_call, dump_value, name_of
+from rmgr.coord import keys
+from rmgr.errors import NotFound, PickleFailed, UsageError, ValueTooLarge
+
+ROOT = Path(__file__).resolve().parents[2]
+factor = 2
+
+
+def scale(x: int) -> int:
+    return x * factor
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> MemoryStore:
+    return MemoryStore(f"pickling-{request.node.name}")
+
+
+def call(store: MemoryStore, digest: str, *args: object) -> object:
+    blob = store.get(keys.function(digest))
+    assert blob is not None
+    return pickle.loads(blob[0])(*args)
+
+
+# -- arguments
+
+
+def test_no_arguments_cost_no_bytes() -> None:
+    assert dump_call((), {}, "f") == b""
+
+
+def test_arguments_come_back() -> None:
+    assert pickle.loads(dump_call((1, "a"), {"k": [2]}, "f")) == ((1, "a"), {"k": [2]})
+
+
+def test_an_argument_that_plain_pickle_refuses_goes_by_cloudpickle() -> None:
+    (function,), _ = pickle.loads(dump_call((lambda x: x + 1,), {}, "f"))
+    assert function(1) == 2
+
+
+def test_an_argument_that_cannot_travel_is_named() -> None:
+    with pytest.raises(PickleFailed, match=r"argument 1 of simulate, a lock, cannot be pickled"):
+        dump_call((1, threading.Lock()), {}, "simulate")
+    with pytest.raises(PickleFailed, match=r"argument 'log' of simulate"):
+        dump_call((), {"log": threading.Lock()}, "simulate")
+
+
+def test_arguments_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmgr.client.pickling.MAX_VALUE_BYTES", 1000)
+    with pytest.raises(ValueTooLarge, match=r"arguments of f have \d+ bytes; the limit is 1000"):
+        dump_call((bytes(2000),), {}, "f")
+    with pytest.raises(ValueTooLarge, match="the value for 'k'"):
+        dump_value(list(range(10_000)), "the value for 'k'")
+
+
+def test_classes_of_the_main_program_travel_by_value() -> None:
+    program = """
+        import pickle
+        from rmgr.client.pickling import dump_call
+        class Point:
+            def __init__(self, x): self.x = x
+        data = dump_call((Point(3),), {}, "f")
+        import sys, types
+        sys.modules["__main__"] = types.ModuleType("__main__")   # as in a worker
+        print(pickle.loads(data)[0][0].x)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, cwd=ROOT, timeout=30, check=True
+    )
+    assert ended.stdout.strip() == "3"
+
+
+# -- functions
+
+
+def test_a_function_is_stored_once_by_its_content(store: MemoryStore) -> None:
+    functions = Functions(store)
+    digest = functions.register(scale)
+    assert functions.register(scale) == digest
+    assert Functions(store).register(scale) == digest
+    assert call(store, digest, 4) == 8
+    assert store.keys("fn/") == [keys.function(digest)]
+
+
+def test_whatever_can_be_called_can_be_registered(store: MemoryStore) -> None:
+    class Adder:
+        def __init__(self, n: int) -> None:
+            self.n = n
+
+        def add(self, x: int) -> int:
+            return x + self.n
+
+        def __call__(self, x: int) -> int:
+            return x + self.n
+
+    n = 10
+    functions = Functions(store)
+    for function in (lambda x: x + n, functools.partial(Adder(7).add), Adder(10).add, Adder(10), functools.partial(max, 12)):
+        assert isinstance(call(store, functions.register(function), 2), int)  # type: ignore[arg-type]
+
+
+def test_a_closure_whose_variable_was_bound_anew_is_pickled_again(store: MemoryStore) -> None:
+    functions = Functions(store)
+    n = 1
+
+    def add(x: int) -> int:
+        return x + n
+
+    first = functions.register(add)
+    n = 5
+    second = functions.register(add)
+    assert first != second
+    assert (call(store, first, 1), call(store, second, 1)) == (2, 6)
+
+
+def test_a_bound_method_is_not_kept_alive(store: MemoryStore) -> None:
+    import weakref
+
+    class Thing:
+        def work(self) -> int:
+            return 1
+
+    thing = Thing()
+    gone = weakref.ref(thing)
+    Functions(store).register(thing.work)
+    del thing
+    assert gone() is None
+
+
+def test_a_function_that_cannot_travel_is_named(store: MemoryStore) -> None:
+    lock = threading.Lock()
+
+    def guarded() -> None:
+        lock.acquire()
+
+    with pytest.raises(PickleFailed, match=r"function .*guarded cannot be pickled"):
+        Functions(store).register(guarded)
+    with pytest.raises(UsageError, match="is not a function"):
+        Functions(store).register(42)  # type: ignore[arg-type]
+
+
+def test_an_unknown_function_id_is_refused(store: MemoryStore) -> None:
+    with pytest.raises(NotFound, match="there is no function"):
+        Functions(store).check("0" * 64)
+
+
+def test_names_of_functions_are_those_of_their_source() -> None:
+    assert name_of(functools.partial(functools.partial(scale, 1), 2)).endswith(".scale")
+    assert name_of(len) == "len"
+
+
+# -- modules
+
+
+def test_a_package_is_shipped_the_same_every_time(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "shipped_pkg"
+    (package / "sub").mkdir(parents=True)
+    (package / "__init__.py").write_text("VALUE = 1\n")
+    (package / "sub" / "__init__.py").write_text("")
+    (package / "sub" / "data.txt").write_text("data")
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "junk.pyc").write_bytes(b"junk")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = modules.pack("shipped_pkg")
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.namelist() == ["shipped_pkg/__init__.py", "shipped_pkg/sub/__init__.py", "shipped_pkg/sub/data.txt"]
+    assert modules.pack(sys.modules["shipped_pkg"]) == data
+    (digest,) = modules.ship(store, ["shipped_pkg"])
+    assert store.keys("mod/") == [keys.module(digest)]
+
+
+def test_a_module_that_cannot_be_shipped_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot be imported here"):
+        modules.pack("no_such_module_anywhere")
+    with pytest.raises(UsageError, match="has no source file"):
+        modules.pack(sys)
+    import msgspec
+
+    with pytest.raises(UsageError, match="is compiled"):
+        modules.pack(msgspec)

@@ -1,0 +1,554 @@
+"""TaskQueue on a cluster in memory: what a user may do, what is said of mistakes, what happens after faults."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+
+import pytest
+
+from rmgr.client.control import cancel_submission, hold_submission, release_submission
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord import keys, paths
+from rmgr.coord.ports import Encoding
+from rmgr.coord.records import decode_record
+from rmgr.errors import (
+    DeadlineExceeded,
+    Infeasible,
+    KeyExists,
+    NotConnected,
+    NotFound,
+    PermissionDenied,
+    QueueFull,
+    RemoteTraceback,
+    StateConflict,
+    TaskFailed,
+    UsageError,
+)
+from rmgr.model.block import BlockKey
+from rmgr.model.outcome import Outcome
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Submission, Tail
+from tests.harness.client_cluster import Cluster, running
+
+QUEUES = ClusterSettings(
+    queues=(
+        QueueSpec(name="default", max_cores=3, max_time_us=60_000_000),
+        QueueSpec(name="placed", dispatch=Dispatch.PLACE),
+        QueueSpec(name="closed", state="closed"),
+        QueueSpec(name="theirs", users=("somebody-else",)),
+        QueueSpec(name="small", max_pending_blocks=2),
+    )
+)
+
+
+def double(x: int) -> int:
+    if x < 0:
+        raise ValueError(f"negative: {x}")
+    return 2 * x
+
+
+def pair(a: int, b: int) -> tuple[int, int]:
+    return a + b, a - b
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster(QUEUES)
+    yield made
+    made.stop()
+
+
+def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        threading.Event().wait(0.005)
+
+
+def record_of(cluster: Cluster, number: int) -> Submission:
+    found = cluster.coordinator.get(paths.sub(number)).result(5)
+    assert found is not None
+    return decode_record(found.data, Submission)
+
+
+# -- calls and their futures
+
+
+def test_calls_return_their_results_and_raise_their_exceptions() -> None:
+    with running() as (_, connection), TaskQueue(double, connection=connection) as queue:
+        future = queue.submit_call(3)
+        assert future.result(5) == 6
+        assert (future.task_id, future.attempt, future.node, future.done()) == (f"{queue.id}_0", 1, "n1", True)
+        failing = queue.submit_call(x=-1)
+        with pytest.raises(ValueError, match="negative: -1") as caught:
+            failing.result(5)
+        assert isinstance(caught.value.__cause__, RemoteTraceback)
+        assert "in double" in str(caught.value.__cause__)
+        assert isinstance(failing.exception(), ValueError)
+
+
+def test_map_gives_futures_in_order_and_as_completed_each_once() -> None:
+    with running() as (_, connection), TaskQueue(double, connection=connection) as queue:
+        futures = queue.map(double, range(700))
+        assert [future.result(5) for future in futures] == [2 * x for x in range(700)]
+        again = list(queue.as_completed([*futures, futures[0]], timeout=5))
+        assert sorted(future.result() for future in again) == [2 * x for x in range(700)]
+        assert queue.map(None, [1])[0].result(5) == 2
+        assert queue.map(abs, [-3])[0].result(5) == 3
+        assert queue.wait_all(timeout=5).counts["COMPLETED"] == 702
+
+
+def test_a_wait_that_takes_too_long_says_so_and_changes_nothing(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        queue = TaskQueue(double, connection=connection)
+        future = queue.submit_call(1)
+        with pytest.raises(TimeoutError, match=f"task {queue.id}_0 is not done within 0.05 s"):
+            future.result(0.05)
+        with pytest.raises(DeadlineExceeded, match=r"1 of 1 tasks of taskq-0000000001 have not ended within 0\.05 s"):
+            queue.wait_all(timeout=0.05)
+        with pytest.raises(TimeoutError, match=r"1 \(of 1\) futures unfinished"):
+            next(queue.as_completed([future], timeout=0.05))
+        cluster.start()
+        assert future.result(5) == 2
+
+
+def test_wait_all_raises_only_for_tasks_that_had_to_succeed() -> None:
+    with running() as (_, connection):
+        lenient = TaskQueue(double, resubmit=False, connection=connection)
+        lenient.map(None, [1, -2, 3, -4])
+        counts, failed = lenient.wait_all(timeout=5)
+        assert (counts["COMPLETED"], counts["FAILED"], failed) == (2, 2, [f"{lenient.id}_1", f"{lenient.id}_3"])
+        strict = TaskQueue(double, connection=connection)
+        strict.map(None, [1, -2, 3, -4])
+        with pytest.raises(TaskFailed, match=r"task \d+_1 failed on n1: EXCEPTION .* \(2 tasks failed in all\)") as caught:
+            strict.wait_all(timeout=5)
+        assert (caught.value.task_id, caught.value.reason, caught.value.attempts) == (f"{strict.id}_1", "EXCEPTION", 1)
+        assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_tasks_of_both_kinds_may_stand_in_one_queue() -> None:
+    with running() as (_, connection), TaskQueue(double, connection=connection) as queue:
+        connection.store.put("in/good", 4)
+        connection.store.put("in/bad", -4)
+        queue.submit(["in/good"], ["out/good"])
+        queue.submit(["in/bad"], ["out/bad"], resubmit=False)
+        counts, failed = queue.wait_all(timeout=5)
+        assert (counts["COMPLETED"], failed) == (1, [f"{queue.id}_1"])
+        assert connection.store.get("out/good") == 8
+        until(lambda: connection.store.keys("out/") == ["out/good"])
+
+
+# -- values by key
+
+
+def test_an_output_key_has_a_value_only_once_its_task_has_completed(cluster: Cluster) -> None:
+    with cluster.connect() as connection, TaskQueue(pair, connection=connection) as queue:
+        connection.store.put("a", 5)
+        connection.store.put("b", 3)
+        queue.submit(["a", "b"], ["sum", "difference"])
+        assert connection.store.keys() == ["a", "b"]
+        with pytest.raises(StateConflict, match="'sum' is not there yet: task 1_0 has not ended"):
+            connection.store.get("sum")
+        assert connection.store.get("sum", default=None) is None
+        cluster.start()
+        queue.wait_all(timeout=5)
+        assert (connection.store.get("sum"), connection.store.get("difference")) == (8, 2)
+        assert connection.store.keys() == ["a", "b", "difference", "sum"]
+
+
+def test_an_output_key_that_exists_is_refused_unless_it_is_to_be_replaced() -> None:
+    with running() as (_, connection), TaskQueue(double, connection=connection) as queue:
+        connection.store.put("in", 1)
+        connection.store.put("mine", b"bytes")
+        queue.submit(["in"], ["out"])
+        with pytest.raises(KeyExists, match="'out' exists already: task 1_0 wr"):
+            queue.submit(["in"], ["out"])
+        with pytest.raises(KeyExists, match="'mine' exists already"):
+            queue.submit(["in"], ["mine"])
+        queue.submit(["in"], ["mine"], overwrite=True)
+        assert queue.wait_all(timeout=5).counts["COMPLETED"] == 2
+        assert connection.store.get("mine") == 2
+
+
+def test_an_output_key_of_a_failed_task_is_free_again() -> None:
+    with running() as (_, connection), TaskQueue(double, resubmit=False, connection=connection) as queue:
+        connection.store.put("bad", -1)
+        connection.store.put("good", 1)
+        queue.submit(["bad"], ["out"])
+        queue.wait_all(timeout=5)
+        queue.submit(["good"], ["out"])
+        queue.wait_all(timeout=5)
+        assert connection.store.get("out") == 2
+
+
+def test_a_pointer_of_a_task_that_was_never_submitted_is_not_believed() -> None:
+    with running() as (_, connection), TaskQueue(double, connection=connection) as queue:
+        connection.store.put("in", 4)
+        pointer = keys.Pointer(sub=queue.id, index=0, by="a-submitter-that-died-before-its-commit")
+        connection.submitter.store.put(keys.named("orphan"), keys.encode_pointer(pointer), encoding=Encoding.POINTER)
+        queue.submit(["in"], ["real"])
+        queue.wait_all(timeout=5)
+        with pytest.raises(NotFound, match="no value under the key 'orphan'"):
+            connection.store.get("orphan")
+        assert connection.store.keys() == ["in", "real"]
+        queue.submit(["in"], ["orphan"])
+        queue.wait_all(timeout=5)
+        assert connection.store.get("orphan") == 8
+
+
+def test_text_in_place_of_a_list_of_keys_is_refused(cluster: Cluster) -> None:
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        with pytest.raises(UsageError, match="inputs and outputs are lists of keys"):
+            queue.submit("in/1", ["out/1"])  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="a key cannot be empty"):
+            queue.submit(["in/1"], [""])
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        (
+            {"cores": 9, "queue": "small"},
+            Infeasible,
+            "it needs 9 cores; the largest node, n1, has 4 cores and 8.0G",
+        ),
+        ({"cores": 4}, Infeasible, "4 cores are more than queue default allows (3)"),
+        ({"time": "2m"}, Infeasible, "a time limit of 2:00 is more than queue default allows (1:00)"),
+        ({"memory": "16G"}, Infeasible, "16G; the largest node, n1, has 4 cores and 8.0G"),
+        ({"features": ["gpu"]}, Infeasible, "no node of partition default has the features gpu"),
+        ({"queue": "defualt"}, NotFound, "there is no queue 'defualt'; the queues are default, placed, closed, theirs, small"),
+        ({"queue": "placed"}, StateConflict, "no placing policy yet"),
+        ({"queue": "closed"}, StateConflict, "queue closed is closed"),
+        ({"queue": "theirs"}, PermissionDenied, "may not submit to queue theirs"),
+        ({"cores": 0}, UsageError, "cores = 0"),
+        ({"retries": -1}, UsageError, "negative"),
+        ({"priority": 2_000_000}, UsageError, "priority 2000000"),
+        ({"memory": "lots"}, UsageError, "'lots' is not a size"),
+        ({"on_disconnect": "maybe"}, UsageError, "neither 'keep' nor 'exclusive'"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_refused_at_once(
+    cluster: Cluster, options: dict[str, object], error: type[Exception], words: str
+) -> None:
+    with cluster.connect() as connection:
+        with pytest.raises(error) as caught:
+            TaskQueue(double, connection=connection, **options)  # type: ignore[arg-type]
+        assert words in str(caught.value)
+        assert cluster.coordinator.children(f"{paths.SUBS}/0").result(5) is None
+
+
+def test_nothing_can_be_added_after_close_or_cancel(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        queue = TaskQueue(double, connection=connection)
+        queue.submit_call(1)
+        queue.close()
+        with pytest.raises(StateConflict, match="is complete; no task can be added"):
+            queue.submit_call(2)
+        other = TaskQueue(double, connection=connection)
+        other.cancel("changed my mind")
+        until(lambda: other._lane.submission.phase is Phase.CANCELLED)
+        with pytest.raises(StateConflict, match="was cancelled"):
+            other.submit_call(2)
+        with pytest.raises(StateConflict, match="was cancelled"):
+            other.submit(["in"], ["out"])
+        assert record_of(cluster, other.id).reason_detail == "changed my mind"
+
+
+def test_a_full_queue_is_told_and_goes_on_when_it_drains() -> None:
+    cluster = Cluster(ClusterSettings(queues=(QueueSpec(name="default", max_pending_blocks=2),)))
+    with cluster.connect() as connection:
+        queue = TaskQueue(double, connection=connection)
+        for x in range(2):
+            queue.submit_call(x)
+            queue.flush(5)
+        third = queue.submit_call(2)
+        with pytest.raises(QueueFull, match="queue default holds its maximum of 2 waiting blocks"):
+            queue.flush(0.3)
+        connection.store.put("in", 3)
+        with pytest.raises(QueueFull):
+            queue.submit(["in"], ["out"], block=False)
+        with pytest.raises(QueueFull):
+            queue.submit(["in"], ["out"], timeout=0.1)
+        assert connection.store.keys() == ["in"]
+        assert len(cluster.pending()) == 2
+        cluster.start()
+        queue.submit(["in"], ["out"])
+        assert third.result(5) == 4
+        queue.wait_all(timeout=5)
+        assert connection.store.get("out") == 6
+    cluster.stop()
+
+
+# -- cancelling
+
+
+def test_a_future_cancels_what_has_not_started(cluster: Cluster) -> None:
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        futures = queue.map(None, range(10))
+        queue.flush(5)
+        claimed = cluster.claim(take=4)
+        assert claimed is not None
+        assert [future.cancel() for future in futures[2:6]] == [False, False, True, True]
+        with pytest.raises(CancelledError):
+            futures[5].result(0)
+        cluster.complete(*claimed)
+        cluster.start()
+        queue.close()
+        assert queue.wait_all(timeout=5).counts == {"COMPLETED": 8, "FAILED": 0, "CANCELLED": 2}
+        assert [future.result(5) for future in futures[:4] + futures[6:]] == [0, 2, 4, 6, 12, 14, 16, 18]
+
+
+def test_tasks_cancelled_before_they_were_sent_never_run(cluster: Cluster) -> None:
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        queue.flush(5)
+        engine = connection.submitter
+        blocked, go = threading.Event(), threading.Event()
+        engine.post(lambda: (blocked.set(), go.wait(5)))  # type: ignore[attr-defined]
+        assert blocked.wait(5)
+        futures = queue.map(None, range(300))
+        cancelled = [future for future in futures if future.index % 3 == 0]
+        assert len(queue._tasks.cancel_futures(cancelled)) == 100
+        go.set()
+        cluster.start()
+        assert queue.wait_all(timeout=5).counts == {"COMPLETED": 200, "FAILED": 0, "CANCELLED": 100}
+        ran = {index for key, _ in cluster.claims for index in range(key.first, key.end)}
+        assert ran == {future.index for future in futures if future.index % 3}
+
+
+def test_cancelling_the_queue_ends_what_was_not_sent_and_completes_it(cluster: Cluster) -> None:
+    def tail() -> Tail:
+        found = cluster.coordinator.get(paths.tail(queue.id)).result(5)
+        assert found is not None
+        return decode_record(found.data, Tail)
+
+    with cluster.connect() as connection:
+        queue = TaskQueue(double, connection=connection)
+        blocked, go = threading.Event(), threading.Event()
+        connection.submitter.post(lambda: (blocked.set(), go.wait(5)))  # type: ignore[attr-defined]
+        assert blocked.wait(5)
+        cancel_submission(connection, queue.id)
+        queue._lane._watch_record()  # the record is read before anything is sent
+        futures = [queue.submit_call(x) for x in range(3)]
+        go.set()
+        until(lambda: tail().complete)
+        assert [future.cancelled() for future in futures] in ([True] * 3, [False] * 3)  # sent before the news came, or not at all
+        assert tail().next in {0, 3}
+
+
+def test_hold_and_release_change_gate_and_record(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        queue = TaskQueue(double, connection=connection)
+        assert hold_submission(connection, queue.id, detail="later").unchanged == ""
+        assert cluster.coordinator.stat(paths.gate(queue.id)).result(5) is None
+        assert hold_submission(connection, queue.id).unchanged == "it is held already"
+        assert release_submission(connection, queue.id).unchanged == ""
+        assert cluster.coordinator.stat(paths.gate(queue.id)).result(5) is not None
+        assert release_submission(connection, queue.id).unchanged == "it is not held (OPEN)"
+        assert cancel_submission(connection, queue.id).unchanged == ""
+        assert cancel_submission(connection, queue.id).unchanged == "it is CANCELLED already"
+        assert hold_submission(connection, queue.id).unchanged == "it is CANCELLED"
+        with pytest.raises(NotFound, match="there is no submission 99"):
+            hold_submission(connection, 99)
+
+
+# -- losses, retries
+
+
+def test_the_owner_runs_a_lost_task_again_and_gives_up_where_the_rule_says(cluster: Cluster) -> None:
+    losses = {1: 1, 2: 99}
+
+    def on_call(key: BlockKey, index: int) -> Reason | Outcome | None:
+        if losses.get(index, 0) >= key.attempt:
+            return Reason.NODE_LOST
+        return None
+
+    cluster.on_call = on_call
+    cluster.start()
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        futures = queue.map(None, range(4))
+        assert [futures[at].result(10) for at in (0, 1, 3)] == [0, 2, 6]
+        assert futures[1].attempt == 2
+        with pytest.raises(TaskFailed) as caught:
+            futures[2].result(10)
+        # Its first loss was not alone in its block; five that were make it poison.
+        assert (caught.value.reason, caught.value.attempts) == ("POISON", 6)
+
+
+def test_retries_come_after_their_back_off(cluster: Cluster) -> None:
+    cluster.on_call = lambda key, index: Reason.EXIT_CODE if key.attempt < 3 else None
+    cluster.start()
+    with cluster.connect() as connection, TaskQueue(double, retries=2, backoff=0.1, connection=connection) as queue:
+        started = time.monotonic()
+        assert queue.submit_call(4).result(10) == 8
+        assert time.monotonic() - started >= 0.1 + 0.2
+
+
+def test_a_task_that_may_run_once_fails_at_its_loss_and_leaves_no_output(cluster: Cluster) -> None:
+    cluster.on_call = lambda key, index: Reason.NODE_LOST
+    cluster.start()
+    with cluster.connect() as connection, TaskQueue(double, resubmit=False, connection=connection) as queue:
+        connection.store.put("in", 1)
+        connection.submitter.store.put(keys.output(queue.id, 0, 1), b"half", encoding=Encoding.RAW)
+        queue.submit(["in"], ["out"])
+        counts, failed = queue.wait_all(timeout=5)
+        assert (counts["FAILED"], failed) == (1, [f"{queue.id}_0"])
+        until(lambda: connection.submitter.store.keys("out/") == [])
+        until(lambda: connection.submitter.store.head(keys.named("out")) is None)
+
+
+# -- lost answers, lost sessions
+
+
+@pytest.mark.parametrize("fault", ["lose_reply", "lose_request"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_an_answer_lost_on_the_way_neither_loses_nor_doubles_a_task(fault: str, nth: int) -> None:
+    with running() as (cluster, connection):
+        coordinator = connection.coordinator
+        getattr(coordinator, fault)(nth)
+        with TaskQueue(double, connection=connection) as queue:
+            for batch in range(5):
+                assert [future.result(5) for future in queue.map(None, range(batch, batch + 3))] == [2 * x for x in range(batch, batch + 3)]
+        assert queue.wait_all(timeout=5).counts == {"COMPLETED": 15, "FAILED": 0, "CANCELLED": 0}
+        ran = sorted(index for key, _ in cluster.claims for index in range(key.first, key.end))
+        assert ran == list(range(15))
+
+
+def test_a_lost_session_changes_nothing_for_whoever_waits() -> None:
+    with running() as (cluster, connection), TaskQueue(double, connection=connection) as queue:
+        futures = queue.map(None, range(50))
+        connection.coordinator.expire()  # type: ignore[union-attr]
+        futures += queue.map(None, range(50))
+        connection.coordinator.expire()  # type: ignore[union-attr]
+        futures += queue.map(None, range(50))
+        assert sum(future.result(10) for future in futures) == 3 * sum(2 * x for x in range(50))
+        ran = sorted(index for key, _ in cluster.claims for index in range(key.first, key.end))
+        assert ran == list(range(150))
+        entries = cluster.coordinator.children(paths.SUBMITTERS).result(5) or []
+        assert [paths.entry_guid(name) for name in entries] == [connection.submitter.guid]
+
+
+# -- another process goes on
+
+
+def test_a_queue_is_taken_over_when_its_owner_is_gone(cluster: Cluster) -> None:
+    first = cluster.connect()
+    queue = TaskQueue(double, connection=first)
+    queue.map(None, range(5))
+    queue.flush(5)
+    cluster.run_one(take=2)
+    with cluster.connect() as second:
+        attached = TaskQueue.attach(queue.name, connection=second)
+        assert len(attached) == 5
+        with pytest.raises(StateConflict, match="looked after by another Submitter, which lives"):
+            attached._tasks.wait_room(block=True, timeout_s=0.1)
+        first.coordinator.close()  # type: ignore[union-attr] - as kill -9: its session goes, its entry with it
+        added = attached.submit_call(100)
+        cluster.start()
+        assert [future.result(5) for future in attached.futures()] == [0, 2, 4, 6, 8, 200]
+        assert added.result(5) == 200
+        assert attached.wait_all(timeout=5).counts["COMPLETED"] == 6
+        record, tail = record_of(cluster, queue.id), cluster.coordinator.get(paths.tail(queue.id)).result(5)
+        assert record.owner == second.submitter.guid
+        assert tail is not None
+        assert decode_record(tail.data, Tail).reigns == ((0, first.submitter.guid), (5, second.submitter.guid))
+        attached.close()
+    first.close()
+
+
+def test_a_former_owner_that_comes_back_is_told(cluster: Cluster) -> None:
+    first, second = cluster.connect(), cluster.connect()
+    queue = TaskQueue(double, connection=first)
+    queue.submit_call(1)
+    queue.flush(5)
+    first.coordinator.pause()  # type: ignore[union-attr]
+    first.coordinator.tree.end_session(first.coordinator.session_id)  # type: ignore[union-attr]
+    attached = TaskQueue.attach(queue.id, connection=second)
+    assert attached.submit_call(2) is not None
+    attached.flush(5)
+    late = queue.submit_call(3)
+    first.coordinator.resume()  # type: ignore[union-attr]
+    first.coordinator.cut()  # type: ignore[union-attr]
+    with pytest.raises(StateConflict, match="was taken over by another Submitter"):
+        late.result(10)
+    with pytest.raises(StateConflict, match="was taken over"):
+        queue.submit_call(4)
+    assert sum(key.count for key in cluster.pending()) == 2
+    first.close()
+    second.close()
+
+
+def test_attaching_to_what_does_not_exist_is_refused(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        with pytest.raises(NotFound, match="there is no submission 77"):
+            TaskQueue.attach("taskq-0000000077", connection=connection)
+        with pytest.raises(UsageError, match="'frog' is not a submission id"):
+            TaskQueue.attach("frog", connection=connection)
+
+
+def test_the_same_token_gives_the_same_queue(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        first = TaskQueue(double, token="experiment-7", connection=connection)
+        first.submit_call(1)
+        first.flush(5)
+        assert TaskQueue(double, token="experiment-7", connection=connection).id == first.id
+        assert TaskQueue(double, token="experiment-8", connection=connection).id != first.id
+
+
+# -- the end
+
+
+def test_a_finished_queue_is_released_to_the_leader() -> None:
+    with running() as (cluster, connection):
+        with TaskQueue(double, connection=connection) as queue:
+            queue.submit_call(1)
+        queue.wait_all(timeout=5)
+        until(lambda: record_of(cluster, queue.id).owner == "")
+
+
+def test_a_closed_connection_breaks_waits_off_instead_of_letting_them_hang(cluster: Cluster) -> None:
+    connection = cluster.connect()
+    queue = TaskQueue(double, connection=connection)
+    future = queue.submit_call(1)
+    queue.flush(5)
+    threading.Timer(0.1, connection.close).start()
+    with pytest.raises(NotConnected, match="the connection was closed"):
+        future.result(10)
+    with pytest.raises(NotConnected):
+        queue.submit_call(2)
+    with pytest.raises(NotConnected):
+        queue.wait_all(timeout=5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_is_told_to_connect_anew(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        queue = TaskQueue(double, connection=connection)
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                queue.submit_call(1)
+                said = b"nothing"
+            except NotConnected as error:
+                said = str(error).encode()
+            except BaseException as error:
+                said = repr(error).encode()
+            os.write(writing, said)
+            os._exit(0)
+        os.close(writing)
+        with open(reading, "rb") as answer:
+            assert b"belongs to the parent process" in answer.read()
+        os.waitpid(pid, 0)
+
+
+def test_states_of_waited_are_the_final_ones() -> None:
+    with running() as (_, connection), TaskQueue(double, connection=connection) as queue:
+        assert queue.wait_all(timeout=5) == ({str(state): 0 for state in (State.COMPLETED, State.FAILED, State.CANCELLED)}, [])
