@@ -32,7 +32,7 @@ from rmgr.runtime.failpoint import failpoint
 #: Submissions whose reading is under way at once.
 LOADS = 64
 #: Least time between two readings of the same thing: while the owner follows it himself, and while nobody else does.
-LAZY_S, EAGER_S = 0.5, 0.05
+LAZY_S, EAGER_S = 0.5, 0.02
 #: Each open submission is read again, watches or not, about every so many resyncs.
 RESYNC_TURNS = 3
 #: So many watches on what will never come are left on the server before the leader connects anew.

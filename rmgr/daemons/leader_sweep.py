@@ -25,8 +25,8 @@ from rmgr.model.node import InboxOrder, Order
 from rmgr.model.submission import Phase, Tail
 from rmgr.runtime.failpoint import failpoint
 
-#: Least time between two looks at one queue.
-PACE_S = 0.1
+#: Least time between two looks at one queue, and what each of its blocks adds: a long list is not read all the time.
+PACE_S, PACE_A_BLOCK_S = 0.02, 20e-6
 #: A cancelled submission is looked at again after so long, doubled each time, until it has ended.
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.5, 15.0
 
@@ -59,7 +59,7 @@ class Sweeper:
         self._nodes = nodes
         self._is_known = is_known
         self._wanted: dict[str, dict[int, tuple[Followed, Callable[[bool], None]]]] = {}
-        self._looked_s: dict[str, float] = {}
+        self._next_s: dict[str, float] = {}  # when a queue may be looked at again
         self._busy: set[str] = set()
         self._again_s: dict[int, float] = {}
 
@@ -69,9 +69,12 @@ class Sweeper:
         queue = followed.submission.queue
         asked = self._wanted.setdefault(queue, {})
         if not asked and queue not in self._busy:
-            wait_s = self._looked_s.get(queue, float("-inf")) + PACE_S - self._desk.clock()
-            self._desk.after(max(0.0, wait_s), partial(self._look, queue))
+            self._look_soon(queue)
         asked[followed.number] = (followed, done)
+
+    def _look_soon(self, queue: str) -> None:
+        wait_s = self._next_s.get(queue, float("-inf")) - self._desk.clock()
+        self._desk.after(max(0.0, wait_s), partial(self._look, queue))
 
     # -- one look
 
@@ -80,8 +83,10 @@ class Sweeper:
         if not asked:
             return
         self._busy.add(queue)
-        self._looked_s[queue] = self._desk.clock()
+        self._next_s[queue] = self._desk.clock() + PACE_S
         turns = {number: _Turn(followed, done, followed.progress.final) for number, (followed, done) in asked.items()}
+        for turn in turns.values():
+            turn.followed.swept = True  # whatever changes from here on says otherwise again
         give_up = partial(self._give_up, queue, turns)
         # Held first: a block that is brought back meanwhile (nobody but us does) would be seen twice, never not at all.
         held: list[list[str]] = []
@@ -91,12 +96,12 @@ class Sweeper:
     def _give_up(self, queue: str, turns: dict[int, _Turn]) -> None:
         self._finish(queue)
         for turn in turns.values():
-            turn.done(False)
+            _abort(turn)
 
     def _finish(self, queue: str) -> None:
         self._busy.discard(queue)
         if self._wanted.get(queue):
-            self._desk.after(PACE_S, partial(self._look, queue))
+            self._look_soon(queue)
 
     def _listed(self, queue: str, turns: dict[int, _Turn], held: list[list[str]], pending: list[str]) -> None:
         if not held:
@@ -113,6 +118,7 @@ class Sweeper:
                 elif not self._is_known(key.submission):
                     path = paths.held_block(queue, key) if place == "held" else paths.pending_block(queue, key)
                     strangers.setdefault(key.submission, []).append(path)
+        self._next_s[queue] = self._desk.clock() + PACE_S + PACE_A_BLOCK_S * (len(held[0]) + len(pending))
         self._finish(queue)
         for number, found in strangers.items():
             self._desk.stat(paths.sub(number), partial(self._discard, number, found))
@@ -140,7 +146,7 @@ class Sweeper:
     def _count(self, turn: _Turn) -> None:
         number = turn.followed.number
         self._desk.get(paths.tail(number), partial(self._on_tail, turn))
-        self._desk.children(paths.failed(number), partial(self._on_failed, turn), failed=partial(turn.done, False))
+        self._desk.children(paths.failed(number), partial(self._on_failed, turn), failed=partial(_abort, turn))
 
     def _on_tail(self, turn: _Turn, found: Stamped | None) -> None:
         if found is not None:
@@ -150,7 +156,7 @@ class Sweeper:
         submission = turn.followed.submission
         assert submission is not None
         if turn.tail is None:
-            turn.done(False)
+            _abort(turn)
             return
         failed = sum(paths.parse_failed_range(name)[1] for name in names or ())
         room = room_of(submission, total=turn.tail.next, final=turn.final, held=turn.followed.held_tasks, failed=failed)
@@ -161,7 +167,7 @@ class Sweeper:
     def _move(self, turn: _Turn, room: int | None) -> None:
         submission = turn.followed.submission
         if submission is None:
-            turn.done(False)
+            _abort(turn)
             return
         todo = moves(submission, pending=turn.pending, held=turn.held, room=room)
         turn.open = len(todo)
@@ -218,21 +224,24 @@ class Sweeper:
         followed = turn.followed
         submission = followed.submission
         if turn.moved:
-            self._desk.log.info(
+            capped = submission is not None and submission.max_running and submission.phase is Phase.OPEN
+            (self._desk.log.debug if capped else self._desk.log.info)(
                 "blocks_swept",
                 submission=followed.number,
                 total=turn.moved,
                 state=submission.phase if submission else "",
                 epoch=self._desk.epoch,
             )
+        again_s = _FIRST_AGAIN_S
         if submission is not None and submission.phase is Phase.CANCELLED and not followed.is_ended:
             again_s = min(_LAST_AGAIN_S, self._again_s.get(followed.number, _FIRST_AGAIN_S / 2) * 2)
             self._again_s[followed.number] = again_s
-            followed.sweep_s = self._desk.clock() + again_s
         else:
             self._again_s.pop(followed.number, None)
-            followed.swept = not turn.failed
-            followed.sweep_s = self._desk.clock() + (_FIRST_AGAIN_S if turn.failed else 0.0)
+            if not turn.failed:
+                turn.done(True)
+                return
+        followed.swept, followed.sweep_s = False, self._desk.clock() + again_s
         turn.done(True)
 
     # -- work that runs
@@ -249,6 +258,12 @@ class Sweeper:
             if submission is not None and submission.phase is Phase.CANCELLED:
                 what = InboxOrder(order=Order.CANCEL, submission=number, reason=cancel_reason(submission), detail=submission.reason_detail)
                 self._desk.commit(order(node, f"cancel-{number}", what))
+
+
+def _abort(turn: _Turn) -> None:
+    """It could not be read: asked again later."""
+    turn.followed.swept = False
+    turn.done(False)
 
 
 def _parse(name: str) -> BlockKey | None:
