@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,24 +22,29 @@ def detached(session: Session, ids: Sequence[str], *, attach: str) -> WorkEnded:
     Args:
         ids: what was waited for. attach: the command that waits again.
     """
-    from rmgr.cli.control import cancel_ids
-
     selected = " ".join(ids)
-    session.note(f"detached from {selected}; it goes on (Ctrl-C again within 2 s cancels it)")
     try:
+        session.note(f"detached from {selected}; it goes on (Ctrl-C again within 2 s cancels it)")
         time.sleep(AGAIN_S)
     except KeyboardInterrupt:
-        session.note(f"cancelling {selected}")
-        try:
-            changes = cancel_ids(session, ids, reason="cancelled with Ctrl-C")
-        except RmgrError as error:
-            session.note(f"{error.message}; try: rmgr cancel {selected}")
-        else:
-            for id_, why in changes.unchanged:
-                session.note(f"{id_}: {why}")
-            if changes.changed:
-                session.note(f"cancelled {' '.join(changes.changed)}")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one must not stop the cancel half-way
+        _cancel(session, ids, selected)
         return WorkEnded(INTERRUPTED)
     session.note(f"attach again: {attach}")
     session.note(f"cancel:       rmgr cancel {selected}")
     return WorkEnded(INTERRUPTED)
+
+
+def _cancel(session: Session, ids: Sequence[str], selected: str) -> None:
+    from rmgr.cli.control import cancel_ids
+
+    session.note(f"cancelling {selected}")
+    try:
+        changes = cancel_ids(session, ids, reason="cancelled with Ctrl-C")
+    except RmgrError as error:
+        session.note(f"{error.message}; try: rmgr cancel {selected}")
+        return
+    for id_, why in changes.unchanged:
+        session.note(f"{id_}: {why}")
+    if changes.changed:
+        session.note(f"cancelled {' '.join(changes.changed)}")

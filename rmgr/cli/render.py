@@ -122,7 +122,7 @@ def now_us() -> int:
 class Column:
     """One column. text: what a row shows. order: what it is sorted by (default: the text).
 
-    is_id: never shortened. right: numbers. default: shown without `-o`. keep: shown even when empty everywhere.
+    is_id: never shortened. right: numbers, not shortened either. default: shown without `-o`. keep: shown even when empty everywhere.
     state: the word chooses the colour.
     """
 
@@ -193,7 +193,8 @@ def table(rows: Iterable[Any], columns: Sequence[Column], layout: Layout, out: T
     if stream.isatty():
         widths = _fit(widths, heads, chosen, shutil.get_terminal_size().columns)
     if layout.header:
-        head = _GAP.join(_pad(name, width, column.right) for name, width, column in zip(heads, widths, chosen, strict=True)).rstrip()
+        names = [name if column.is_id else _cut(name, width) for name, width, column in zip(heads, widths, chosen, strict=True)]
+        head = _GAP.join(_pad(name, width, column.right) for name, width, column in zip(names, widths, chosen, strict=True)).rstrip()
         stream.write(paint(head, "bold", stream) + "\n")
     for line in lines:
         cells = []
@@ -205,10 +206,14 @@ def table(rows: Iterable[Any], columns: Sequence[Column], layout: Layout, out: T
 
 
 def _fit(widths: list[int], heads: list[str], columns: Sequence[Column], room: int) -> list[int]:
-    """Takes from the widest columns, never from ids, until the line fits or nothing can be taken."""
+    """Takes from the widest columns of text, never from ids, states and numbers, until the line fits or nothing can be taken."""
     widths = list(widths)
     while sum(widths) + len(_GAP) * (len(widths) - 1) > room:
-        able = [at for at, column in enumerate(columns) if not column.is_id and widths[at] > max(_NARROWEST, min(width_of(heads[at]), 8))]
+        able = [
+            at
+            for at, column in enumerate(columns)
+            if not (column.is_id or column.state or column.right) and widths[at] > max(_NARROWEST, min(width_of(heads[at]), 6))
+        ]
         if not able:
             break
         widths[max(able, key=lambda at: (widths[at], at))] -= 1

@@ -1,0 +1,130 @@
+"""Runs `rmgr` as a shell user does: a process of its own against a cluster of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rmgr.dev.cluster import DevCluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Its only JSON value."""
+        assert self.out.count("\n") == 1, self.out
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> dict[str, str]:
+        """Of a command with --json that failed."""
+        return self.json["error"]  # type: ignore[no-any-return]
+
+
+class Shell:
+    """One user at one machine.
+
+    Args:
+        home: HOME; nothing of the real one is seen. environment: more variables.
+    """
+
+    def __init__(self, home: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.home = home
+        home.mkdir(parents=True, exist_ok=True)
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("RMGR_", "XDG_")) and key != "COLUMNS"}
+        self.environment = {**kept, "HOME": str(home), "NO_COLOR": "1", **(environment or {})}
+        self.directory = home / "here"
+        self.directory.mkdir(exist_ok=True)
+
+    def __call__(self, *words: str, stdin: str = "", timeout_s: float = 60.0) -> Ended:
+        """Runs a command to its end."""
+        ended = subprocess.run(
+            [sys.executable, "-m", "rmgr.cli.main", *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            cwd=self.directory,
+            timeout=timeout_s,
+            check=False,
+        )
+        return Ended(code=ended.returncode, out=ended.stdout, err=ended.stderr)
+
+    def ok(self, *words: str, stdin: str = "") -> Ended:
+        """Runs a command that must succeed."""
+        ended = self(*words, stdin=stdin)
+        assert ended.code == 0, (words, ended)
+        return ended
+
+    def submit(self, *words: str) -> str:
+        """Submits and returns the id."""
+        return self.ok("submit", "--parsable", *words).out.strip()
+
+    @contextmanager
+    def running(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """A command that goes on while the test does something; killed at the end if need be."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rmgr.cli.main", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+            cwd=self.directory,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.communicate(timeout=10)
+
+    def file(self, name: str, text: str) -> str:
+        """Writes a file where commands run; returns its name."""
+        (self.directory / name).write_text(text)
+        return name
+
+
+def wait_line(process: subprocess.Popen[str], text: str, *, deadline_s: float = 30.0) -> str:
+    """Reads stdout until a line with `text` has come."""
+    end = time.monotonic() + deadline_s
+    assert process.stdout is not None
+    while time.monotonic() < end:
+        line = process.stdout.readline()
+        if text in line:
+            return line
+        if not line:
+            break
+    raise AssertionError(f"{text!r} did not come")
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C."""
+    process.send_signal(signal.SIGINT)
+
+
+@contextmanager
+def cluster_and_shell(directory: Path, *, nodes: int = 2, watchdogs: int = 1) -> Iterator[tuple[DevCluster, Shell]]:
+    """A cluster, and a user who finds it by its variables."""
+    cluster = DevCluster(directory / "cluster", nodes=nodes, cores=2, watchdogs=watchdogs, heap_mb=128)
+    cluster.start()
+    try:
+        yield cluster, Shell(directory / "home", cluster.environment())
+    finally:
+        cluster.stop()
