@@ -1,0 +1,357 @@
+"""A Starter among faults: lost answers, lost sessions, fences, kills at each moment, a store that is away, a full disk."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zk_wire import end_session
+from rmgr.coord import paths
+from rmgr.coord.leader_ops import fence
+from rmgr.coord.multi import Committed
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.node import EpochRecord
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, OnDisconnect
+from tests.harness.proxy import Proxy
+from tests.harness.starter_rig import Rig, Running, call, wait_for
+
+
+@pytest.fixture
+def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
+        yield made
+
+
+def ledgered(ledger: Path, go: Path) -> Command:
+    """Writes its attempt into the ledger, waits for the file, writes again."""
+    line = "$RMGR_TASK_ID.$RMGR_ATTEMPT"
+    script = f'echo "start {line} $$" >> "{ledger}"; while [ ! -e "{go}" ]; do sleep 0.02; done; echo "end {line}" >> "{ledger}"'
+    return Command(argv=("sh", "-c", script))
+
+
+def expire(rig: Rig, running: Running) -> None:
+    """Ends the session of a Starter behind its back."""
+    host, _, port = rig.hosts.partition(":")
+    end_session(host, int(port), *running.coordinator.session_credentials)
+
+
+def bytes_maker() -> Callable[[int], bytes]:
+    """A function that travels by value."""
+
+    def make(size: int) -> bytes:
+        return b"v" * size
+
+    return make
+
+
+def lines(ledger: Path) -> list[str]:
+    return ledger.read_text().splitlines() if ledger.exists() else []
+
+
+def pids(ledger: Path) -> list[int]:
+    return [int(line.split()[2]) for line in lines(ledger) if line.startswith("start")]
+
+
+def no_orphans(ledger: Path) -> None:
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids(ledger)), f"orphans of {pids(ledger)}", 10.0)
+
+
+# -- sessions and fences -----------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_lost_session_running_work_is_adopted_and_its_result_committed(rig: Rig, tmp_path: Path) -> None:
+    running = rig.start()
+    rig.wait_registered()
+    ledger, go = tmp_path / "ledger", tmp_path / "go"
+    number = rig.submit(ledgered(ledger, go), [b""] * 2)
+    wait_for(lambda: len(lines(ledger)) == 2, "both to run")
+    expire(rig, running)
+    rig.wait_registered(incarnation=2)
+    wait_for(lambda: running.agent().incarnation == 2, "registered")
+    go.touch()
+    found = rig.outcomes(number, 2)
+    assert {outcome.state for outcome in found.values()} == {State.COMPLETED}
+    assert len(lines(ledger)) == 4, "each ran once"
+    assert rig.failed(number) == {}
+    assert len(rig.zk.children(paths.STARTERS).result(10) or []) == 1
+
+
+def test_a_lost_session_under_load_loses_and_doubles_nothing(rig: Rig) -> None:
+    running = rig.start()
+    number = rig.submit(lambda x: x, [call(x) for x in range(3000)], blocks=12)
+    for incarnation in (2, 3):
+        wait_for(rig.running, "work claimed")
+        expire(rig, running)
+        rig.wait_registered(incarnation=incarnation)
+    found = rig.outcomes(number, 3000)
+    assert all(pickle.loads(found[x].value) == x for x in range(3000))
+    assert rig.failed(number) == {}
+    wait_for(lambda: not rig.running() and not rig.pending(), "nothing left")
+
+
+def test_a_fenced_node_kills_its_work_and_registers_anew(rig: Rig, tmp_path: Path) -> None:
+    running = rig.start()
+    record = rig.wait_registered()
+    ledger, go = tmp_path / "ledger", tmp_path / "go"
+    number = rig.submit(ledgered(ledger, go))
+    wait_for(lambda: lines(ledger), "it to run")
+    rig.write(paths.EPOCH, EpochRecord(epoch=1))
+    found = rig.zk.get(paths.node("n1")).result(10)
+    assert found is not None
+    outcome = rig.zk.commit(fence(0, record, found.version, "test")).result(10)
+    assert isinstance(outcome, Committed)
+    again = rig.wait_registered(incarnation=2)
+    assert again.guid != record.guid
+    no_orphans(ledger)
+    wait_for(lambda: rig.failed(number), "its block failed")
+    assert [one.reason for one in rig.failed(number).values()] == [Reason.NODE_LOST]
+    assert rig.running() == []
+    assert running.parts.metrics.registrations._value.get() == 2
+    other = rig.submit(lambda: 1)
+    rig.outcomes(other, 1)
+
+
+def test_answers_lost_on_the_way_are_read_back(
+    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
+) -> None:
+    proxy = Proxy(zookeeper.hosts)
+    try:
+        with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as rig:
+            rig.hosts = proxy.hosts
+            rig.start()
+            rig.wait_registered()
+            for nth in range(1, 8):
+                proxy.lose_reply(nth)
+                number = rig.submit(lambda x: x, [call(x) for x in range(200)], blocks=2)
+                found = rig.outcomes(number, 200)
+                assert all(pickle.loads(found[x].value) == x for x in range(200))
+                wait_for(lambda: not rig.running() and not rig.pending(), "nothing left")
+                assert rig.failed(number) == {}
+            assert proxy.cuts > 0
+    finally:
+        proxy.close()
+
+
+def test_zookeeper_away_keep_work_runs_on_exclusive_work_is_dead(
+    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
+) -> None:
+    proxy = Proxy(zookeeper.hosts)
+    try:
+        with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as rig:
+            rig.hosts = proxy.hosts
+            rig.start()
+            rig.wait_registered()
+            kept, killed, go = tmp_path / "kept", tmp_path / "killed", tmp_path / "go"
+            keep = rig.submit(ledgered(kept, go))
+            exclusive = rig.submit(ledgered(killed, go), on_disconnect=OnDisconnect.EXCLUSIVE)
+            wait_for(lambda: lines(kept) and lines(killed), "both to run")
+            started_s = time.monotonic()
+            proxy.refuse(True)
+            proxy.cut()
+            no_orphans(killed)
+            assert time.monotonic() - started_s < 0.95 * 6.0 - 0.5
+            assert psutil.pid_exists(pids(kept)[0])
+            go.touch()
+            wait_for(lambda: "end" in kept.read_text(), "the kept one to finish")
+            proxy.refuse(False)
+            assert rig.outcomes(keep, 1)[0].state is State.COMPLETED
+            failed = wait_for(lambda: rig.failed(exclusive), "the loss told")
+            assert [one.reason for one in failed.values()] == [Reason.LEASE_LOST]
+    finally:
+        proxy.close()
+
+
+# -- names -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_starter_of_the_same_name_is_refused(rig: Rig) -> None:
+    first = rig.spawn()
+    rig.wait_registered()
+    second = rig.spawn(options=["--work-dir", str(rig.directory / "other")])
+    assert second.wait(20) != 0
+    assert f"node n1 is already served by pid {first.pid}" in rig.log_of("n1")
+    number = rig.submit(lambda: 5)
+    rig.outcomes(number, 1)
+    assert rig.record().incarnation == 1  # type: ignore[union-attr]
+
+
+def test_a_starter_killed_and_restarted_takes_over_its_own_name_at_once(rig: Rig, tmp_path: Path) -> None:
+    first = rig.spawn()
+    rig.wait_registered()
+    ledger, go = tmp_path / "ledger", tmp_path / "go"
+    number = rig.submit(ledgered(ledger, go), [b""] * 2)
+    wait_for(lambda: len(lines(ledger)) == 2, "both to run")
+    first.kill()
+    first.wait(10)
+    started_s = time.monotonic()
+    rig.spawn()
+    record = rig.wait_registered(incarnation=2)
+    assert time.monotonic() - started_s < 4.0, "no waiting for the old session"
+    no_orphans(ledger)
+    assert record.incarnation == 2
+    failed = wait_for(lambda: len(rig.failed(number)) == 1 and rig.failed(number), "its block failed")
+    assert list(failed) == [(0, 2, 1)] or sorted(failed) == [(0, 1, 1), (1, 1, 1)]
+    assert {one.reason for one in failed.values()} == {Reason.NODE_LOST}
+
+
+# -- each moment of death ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "starter.before_register",
+        "starter.after_register",
+        "starter.before_claim",
+        "starter.after_claim",
+        "starter.before_complete",
+        "starter.output_written",
+        "starter.after_complete",
+    ],
+)
+def test_killed_at_any_moment_nothing_is_lost_or_doubled(rig: Rig, moment: str) -> None:
+    size = 20_000 if moment == "starter.output_written" else 10
+    first = rig.spawn(env={"RMGR_FAILPOINT": f"{moment}:1=kill"})
+    if "register" not in moment:
+        rig.wait_registered()
+    number = rig.submit(lambda n: b"x" * n, [call(size)] * 4)
+    assert first.wait(20) == -signal.SIGKILL
+    rig.spawn()
+    done = 0
+    end_s = time.monotonic() + 30
+
+    def ended() -> bool:
+        nonlocal done
+        for where, record in rig.failed(number).items():
+            assert record.reason is Reason.NODE_LOST
+            rig.resubmit(number, where, record)
+        found = rig.outcomes(number, 0)
+        done = len(found)
+        return done == 4
+
+    wait_for(ended, f"4 outcomes, there are {done}", end_s - time.monotonic())
+    found = rig.outcomes(number, 4)
+    assert {outcome.state for outcome in found.values()} == {State.COMPLETED}
+    wait_for(lambda: not rig.running() and not rig.pending() and not rig.failed(number), "nothing left")
+
+
+def test_a_paused_starter_wakes_up_fenced_and_commits_nothing(rig: Rig, tmp_path: Path) -> None:
+    process = rig.spawn()
+    record = rig.wait_registered()
+    ledger, go = tmp_path / "ledger", tmp_path / "go"
+    number = rig.submit(ledgered(ledger, go))
+    wait_for(lambda: lines(ledger), "it to run")
+    process.send_signal(signal.SIGSTOP)
+    rig.write(paths.EPOCH, EpochRecord(epoch=1))
+    found = rig.zk.get(paths.node("n1")).result(10)
+    assert found is not None
+    assert isinstance(rig.zk.commit(fence(0, record, found.version, "test")).result(10), Committed)
+    go.touch()
+    wait_for(lambda: "end" in ledger.read_text(), "the work to finish meanwhile")
+    process.send_signal(signal.SIGCONT)
+    rig.wait_registered(incarnation=2)
+    failed = wait_for(lambda: rig.failed(number), "failed, not committed")
+    assert [one.reason for one in failed.values()] == [Reason.NODE_LOST]
+    assert rig.outcomes(number, 0) == {}
+
+
+# -- leftovers, store, disk ------------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_that_wait_for_tasks_give_their_slots_back(rig: Rig, tmp_path: Path) -> None:
+    rig.start(cores=1)
+    rig.wait_registered()
+
+    def outer(path: str) -> str:
+        import pathlib
+        import time
+
+        from rmgr.runner.blocking import blocking
+
+        with blocking():
+            while not pathlib.Path(path).exists():
+                time.sleep(0.01)
+        return "outer"
+
+    def inner(path: str) -> str:
+        import pathlib
+
+        pathlib.Path(path).touch()
+        return "inner"
+
+    go = tmp_path / "go"
+    first = rig.submit(outer, [call(str(go))] * 3)
+    wait_for(lambda: len([lane for lane in rig.starters[0].agent().lanes if lane.blocked_seq]) == 3, "three blocked on one core")
+    second = rig.submit(inner, [call(str(go))])
+    assert pickle.loads(rig.outcomes(second, 1)[0].value) == "inner"
+    assert {pickle.loads(outcome.value) for outcome in rig.outcomes(first, 3).values()} == {"outer"}
+    assert rig.starters[0].agent().lanes.free_cores == 1
+
+
+def test_a_store_that_is_away_delays_results_and_loses_none(rig: Rig) -> None:
+    running = rig.start()
+    rig.wait_registered()
+    make, broken = bytes_maker(), BrokenStore(rig.store)
+    running.parts.io.store = broken  # type: ignore[assignment]
+    warm = rig.submit(make, [call(20_000)] * 2)
+    assert rig.outcomes(warm, 2)[0].state is State.COMPLETED
+    broken.is_away = True
+    small = rig.submit(make, [call(20_000)] * 10)
+    wait_for(lambda: running.parts.io.down_since_s > 0, "the store missed")
+    wait_for(lambda: sum(block.writing for block in running.agent().blocks.values()) >= 2, "results that wait")
+    assert rig.outcomes(small, 0) == {}
+    broken.is_away = False
+    found = rig.outcomes(small, 10)
+    assert {outcome.value_size == 20_000 for outcome in found.values()} == {True}
+
+
+def test_a_node_whose_spool_is_full_takes_nothing_new(rig: Rig) -> None:
+    running = rig.start(spool_cap_bytes=50_000)
+    rig.wait_registered()
+    make, broken = bytes_maker(), BrokenStore(rig.store)
+    running.parts.io.store = broken  # type: ignore[assignment]
+    warm = rig.submit(make, [call(20_000)])
+    rig.outcomes(warm, 1)
+    broken.is_away = True
+    number = rig.submit(make, [call(20_000)] * 100, blocks=50)
+    wait_for(lambda: running.parts.io.pending_bytes >= 50_000, "the bound reached")
+    wait_for(lambda: running.agent().lanes.is_idle, "nothing runs")
+    assert len(rig.pending()) > 10
+    broken.is_away = False
+    rig.outcomes(number, 100)
+
+
+def test_a_full_disk_drains_the_node_and_space_brings_it_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = rig.start()
+    rig.wait_registered()
+    disk = running.parts.disk
+    monkeypatch.setattr(disk, "_check", lambda _factor: "the work directory is full")
+    wait_for(lambda: running.agent().is_draining, "drained")
+    number = rig.submit(lambda: 1)
+    with pytest.raises(AssertionError):
+        rig.outcomes(number, 1, 0.5)
+    monkeypatch.undo()
+    rig.outcomes(number, 1)
+
+
+class BrokenStore:
+    """A store that can be away."""
+
+    def __init__(self, store: object) -> None:
+        self.store = store
+        self.is_away = False
+
+    def __getattr__(self, name: str) -> object:
+        from rmgr.errors import StoreUnavailable
+
+        if self.is_away:
+            raise StoreUnavailable("the store is away")
+        return getattr(self.store, name)
