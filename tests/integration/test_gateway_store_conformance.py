@@ -1,0 +1,31 @@
+"""A store behind a gateway is a store: the conformance suite of the Store port, on SQLite behind a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.adapters.stores import open_store
+from rmgr.coord.ports import Store
+from tests.harness.gateways import GatewayServer, OpenGate
+from tests.harness.store_adapters import ADAPTERS, Adapter
+from tests.integration.test_store_conformance import *  # noqa: F403 - the tests themselves
+
+
+@pytest.fixture
+def adapter() -> Adapter:
+    return ADAPTERS["sqlite"]
+
+
+@pytest.fixture
+def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
+    behind = open_store(adapter.url(tmp_path), **adapter.options)
+    server = GatewayServer(OpenGate(store=behind))
+    opened = GatewayStore(server.endpoint)
+    yield opened
+    opened.close()
+    server.stop()
+    behind.close()
