@@ -110,8 +110,11 @@ def capacity_of(config: StarterConfig) -> Capacity:
 class Parts:
     """A Starter put together: made by `build`, taken apart by `close`."""
 
-    def __init__(self, starter: Starter, io: StoreIO, runners: list[NodeRunner], metrics: StarterMetrics, disk: DiskWatch) -> None:
+    def __init__(
+        self, starter: Starter, io: StoreIO, runners: list[NodeRunner], metrics: StarterMetrics, disk: DiskWatch, files: list[Path]
+    ) -> None:
         self.starter = starter
+        self._files = files
         self.io = io
         self.runners = runners
         self.metrics = metrics
@@ -122,6 +125,8 @@ class Parts:
         for runner in self.runners:
             runner.close(timeout_s=3.0)
         self.io.close()
+        for directory in self._files:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def build(
@@ -155,8 +160,9 @@ def build(
         runners.append(runner)
         for line in runner.reaped:
             log.warning("leftover_ended", node=name, detail=line)
-        shutil.rmtree(directory / name / "stage", ignore_errors=True)
-    shutil.rmtree(directory / "blobs", ignore_errors=True)
+    files = [directory / "blobs", *(directory / name / "stage" for name in names)]
+    for left in files:
+        shutil.rmtree(left, ignore_errors=True)
 
     def nothing() -> None:
         """The nodes settle after every letter."""
@@ -223,7 +229,7 @@ def build(
         log=log,
     )
     starter.use_settings(settings)
-    return Parts(starter, io, runners, metrics, disk)
+    return Parts(starter, io, runners, metrics, disk, files)
 
 
 def _serve(

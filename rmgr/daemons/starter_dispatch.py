@@ -22,6 +22,7 @@ from rmgr.daemons.starter_stage import Staged, Stager
 from rmgr.model.block import BlockKey
 from rmgr.model.frames import CommandBatch, CommandItem, Shape, TaskBatch, TaskItem
 from rmgr.model.submission import Command
+from rmgr.runtime.failpoint import failpoint
 
 #: Bytes of arguments in one message.
 _BATCH_BYTES = 4 * 1024 * 1024
@@ -224,7 +225,9 @@ class Dispatch:
             keyed=block.data.keyed,
             items=tuple(items),
         )
-        return lane.worker.send(batch)
+        sent = lane.worker.send(batch)
+        failpoint("starter.running")
+        return sent
 
     def _send_commands(self, lane: Lane, block: ClaimedBlock, kit: Kit, indices: list[int]) -> bool:
         command = kit.command
@@ -250,7 +253,7 @@ class Dispatch:
                     err=err,
                 )
             )
-        return lane.slot.run(
+        sent = lane.slot.run(
             CommandBatch(
                 shape=kit.shape,
                 argv=command.argv,
@@ -263,6 +266,8 @@ class Dispatch:
                 items=tuple(items),
             )
         )
+        failpoint("starter.running")
+        return sent
 
     # -- nothing waits behind a long task -----------------------------------------------------------------------------------
 

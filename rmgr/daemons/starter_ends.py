@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,9 @@ from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_lanes import Lanes, Task
 from rmgr.daemons.starter_logs import LiveLogs
-from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, discard, of_command, of_task, write
+from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, discard, of_command, of_task, spill, write
 from rmgr.daemons.starter_stage import Stager, inside
-from rmgr.errors import NotFound, RmgrError, ValueTooLarge
+from rmgr.errors import NotFound, RmgrError, StoreUnavailable, ValueTooLarge
 from rmgr.model.frames import CommandEnd
 from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.states import Reason, State
@@ -48,7 +49,7 @@ class Ends:
 
     Args:
         max_losses: of the cluster's settings. on_end: counts (kind, how many, seconds of each).
-        on_strike: the node itself failed at something (what, detail).
+        on_strike: the node itself failed at something (what, detail). spool: where values wait for a store that is away.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Ends:
         max_losses: Callable[[], int],
         on_end: Callable[[State | None, int, float], None],
         on_strike: Callable[[str, str], None],
+        spool: Path,
         log: Any,
     ) -> None:
         self._lanes = lanes
@@ -72,6 +74,7 @@ class Ends:
         self._max_losses = max_losses
         self._on_end = on_end
         self._on_strike = on_strike
+        self._spool = spool
         self._log = log
         self._refused: dict[Worker, Ending] = {}
 
@@ -118,7 +121,7 @@ class Ends:
         tasks = lane.tasks
         quick: list[Outcome] = []
         current: ClaimedBlock | None = None
-        busy_us, count, over = 0, 0, []
+        busy_us, count, others, over = 0, 0, 0, []
         for end in event.ends:
             task = tasks.get(end.seq)
             if task is None:
@@ -146,6 +149,7 @@ class Ends:
                     )
                 )
             else:
+                others += 1
                 ending = of_task(end)
                 ending.flushed = self._logs.take(end.seq)
                 self.ended(block, index, ending, now_s)
@@ -153,8 +157,8 @@ class Ends:
             self._settle_quick(current, quick, now_s)
         if count and lane.info is not None:
             self._times.observe(lane.info.record.id, count, busy_us / 1e6)
-            if quick:
-                self._on_end(State.COMPLETED, len(quick), busy_us / 1e6 / count)
+            if count > others:
+                self._on_end(State.COMPLETED, count - others, busy_us / 1e6 / count)
         self._lanes.ended(lane, over, now_s)
 
     def _settle_quick(self, block: ClaimedBlock, outcomes: list[Outcome], now_s: float) -> None:
@@ -285,7 +289,12 @@ class Ends:
         key = block.key
 
         def job(store: Store) -> Written:
-            written = write(store, key.submission, index, key.attempt, ending)
+            try:
+                written = write(store, key.submission, index, key.attempt, ending)
+            except StoreUnavailable:
+                with suppress(OSError):  # a full disk: it stays in memory, within the same bound
+                    spill(ending, self._spool)
+                raise
             discard(ending)
             return written
 

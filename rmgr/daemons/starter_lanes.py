@@ -196,12 +196,7 @@ class Lanes:
 
     def stop(self, lane: Lane, seq: int, reason: Reason, grace_us: int) -> None:
         """Ends one task: if it runs it is killed, if it waits behind another one it is taken back or dropped."""
-        if lane.worker is None:
-            lane.slot.stop(seq, reason=reason, grace_us=grace_us)
-        elif seq == lane.running_seq:
-            lane.worker.stop(seq, reason=reason, grace_us=grace_us)
-        else:
-            lane.worker.recall()
+        (lane.worker or lane.slot).stop(seq, reason=reason, grace_us=grace_us)
 
     def recall(self, lane: Lane, keep: int = 0) -> None:
         """Takes back what has not begun beyond the next `keep` tasks."""

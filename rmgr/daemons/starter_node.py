@@ -108,6 +108,7 @@ class NodeAgent:
             max_losses=lambda: shared.settings().max_losses,
             on_end=shared.metrics.ended,
             on_strike=self._strike,
+            spool=files,
             log=self.log,
         )
         self._dispatch = Dispatch(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rmgr.coord import keys
 from rmgr.coord.multi import MAX_ZNODE_BYTES
@@ -174,6 +176,25 @@ def _write_logs(store: Store, submission: int, index: int, attempt: int, ending:
         rests.append(rest)
         parts.append(part)
     return (rests[0], rests[1]), (parts[0], parts[1])
+
+
+def spill(ending: Ending, directory: Path) -> None:
+    """Moves values from memory into files while the store is away. Raises: OSError."""
+    if len(ending.data) > MAX_INLINE_VALUE and ending.value is None:
+        ending.value = _spilled(Value(data=ending.data, pickled=ending.pickled), directory)
+        ending.data = b""
+    elif ending.value is not None:
+        ending.value = _spilled(ending.value, directory)
+    if ending.values is not None:
+        ending.values = tuple(_spilled(value, directory) for value in ending.values)
+
+
+def _spilled(value: Value, directory: Path) -> Value:
+    if value.path or len(value.data) <= MAX_INLINE_VALUE:
+        return value
+    path = directory / f"spool-{uuid.uuid4().hex}"
+    path.write_bytes(value.data)
+    return Value(pickled=value.pickled, path=str(path), size=len(value.data))
 
 
 def write_log(
