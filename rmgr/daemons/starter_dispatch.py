@@ -152,6 +152,7 @@ class Dispatch:
         key, info, now_s = block.key, block.info, time.monotonic()
         task_s = self._times.of(key.submission)
         slots = max(1, self._lanes.cores // key.cores)
+        size = batch_size(ready=len(block.ready), slots=slots, task_s=task_s)
         while block.ready:
             startable = self._stager.startable(block)
             if not startable:
@@ -163,7 +164,7 @@ class Dispatch:
                 lane.serial = block
                 count = min(startable, BATCH_TASKS)
             else:
-                count = min(batch_size(ready=len(block.ready), slots=slots, task_s=task_s), startable)
+                count = min(size, startable)
             self._send(lane, block, kit, count, now_s)
         return False
 

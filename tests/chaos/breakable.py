@@ -53,11 +53,13 @@ class Chaos:
 
     # -- parts
 
-    def start(self, *, nodes: int = 3, cores: int = 2, watchdogs: int = 2) -> None:
-        """Brings everything up."""
+    def start(self, *, nodes: int = 3, cores: int = 2, watchdogs: int = 2, first: dict[str, str] | None = None) -> None:
+        """Brings everything up. `first`: variables of the WatchDog w1, which then leads."""
         self.cluster.start()
         for number in range(1, watchdogs + 1):
-            self.cluster.start_watchdog(f"w{number}")
+            self.cluster.start_watchdog(f"w{number}", environment=first if number == 1 else None)
+            if number == 1 and first:
+                eventually("w1 leads", lambda: self.leader() == "w1", within=15)
         for number in range(1, nodes + 1):
             self.add_node(f"n{number}", cores=cores)
         self.cluster.wait_healthy(nodes=nodes, leader=watchdogs > 0, deadline_s=30)

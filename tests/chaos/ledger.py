@@ -27,16 +27,17 @@ BEAT_S = 0.05
 #: A POSIX shell task: start, beats for a while, end. Arguments: ledger, number of beats.
 SHELL = """
 now() { cut -d' ' -f1 /proc/uptime; }
-say() { echo "$1 $RMGR_TASK_ID $RMGR_ATTEMPT ${RMGR_NODE:-?} $$ $(now)" >> "$LEDGER"; }
+say() { echo "$1 $RMGR_TASK_ID $RMGR_ATTEMPT ${RMGR_NODELIST:-?} $$ $(now)" >> "$LEDGER"; }
 say start; i=0
 while [ $i -lt "$BEATS" ]; do say beat; sleep 0.05; i=$((i+1)); done
+head -c "${PAD:-0}" /dev/zero | tr '\\0' x
 say end; echo "$RMGR_TASK_ID.$RMGR_ATTEMPT"
 """
 
 
 def work(ledger: str, seconds: float) -> str:
     """The Python task: writes itself down, and returns its own token."""
-    task, attempt, node = (os.environ.get(f"RMGR_{name}", "?") for name in ("TASK_ID", "ATTEMPT", "NODE"))
+    task, attempt, node = (os.environ.get(f"RMGR_{name}", "?") for name in ("TASK_ID", "ATTEMPT", "NODELIST"))
 
     def say(event: str) -> None:
         line = f"{event} {task} {attempt} {node} {os.getpid()} {time.clock_gettime(time.CLOCK_BOOTTIME):.3f}\n"

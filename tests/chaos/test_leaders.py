@@ -61,10 +61,7 @@ def test_a_leader_that_is_asked_to_go_hands_over_in_a_second(chaos: Chaos):
 
 @pytest.mark.parametrize("name", ["before_fence", "after_fence", "before_fail", "after_fail", "before_resubmit", "after_resubmit"])
 def test_a_leader_killed_between_two_multis_leaves_nothing_half_done(chaos: Chaos, name: str):
-    chaos.start(nodes=2, watchdogs=0)
-    chaos.cluster.start_watchdog("w1", environment={"RMGR_FAILPOINT": f"leader.{name}=kill"})
-    eventually("w1 leads", lambda: chaos.leader() == "w1", within=15)
-    chaos.cluster.start_watchdog("w2")
+    chaos.start(nodes=2, first={"RMGR_FAILPOINT": f"leader.{name}=kill"})
     chaos.submit(8, 1.0)
     eventually("both nodes work", lambda: chaos.started() >= 4, within=20)
     chaos.cluster.kill("n1")

@@ -20,7 +20,7 @@ def test_a_starter_killed_at_any_moment_loses_nothing(chaos: Chaos, moment: str)
     chaos.start(nodes=1, cores=2)
     chaos.add_node("doomed", cores=2, RMGR_FAILPOINT=f"starter.{moment}:2=kill")
     chaos.cluster.wait_healthy(nodes=2, deadline_s=20)
-    chaos.submit(24, 0.4)
+    chaos.submit(24, 0.4, "--env", "PAD=20000")  # more output than rides inside a commit: it goes to the store
     eventually("the failpoint has killed the Starter", lambda: chaos.cluster.process("doomed").state == "dead", within=30)
     chaos.finish(within=RECOVERY_S + 60)
 

@@ -74,10 +74,8 @@ def test_a_submit_whose_answer_gets_lost_is_one_submission(chaos: Chaos, nth: in
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_a_leader_whose_answers_get_lost_moves_everything_once(chaos: Chaos, nth: int):
     with Proxy(chaos.cluster.zookeeper.hosts) as proxy:
-        chaos.start(nodes=2, watchdogs=0)
         chroot = chaos.cluster.state.zookeeper.partition("/")[2]
-        chaos.cluster.start_watchdog("w1", environment={"RMGR_ZK": f"{proxy.hosts}/{chroot}"})
-        eventually("w1 leads", lambda: chaos.leader() == "w1", within=15)
+        chaos.start(nodes=2, first={"RMGR_ZK": f"{proxy.hosts}/{chroot}"})
         chaos.submit(8, 1.0)
         eventually("both nodes work", lambda: chaos.started() >= 4, within=20)
         proxy.lose_reply(nth)
