@@ -28,6 +28,8 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.timers import Timer
 
 _RETRY_S = 1.0
+#: Records read again at once, when there is reason to doubt what is known: nodes are never deleted, and may be thousands.
+DOUBTS = 250
 
 
 @dataclass(slots=True)
@@ -79,8 +81,8 @@ class NodeKeeper:
         self._entries: frozenset[str] = frozenset()
         self._names = names_below(desk, paths.NODES, self._on_names)
         self._starters = names_below(desk, paths.STARTERS, self._on_starters)
-        self._starters.is_chatty = True
         self._drained = names_below(desk, paths.DRAINS, self._on_drains)
+        self._starters.is_chatty = self._drained.is_chatty = True
         self._cases: dict[str, _Case] = {}
         self._clearings: dict[str, _Clearing] = {}
         self._cleared: dict[str, int] = {}  # fenced version up to which nothing is left under /running
@@ -88,6 +90,8 @@ class NodeKeeper:
         self._meter: Meter | None = None
         self._unread = 0  # records and entries asked for and not yet here: no case is opened before
         self._listed = False
+        self._turned = 0
+        self._looks = False
 
     def start(self) -> None:
         """Reads everything; records before entries (see `coord/liveness.py`)."""
@@ -98,9 +102,15 @@ class NodeKeeper:
         """Compares memory with znodes, watches or not."""
         self._names.refresh()
         self._drained.refresh()
-        for name in self._names.value or ():
+        for name in self._slice(sorted(self.records)):
             self._fetch(name, drift=True)
         self._starters.refresh()
+
+    def _slice(self, names: list[str]) -> list[str]:
+        """The next `DOUBTS` of the names, round after round."""
+        start = self._turned % max(1, len(names))
+        self._turned = start + DOUBTS if start + DOUBTS < len(names) else 0
+        return names[start : start + DOUBTS]
 
     def hurry(self) -> bool:
         """Whether nothing is being read."""
@@ -128,7 +138,7 @@ class NodeKeeper:
         if found is not None:
             self._note_drift(name, drift, found)
             self._take(name, found)
-        self._look()
+        self._look_soon()
 
     def _note_drift(self, name: str, drift: bool, found: Stamped) -> None:
         if drift and name in self._versions and self._versions[name] < found.version and name not in self._cases:
@@ -155,8 +165,10 @@ class NodeKeeper:
         self._entries = entries
         alive = liveness.guids(entries)
         if self._listed:  # a Starter may have registered and gone again between two readings of the list
-            for name in [known for known, record in self.records.items() if record.guid not in alive]:
-                self._fetch(name)
+            gone = [record for record in self.records.values() if record.guid not in alive]
+            gone.sort(key=lambda record: (record.state is NodeState.FENCED, -record.registered_us, record.node))
+            for record in gone[:DOUBTS]:
+                self._fetch(record.node)
         self._listed = True
         self._set_alive(alive)
 
@@ -173,7 +185,7 @@ class NodeKeeper:
         if found is not None:
             for name in decode_record(found.data, StarterEntry, entry).nodes:
                 self._fetch(name)
-        self._look()
+        self._look_soon()
 
     def _on_drains(self) -> None:
         names = self._drained.value or []
@@ -190,8 +202,15 @@ class NodeKeeper:
 
     # -- what follows from them
 
+    def _look_soon(self) -> None:
+        """Looks once for any number of records that have arrived together."""
+        if not self._looks:
+            self._looks = True
+            self._desk.soon(self._look)
+
     def _look(self) -> None:
-        """Opens and drops cases and clearings; harmless to call at any time."""
+        """Opens and drops cases and clearings; harmless to call at any time. Cost: O(nodes)."""
+        self._looks = False
         if not self._listed:
             return
         lost = set(liveness.lost(self.records, self.alive))

@@ -32,7 +32,7 @@ from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.daemons.leader_view import LeaderAnswering
 from rmgr.daemons.watchdog_election import Candidacy
-from rmgr.errors import CoordinationUnavailable, RmgrError, StoreUnavailable, WrongCluster
+from rmgr.errors import CoordinationUnavailable, RmgrError, StoreUnavailable, Unavailable, WrongCluster
 from rmgr.model.node import EpochRecord, Meta
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.mailbox import Mailbox
@@ -227,7 +227,7 @@ def _wall_us() -> int:
 def run(config: Config) -> int:
     """Runs a WatchDog until SIGTERM or SIGINT; returns its exit code.
 
-    Raises: NotConnected, CoordinationUnavailable, StoreUnavailable, WrongCluster at the start.
+    Raises: NotConnected, CoordinationUnavailable, StoreUnavailable, Unavailable, WrongCluster at the start.
     """
     hosts, chroot = config.cluster.hosts_and_chroot()
     log = logs.setup(config.log, "watchdog")
@@ -256,7 +256,13 @@ def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta,
     )
     server.start()
     host, _, port = config.watchdog.metrics.rpartition(":")
-    exporter, _ = start_http_server(int(port), addr=host, registry=metrics.registry)
+    try:
+        exporter, _ = start_http_server(int(port), addr=host, registry=metrics.registry)
+    except (OSError, ValueError) as error:
+        server.stop(0.0)
+        raise Unavailable(
+            f"metrics cannot be served at {config.watchdog.metrics}: {error}", hint="is the port taken? use port 0 for a free one"
+        ) from error
     log.info("watchdog_listens", endpoint=server.endpoint, address=f"{host}:{exporter.server_port}")
     signals = SignalLetters(lambda _signal: watchdog.stop())
     signals.install()

@@ -168,3 +168,20 @@ def test_a_leader_may_die_between_any_two_multis(watchdogs: Watchdogs, zookeeper
         unmet: {State.CANCELLED},
     }
     assert len(watchdogs.line()) == 1, f"{boundary} was never passed"
+
+
+def test_after_both_have_died_a_restarted_one_leads_and_finishes(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str) -> None:
+    first, second = watchdogs.start(), watchdogs.start()
+    watchdogs.wait_leader(first)
+    submitter = Submitter(watchdogs.coordinator)
+    number = submitter.submit(8)
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=T_S) as coordinator:
+        Starter(coordinator, "n1").claim("n1")
+        first.send(signal.SIGKILL)
+        second.send(signal.SIGKILL)
+    killed_s = time.monotonic()
+    third = watchdogs.start()
+    started_s = time.monotonic()
+    watchdogs.wait_leader(third)
+    assert time.monotonic() - max(started_s, killed_s + T_S + TICK_S) < 2.0
+    finish(watchdogs, zookeeper, chroot, [number], 8)
