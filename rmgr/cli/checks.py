@@ -20,6 +20,7 @@ from rmgr.errors import RmgrError
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
+    from rmgr.adapters.rpc import LeaderClient
     from rmgr.cli.context import Session
 
 #: Oldest versions that are known to work; as in pyproject.toml.
@@ -159,11 +160,14 @@ def configuration(session: Session) -> Checks:
         yield Check(name="configuration", ok=False, detail=error.message, fix=error.hint)
         return
     cluster = config.cluster
+    where = config.source or "variables, options, or a running rmgr dev"
+    if cluster.uses_gateway:
+        yield Check(name="configuration", ok=True, detail=f"gateway {cluster.gateway}; from {where}")
+        return
     if not cluster.zk:
-        what = "only a gateway is configured" if cluster.gateway else "no cluster is configured, and none runs on this machine"
+        what = "no cluster is configured, and none runs on this machine"
         yield Check(name="configuration", ok=False, detail=what, fix="start one: rmgr dev   (or name one: --zk HOSTS, RMGR_ZK)")
         return
-    where = config.source or "variables, options, or a running rmgr dev"
     yield Check(name="configuration", ok=True, detail=f"zk {cluster.zk}, store {cluster.store or '(none)'}; from {where}")
     if not cluster.store:
         yield Check(name="configuration", ok=False, detail="no data store is configured", fix="name it: --store sqlite:PATH or RMGR_STORE")
@@ -173,7 +177,9 @@ def configuration(session: Session) -> Checks:
 
 
 def zookeeper_servers(session: Session) -> Checks:
-    """Each server by itself: reachable, version, mode, latency of its disk, limits."""
+    """Each server by itself: reachable, version, mode, latency of its disk, limits. Behind a gateway none can be seen."""
+    if session.config().cluster.uses_gateway:
+        return
     from rmgr.adapters.zk_wire import four_letter
     from rmgr.errors import Unavailable
 
@@ -273,7 +279,8 @@ def coordination(session: Session) -> Checks:
 
 def data_store(session: Session) -> Checks:
     """Reads, writes, and has room."""
-    url = session.config().cluster.store
+    cluster = session.config().cluster
+    url = f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store
     try:
         problem = session.data_store().health(timeout_s=session.left_s(10.0) or 10.0)
     except RmgrError as error:
@@ -304,8 +311,8 @@ def cluster(session: Session) -> Checks:
     else:
         from rmgr.adapters.rpc import LeaderClient
 
-        with LeaderClient(epoch.endpoint, timeout_s=3.0) as leader:
-            serving = leader.is_serving()
+        with LeaderClient(epoch.endpoint, timeout_s=3.0, via=session.via) as leader:
+            serving = _answers(leader) if session.via else leader.is_serving()  # a gateway's health is its own
         detail = f"{epoch.leader} on {epoch.host}, epoch {epoch.epoch}, {epoch.endpoint}"
         fix = "" if serving else f"it cannot be reached at {epoch.endpoint} from here: firewall, or --listen of the WatchDog"
         yield Check(name="leader", ok=serving, detail=detail + ("" if serving else " does not answer"), fix=fix)
@@ -322,12 +329,20 @@ def cluster(session: Session) -> Checks:
     detail = f"{len(up)} of {len(views)} up" + (f"; {', '.join(bad[:10])}" if bad else "")
     fix = "start a Starter: rmgr starter" if not up else f"look at the Starter's log on {bad[0].split()[0]}, start it again" if bad else ""
     yield Check(name="nodes", ok=bool(up), detail=detail, fix=fix)
-    yield from _starters({view.endpoint: view.id for view in views if view.endpoint})
+    yield from _starters({view.endpoint: view.id for view in views if view.endpoint}, session.via)
     waiting = sum(progress.total - progress.final for _, progress in facts.submissions.values())
     yield Check(name="work", ok=True, detail=f"{len(facts.submissions)} submissions in memory, {waiting} tasks not ended")
 
 
-def _starters(endpoints: dict[str, str]) -> Checks:
+def _answers(leader: LeaderClient) -> bool:
+    try:
+        leader.status()
+    except RmgrError:
+        return False
+    return True
+
+
+def _starters(endpoints: dict[str, str], via: str) -> Checks:
     """Each Starter answers, its clock is ours, and it has room."""
     from rmgr.adapters.rpc import NodeClient
 
@@ -335,7 +350,7 @@ def _starters(endpoints: dict[str, str]) -> Checks:
     worst = 0.0
     for endpoint, node in endpoints.items():
         try:
-            with NodeClient(endpoint, timeout_s=2.0) as client:
+            with NodeClient(endpoint, timeout_s=2.0, via=via) as client:
                 asked_s = time.time()
                 told_s = client.time_us() / 1e6
                 answered_s = time.time()

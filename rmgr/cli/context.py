@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from rmgr.adapters.rpc_gateway import GatewayCoordinator
     from rmgr.adapters.zk import ZkCoordinator
     from rmgr.cli.query import Query
     from rmgr.config import Config
@@ -35,7 +36,7 @@ class Session:
     is_parsed: bool = False  #: the command's own options were understood: `json` is what the user said
     started: float = field(default_factory=time.monotonic)
     _config: Config | None = None
-    _coordinator: ZkCoordinator | None = None
+    _coordinator: ZkCoordinator | GatewayCoordinator | None = None
     _store: Store | None = None
     _query: Query | None = None
     _owned: list[Any] = field(default_factory=list)
@@ -51,13 +52,21 @@ class Session:
             self._config = config.load(merged, file=self.config_file)
         return self._config
 
-    def coordinator(self) -> ZkCoordinator:
-        """The session in ZooKeeper, opened on first use. Raises NotConnected, CoordinationUnavailable, WrongCluster."""
+    def coordinator(self) -> ZkCoordinator | GatewayCoordinator:
+        """The session in ZooKeeper or through a gateway, opened on first use.
+
+        Raises NotConnected, CoordinationUnavailable, WrongCluster.
+        """
         if self._coordinator is None:
             from rmgr.cli.reach import open_coordinator
 
             self._coordinator = open_coordinator(self)
         return self._coordinator
+
+    @property
+    def via(self) -> str:
+        """The gateway through which daemons are asked, "" = none."""
+        return str(getattr(self.coordinator(), "endpoint", "")) if self.config().cluster.uses_gateway else ""
 
     def data_store(self) -> Store:
         """The data store, opened on first use. Raises StoreUnavailable, NotConnected."""

@@ -35,8 +35,10 @@ def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
     """Loads the configuration with the options on top and hands over to the daemon."""
     log = {"level": values.get("log_level"), "format": values.get("log_format")}
     own = {key: value for key, value in values.items() if not key.startswith("log_l") and not key.startswith("log_f")}
+    insecure = own.pop("insecure", False)  # never from a file or a variable: it must be typed
     config = session.config({role: own, "log": log})
-    ended = importlib.import_module(f"rmgr.daemons.{role}").run(config)
+    typed = {"insecure": True} if insecure else {}
+    ended = importlib.import_module(f"rmgr.daemons.{role}").run(config, **typed)
     if isinstance(ended, int) and ended:
         raise WorkEnded(ended)
 
@@ -90,10 +92,12 @@ def watchdog(session: Session, **values: Any) -> None:
 @command(
     "submitter",
     examples="""\
-    rmgr submitter --zk zk1:2181 --listen 127.0.0.1:7071
+    rmgr submitter --zk zk1:2181 --store sqlite:/srv/rmgr/store.db --listen 127.0.0.1:7071
+    rmgr submitter --listen 10.0.0.5:7071 --insecure       # on a network where everybody may do anything
     RMGR_GATEWAY=gate:7071 rmgr submit -- echo hello       # elsewhere""",
     exits=_EXITS,
 )
+@click.option("--insecure", is_flag=True, help="listen where other machines reach it, although nobody is asked who he is")
 @_listen_options
 @_log_options
 def submitter(session: Session, **values: Any) -> None:

@@ -129,9 +129,13 @@ def stop(session: Session, directory: str | None) -> None:
 
     state = _find(directory)
     if state is None:
-        raise NotFound(
-            f"there is no cluster in {directory}" if directory else "no cluster of yours runs on this machine", hint="rmgr dev starts one"
-        )
+        if directory:
+            raise NotFound(f"there is no cluster in {directory}", hint="rmgr dev status tells where one runs")
+        if session.json:
+            emit({"dir": "", "stopped": False, "killed": []})
+        else:
+            sys.stdout.write("no cluster of yours runs on this machine\n")
+        return
     was_running = state.is_running
     killed = machinery.stop_processes(state, timeout_s=session.timeout_s or 20.0)
     machinery.forget(state)

@@ -55,7 +55,7 @@ class Query:
         """All nodes, by name, with what their Starters tell of themselves where they answer within a second."""
         from rmgr.coord import answers
 
-        return _measured(self._ask(lambda leader: leader.nodes(), answers.nodes))
+        return _measured(self._ask(lambda leader: leader.nodes(), answers.nodes), self._session.via)
 
     def queues(self) -> list[QueueView]:
         """All queues, by name."""
@@ -121,7 +121,7 @@ class Query:
             return None
         from rmgr.adapters.rpc import LeaderClient
 
-        self._leader = LeaderClient(epoch.endpoint, timeout_s=self._session.left_s(LEADER_S) or LEADER_S)
+        self._leader = LeaderClient(epoch.endpoint, timeout_s=self._session.left_s(LEADER_S) or LEADER_S, via=self._session.via)
         return self._leader
 
     def _say_local(self, why: str) -> None:
@@ -144,7 +144,8 @@ class Query:
 
         coordinator = self._session.coordinator()
         zookeeper = {"ok": True, "hosts": coordinator.hosts, "session_timeout_s": coordinator.session_timeout_s}
-        store: dict[str, object] = {"ok": False, "url": self._session.config().cluster.store}
+        cluster = self._session.config().cluster
+        store: dict[str, object] = {"ok": False, "url": f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store}
         try:
             problem = self._session.data_store().health()
             store |= {"ok": problem is None} | ({"problem": problem} if problem else {})
@@ -157,7 +158,7 @@ class Query:
         return replace(view, healthy=False, problems=(*view.problems, problem))
 
 
-def _measured(nodes: list[NodeView]) -> list[NodeView]:
+def _measured(nodes: list[NodeView], via: str) -> list[NodeView]:
     """With load, memory and running tasks as each Starter tells them; a node whose session lives was seen just now."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -166,7 +167,7 @@ def _measured(nodes: list[NodeView]) -> list[NodeView]:
 
     def ask(endpoint: str) -> dict[str, NodeStats]:
         try:
-            with NodeClient(endpoint, timeout_s=ASK_S) as client:
+            with NodeClient(endpoint, timeout_s=ASK_S, via=via) as client:
                 return {item.node: item for item in client.stats()}
         except Unavailable:
             return {}

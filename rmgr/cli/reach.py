@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rmgr.errors import NotConnected, Unavailable, UsageError
+from rmgr.errors import NotConnected, Unavailable
 
 if TYPE_CHECKING:
+    from rmgr.adapters.rpc_gateway import GatewayCoordinator
     from rmgr.adapters.zk import ZkCoordinator
     from rmgr.cli.context import Session
     from rmgr.coord.ports import Store
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
 SILENCE_S = 1.0
 
 
-def open_coordinator(session: Session) -> ZkCoordinator:
-    """A session in ZooKeeper, in the right cluster.
+def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
+    """A session in ZooKeeper, in the right cluster; through a gateway where one is configured instead.
 
     Waits while no server answers, saying so: up to `--timeout`, else `connect_timeout_s` of the configuration.
     Raises: NotConnected, CoordinationUnavailable, WrongCluster.
     """
     config = session.config()
-    if not config.cluster.zk and config.cluster.gateway:
-        raise UsageError("this command needs ZooKeeper, and only a gateway is configured", hint="name ZooKeeper: --zk HOSTS or RMGR_ZK")
+    if config.cluster.uses_gateway:
+        return _through_gateway(session)
     hosts, chroot = config.cluster.hosts_and_chroot()
     from rmgr.adapters.zk import ZkCoordinator
     from rmgr.client.bootstrap import verify
@@ -44,11 +45,34 @@ def open_coordinator(session: Session) -> ZkCoordinator:
     return coordinator
 
 
+def _through_gateway(session: Session) -> GatewayCoordinator:
+    from rmgr.adapters.rpc_gateway import GatewayCoordinator
+    from rmgr.client.bootstrap import verify
+
+    cluster = session.config().cluster
+    wait_s = session.left_s() or cluster.connect_timeout_s
+    end = time.monotonic() + wait_s
+    coordinator = GatewayCoordinator(cluster.gateway, session_timeout_s=cluster.session_timeout_s)
+    try:
+        if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
+            session.note(f"no session through the gateway at {coordinator.hosts} yet; waiting up to {wait_s:.0f} s")
+        coordinator.wait_ready(max(0.1, end - time.monotonic()))
+        verify(coordinator, cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
+    except BaseException:
+        coordinator.close(timeout_s=1.0)
+        raise
+    return coordinator
+
+
 def open_data_store(session: Session) -> Store:
     """The data store of the configuration. Raises StoreUnavailable, UsageError."""
     from rmgr.adapters.stores import open_store
 
     config = session.config()
+    if config.cluster.uses_gateway:
+        from rmgr.adapters.rpc_gateway_store import GatewayStore
+
+        return GatewayStore(config.cluster.gateway)
     if not config.cluster.store:
         raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH or RMGR_STORE   (rmgr dev sets it)")
     return open_store(config.cluster.store, create=False)

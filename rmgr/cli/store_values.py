@@ -80,10 +80,10 @@ class Usage:
 @contextlib.contextmanager
 def opened(session: Session) -> Iterator[Opened]:
     """The configured store. Raises: NotConnected, StoreUnavailable; DeadlineExceeded instead when --timeout ran out."""
-    from rmgr.adapters.stores import open_store
+    from rmgr.cli.reach import open_data_store
 
-    url = session.config().cluster.store
-    if not url:
+    cluster = session.config().cluster
+    if not cluster.store and not cluster.uses_gateway:
         raise NotConnected(
             "no data store is configured and no cluster is running on this machine",
             hint="start one with: rmgr dev   (or: --store sqlite:PATH)",
@@ -97,7 +97,8 @@ def opened(session: Session) -> Iterator[Opened]:
         final = keys.final(pointer)
         if store.head(final, timeout_s=timeout_s) is not None:
             return final
-        cluster = session.config().cluster
+        if cluster.uses_gateway:
+            return locate_in_cluster(session.coordinator(), store, user_key, pointer, timeout_s=min(timeout_s, 10.0))
         hosts, chroot = cluster.hosts_and_chroot()
         wait_s = session.left_s(cluster.connect_timeout_s) or cluster.connect_timeout_s
         coordinator = ZkCoordinator.connect(hosts, chroot, connect_timeout_s=wait_s, session_timeout_s=cluster.session_timeout_s)
@@ -107,7 +108,7 @@ def opened(session: Session) -> Iterator[Opened]:
             coordinator.close()
 
     try:
-        store = open_store(url, create=False)
+        store = open_data_store(session)
         try:
             yield Opened(store=store, timeout_s=timeout_s, locate=locate)
         finally:

@@ -101,12 +101,13 @@ class Shell:
         return name
 
 
-def wait_line(process: subprocess.Popen[str], text: str, *, deadline_s: float = 30.0) -> str:
-    """Reads stdout until a line with `text` has come."""
+def wait_line(process: subprocess.Popen[str], text: str, *, stream: str = "stdout", deadline_s: float = 30.0) -> str:
+    """Reads stdout (or stderr) until a line with `text` has come."""
     end = time.monotonic() + deadline_s
-    assert process.stdout is not None
+    source = process.stdout if stream == "stdout" else process.stderr
+    assert source is not None
     while time.monotonic() < end:
-        line = process.stdout.readline()
+        line = source.readline()
         if text in line:
             return line
         if not line:

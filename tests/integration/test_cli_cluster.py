@@ -1,0 +1,261 @@
+"""The command line for operators on a real cluster: health, nodes, settings, doctor; without a leader; with ZooKeeper away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from commands import Shell, cluster_and_shell, wait_line
+
+from rmgr.dev.cluster import DevCluster
+
+
+@pytest.fixture(scope="module")
+def both(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DevCluster, Shell]]:
+    with cluster_and_shell(tmp_path_factory.mktemp("operator")) as made:
+        yield made
+
+
+@pytest.fixture
+def sh(both: tuple[DevCluster, Shell]) -> Shell:
+    return both[1]
+
+
+@pytest.fixture
+def cluster(both: tuple[DevCluster, Shell]) -> DevCluster:
+    return both[0]
+
+
+def eventually(condition: Callable[[], bool], what: str, deadline_s: float = 40.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+# -- a healthy cluster --------------------------------------------------------------------------------------------------------
+
+
+def test_status_of_a_healthy_cluster(sh: Shell, cluster: DevCluster) -> None:
+    view = sh.ok("status", "--json").json
+    assert view["healthy"] is True
+    assert view["leader"]["pid"] == cluster.process("w1").pid
+    assert set(view["leader"]) >= {"id", "host", "pid", "epoch", "since"}
+    assert view["nodes"] == {"up": 2, "draining": 0, "fenced": 0, "down": 0}
+    assert "healthy" in sh.ok("status").out
+
+
+def test_nodes_tell_what_they_are(sh: Shell, cluster: DevCluster) -> None:
+    nodes = {node["id"]: node for node in sh.ok("nodes", "--json").json["nodes"]}
+    assert set(nodes) == {"n1", "n2"}
+    assert (nodes["n1"]["state"], nodes["n1"]["cores"], nodes["n1"]["incarnation"]) == ("up", 2, 1)
+    assert nodes["n1"]["pid"] == cluster.process("n1").pid
+    assert nodes["n1"]["load"] is not None
+    assert sh.ok("nodes", "n2", "-o", "node,state", "--no-header").out.split() == ["n2", "up"]
+
+
+def test_a_drained_node_takes_nothing_until_it_is_resumed(sh: Shell) -> None:
+    assert sh.ok("drain", "n1", "--reason", "new fan", "--json").json == {
+        "schema": "rmgr/1",
+        "node": "n1",
+        "state": "drained",
+        "reason": "new fan",
+    }
+    try:
+        number = sh.submit("--array", "1-6", "--", "true")
+        sh.ok("wait", number)
+        assert {task["node"] for task in sh.ok("tasks", number, "--json").json["tasks"]} == {"n2"}
+        assert "new fan" in sh.ok("nodes").out
+    finally:
+        assert sh.ok("resume", "n1", "--json").json["state"] == "up"
+    assert "was not drained" in sh.ok("resume", "n1").out
+
+
+def test_settings_are_applied_to_everyone(sh: Shell) -> None:
+    before = sh.ok("config", "show", "--cluster").out
+    sh.file("c.toml", before + '\n[queues.fast]\nmax_cores = 1\nmax_time = "10m"\n')
+    assert "queues.fast: added" in sh.ok("config", "apply", "--dry-run", "c.toml").out
+    assert "fast" not in sh.ok("queues").out
+    changes = sh.ok("config", "apply", "--json", "c.toml").json["changes"]
+    assert {"key": "queues.fast.max_cores", "from": None, "to": 1} in changes
+    eventually(lambda: "fast" in sh.ok("queues").out, "the leader takes the queue up")
+    assert sh.ok("submit", "--wait", "-q", "fast", "--", "echo", "quick").out == "quick\n"
+    refused = sh("submit", "-q", "fast", "-c", "2", "--json", "--", "true")
+    assert (refused.code, refused.error["code"]) == (2, "INFEASIBLE")
+    held = sh.submit("-q", "fast", "--hold", "--", "true")
+    sh.file("old.toml", before)
+    refused = sh("config", "apply", "old.toml")
+    assert (refused.code, "still holds work" in refused.err) == (1, True)
+    sh.ok("cancel", held)
+    assert sh("wait", held).code == 130
+    sh.ok("config", "apply", "old.toml")
+    assert sh.ok("config", "show", "--cluster").out == before
+    bad = sh("config", "apply", sh.file("bad.toml", before.replace("max_cores", "max_core")))
+    assert bad.code == 2
+    assert "bad.toml:" in bad.err
+    assert "did you mean 'max_cores'?" in bad.err
+
+
+def test_policies_are_told_honestly(sh: Shell) -> None:
+    assert [policy["name"] for policy in sh.ok("policy", "list", "--json").json["policies"]] == ["fifo"]
+    assert sh.ok("policy", "show", "--json").json["queues"] == {"default": {"policy": "fifo", "parameters": {}}}
+    assert sh.ok("policy", "check").out == "default: fifo\n"
+    refused = sh("policy", "set", "default", "easy")
+    assert (refused.code, "no placing policy yet" in refused.err) == (2, True)
+    assert sh("policy", "set", "x", "fifo").code == 3
+
+
+def test_doctor_finds_nothing_wrong(sh: Shell) -> None:
+    document = sh.ok("doctor", "--json").json
+    assert document["healthy"] is True
+    names = " ".join(check["name"] for check in document["checks"])
+    for what in (
+        "python",
+        "packages",
+        "configuration",
+        "zookeeper",
+        "fsync",
+        "session",
+        "cluster id",
+        "store",
+        "leader",
+        "nodes",
+        "clocks",
+    ):
+        assert what in names
+    assert all(set(check) == {"name", "ok", "detail", "fix"} for check in document["checks"])
+
+
+def test_the_wrong_place_is_recognised(sh: Shell, cluster: DevCluster, tmp_path: Path) -> None:
+    hosts = cluster.zookeeper.hosts
+    elsewhere = sh("jobs", "--zk", f"{hosts}/rmgr/other", "--json")
+    assert (elsewhere.code, elsewhere.error["code"]) == (5, "UNAVAILABLE")
+    assert "no rmgr cluster" in elsewhere.error["message"]
+    nobody = sh("jobs", "--zk", "127.0.0.1:1", "--timeout", "2", "--json")
+    assert (nobody.code, nobody.error["code"]) == (5, "UNAVAILABLE")
+    assert "does not answer" in nobody.err
+    sick = sh("doctor", "--zk", "127.0.0.1:1", "--timeout", "3", "--json")
+    assert (sick.code, sick.json["healthy"]) == (1, False)
+    bad = tmp_path / "c.toml"
+    bad.write_text("[cluster]\nzkk = 'x'\n")
+    wrong = sh("jobs", "--config", str(bad))
+    assert wrong.code == 2
+    assert "c.toml:2: unknown key 'zkk'" in wrong.err
+
+
+# -- parts that are away ------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_leader_commands_read_znodes_and_say_so(sh: Shell, cluster: DevCluster) -> None:
+    cluster.kill("w1")
+    try:
+        number = sh.submit("--array", "1-4", "--", "true")
+        assert sh.ok("wait", number).code == 0
+        listed = sh.ok("jobs", "-a", "--json", number)
+        assert listed.json["jobs"][0]["state"] == "COMPLETED"
+        assert "read from ZooKeeper" in listed.err
+        assert len(sh.ok("tasks", number, "--json").json["tasks"]) == 4
+        assert sh("status").code == 1
+        slow = sh.submit("--", "sleep", "600")
+        eventually(lambda: "RUNNING" in sh.ok("tasks", slow).out, "it runs")
+        sh.ok("cancel", slow)
+        assert sh("wait", slow, "--timeout", "30").code == 130  # the Starters are told directly
+    finally:
+        cluster.start_watchdog("w1")
+    eventually(lambda: sh("status").code == 0, "a new leader")
+
+
+def test_waiting_goes_on_while_zookeeper_restarts(sh: Shell, cluster: DevCluster) -> None:
+    gate = sh.directory / sh.file("gate", "")
+    number = sh.submit("--", "sh", "-c", f"while [ -e {gate} ]; do sleep 0.1; done; exit 3")
+    with sh.running("wait", number) as process:
+        eventually(lambda: "RUNNING" in sh.ok("jobs", number).out, "it runs")
+        cluster.zookeeper.pause()  # type: ignore[union-attr]
+        try:
+            wait_line(process, "ZooKeeper does not answer", stream="stderr")
+        finally:
+            cluster.zookeeper.resume()  # type: ignore[union-attr]
+        gate.unlink()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "the cluster answers again" in err
+
+
+# -- rmgr dev -----------------------------------------------------------------------------------------------------------------
+
+
+def living(directory: Path) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if process.pid != os.getpid() and any(str(directory) in word for word in process.info["cmdline"] or ())
+    ]
+
+
+def test_dev_in_the_foreground_ends_with_ctrl_c_and_leaves_nothing(zookeeper_parts: None, tmp_path: Path) -> None:
+    sh = Shell(tmp_path / "home")
+    directory = tmp_path / "cluster"
+    with sh.running("dev", "--dir", str(directory), "--nodes", "1", "--watchdogs", "1", "--cores", "1") as process:
+        lines = []
+        assert process.stdout is not None
+        while "Ctrl-C stops it" not in (line := process.stdout.readline()):
+            assert line, process.stderr.read() if process.stderr else ""
+            lines.append(line)
+        assert any("rmgr submit --wait -- echo hello" in line for line in lines)
+        assert sh.ok("submit", "--wait", "--", "echo", "found").out == "found\n"  # no option needed
+        status = sh.ok("dev", "status", "--json").json
+        assert status["running"] is True
+        assert sorted(p["role"] for p in status["processes"]) == ["starter", "watchdog", "zookeeper"]
+        second = sh("dev")
+        assert (second.code, "--dir" in second.err) == (1, True)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    eventually(lambda: not living(directory), "no process is left")
+    assert sh("dev", "status").code == 1
+    assert sh("jobs").code == 5
+    assert not (tmp_path / "home" / ".rmgr" / "dev.toml").exists()
+
+
+def test_dev_detached_is_stopped_from_another_shell(zookeeper_parts: None, tmp_path: Path) -> None:
+    sh = Shell(tmp_path / "home")
+    first, second = tmp_path / "a", tmp_path / "b"
+    options = ("--nodes", "1", "--watchdogs", "1", "--detach")
+    try:
+        sh.ok("dev", "--dir", str(first), *options)
+        beside = sh.ok("dev", "--dir", str(second), *options)
+        assert f"rmgr dev stop --dir {second}" in beside.out
+        found = sh.ok("status", "--json").json["cluster_id"]
+        sh.ok("dev", "stop", "--dir", str(second))
+        assert sh.ok("status", "--json").json["cluster_id"] == found  # the first one is the one that commands find
+        assert living(second) == []
+        assert "stopped" in sh.ok("dev", "stop").out
+        assert living(first) == []
+        assert "no cluster of yours runs" in sh.ok("dev", "stop").out
+        assert sh("dev", "stop", "--dir", str(tmp_path / "never")).code == 3
+        sh.ok("dev", "--dir", str(first), *options)  # its data are still there
+        assert sh.ok("status", "--json").json["cluster_id"] == found
+    finally:
+        for directory in (first, second):
+            sh("dev", "stop", "--dir", str(directory))
+
+
+def test_a_daemon_with_a_bad_option_says_so(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "rmgr.cli.main", "starter", "--cores", "-1", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert ended.returncode == 2
+    assert "--cores" in json.loads(ended.stdout)["error"]["message"]

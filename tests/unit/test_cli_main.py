@@ -1,0 +1,186 @@
+"""The plumbing: help of every command, what it imports, global options anywhere, errors and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from rmgr import errors
+from rmgr.cli import main
+from rmgr.cli.command import GlobalOption, command
+from rmgr.cli.context import Session
+
+
+def commands(group: click.Group, path: str = "rmgr") -> Iterator[tuple[str, click.Command]]:
+    """Every command with its path, groups included."""
+    ctx = click.Context(group)
+    for name in group.list_commands(ctx):
+        found = group.get_command(ctx, name)
+        assert found is not None
+        yield f"{path} {name}", found
+        if isinstance(found, click.Group):
+            yield from commands(found, f"{path} {name}")
+
+
+ALL = dict(commands(main.cli))
+
+
+@pytest.mark.parametrize("path", sorted(ALL))
+def test_every_command_has_help_with_examples_and_the_global_options(path: str) -> None:
+    made = ALL[path]
+    assert (made.help or "").strip()
+    assert "Examples:" in (made.epilog or "")
+    assert path.split()[1] in (made.epilog or "")
+    names = {option for parameter in made.params if isinstance(parameter, GlobalOption) for option in parameter.opts}
+    assert {"--zk", "--store", "--gateway", "--config", "--json", "--timeout", "-v"} <= names
+    text = made.get_help(click.Context(made, info_name=path))
+    assert "--json" in text
+
+
+def run(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main.run(words)
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_no_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run("--help", capsys=capsys)
+    assert code == 0
+    for section in main.SECTIONS:
+        assert f"{section}:" in out
+    assert "Exit codes:" in out
+    assert run(capsys=capsys) == (0, out, "")
+    code, out, _ = run("config", capsys=capsys)
+    assert (code, "apply" in out) == (0, True)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from rmgr.cli import main; code = main.run(['--help']);"
+        "heavy = {'kazoo', 'grpc', 'rich', 'psutil', 'msgspec', 'structlog', 'cloudpickle', 'sqlite3'} & set(sys.modules);"
+        "print(sorted(heavy), file=sys.stderr); sys.exit(code)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stderr == "[]\n"
+
+
+def test_global_options_stand_before_and_after_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("--json", "version"), ("version", "--json")):
+        code, out, _ = run(*words, capsys=capsys)
+        assert code == 0
+        assert set(json.loads(out)) == {"schema", "version", "python", "protocol"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "hint"),
+    [
+        (("versio",), "no command 'versio'", "rmgr version"),
+        (("sbatch", "x"), "no command 'sbatch'", "rmgr submit"),
+        (("config", "aply"), "no command 'aply' below rmgr config", "rmgr config apply"),
+        (("completion", "basj"), "no shell 'basj'", "'bash'"),
+        (("version", "--timeout", "x"), "--timeout: 'x' is not a duration", "1h30m"),
+        (("version", "--jsn"), "--jsn", "rmgr version --help"),
+        (("show",), "ID", "rmgr show --help"),
+    ],
+)
+def test_usage_errors_name_what_and_what_to_type(words: tuple[str, ...], told: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(*words, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert hint in err
+    code, out, err = run(*words, "--json", capsys=capsys)
+    assert (code, err) == (2, "")
+    document = json.loads(out)
+    assert document["error"]["code"] == "USAGE"
+    assert told in document["error"]["message"]
+    assert hint in document["error"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "exit_code"),
+    [
+        (errors.UsageError("x"), "USAGE", 2),
+        (errors.ConfigError("x"), "USAGE", 2),
+        (errors.Infeasible("x"), "INFEASIBLE", 2),
+        (errors.NotFound("x"), "NOT_FOUND", 3),
+        (errors.PermissionDenied("x"), "PERMISSION", 4),
+        (errors.NotConnected("x"), "UNAVAILABLE", 5),
+        (errors.StoreUnavailable("x"), "UNAVAILABLE", 5),
+        (errors.DeadlineExceeded("x"), "UNAVAILABLE", 6),
+        (errors.QueueFull("x"), "RESOURCE_EXHAUSTED", 7),
+        (errors.ValueTooLarge("x"), "RESOURCE_EXHAUSTED", 7),
+        (errors.SubmitUnknown("x", token="t0"), "UNKNOWN_OUTCOME", 8),
+        (errors.KeyExists("x"), "CONFLICT", 1),
+        (ValueError("x"), "INTERNAL", 1),
+    ],
+)
+def test_errors_have_their_code_and_exit_code(
+    error: Exception, code: str, exit_code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @command("fail", examples="fail")
+    def fail(_session: Session) -> None:
+        """Fails."""
+        raise error
+
+    monkeypatch.setitem(main._COMMANDS, "fail", ("", ""))
+    monkeypatch.setattr(type(main.cli), "get_command", lambda *_: fail)
+    got, out, err = run("fail", "--json", capsys=capsys)
+    assert (got, err) == (exit_code, "")
+    assert json.loads(out)["error"]["code"] == code
+    got, out, err = run("fail", capsys=capsys)
+    assert (got, out) == (exit_code, "")
+    assert err.startswith("rmgr: ")
+    if isinstance(error, errors.SubmitUnknown):
+        assert "--token t0" in err
+
+
+@pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt(), 130), (BrokenPipeError(), 141), (SystemExit(9), 9)])
+def test_ends_that_are_no_errors(
+    raised: BaseException, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @command("fail", examples="fail")
+    def fail(_session: Session) -> None:
+        """Ends."""
+        raise raised
+
+    monkeypatch.setitem(main._COMMANDS, "fail", ("", ""))
+    monkeypatch.setattr(type(main.cli), "get_command", lambda *_: fail)
+    got, out, err = run("fail", capsys=capsys)
+    assert (got, out) == (code, "")
+    assert "Traceback" not in err
+
+
+def test_a_json_word_of_the_work_is_not_ours() -> None:
+    assert main.asked_for_json(["submit", "--json", "--", "x"])
+    assert not main.asked_for_json(["submit", "--", "x", "--json"])
+
+
+def test_nothing_configured_says_rmgr_dev(tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("RMGR_ZK", "RMGR_STORE", "RMGR_GATEWAY", "RMGR_CONFIG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, _, err = run("jobs", capsys=capsys)
+    assert code == 5
+    assert "rmgr dev" in err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run("completion", shell, capsys=capsys)
+    assert code == 0
+    assert "_RMGR_COMPLETE" in out
+
+
+def test_completion_offers_commands_and_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("_RMGR_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    monkeypatch.setenv("COMP_WORDS", "rmgr su")
+    assert run(capsys=capsys)[1].split() == ["plain,submit", "plain,submitter"]
+    monkeypatch.setenv("COMP_CWORD", "2")
+    monkeypatch.setenv("COMP_WORDS", "rmgr submit --pri")
+    assert run(capsys=capsys)[1].split() == ["plain,--priority"]

@@ -1,0 +1,112 @@
+"""Cluster settings as TOML: there and back, and errors that name file, line and the nearest key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rmgr.cli.config import differences
+from rmgr.cli.options import parse_after, parse_env, parse_resource
+from rmgr.cli.params import parse_states
+from rmgr.cli.settings import parse_settings, to_document, to_toml
+from rmgr.errors import ConfigError, UsageError
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.states import State
+from rmgr.model.submission import Condition, Dependency
+
+FULL = ClusterSettings(
+    queues=(
+        QueueSpec(name="default"),
+        QueueSpec(
+            name="fast.one",
+            partition="p2",
+            dispatch=Dispatch.PLACE,
+            state="closed",
+            default_time_us=90_000_000,
+            max_time_us=3_600_000_000,
+            max_memory_bytes=3 << 30,
+            users=("ada", "bob"),
+            backfill_pull=True,
+        ),
+    ),
+    default_queue="fast.one",
+    grace_us=1_500_000,
+    mass_loss_share=0.25,
+    operators=("root",),
+    extra={"a": 'b"c'},
+)
+
+
+@pytest.mark.parametrize("settings", [ClusterSettings(), FULL])
+def test_settings_survive_the_way_through_a_file(settings: ClusterSettings) -> None:
+    assert parse_settings(to_toml(settings), "c.toml") == settings
+
+
+def test_people_write_durations_and_sizes() -> None:
+    text = 'retention = "2h"\n[queues.default]\nmax_time = "1h30m"\nmax_memory = "2G"\ndefault_time = 90\n'
+    settings = parse_settings(text, "c.toml")
+    assert settings.retention_us == 7_200_000_000
+    queue = settings.queues[0]
+    assert (queue.max_time_us, queue.max_memory_bytes, queue.default_time_us) == (5_400_000_000, 2 << 30, 90_000_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "hint"),
+    [
+        ("[queues.default]\nmax_tim = 1\n", "c.toml:2: unknown key 'max_tim' in section [queues.default]", "'max_time'"),
+        ("\nretentoin = 1\n[queues.default]\n", "c.toml:2: unknown key 'retentoin'", "'retention'"),
+        ("[queues.default]\n\n[queues.b]\nmax_time = '1x'\n", "c.toml:4: max_time = '1x' is not valid", "1h30m"),
+        ("[queues.default]\nmax_cores = 'x'\n", "c.toml:2: max_cores = 'x' is not valid", ""),
+        ("[queues.default]\nstate = 'opn'\n", "c.toml:2: there is no queue state 'opn'", "'open'"),
+        ("[queues.default]\ndispatch = 'psuh'\n", "c.toml:2: dispatch = 'psuh' is not valid", "pull"),
+        ("default_queue = 'x'\n[queues.y]\n", "c.toml:1: the default queue 'x' is not among the queues", "y"),
+        ("[queues.default]\n[queues.'a b']\n", "'a b' cannot be the name of a queue", "letters"),
+        ("[queues.default]\ndefault_time = 20\nmax_time = 10\n", "c.toml:2: default_time is above max_time", ""),
+        ("retention = 1\n", "there is no queue", "[queues.default]"),
+        ("x = [\n", "not valid TOML", ""),
+    ],
+)
+def test_mistakes_name_file_line_and_the_nearest(text: str, told: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_settings(text, "c.toml")
+    assert told in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_differences_are_told_by_key() -> None:
+    changed = replace(FULL, grace_us=2_000_000, queues=FULL.queues[:1], default_queue="default")
+    told = {key: (old, new) for key, old, new in differences(FULL, changed)}
+    assert told["grace_s"] == (1.5, 2.0)
+    assert told["queues.fast.one.state"] == ("closed", None)
+    assert differences(FULL, FULL) == []
+    assert to_document(FULL)["queues"]["fast.one"]["max_time_s"] == 3600.0
+
+
+def test_dependencies_in_our_words_and_slurms() -> None:
+    ok, any_, fail = Condition.OK, Condition.ANY, Condition.FAIL
+    assert parse_after("ok:12,any:13,fail:14") == tuple(
+        Dependency(condition=condition, submission=number) for condition, number in ((ok, 12), (any_, 13), (fail, 14))
+    )
+    assert parse_after("afterok:1:2,3") == tuple(Dependency(condition=ok, submission=number) for number in (1, 2, 3))
+    for bad in ("", "ok:", "ok:x", "soon:1", "ok:1,,2"):
+        with pytest.raises(UsageError, match="is not a dependency"):
+            parse_after(bad)
+
+
+def test_states_in_the_words_of_others() -> None:
+    assert parse_states("pd,Running,canceled") == (State.INITIAL, State.RUNNING, State.CANCELLED)
+    with pytest.raises(UsageError, match="no state 'FAILD'") as caught:
+        parse_states("faild")
+    assert "FAILED" in caught.value.hint
+
+
+def test_variables_and_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "v")
+    assert (parse_env("A=b=c"), parse_env("A="), parse_env("HERE")) == (("A", "b=c"), ("A", ""), ("HERE", "v"))
+    assert parse_resource("gpu=2") == ("gpu", 2)
+    for bad in ("=x", "NOT_SET_ANYWHERE", "a b=c"):
+        with pytest.raises(UsageError):
+            parse_env(bad)
+    with pytest.raises(UsageError):
+        parse_resource("gpu=two")
