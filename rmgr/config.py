@@ -29,13 +29,20 @@ class ClusterConfig:
 
     zk: str = ""  #: HOSTS[/CHROOT]
     store: str = ""  #: sqlite:PATH, cassandra://host1,host2/keyspace?...
-    gateway: str = ""  #: HOST:PORT of a Submitter gateway, instead of zk
+    gateway: str = ""  #: HOST:PORT[,HOST:PORT...] of Submitter gateways, instead of zk and store
     session_timeout_s: float = 10.0  #: T: how long a silent process is believed alive
     connect_timeout_s: float = 10.0
     cluster_id: str = ""  #: when given, any other cluster is refused
 
+    @property
+    def uses_gateway(self) -> bool:
+        """ZooKeeper and the data store are reached through a gateway."""
+        return bool(self.gateway and not self.zk)
+
     def hosts_and_chroot(self) -> tuple[str, str]:
         """`h1:2181,h2:2181/rmgr/x` -> (hosts, chroot). Raises NotConnected when nothing is configured."""
+        if not self.zk and self.gateway:
+            raise NotConnected("this needs ZooKeeper itself, and only a gateway is configured", hint="name it: --zk HOSTS or RMGR_ZK")
         if not self.zk:
             raise NotConnected(
                 "no cluster is configured and none is running on this machine",
@@ -128,14 +135,18 @@ def load(
     values: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
     if path is not None:
         _merge_file(values, path)
+    variables: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
     for variable, text in env.items():
         target = _SHORT.get(variable) or _variable(variable)
         if target is not None:
-            values[target[0]][target[1]] = _convert(_SECTIONS[target[0]], target[1], text, f"variable {variable}")
+            variables[target[0]][target[1]] = _convert(_SECTIONS[target[0]], target[1], text, f"variable {variable}")
+    _merge(values, variables)
+    typed: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
     for section, options in (overrides or {}).items():
         for key, value in options.items():
             if value is not None:
-                values[section][key] = _convert(_SECTIONS[section], key, value, f"option --{key.replace('_', '-')}")
+                typed[section][key] = _convert(_SECTIONS[section], key, value, f"option --{key.replace('_', '-')}")
+    _merge(values, typed)
     if not values["cluster"].get("zk") and not values["cluster"].get("gateway"):
         values["cluster"] = _dev_cluster(env) | values["cluster"]
     return Config(**{name: kind(**values[name]) for name, kind in _SECTIONS.items()}, source=str(path or ""))
@@ -155,6 +166,15 @@ def check_file(path: Path) -> Config:
     values: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
     _merge_file(values, path)
     return Config(**{name: kind(**values[name]) for name, kind in _SECTIONS.items()}, source=str(path))
+
+
+def _merge(values: dict[str, dict[str, Any]], upper: Mapping[str, Mapping[str, Any]]) -> None:
+    """Lays `upper` over `values`. A layer that names one way to the cluster does not mean the other way of one below."""
+    for way, other in (("zk", "gateway"), ("gateway", "zk")):
+        if upper["cluster"].get(way) and not upper["cluster"].get(other):
+            values["cluster"].pop(other, None)
+    for section, keys in upper.items():
+        values[section] |= keys
 
 
 def _find_file(env: Mapping[str, str], file: str | None) -> Path | None:

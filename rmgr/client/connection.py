@@ -39,7 +39,7 @@ class Connection:
     def __init__(self, submitter: SubmitterPort, config: Config, coordinator: Coordinator | None) -> None:
         self.submitter = submitter
         self.config = config
-        self.coordinator = coordinator  #: None behind a gateway
+        self.coordinator = coordinator
         self.functions = Functions(submitter.store)
         self.store = Values(submitter.store, coordinator)
         self.pid = os.getpid()
@@ -117,8 +117,8 @@ def connect(
 
 def _open(config: Config, timeout_s: float) -> Connection:
     cluster = config.cluster
-    if cluster.gateway and not cluster.zk:
-        raise NotConnected("this build of rmgr cannot submit through a gateway yet", hint="name the cluster with --zk or RMGR_ZK")
+    if cluster.uses_gateway:
+        return _through_gateway(config, timeout_s)
     hosts, chroot = cluster.hosts_and_chroot()
     if not cluster.store:
         raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH, RMGR_STORE, or store = in [cluster]")
@@ -137,6 +137,24 @@ def _open(config: Config, timeout_s: float) -> Connection:
             data.close()
             raise
     except BaseException:
+        coordinator.close(timeout_s=1.0)
+        raise
+
+
+def _through_gateway(config: Config, timeout_s: float) -> Connection:
+    from rmgr.adapters.rpc_gateway import GatewayCoordinator
+    from rmgr.adapters.rpc_gateway_store import GatewayStore
+    from rmgr.client.bootstrap import remembered, verify
+    from rmgr.client.engine import Engine
+
+    cluster = config.cluster
+    coordinator = GatewayCoordinator.connect(cluster.gateway, session_timeout_s=cluster.session_timeout_s, connect_timeout_s=timeout_s)
+    data = GatewayStore(cluster.gateway)
+    try:
+        verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
+        return Connection(Engine(coordinator, data), config, coordinator)
+    except BaseException:
+        data.close()
         coordinator.close(timeout_s=1.0)
         raise
 
