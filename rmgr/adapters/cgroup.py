@@ -39,9 +39,9 @@ class SlotCgroup:
             (self._unified / "main").mkdir(exist_ok=True)
             if has_memory:
                 _write(self._unified / "cgroup.subtree_control", "+memory")
-        for path in (self._unified, self._v1.get("pids")):
-            if path is not None and pids_limit and (path / "pids.max").exists():
-                _write(path / "pids.max", str(pids_limit))
+        for limited in (self._unified, self._v1.get("pids")):
+            if limited is not None and pids_limit and (limited / "pids.max").exists():
+                _write(limited / "pids.max", str(pids_limit))
 
     def _all(self) -> list[Path]:
         return ([self._unified] if self._unified is not None else []) + list(self._v1.values())
@@ -57,13 +57,19 @@ class SlotCgroup:
                         if entry.exists():
                             os.chown(entry, uid, gid)
 
-    def setup(self) -> dict[str, str | bool]:
-        """Fields of `frames.Setup`."""
-        fields: dict[str, str | bool] = {controller: str(path) for controller, path in self._v1.items()}
-        if self._unified is not None:
-            fields["cgroup"] = str(self._unified)
-            fields["has_memory"] = self._has_memory
-        return fields
+    @property
+    def unified(self) -> str:
+        """The slot's version 2 directory, "" = none."""
+        return str(self._unified or "")
+
+    @property
+    def has_memory(self) -> bool:
+        """Its version 2 children can limit memory."""
+        return self._has_memory
+
+    def v1(self, controller: str) -> str:
+        """The slot's directory in a version 1 hierarchy, "" = none."""
+        return str(self._v1.get(controller, ""))
 
     def kill(self) -> None:
         """Kills everything in it; waits until it is empty, at most a second."""
@@ -95,7 +101,7 @@ class Cgroups:
         if base is not None and (made := _make(base / name)):
             if (made / "cgroup.kill").exists():
                 unified = made
-                wanted = [c for c in ("memory", "pids") if c in _read(base / "cgroup.controllers").split()]
+                wanted: list[str] = [c for c in ("memory", "pids") if c in _read(base / "cgroup.controllers").split()]
                 has_memory = bool(wanted) and _enable(base, made, wanted) and "memory" in wanted
             else:
                 made.rmdir()

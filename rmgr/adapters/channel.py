@@ -15,6 +15,7 @@ import selectors
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from rmgr.model.frames import FrameError, FrameReader
@@ -24,10 +25,17 @@ _FDS = array.array("i")
 _MAX_FDS = 8
 
 
-class Loop:
-    """The selector thread: sockets, timers. Everything it calls must be quick and must not raise."""
+def fail_stop(error: BaseException) -> None:
+    """Ends this process: without the thread that hears of work a Starter is worse than a dead one (whose work is ended)."""
+    traceback.print_exception(error)
+    os._exit(70)
 
-    def __init__(self, name: str) -> None:
+
+class Loop:
+    """The selector thread: sockets, timers. Everything it calls must be quick and must not raise (`on_crash`)."""
+
+    def __init__(self, name: str, *, on_crash: Callable[[BaseException], None] = fail_stop) -> None:
+        self._on_crash = on_crash
         self._selector = selectors.DefaultSelector()
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
@@ -98,6 +106,12 @@ class Loop:
         return due, wait
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # noqa: BLE001 - the boundary of the loop
+            self._on_crash(error)
+
+    def _serve(self) -> None:
         while not self._closed:
             due, wait = self._due()
             for function in due:

@@ -201,7 +201,7 @@ class Slot:
         self.directory.mkdir(mode=0o755)
         if uid >= 0:
             os.chown(self.directory, uid, gid)
-        self._cgroup = runner.slot_cgroup(self.name)
+        self._cgroup = group = runner.slot_cgroup(self.name)
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
@@ -219,8 +219,8 @@ class Slot:
             theirs.close()
         self.pid = self._process.pid
         leftovers.record_spawner(runner.directory, self.name, pid=self.pid, marker=self.marker)
-        if self._cgroup is not None:
-            self._cgroup.add(self.pid, uid=uid, gid=gid)
+        if group is not None:
+            group.add(self.pid, uid=uid, gid=gid)
         self._channel = Channel(
             runner.loop, ours, frames.FromSpawner, on_frames=self._on_frames, on_end=self._on_end, passes_fds=True
         )
@@ -229,7 +229,11 @@ class Slot:
                 slot=number,
                 node=runner.node,
                 directory=str(self.directory),
-                **(self._cgroup.setup() if self._cgroup is not None else {}),
+                cgroup=group.unified if group is not None else "",
+                has_memory=group is not None and group.has_memory,
+                freezer=group.v1("freezer") if group is not None else "",
+                memory=group.v1("memory") if group is not None else "",
+                pids=group.v1("pids") if group is not None else "",
                 uid=uid,
                 gid=gid,
                 groups=groups,
@@ -283,7 +287,7 @@ class Slot:
             return tuple(self._commands)
 
     def recall(self, *, keep: int = 0) -> None:
-        """Takes back queued commands beyond the next `keep`; `TasksReturned` names them."""
+        """Takes back queued commands beyond the next `keep`; answered by `TasksReturned`, empty when there were none."""
         self.order(frames.RecallCommands(keep=keep))
 
     def stop(self, seq: int, *, reason: Reason = Reason.USER_CANCEL, grace_us: int = 5_000_000) -> None:

@@ -7,6 +7,7 @@ the interpreter, because the worker looks at the shared board before each task.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from rmgr.adapters.workevents import (
     WorkEvent,
 )
 from rmgr.model import frames
-from rmgr.model.frames import TaskBatch, TaskEnd, WorkerGone
+from rmgr.model.frames import Output, TaskBatch, TaskEnd, WorkerGone
 from rmgr.model.states import Reason
 from rmgr.runner.board import SETTLE_S, Board
 from rmgr.runner.outputs import read_live
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 #: A worker that is silent this long while it has tasks may hold finished results: they are read from its board.
 _RESCUE_S = 0.05
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS})
 _PART = 4 * 1024 * 1024
 _ends = msgspec.msgpack.Decoder(tuple[TaskEnd, ...])
 
@@ -69,6 +71,7 @@ class Worker:
         self.pid = 0
         self.directory = ""
         self.is_ready = False
+        self.is_refused = False  #: its environment cannot be made
         self.is_leaving = False  #: takes no more tasks (it ends itself, or is dead)
         self.blocked_seq = 0
         self._lock = threading.Lock()
@@ -98,7 +101,10 @@ class Worker:
     def running(self) -> tuple[int, int]:
         """(seq, started_ns CLOCK_BOOTTIME) of the task that runs, (0, 0) when none does."""
         board = self._board
-        return board.running() if board is not None and self._outstanding else (0, 0)
+        try:
+            return board.running() if board is not None and self._outstanding else (0, 0)
+        except ValueError:  # it has just ended: the board is closed
+            return 0, 0
 
     def send(self, batch: TaskBatch) -> bool:
         """Sends tasks (seqs from `NodeRunner.next_seq`, ascending). False: the worker is gone, nothing was sent.
@@ -124,7 +130,7 @@ class Worker:
     def recall(self, *, keep: int = 0) -> None:
         """Takes back what has not begun, beyond the next `keep` tasks (all, while the worker is being forked).
 
-        `TasksReturned` names it after a few ms; there is no event when there is nothing to take back.
+        Answered by `TasksReturned` after a few ms, which is empty when there was nothing to take back.
         """
         self.slot.runner.loop.call(lambda: self._recall(keep))
 
@@ -160,11 +166,10 @@ class Worker:
 
     def live_output(self, seq: int, stream: str, offset: int, limit: int = 64 * 1024) -> bytes | None:
         """What the running task `seq` has written to "stdout" or "stderr" from `offset`; None: it is not running."""
-        board = self._board
-        if board is None or board.seq != seq:
+        if self.running()[0] != seq:
             return None
         data = read_live(os.path.join(self.directory, stream), offset, limit)
-        return data if board.seq == seq else None
+        return data if self.running()[0] == seq else None
 
     # -- the selector thread's side ----------------------------------------------------------------------------------
 
@@ -202,6 +207,10 @@ class Worker:
         with self._lock:
             left, self._outstanding = tuple(self._outstanding), {}
         seq = current if current in left else 0
+        if not self.is_ready and not self.is_refused and (gone.exit_code is not None or gone.signal in _CRASHES):
+            how = f"exit code {gone.exit_code}" if gone.exit_code is not None else signal.Signals(gone.signal).name
+            where = "initializer" if self.spec.initializer else "set-up"
+            self._refuse(b"", f"the worker process ended in its {where} ({how})", bool(self.spec.initializer), gone.out, gone.err)
         if self._channel is not None:
             self._channel.close()
         if self._board is not None:
@@ -254,13 +263,14 @@ class Worker:
                     self.is_ready = True
                     events.append(WorkerReady(self.slot, self))
                 case frames.WorkerRefused():
-                    self.is_leaving = True
-                    events.append(
-                        WorkerFailed(self.slot, self, frame.error, frame.summary, frame.initializer, frame.out, frame.err)
-                    )
+                    self._refuse(frame.error, frame.summary, frame.initializer, frame.out, frame.err)
                 case frames.Leaving():
                     self.is_leaving = True
         self.slot.runner.emit(*events)
+
+    def _refuse(self, error: bytes, summary: str, initializer: bool, out: Output, err: Output) -> None:
+        self.is_leaving = self.is_refused = True
+        self.slot.runner.emit(WorkerFailed(self.slot, self, error, summary, initializer, out, err))
 
     def _account(self, ends: tuple[TaskEnd, ...]) -> tuple[TaskEnd, ...]:
         """Those not accounted for before (a result may arrive by the socket and from the board)."""
@@ -272,27 +282,26 @@ class Worker:
             self.blocked_seq = 0
         return known
 
-    def _recall(self, keep: int) -> None:
+    def _recall(self, keep: int, *, answer: bool = True) -> None:
         board = self._board
         if board is None:
             with self._lock:  # not forked yet: nothing has been sent
                 seqs = tuple(self._outstanding)
                 self._early.clear()
                 self._outstanding.clear()
-            if seqs:
-                self.slot.runner.emit(TasksReturned(self.slot, self, seqs, Reason.NONE))
+            self.slot.runner.emit(TasksReturned(self.slot, self, seqs, Reason.NONE))
             return
         with self._lock:
             current = board.begun
             ahead = [seq for seq in self._outstanding if seq > current]
-            if len(ahead) <= keep:
-                return
-            after = ahead[keep - 1] if keep else current
-            if max(self._highest, current) < self._revoked[1]:  # what was revoked before and not yet skipped stays so
-                after = min(after, self._revoked[0])
-            self._revoked = revoked = (after, self._last_seq)
-            board.revoke(*revoked)
-        self.slot.runner.loop.later(SETTLE_S, lambda: self._settle(*revoked))
+            if len(ahead) > keep:
+                after = ahead[keep - 1] if keep else current
+                if max(self._highest, current) < self._revoked[1]:  # what was revoked before and not yet skipped stays so
+                    after = min(after, self._revoked[0])
+                self._revoked = (after, self._last_seq)
+                board.revoke(*self._revoked)
+            revoked = self._revoked
+        self.slot.runner.loop.later(SETTLE_S, lambda: self._settle(*revoked, answer=answer))
 
     def _stop(self, order: frames.Stop) -> None:
         board = self._board
@@ -302,21 +311,23 @@ class Worker:
         with self._lock:
             ahead = [seq for seq in self._outstanding if board is None or seq > board.begun]
         if order.seq in ahead:
-            self._recall(ahead.index(order.seq))
+            self._recall(ahead.index(order.seq), answer=False)
             # it may have begun meanwhile: then it is outstanding still, and stopped
             self.slot.runner.loop.later(2 * SETTLE_S, lambda: self._stop(order))
 
-    def _settle(self, after: int, until: int) -> None:
+    def _settle(self, after: int, until: int, *, answer: bool) -> None:
         """What was revoked a moment ago and is still ahead of the worker will not start any more: it is returned."""
         board = self._board
-        if board is None:
+        if board is None:  # it has died meanwhile: everything is accounted for
+            if answer:
+                self.slot.runner.emit(TasksReturned(self.slot, self, (), Reason.NONE))
             return
         with self._lock:
             after = max(after, board.begun)
             seqs = tuple(seq for seq in self._outstanding if after < seq <= until)
             for seq in seqs:
                 del self._outstanding[seq]
-        if seqs:
+        if seqs or answer:
             self.slot.runner.emit(TasksReturned(self.slot, self, seqs, Reason.NONE))
 
     def _rescue(self) -> None:

@@ -49,7 +49,7 @@ class WorkerReady:
 class WorkerFailed:
     """The worker's environment cannot be made; `WorkerEnded` follows with all its tasks as unstarted.
 
-    error: pickled exception. initializer: it was the initializer that failed.
+    error: pickled exception, b"" when the process crashed in it. initializer: it was the initializer that failed.
     """
 
     slot: Slot
@@ -96,7 +96,10 @@ class TasksEnded:
 
 @dataclass(frozen=True, slots=True)
 class TasksReturned:
-    """Tasks or commands taken back before they began. reason: NONE = as ordered, LEASE_LOST."""
+    """Tasks or commands taken back before they began; answers each recall, with none at worst. reason: NONE, or LEASE_LOST.
+
+    The tasks of one recall may come in two of these (what the worker was just about to begin comes later).
+    """
 
     slot: Slot
     worker: Worker | None

@@ -16,7 +16,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.waiting = 0
+        self.waiting: dict[int, int] = {}  # by task: how many of its threads wait
         self.seq: Callable[[], int] | None = None
         self.block: Callable[[int], None] = _nothing
         self.unblock: Callable[[int], None] = _nothing
@@ -39,19 +39,23 @@ def blocking() -> Iterator[None]:
     if gate.seq is None:
         yield
         return
-    with gate.lock:
-        seq = gate.seq()
-        gate.waiting += 1
-        if gate.waiting == 1 and seq:
-            gate.block(seq)
-    ends = False
+    seq = gate.seq()
+    ends = entered = False
     try:
+        with gate.lock:
+            gate.waiting[seq] = gate.waiting.get(seq, 0) + 1
+            entered = True
+            if gate.waiting[seq] == 1 and seq:
+                gate.block(seq)
         yield
     except TaskTerminated:
         ends = True  # it needs no cores to end
         raise
     finally:
         with gate.lock:
-            gate.waiting -= 1
-            if gate.waiting == 0 and not ends and seq and gate.seq() == seq:
-                gate.unblock(seq)
+            if entered:
+                gate.waiting[seq] -= 1
+                if not gate.waiting[seq]:
+                    del gate.waiting[seq]
+                    if seq and not ends and gate.seq() == seq:
+                        gate.unblock(seq)

@@ -4,16 +4,16 @@ The worker writes what it runs (spawner: time limit, lease; Starter: what is liv
 yet: when it is killed, only the task that ran is lost. The Starter writes which tasks it takes back; the spawner
 writes why it terminates a task and until when exclusive work may run.
 
-Each field is 8 aligned bytes, written and read in one machine operation, and has one writer. Taking tasks back needs
-"worker: store current, load revoked" against "Starter: store revoked, load current": the Starter waits (`SETTLE_S`)
-between its two, far longer than any store stays invisible.
+Each field is 8 aligned bytes with one writer, written and read in one machine operation: an item of a memoryview of
+words (`struct.pack_into` is not that, it zeroes the bytes first). Taking tasks back needs "worker: store current, load
+revoked" against "Starter: store revoked, load current": the Starter waits (`SETTLE_S`) between its two, far longer
+than any store stays invisible.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import struct
 import tempfile
 
 from rmgr.model.states import Reason
@@ -26,15 +26,14 @@ RESULTS_HEAD = 16
 #: How long the Starter waits before what it has revoked is surely seen.
 SETTLE_S = 0.002
 
-# What the worker touches at every task, without a method call: (seq, started_ns) at TASK_AT, (after, until) at
-# REVOKED_AT, the seq being terminated at TERM_AT.
-PAIR = struct.Struct("@QQ")
-TASK_AT, REVOKED_AT, TERM_AT = 0, 192, 128
-_LIMIT, _GRACE, _EXCLUSIVE, _BUSY, _MEMORY, _CAP = 16, 24, 32, 40, 48, 56
-_RESULTS, _GENERATION = 64, 80
-_TERM_REASON, _LEASE, _WATCHED = 136, 144, 152
+# Fields, as indices of words. What the worker touches at every task it touches without a method call: it stores STARTED
+# and then SEQ, loads REVOKED_AFTER, REVOKED_UNTIL, and TERM_SEQ afterwards. Writers have cache lines of their own.
+SEQ, STARTED = 0, 1
+_LIMIT, _GRACE, _EXCLUSIVE, _BUSY, _MEMORY, _CAP = 2, 3, 4, 5, 6, 7
+_RESULTS, _GENERATION = 8, 9
+TERM_SEQ, _TERM_REASON, _LEASE, _WATCHED = 16, 17, 18, 19
+REVOKED_AFTER, REVOKED_UNTIL = 24, 25
 
-_Q = struct.Struct("@Q")
 _REASONS = tuple(Reason)
 _NUMBER = {reason: number for number, reason in enumerate(_REASONS)}
 
@@ -53,49 +52,45 @@ def create_board() -> int:
 class Board:
     """A mapped board. Closing it leaves the descriptor alone."""
 
-    __slots__ = ("memory", "view")
+    __slots__ = ("memory", "view", "words")
 
     def __init__(self, fd: int) -> None:
         self.memory = mmap.mmap(fd, SIZE)
         self.view = memoryview(self.memory)
+        self.words = self.view[:PAGE].cast("Q")
 
     def close(self) -> None:
         """Unmaps."""
+        self.words.release()
         self.view.release()
         self.memory.close()
-
-    def _get(self, offset: int) -> int:
-        value: int = _Q.unpack_from(self.view, offset)[0]
-        return value
-
-    def _set(self, offset: int, value: int) -> None:
-        _Q.pack_into(self.view, offset, value)
 
     # -- written by the worker --------------------------------------------------------------------------------------
 
     def start(self, seq: int, now_ns: int) -> None:
         """Task `seq` starts."""
-        PAIR.pack_into(self.view, TASK_AT, seq, now_ns)
+        self.words[STARTED] = now_ns
+        self.words[SEQ] = seq
 
     def rest(self) -> None:
         """No task runs; `begun` stays: what has been run must never look as if it had not begun."""
-        self._set(TASK_AT + 8, 0)
+        self.words[STARTED] = 0
 
     def set_batch(self, *, limit_ns: int, grace_ns: int, exclusive: bool, memory_bytes: int, output_cap: int) -> None:
         """What holds for the tasks that follow."""
-        self._set(_CAP, output_cap)
-        self._set(_LIMIT, limit_ns)
-        self._set(_GRACE, grace_ns)
-        self._set(_EXCLUSIVE, exclusive)
-        self._set(_MEMORY, memory_bytes)
+        self.words[_CAP] = output_cap
+        self.words[_LIMIT] = limit_ns
+        self.words[_GRACE] = grace_ns
+        self.words[_EXCLUSIVE] = exclusive
+        self.words[_MEMORY] = memory_bytes
 
     def running(self) -> tuple[int, int]:
         """(seq, started_ns) of the present task, (0, 0) when there is none."""
-        before = PAIR.unpack_from(self.view, TASK_AT)
-        while (pair := PAIR.unpack_from(self.view, TASK_AT)) != before:  # the two stores of `start` are not one
-            before = pair
-        seq, started = pair
-        return (seq, started) if started else (0, 0)
+        words = self.words
+        while True:  # the two stores of `start` are not one
+            seq, started = words[SEQ], words[STARTED]
+            if (seq, started) == (words[SEQ], words[STARTED]):
+                return (seq, started) if started else (0, 0)
 
     @property
     def seq(self) -> int:
@@ -105,60 +100,60 @@ class Board:
     @property
     def begun(self) -> int:
         """The last task that was begun (or skipped), whether or not it still runs; never goes back."""
-        return self._get(TASK_AT)
+        return self.words[SEQ]
 
     @property
     def limit_ns(self) -> int:
         """Time limit of the present task, 0 = none."""
-        return self._get(_LIMIT)
+        return self.words[_LIMIT]
 
     @property
     def grace_ns(self) -> int:
         """Between SIGTERM and SIGKILL."""
-        return self._get(_GRACE)
+        return self.words[_GRACE]
 
     @property
     def exclusive(self) -> bool:
         """The present task dies with the lease."""
-        return bool(self._get(_EXCLUSIVE))
+        return bool(self.words[_EXCLUSIVE])
 
     @property
     def memory_bytes(self) -> int:
         """Memory limit of the present task, 0 = none."""
-        return self._get(_MEMORY)
+        return self.words[_MEMORY]
 
     @property
     def output_cap(self) -> int:
         """Bytes kept of each stream of the present task."""
-        return self._get(_CAP)
+        return self.words[_CAP]
 
     @property
     def busy(self) -> bool:
         """The worker has tasks; written at the start and the end of a run of batches."""
-        return bool(self._get(_BUSY))
+        return bool(self.words[_BUSY])
 
     @busy.setter
     def busy(self, value: bool) -> None:
-        self._set(_BUSY, value)
+        self.words[_BUSY] = value
 
     # -- results not sent yet: written by the worker, read by the Starter ----------------------------------------------
 
     def set_results(self, size: int, count: int) -> None:
         """The first `size` bytes after RESULTS_HEAD are `count` finished results."""
-        self._set(_RESULTS, size << 32 | count)
+        self.words[_RESULTS] = size << 32 | count
 
     def clear_results(self) -> None:
         """They have been sent. (This order: who read the old count sees the new generation before anything is overwritten.)"""
-        self._set(_RESULTS, 0)
-        self._set(_GENERATION, self._get(_GENERATION) + 1)
+        self.words[_RESULTS] = 0
+        self.words[_GENERATION] = self.words[_GENERATION] + 1
 
     def unsent(self) -> tuple[bytes, int]:
         """(encoded results one after another, how many); (b"", 0) when there are none or they are being sent just now."""
-        generation, results = self._get(_GENERATION), self._get(_RESULTS)
+        generation, results = self.words[_GENERATION], self.words[_RESULTS]
         if not results:
             return b"", 0
         data = bytes(self.view[PAGE + RESULTS_HEAD : PAGE + RESULTS_HEAD + (results >> 32)])
-        if self._get(_GENERATION) != generation:
+        if self.words[_GENERATION] != generation:
             return b"", 0
         return data, results & 0xFFFFFFFF
 
@@ -166,40 +161,40 @@ class Board:
 
     def terminate(self, seq: int, reason: Reason) -> None:
         """Why the SIGTERM that follows is sent, and for which task."""
-        self._set(_TERM_REASON, _NUMBER[reason])
-        self._set(TERM_AT, seq)
+        self.words[_TERM_REASON] = _NUMBER[reason]
+        self.words[TERM_SEQ] = seq
 
     @property
     def terminated(self) -> tuple[int, Reason]:
         """(task, why) of the last termination."""
-        return self._get(TERM_AT), _REASONS[self._get(_TERM_REASON)]
+        return self.words[TERM_SEQ], _REASONS[self.words[_TERM_REASON]]
 
     @property
     def lease_end_ns(self) -> int:
         """Exclusive tasks must not start after this."""
-        return self._get(_LEASE)
+        return self.words[_LEASE]
 
     @lease_end_ns.setter
     def lease_end_ns(self, value: int) -> None:
-        self._set(_LEASE, value)
+        self.words[_LEASE] = value
 
     @property
     def watched(self) -> bool:
         """The spawner looks often; otherwise a worker that starts to be busy pokes it."""
-        return bool(self._get(_WATCHED))
+        return bool(self.words[_WATCHED])
 
     @watched.setter
     def watched(self, value: bool) -> None:
-        self._set(_WATCHED, value)
+        self.words[_WATCHED] = value
 
     # -- written by the Starter ------------------------------------------------------------------------------------------
 
     def revoke(self, after: int, until: int) -> None:
         """Tasks with after < seq <= until must not start any more."""
-        PAIR.pack_into(self.view, REVOKED_AT, after, until)
+        self.words[REVOKED_AFTER] = after
+        self.words[REVOKED_UNTIL] = until
 
     @property
     def revoked(self) -> tuple[int, int]:
         """(after, until)."""
-        after, until = PAIR.unpack_from(self.view, REVOKED_AT)
-        return after, until
+        return self.words[REVOKED_AFTER], self.words[REVOKED_UNTIL]

@@ -32,21 +32,21 @@ class Functions:
 
     def get(self, batch: TaskBatch) -> Callable[..., object]:
         """The function of a batch. Raises: whatever its unpickling raises (a module that this node lacks, ...)."""
-        function = self._kept.get(batch.function)
-        if function is not None:
+        kept = self._kept.get(batch.function)
+        if kept is not None:
             self._kept.move_to_end(batch.function)
-            return function
+            return kept
         blob = batch.blob
         if not blob and batch.path:
             with open(batch.path, "rb") as file:
                 blob = file.read()
-        function = pickle.loads(blob)  # noqa: S301 - unpickled in the runner and nowhere else (design.md 10)
+        function: Any = pickle.loads(blob)  # noqa: S301 - unpickled in the runner and nowhere else (design.md 10)
         if not callable(function):
             raise PickleFailed(f"the function {batch.function[:12]} is a {type(function).__name__}, not a function")
         self._kept[batch.function] = function
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
-        return function
+        return self._kept[batch.function]
 
 
 def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str, Any], int]:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rmgr.model.frames import CommandBatch, CommandEnd, CommandEnds, CommandItem, CommandsReturned
+from rmgr.model.frames import CommandBatch, CommandEnd, CommandEnds, CommandItem, CommandsReturned, CommandStarted
 from rmgr.model.states import Reason
 from rmgr.runner.board import Board
 from rmgr.runner.command import Launcher, Running, StartFailed
@@ -94,9 +94,9 @@ class Commands:
         self._queue.extend((batch, item) for item in batch.items)
 
     def give_back(self, *, keep: int = 0, reason: Reason = Reason.NONE, exclusive_only: bool = False) -> None:
-        """Returns queued commands beyond the first `keep`."""
+        """Returns queued commands beyond the first `keep`; says so even when there are none (unless only exclusive ones are meant)."""
         entries = [entry for entry in list(self._queue)[keep:] if entry[0].shape.exclusive or not exclusive_only]
-        if entries:
+        if entries or not exclusive_only:
             gone = {item.seq for _, item in entries}
             self._queue = deque(entry for entry in self._queue if entry[1].seq not in gone)
             self._send(CommandsReturned(tuple(item.seq for _, item in entries), reason))
@@ -269,7 +269,7 @@ class Commands:
     def report(self, now: int, *, at_once: bool = False) -> None:
         """Tells what ended; short commands share a message, a long one is told of while it runs."""
         current = self._current
-        started = ()
+        started: tuple[CommandStarted, ...] = ()
         if current is not None and not current.is_told and now - current.started_ns >= _TELL_NS:
             current.is_told = True
             started = (current.started(),)

@@ -43,7 +43,8 @@ def dump_value(value: object) -> bytes:
         return pickle.dumps(value, _PROTOCOL)
     except Exception as plain:  # noqa: BLE001 - __reduce__ of user classes may raise anything
         try:
-            return cloudpickle.dumps(value, _PROTOCOL)
+            data: bytes = cloudpickle.dumps(value, _PROTOCOL)
+            return data
         except Exception as error:  # noqa: BLE001 - as above
             raise PickleFailed(
                 f"the result, a {_name(type(value))}, cannot be pickled: {type(error).__name__}: {error}",

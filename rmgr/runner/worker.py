@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+import types
 from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
@@ -46,7 +47,7 @@ from rmgr.model.frames import (
 )
 from rmgr.model.states import Reason
 from rmgr.runner.blocking import TaskTerminated, gate
-from rmgr.runner.board import PAGE, PAIR, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AT, TASK_AT, TERM_AT, Board
+from rmgr.runner.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
 from rmgr.runner.calls import Functions, Results, WrongCount, arguments, failure
 from rmgr.runner.current import running
 from rmgr.runner.environment import TaskEnvironment
@@ -95,6 +96,7 @@ class Worker:
         self._granted = 0
         self._seq = 0
         self._in_call = False
+        self._missed = 0  # task of a SIGTERM that came outside of a call
         self._submission = -1
         self._paths = [os.path.join(directory, "stdout"), os.path.join(directory, "stderr")]
         self._fds = [-1, -1]
@@ -106,6 +108,7 @@ class Worker:
         """Makes the environment the spec asks for; False: it cannot be made, the Starter has been told."""
         self._open_outputs()
         os.chdir(self._cwd)
+        sys.modules["__main__"] = types.ModuleType("__main__")  # the spawner's names are nobody's business
         os.environ.update(spec.environ)
         self._environment = TaskEnvironment(self._node)
         running.node = self._node
@@ -140,16 +143,21 @@ class Worker:
         for number, path in enumerate(self._paths):
             self._fds[number] = open_output(path)
             os.dup2(self._fds[number], number + 1)
-        sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "backslashreplace", line_buffering=True)
-        sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", line_buffering=True)
-        sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
-        self._streams = (sys.stdout, sys.stderr)
+        self._open_streams()
         self._libc = ctypes.CDLL(None)
         for name in ("stdout", "stderr"):  # printf of C code shows while the task runs
             try:
                 self._libc.setvbuf(ctypes.c_void_p.in_dll(self._libc, name), None, 1, 0)
             except ValueError:
                 continue
+
+    def _open_streams(self) -> None:
+        self._streams = (
+            io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "backslashreplace", line_buffering=True),
+            io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", line_buffering=True),
+        )
+        sys.__stdout__, sys.__stderr__ = self._streams  # type: ignore[misc]
+        sys.stdout, sys.stderr = self._streams
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -192,6 +200,8 @@ class Worker:
         os.chdir(self._cwd)
         os.dup2(self._fds[0], 1)
         os.dup2(self._fds[1], 2)
+        if self._streams[0].closed or self._streams[1].closed:  # a task's doing
+            self._open_streams()
         sys.stdout, sys.stderr = self._streams
         for signum in (signal.SIGTERM, signal.SIGINT):  # a task may have set its own
             signal.signal(signum, self._on_signal)
@@ -204,14 +214,14 @@ class Worker:
         )
         self._environment.start_batch(shape)
         start_task, encode_end, cap = self._environment.start_task, self._encoder.encode, shape.output_cap
-        view, pack, unpack, term = board.view, PAIR.pack_into, PAIR.unpack_from, TERM_AT
+        words = board.words
         clock, getpid, call, keyed, exclusive = time.clock_gettime_ns, os.getpid, self._call, batch.keyed, shape.exclusive
         running.shape = shape
         self._cpu_us = _cpu_us()
         function: Callable[..., object] | None = None
         broken: TaskExtra | None = None
         now = clock(CLOCK)
-        pack(view, TASK_AT, batch.items[0].seq, now)  # a module that crashes the worker is the first task's fault
+        board.start(batch.items[0].seq, now)  # a module that crashes the worker is the first task's fault
         try:
             function = self._functions.get(batch)
         except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
@@ -219,9 +229,9 @@ class Worker:
         wall = time.time_ns() - clock(CLOCK)
         for item in batch.items:
             seq = item.seq
-            pack(view, TASK_AT, seq, now)
-            after, until = unpack(view, REVOKED_AT)
-            if after < seq <= until:
+            words[STARTED] = now
+            words[SEQ] = seq
+            if words[REVOKED_AFTER] < seq <= words[REVOKED_UNTIL]:
                 self._skipped.append(seq)
                 continue
             if exclusive and clock(CLOCK) >= board.lease_end_ns:
@@ -241,7 +251,7 @@ class Worker:
                 os._exit(0)  # the task forked and its child came back from the function: there is one worker only
             then, now = now, clock(CLOCK)
             elapsed = now - then
-            if unpack(view, term)[0] == seq:
+            if words[TERM_SEQ] == seq:
                 data, extra = b"", _terminated(extra, board.terminated[1])
             out, err = self._take_outputs(seq, cap, long=elapsed > _SHORT_NS)
             if elapsed < _SHORT_NS:
@@ -267,6 +277,8 @@ class Worker:
             return b"", True, failure(error, Reason.START_FAILED)
         try:
             self._in_call = True
+            if self._missed == item.seq:
+                self._give_way()
             value = function(*args, **kwargs)
             self._in_call = False
         except TaskTerminated as error:
@@ -288,12 +300,14 @@ class Worker:
 
     def _on_signal(self, signum: int, _frame: object) -> None:
         if not self._in_call:
-            return
-        if signum == signal.SIGINT:
+            self._missed = self._board.terminated[0]  # the call that is just beginning looks
+        elif signum == signal.SIGINT:
             raise KeyboardInterrupt
-        seq, reason = self._board.terminated
-        if seq == self._seq:
-            raise TaskTerminated(f"terminated: {reason}")
+        elif self._board.terminated[0] == self._seq:
+            self._give_way()
+
+    def _give_way(self) -> NoReturn:
+        raise TaskTerminated(f"terminated: {self._board.terminated[1]}")
 
     # -- after a call ------------------------------------------------------------------------------------------------
 
@@ -396,23 +410,33 @@ class Worker:
 
     def _block(self, seq: int) -> None:
         main = threading.current_thread() is threading.main_thread()
-        in_call, self._in_call = self._in_call, self._in_call and not main
         if main:
+            self._in_call = False
             self._flush()  # in another thread: the Starter reads them from the board
         self._send(encode(Blocked(seq)))
-        self._in_call = in_call
+        if main:
+            self._back_in_call(seq)
 
     def _unblock(self, seq: int) -> None:
         main = threading.current_thread() is threading.main_thread()
-        in_call, self._in_call = self._in_call, self._in_call and not main
+        if main:
+            self._in_call = False
         self._send(encode(Unblocking(seq)))
         while self._granted != seq:
-            self._in_call = in_call
+            if main:
+                self._back_in_call(seq)
             select.select([self._socket], [], [])  # here a time limit or a cancel may break the wait
-            self._in_call = in_call and not main
+            if main:
+                self._in_call = False
             if not self._receive(only_if_ready=True):
                 os._exit(0)
-        self._in_call = in_call
+        if main:
+            self._back_in_call(seq)
+
+    def _back_in_call(self, seq: int) -> None:
+        self._in_call = True
+        if self._missed == seq:
+            self._give_way()
 
     def _leave(self, why: str) -> None:
         self._flush()

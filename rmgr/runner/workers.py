@@ -274,7 +274,7 @@ class Workers:
             reason, detail = Reason.SIGNAL, f"the task died of {_signal_name(signum)}"
         elif seq:
             reason, detail = Reason.EXIT_CODE, f"the task ended its worker process with exit code {code}"
-        out, err = (self._outputs(watched, seq)) if seq else (NO_OUTPUT, NO_OUTPUT)
+        out, err = self._outputs(watched, seq) if seq or watched.killed_for is None else (NO_OUTPUT, NO_OUTPUT)
         return watched, WorkerGone(
             worker=watched.number,
             reason=reason,

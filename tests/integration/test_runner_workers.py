@@ -134,6 +134,13 @@ def test_tasks_not_begun_are_taken_back_even_while_one_holds_the_interpreter(nod
     assert worker.load == 0
 
 
+def test_a_recall_is_answered_even_when_there_is_nothing_to_take_back(node: WorkNode, slot: Slot, worker: Worker) -> None:
+    worker.recall()
+    assert node.wait(TasksReturned, lambda event: event.worker is worker).seqs == ()
+    slot.recall()
+    assert node.wait(TasksReturned, lambda event: event.worker is None).seqs == ()
+
+
 def test_work_recalled_before_the_worker_exists_comes_back_whole(node: WorkNode, slot: Slot) -> None:
     worker = slot.start_worker(WorkerSpec())
     batch = node.batch(int, (), ())
@@ -355,3 +362,47 @@ def test_a_full_disk_is_the_nodes_fault(node: WorkNode, worker: Worker, monkeypa
     assert end.extra is not None
     assert end.extra.reason is Reason.NODE_LOST
     assert "No space left" in end.extra.summary
+
+
+def test_an_initializer_that_crashes_its_worker_is_told_as_a_failure(node: WorkNode, slot: Slot) -> None:
+    worker = slot.start_worker(WorkerSpec(initializer=cloudpickle.dumps((os._exit, (4,)))))
+    batch = node.batch(int, ())
+    worker.send(batch)
+    failed = node.wait(WorkerFailed, lambda event: event.worker is worker)
+    assert failed.initializer
+    assert "exit code 4" in failed.summary
+    assert node.wait(WorkerEnded, lambda event: event.worker is worker).unstarted == (batch.items[0].seq,)
+
+
+def test_another_submission_never_meets_the_threads_of_the_last(node: WorkNode, fresh: Worker) -> None:
+    def work() -> None:
+        import threading
+
+        threading.Thread(target=time.sleep, args=(600,)).start()
+
+    node.result(node.call(fresh, work, shape=Shape(submission=1)))
+    assert node.result(node.call(fresh, int, shape=Shape(submission=1))) == 0
+    seq = node.call(fresh, int, shape=Shape(submission=2))
+    assert node.wait(WorkerEnded, lambda event: event.worker is fresh).unstarted == (seq,)
+
+
+def test_a_task_may_close_its_output(node: WorkNode, worker: Worker) -> None:
+    def close() -> None:
+        print("before")
+        sys.stdout.close()
+        os.close(2)
+
+    assert node.ended(node.call(worker, close)).seq
+    extra = node.ended(node.call(worker, lambda: (print("out"), print("err", file=sys.stderr)))).extra
+    assert extra is not None
+    assert (extra.out.data, extra.err.data) == (b"out\n", b"err\n")
+
+
+def test_processes_of_the_spawn_method_work_inside_a_task(node: WorkNode, worker: Worker) -> None:
+    def work() -> list[int]:
+        import multiprocessing
+
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return pool.map(abs, [-1, -2])
+
+    assert node.result(node.call(worker, work)) == [1, 2]
