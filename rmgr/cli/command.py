@@ -118,11 +118,23 @@ def command(
         attributes["context_settings"] = settings or {}
         made = click.command(name, cls=RmgrCommand, epilog=_epilog(examples, exits), **attributes)(_with_session(function))
         made.params += global_options()
+        _add_completion(made)
         if group is not None:
             group.add_command(made)
         return made
 
     return decorate
+
+
+def _add_completion(made: click.Command) -> None:
+    """Arguments and options that name something of the cluster are completed from it."""
+    from rmgr.cli import completing
+
+    offers = {"selector": completing.ids, "selectors": completing.ids, "node": completing.nodes, "names": completing.nodes}
+    for parameter in made.params:
+        offer = completing.queues if parameter.name == "queue" else offers.get(parameter.name or "")
+        if offer is not None and (isinstance(parameter, click.Argument) or parameter.name == "queue"):
+            parameter._custom_shell_complete = offer  # noqa: SLF001 - what click's own `shell_complete=` sets
 
 
 def command_group(name: str, *, examples: str, **attributes: Any) -> Callable[[Callable[..., Any]], RmgrGroup]:

@@ -33,6 +33,7 @@ class Session:
     json: bool = False
     timeout_s: float | None = None
     verbose: int = 0
+    is_quiet: bool = False  #: no notes: nobody is there to read them
     is_parsed: bool = False  #: the command's own options were understood: `json` is what the user said
     started: float = field(default_factory=time.monotonic)
     _config: Config | None = None
@@ -119,6 +120,8 @@ class Session:
 
     def note(self, text: str) -> None:
         """One line for people, on stderr."""
+        if self.is_quiet:
+            return
         from rmgr.cli.render import paint, printable
 
         sys.stderr.write(paint(f"rmgr: {printable(text)}", "dim", sys.stderr) + "\n")

@@ -29,7 +29,7 @@ _EXITS = """\
 5 ZooKeeper cannot be reached"""
 
 #: What one command does to one submission: (reach, number, timeout in s).
-Change = Callable[["_Reach", int, float], "Changed"]
+Change = Callable[["Reach", int, float], "Changed"]
 
 
 @command(
@@ -137,30 +137,30 @@ def _change(session: Session, number: int, change: Change) -> str:
     _check_owner(session, record)
     if record.phase is Phase.CLOSED or progress.is_ended:
         return f"it has ended {overall_state(record, progress, 0)}"
-    return change(_Reach(session.coordinator()), number, timeout_s).unchanged
+    return change(Reach(session.coordinator()), number, timeout_s).unchanged
 
 
-@dataclass(frozen=True, slots=True)
-class _Reach:
+@dataclass(slots=True)
+class Reach:
     """`client.control.HasCoordinator`."""
 
     coordinator: Coordinator | None
 
 
-def _hold(reach: _Reach, number: int, timeout_s: float) -> Changed:
+def _hold(reach: Reach, number: int, timeout_s: float) -> Changed:
     from rmgr.client.control import hold_submission
 
     return hold_submission(reach, number, timeout_s=timeout_s)
 
 
-def _release(reach: _Reach, number: int, timeout_s: float) -> Changed:
+def _release(reach: Reach, number: int, timeout_s: float) -> Changed:
     from rmgr.client.control import release_submission
 
     return release_submission(reach, number, timeout_s=timeout_s)
 
 
 def _cancel(reason: str) -> Change:
-    def change(reach: _Reach, number: int, timeout_s: float) -> Changed:
+    def change(reach: Reach, number: int, timeout_s: float) -> Changed:
         from rmgr.client.control import cancel_submission
 
         return cancel_submission(reach, number, detail=reason, timeout_s=timeout_s)

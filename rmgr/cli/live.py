@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MAX_STREAMS = 64
 #: How long a stream may take to bring what its task wrote last, after the task is known to have ended.
 _DRAIN_S = 2.0
+_SILENT_S = 10.0
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 1.0
 
 
@@ -68,6 +69,7 @@ class LiveOutput:
         self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
         self._streams: dict[int, _Stream] = {}
         self._ended: set[int] = set()
+        self._silent_s: dict[str, float] = {}  # endpoints that did not answer, and until when they are left alone
         self._wait_s = _FIRST_LOOK_S
         self._look_s = time.monotonic() + self._wait_s
         self.on_attempt: Callable[[int, int, str], None] = lambda *_: None  #: (position, attempt, node): a new one begins
@@ -89,7 +91,8 @@ class LiveOutput:
         self._look_s = now + self._wait_s
         with contextlib.suppress(Unavailable):
             for node, endpoint in self._nodes():
-                self._look_at(node, endpoint)
+                if self._silent_s.get(endpoint, 0.0) < now:
+                    self._look_at(node, endpoint)
 
     def ended(self, end: End) -> Iterator[Piece]:
         """The rest of what a task wrote in its last attempt. Raises StoreUnavailable, DataLost."""
@@ -157,8 +160,9 @@ class LiveOutput:
         try:
             with NodeClient(endpoint, timeout_s=2.0, via=self._session.via) as client:
                 running = client.running(self._number)
-        except RmgrError:
-            return  # it is going, or cannot be reached from here: the stored output comes at the end
+        except RmgrError:  # it is going, or cannot be reached from here: the stored output comes at the end
+            self._silent_s[endpoint] = time.monotonic() + _SILENT_S
+            return
         for task in running:
             if task.node != node or task.index in self._ended or (self._wanted is not None and task.index not in self._wanted):
                 continue

@@ -22,6 +22,7 @@ from rmgr.cli.selectors import Target
 from rmgr.cli.show import find_one
 from rmgr.cli.stored_logs import read_ended, read_flushed
 from rmgr.cli.wait import WORK_EXITS
+from rmgr.cli.work import kept_tasks
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable
 from rmgr.model.array import shown_index
@@ -54,10 +55,7 @@ def logs(session: Session, selector: str, follow: bool, out: str, only: str | No
         return
     query = session.query()
     job = query.job(target.submission)
-    try:
-        tasks = query.tasks(job.id)
-    except NotFound:
-        raise NotFound(f"the output of {job.id} is no longer kept: it is history", hint=f"rmgr history {job.id}") from None
+    tasks = kept_tasks(session, job.id)
     if target.tasks:
         positions = set(positions_of(session, job.id, target.tasks, total=len(tasks)))
         tasks = [task for task in tasks if task.position in positions]
@@ -65,8 +63,12 @@ def logs(session: Session, selector: str, follow: bool, out: str, only: str | No
     try:
         for task in tasks:
             pieces: Iterator[Piece] = _written(session, task, streams, attempt)
+            empty = True
             for piece in _last_lines(pieces, tail) if tail is not None else pieces:
                 sink.take(piece)
+                empty = False
+            if empty and attempt is not None:
+                session.note(f"{task.id}: nothing is kept of what attempt {attempt} wrote")
             sink.done(task.position)
     finally:
         sink.close()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rmgr.coord import keys
-from rmgr.coord.records import decode_record
+from rmgr.coord.closing import decode_summary
 from rmgr.errors import RmgrError
 from rmgr.model.views import JobView
 
@@ -22,7 +22,7 @@ def read_past(session: Session, number: int) -> JobView | None:
     if store is None:
         return None
     found = store.get(keys.history(number), timeout_s=session.left_s(30.0) or 30.0)
-    return None if found is None else decode_record(found[0], JobView, keys.history(number))
+    return None if found is None else decode_summary(found[0])
 
 
 def list_past(session: Session, *, user: str | None) -> Iterator[JobView]:
@@ -38,7 +38,7 @@ def list_past(session: Session, *, user: str | None) -> Iterator[JobView]:
         for name in names:
             if name in rows:
                 try:
-                    yield decode_record(rows[name][0], JobView, name)
+                    yield decode_summary(rows[name][0])
                 except RmgrError as error:
                     session.note(f"{error.message} (left out)")
         after = names[-1]

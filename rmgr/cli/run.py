@@ -83,7 +83,8 @@ def stream(session: Session, follow: Follow, item: Followed, *, sink: Sink | Non
         with ProgressDisplay(str(item.number), enabled=False, trouble=follow.trouble) as display:
             while not item.is_ended:
                 display.tick()
-                live.look()
+                if not follow.trouble():
+                    live.look()
                 for piece in live.pieces():
                     sink.take(piece)
                 for end in follow.next(_STREAM_TICK_S):

@@ -206,6 +206,7 @@ def _blocks(record: Submission, payloads: list[bytes]) -> list[Block] | None:
 
 def _send_by_engine(session: Session, record: Submission, draft: Draft, deadline_s: float) -> Sent:
     """A submission that needs several multis: opened, extended, completed; or one whose outputs have keys of their own."""
+    from rmgr.cli.control import Reach
     from rmgr.client.control import cancel_submission
     from rmgr.client.ports import TaskSpec
 
@@ -224,7 +225,7 @@ def _send_by_engine(session: Session, record: Submission, draft: Draft, deadline
         raise
     except RmgrError:
         lane.complete()  # it stays empty: nothing of it will run
-        cancel_submission(engine, lane.number, detail="its output keys are taken")
+        cancel_submission(Reach(engine.coordinator), lane.number, detail="its output keys are taken")
         raise
     return Sent(submission=lane.submission, tasks=draft.tasks, created=True)
 

@@ -14,10 +14,13 @@ from rmgr.cli.params import STATES
 from rmgr.cli.render import Layout, emit, now_us, table
 from rmgr.cli.selectors import Filter, parse, resolve
 from rmgr.cli.tables import draw, filter_options, table_options
+from rmgr.errors import NotFound
 from rmgr.model.states import State
 from rmgr.model.views import JobView, TaskView
 
 _TASK_PAGE = 10_000
+#: The leader tells of so many at once (`adapters.rpc.MAX_JOBS_PER_REPLY`).
+_MOST_JOBS = 3000
 
 
 @command(
@@ -44,6 +47,8 @@ def jobs(session: Session, selectors: tuple[str, ...], ended: bool, everyone: bo
             emit({"jobs": [shapes.job(job) for job in found]})
         else:
             table(found, columns.job_columns(now_us()), layout)
+            if len(found) >= _MOST_JOBS:
+                session.note(f"the newest {_MOST_JOBS} are shown; rmgr history tells of ended ones, ids and filters of others")
             if not found and not watch:
                 session.note("nothing waits or runs" + ("" if ended else "; -a shows what has ended, -A everyone's"))
 
@@ -98,18 +103,27 @@ def _tasks(
 ) -> tuple[list[TaskView], int | None]:
     """Tasks that were asked for, and where to go on (None: that was all)."""
     selection = parse(selectors)
-    known = session.query().jobs(ended=True) if selection.needs_list else session.query().jobs(selection.named, ended=True)
+    query = session.query()
+    known = query.jobs(ended=True) if selection.needs_list else [query.job(number) for number in selection.named]
     targets = resolve(selection, known, me=session.me)
     if len(targets) == 1 and not targets[0].tasks and not states:
-        page = session.query().tasks(targets[0].submission, first=cursor, limit=limit + 1 if limit else 0)
+        page = kept_tasks(session, targets[0].submission, first=cursor, limit=limit + 1 if limit else 0)
         more = bool(limit) and len(page) > limit
         return (page[:limit], cursor + limit) if more else (page, None)
     found: list[TaskView] = []
     for target in targets:
-        views = session.query().tasks(target.submission)
+        views = kept_tasks(session, target.submission)
         if target.tasks:
             wanted = set(positions_of(session, target.submission, target.tasks, total=len(views)))
             views = [view for view in views if view.position in wanted]
         found += [view for view in views if not states or view.state in states]
     page = found[cursor : cursor + limit] if limit else found[cursor:]
     return page, cursor + len(page) if cursor + len(page) < len(found) else None
+
+
+def kept_tasks(session: Session, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
+    """Tasks of a submission that is known to exist, or to have existed. Raises NotFound when only its history is kept."""
+    try:
+        return session.query().tasks(number, first=first, limit=limit)
+    except NotFound:
+        raise NotFound(f"the tasks of {number} and their output are no longer kept: it is history", hint=f"rmgr history {number}") from None
