@@ -63,13 +63,21 @@ class Board:
     """
 
     def __init__(
-        self, spec: QueueSpec, coordinator: Coordinator, *, post: Callable[[Callable[[], None]], None], wake: Callable[[], None], salt: str
+        self,
+        spec: QueueSpec,
+        coordinator: Coordinator,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        wake: Callable[[], None],
+        salt: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
         self._coordinator = coordinator
         self._post = post
         self._wake = wake
         self._salt = salt.encode()
+        self._clock = clock
         self._names: list[str] = []
         self._at = 0
         self._cards: dict[str, Candidate] = {}
@@ -220,7 +228,7 @@ class Board:
         if generation != self._generation:
             return
         self._reading = False
-        now_s = time.monotonic()
+        now_s = self._clock()
         try:
             names = done.result()
         except RmgrError:
@@ -249,7 +257,7 @@ class Board:
         except msgspec.MsgspecError:
             card.is_unsuitable = True  # of a newer release, or not a block
         except RmgrError:
-            self._next_read_s = time.monotonic() + _FAILED_PAUSE_S
+            self._next_read_s = self._clock() + _FAILED_PAUSE_S
         self._wake()
 
     def _lose(self, card: Candidate) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from rmgr.coord import paths
 from rmgr.coord.multi import Check, Committed, Conflict, ConflictKind, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.ports import Coordinator
-from rmgr.coord.readback import Verdict, judge, proof_paths
+from rmgr.coord.readback import Verdict, judge, proof_paths, resolved
 from rmgr.errors import CoordinationUnavailable
 
 #: How long a commit may wait for the coordination service before it is looked after from here.
@@ -134,10 +134,10 @@ class Committer:
         self._log.info("commit_read_back", op=multi.name, outcome=verdict.value)
         match verdict:
             case Verdict.PROVEN:
-                self._finish(multi, done, Committed(paths=tuple(op.path for op in multi.ops), resolved=True))
+                self._finish(multi, done, resolved(multi))
             case Verdict.NOT_PROVEN:
                 self._send(registration, multi, done)
-            case Verdict.FENCED:
+            case Verdict.GUARD_FELL:
                 guard = multi.guard
                 assert guard is not None
                 self._finish(multi, done, Conflict(0, guard.path, ConflictKind.BAD_VERSION))

@@ -15,7 +15,7 @@ LOW_S = 0.01
 #: Most tasks in one message.
 BATCH_TASKS = 128
 #: What a task costs a slot besides its own run time.
-OVERHEAD_S = 20e-6
+OVERHEAD_S = 60e-6
 #: Weight of one observed task.
 _WEIGHT = 0.1
 #: Submissions whose times are remembered.

@@ -1,0 +1,197 @@
+"""The waiting blocks of a queue as a Starter sees them, on a tree in memory: order, re-reading, competition, partial claims."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rmgr.adapters.memory import MemoryCoordinator
+from rmgr.coord import paths
+from rmgr.coord.multi import Create, Delete, Exists, Multi
+from rmgr.coord.records import encode_block
+from rmgr.daemons.starter_board import Board, claim_order
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.queue import QueueSpec
+
+
+class World:
+    """A board whose letters are delivered by hand."""
+
+    def __init__(self, salt: str = "me") -> None:
+        self.zk = MemoryCoordinator()
+        self.zk.ensure([paths.pending("q")])
+        self.letters: deque[Callable[[], None]] = deque()
+        self.now_s = 1000.0
+        self.board = Board(
+            QueueSpec(name="q"), self.zk, post=self.letters.append, wake=lambda: None, salt=salt, clock=lambda: self.now_s
+        )
+
+    def deliver(self) -> None:
+        while self.letters:
+            self.letters.popleft()()
+
+    def add(self, key: BlockKey, data: BlockData | None = None) -> None:
+        path = paths.pending_block("q", key)
+        self.zk.commit(Multi(name="T", ops=(Create(path, encode_block(data or BlockData())),), proof=Exists(path))).result(5)
+
+    def remove(self, key: BlockKey) -> None:
+        path = paths.pending_block("q", key)
+        self.zk.commit(Multi(name="T", ops=(Delete(path),), proof=Exists(path))).result(5)
+
+    def look(self, *, hungry: bool = False) -> None:
+        self.ask(hungry=hungry)
+        self.deliver()
+
+    def ask(self, *, hungry: bool = False) -> None:
+        self.now_s += 0.1
+        self.board.look(self.now_s, hungry=hungry)
+
+    def pick(self, passed: frozenset[str] = frozenset()) -> BlockKey | None:
+        card = self.board.pick(self.now_s, passed)
+        return card.key if card is not None else None
+
+
+def block(seq: int, *, priority: int = 0, first: int = 0, count: int = 10, submission: int = 1) -> BlockKey:
+    return BlockKey(priority=priority, seq=seq, submission=submission, first=first, count=count, attempt=1, cores=1, memory_mib=0)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.zk.close()
+
+
+def test_names_sort_as_blocks_do() -> None:
+    keys = [block(seq, priority=priority, first=first) for seq in (3, 12) for priority in (-5, 0, 7) for first in (0, 99, 100)]
+    by_name = sorted((paths.block_name(key) for key in keys), key=claim_order)
+    assert [paths.parse_block(name) for name in by_name] == sorted(keys, key=BlockKey.sort_key)
+
+
+def test_nothing_is_picked_before_the_list_was_read(world: World) -> None:
+    world.add(block(1))
+    assert world.pick() is None
+    world.look()
+    assert world.pick() == block(1)
+
+
+def test_the_most_urgent_and_oldest_block_is_picked(world: World) -> None:
+    for key in (block(5), block(4), block(9, priority=3)):
+        world.add(key)
+    world.look()
+    assert world.pick() == block(9, priority=3)
+    assert world.pick(frozenset({paths.block_name(block(9, priority=3))})) == block(4)
+
+
+def test_a_partial_claim_leaves_a_rest_that_can_be_claimed_at_once(world: World) -> None:
+    world.add(block(1))
+    world.add(block(2))
+    world.look()
+    card = world.board.pick(world.now_s)
+    assert card is not None
+    world.board.fetch(card)
+    world.deliver()
+    assert card.data == BlockData()
+    rest = block(1, first=4, count=6)
+    left = world.board.take(card, (rest, BlockData()))
+    assert world.pick() == rest
+    world.board.taken(card)
+    assert left is not None
+    world.board.put_back(left, None)
+    assert world.pick() == rest
+
+
+def test_a_block_that_somebody_else_took_is_not_picked_again_and_the_list_is_read(world: World) -> None:
+    world.add(block(1))
+    world.add(block(2))
+    world.look()
+    card = world.board.pick(world.now_s)
+    assert card is not None
+    world.board.take(card, None)
+    world.remove(block(1))
+    world.board.missed(card, None)
+    assert world.pick() is None
+    world.look()
+    assert world.pick() == block(2)
+
+
+def test_a_block_that_was_taken_and_came_back_is_picked_again(world: World) -> None:
+    world.add(block(1))
+    world.look()
+    card = world.board.pick(world.now_s)
+    assert card is not None
+    world.board.take(card, None)
+    world.remove(block(1))
+    world.board.taken(card)
+    world.add(block(1))
+    world.look()
+    assert world.pick() == block(1)
+
+
+def test_a_list_from_before_a_claim_does_not_bring_the_claimed_block_back(world: World) -> None:
+    world.add(block(1))
+    world.look()
+    card = world.board.pick(world.now_s)
+    assert card is not None
+    world.ask(hungry=True)  # answered, not delivered yet
+    world.board.take(card, None)
+    world.remove(block(1))
+    world.board.taken(card)
+    world.deliver()
+    assert world.pick() is None
+
+
+def test_only_the_hungry_watch_and_a_new_block_wakes_them(world: World) -> None:
+    world.look()
+    assert not world.board.is_current
+    world.look(hungry=True)
+    assert world.board.is_current
+    world.add(block(1))
+    world.deliver()
+    assert not world.board.is_current
+    world.look(hungry=True)
+    assert world.pick() == block(1)
+
+
+def test_the_blocks_of_a_submission_without_a_gate_are_left_alone_for_a_while(world: World) -> None:
+    world.add(block(1, submission=7))
+    world.add(block(2, submission=8))
+    world.look()
+    now_s = world.now_s
+    world.board.pause(7, now_s, 60.0)
+    assert world.pick() == block(2, submission=8)
+    assert world.board.next_pause_s(now_s) == now_s + 60.0
+
+
+def test_competitors_spread_over_the_first_few() -> None:
+    picked = set()
+    for salt in ("a", "b", "c", "d", "e", "f"):
+        world = World(salt)
+        for seq in range(1, 9):
+            world.add(block(seq))
+        world.look()
+        for seq in (1, 2):
+            card = world.board.pick(world.now_s)
+            assert card is not None
+            assert seq == 2 or card.key == block(1), "without competition: in order"
+            world.board.take(card, None)
+            world.board.missed(card, None)
+            world.look()
+        picked.add(world.pick())
+        world.zk.close()
+    assert len(picked) > 2
+
+
+def test_data_that_are_not_a_block_make_it_unsuitable_not_the_board_broken(world: World) -> None:
+    path = paths.pending_block("q", block(1))
+    world.zk.commit(Multi(name="T", ops=(Create(path, b"\xc1"),), proof=Exists(path))).result(5)
+    world.add(block(2))
+    world.look()
+    card = world.board.pick(world.now_s)
+    assert card is not None
+    world.board.fetch(card)
+    world.deliver()
+    assert card.is_unsuitable
+    assert world.pick() == block(2)

@@ -1,0 +1,121 @@
+"""Commits of a Starter: what is not known is read back, what is fenced is told, what is old is told to nobody."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from rmgr.adapters.memory import MemoryCoordinator
+from rmgr.coord import ops, paths
+from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi, Outcome, Set, Unknown
+from rmgr.daemons.starter_commits import Committer
+
+
+class World:
+    def __init__(self) -> None:
+        self.zk = MemoryCoordinator()
+        self.zk.ensure([paths.node("n1"), "/things"])
+        self.letters: deque[Callable[[], None]] = deque()
+        self.fenced: list[str] = []
+        self.counted: list[str] = []
+        self.answers: list[Outcome] = []
+        self.committer = Committer(
+            self.zk,
+            post=self.letters.append,
+            after=lambda _delay, call: self.letters.append(call),
+            on_fenced=self.fenced.append,
+            count=self.counted.append,
+            log=structlog.get_logger(),
+        )
+        self.committer.start({"n1": 0})
+
+    def deliver(self) -> None:
+        while self.letters:
+            self.letters.popleft()()
+
+    def multi(self, name: str) -> Multi:
+        fence = ops.fence_check("n1", self.committer.fence("n1"))
+        return Multi(name="T", ops=(fence, Create(f"/things/{name}")), proof=Exists(f"/things/{name}"), guard=fence)
+
+    def commit(self, multi: Multi) -> None:
+        self.committer.commit(multi, self.answers.append)
+        self.deliver()
+
+
+class Doubtful(MemoryCoordinator):
+    """Answers Unknown to the first commit, which is carried out or not."""
+
+    doubt = 0
+    carried_out = True
+
+    def commit(self, multi: Multi, *, timeout_s: float = 10.0):  # type: ignore[no-untyped-def]
+        if not self.doubt:
+            return super().commit(multi, timeout_s=timeout_s)
+        self.doubt -= 1
+        future = super().commit(multi if self.carried_out else replace(multi, ops=(multi.ops[0],)), timeout_s=timeout_s)
+        future.result(5)
+        answer = type(future)()
+        answer.set_result(Unknown("lost"))
+        return answer
+
+
+def doubtful(*, carried_out: bool) -> World:
+    world = World()
+    zk = Doubtful(world.zk.tree)
+    zk.doubt, zk.carried_out = 1, carried_out
+    world.committer._coordinator = zk
+    return world
+
+
+def test_a_commit_is_answered_in_the_mailbox() -> None:
+    world = World()
+    world.commit(world.multi("a"))
+    assert isinstance(world.answers[0], Committed)
+    world.commit(world.multi("a"))
+    assert isinstance(world.answers[1], Conflict)
+    assert world.committer.in_flight == 0
+
+
+def test_an_unknown_commit_that_was_made_is_committed() -> None:
+    world = doubtful(carried_out=True)
+    world.commit(world.multi("a"))
+    assert [type(one) for one in world.answers] == [Committed]
+    assert world.counted == ["ambiguous_commits"]
+
+
+def test_an_unknown_commit_that_was_not_made_is_made_then() -> None:
+    world = doubtful(carried_out=False)
+    world.commit(world.multi("a"))
+    assert [type(one) for one in world.answers] == [Committed]
+    assert world.zk.stat("/things/a").result(5) is not None
+
+
+def test_an_unknown_commit_behind_a_moved_fence_is_fenced() -> None:
+    world = doubtful(carried_out=True)
+    multi = world.multi("a")
+    world.committer.commit(multi, world.answers.append)
+    node = paths.node("n1")
+    world.zk.commit(Multi(name="F", ops=(Set(node, b"x", 0),), proof=Exists(node))).result(5)
+    world.deliver()
+    assert (world.answers, world.fenced) == ([], ["n1"])
+
+
+def test_a_moved_fence_is_told_once_and_not_as_an_answer() -> None:
+    world = World()
+    node = paths.node("n1")
+    multi = world.multi("a")
+    world.zk.commit(Multi(name="F", ops=(Set(node, b"x", 0),), proof=Exists(node))).result(5)
+    world.commit(multi)
+    assert (world.answers, world.fenced, world.counted) == ([], ["n1"], ["fenced_writes"])
+
+
+def test_answers_of_an_older_registration_reach_nobody() -> None:
+    world = World()
+    world.committer.commit(world.multi("a"), world.answers.append)
+    world.committer.stop()
+    world.deliver()
+    assert world.answers == []
+    assert not world.committer.is_registered

@@ -1,0 +1,180 @@
+"""From the end of an attempt to its outcome: the rule, what goes to the store, what stays inline."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rmgr.adapters.memory_store import MemoryStore
+from rmgr.coord import keys
+from rmgr.coord.multi import MAX_ZNODE_BYTES
+from rmgr.coord.ports import Encoding
+from rmgr.coord.records import encode_failed
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_outputs import (
+    LOG_PART_BYTES,
+    Ending,
+    Flushed,
+    conclude,
+    crowded,
+    discard,
+    of_command,
+    of_task,
+    spill,
+    write,
+)
+from rmgr.model.block import BlockData, BlockKey, PastAttempt
+from rmgr.model.frames import CommandEnd, Output, TaskEnd, TaskExtra, Value
+from rmgr.model.outcome import FailedRange, Outcome
+from rmgr.model.states import Reason, State
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(uuid.uuid4().hex)
+
+
+def a_block(count: int = 2, **data: object) -> ClaimedBlock:
+    key = BlockKey(priority=0, seq=5, submission=42, first=0, count=count, attempt=3, cores=1, memory_mib=0)
+    return ClaimedBlock.claimed("n1", "q", key, BlockData(claimed_us=1000, **data))  # type: ignore[arg-type]
+
+
+def end(block: ClaimedBlock, ending: Ending, cancelled: str | None = None) -> Outcome | FailedRange:
+    return conclude(block, 0, ending, None, backoff_us=100, max_losses=5, cancelled=cancelled)
+
+
+def test_a_good_end_is_completed() -> None:
+    outcome = end(a_block(), of_task(TaskEnd(seq=1, started_us=1500, elapsed_us=7, cpu_us=3, data=b"v")))
+    assert outcome == Outcome(index=0, started_us=500, elapsed_us=7, cpu_us=3, value=b"v")
+
+
+@pytest.mark.parametrize(
+    ("reason", "data", "expected"),
+    [
+        (Reason.EXIT_CODE, {}, State.FAILED),
+        (Reason.EXIT_CODE, {"retries": 1}, None),
+        (Reason.EXIT_CODE, {"retries": 1, "failures": 1}, State.FAILED),
+        (Reason.NODE_LOST, {}, None),
+        (Reason.NODE_LOST, {"resubmit": False}, State.FAILED),
+        (Reason.BAD_OUTPUT, {"retries": 5}, State.FAILED),
+        (Reason.USER_CANCEL, {"retries": 5}, State.CANCELLED),
+    ],
+)
+def test_the_rule_decides_whether_it_may_run_again(reason: Reason, data: dict[str, object], expected: State | None) -> None:
+    ended = end(a_block(**data), Ending(reason=reason, started_us=5, elapsed_us=2))
+    if expected is None:
+        assert isinstance(ended, FailedRange)
+        assert (ended.reason, ended.ended_us) == (reason, 7)
+    else:
+        assert isinstance(ended, Outcome)
+        assert (ended.state, ended.reason) == (expected, reason)
+
+
+def test_a_task_lost_alone_for_the_fifth_time_is_poison() -> None:
+    ended = end(a_block(1, losses=4), Ending(reason=Reason.NODE_LOST))
+    assert isinstance(ended, Outcome)
+    assert ended.reason is Reason.POISON
+
+
+def test_a_failure_during_a_cancel_is_the_cancel_but_a_success_counts() -> None:
+    block = a_block(retries=5)
+    failed = end(block, Ending(reason=Reason.SIGNAL, error="killed by signal 15"), cancelled="stop it")
+    assert isinstance(failed, Outcome)
+    assert (failed.state, failed.reason, failed.error) == (State.CANCELLED, Reason.USER_CANCEL, "stop it")
+    assert end(block, Ending(), cancelled="stop it").state is State.COMPLETED  # type: ignore[union-attr]
+
+
+def test_commands_tell_exit_codes_as_a_shell_does() -> None:
+    assert of_command(CommandEnd(seq=1, exit_code=0)).exit_code == 0
+    failed = of_command(CommandEnd(seq=1, reason=Reason.EXIT_CODE, exit_code=3))
+    assert (failed.exit_code, failed.error) == (3, "exit code 3")
+    assert of_command(CommandEnd(seq=1, reason=Reason.SIGNAL, signal=9)).exit_code == 137
+
+
+def test_an_exception_travels_as_the_value() -> None:
+    extra = TaskExtra(reason=Reason.EXCEPTION, error=b"E", summary="E: x")
+    outcome = end(a_block(), of_task(TaskEnd(seq=1, started_us=1, elapsed_us=1, cpu_us=0, extra=extra)))
+    assert isinstance(outcome, Outcome)
+    assert (outcome.value, outcome.error, outcome.pickled) == (b"E", "E: x", True)
+
+
+def test_small_things_need_no_store_and_large_ones_are_rows(store: MemoryStore) -> None:
+    assert not Ending(data=b"x" * 8000, out=Output(size=3, data=b"abc")).needs_store
+    large = Ending(data=b"x" * 9000)
+    assert large.needs_store
+    written = write(store, 42, 0, 3, large)
+    assert (written.value_size, written.data) == (9000, b"")
+    assert store.get(keys.output(42, 0, 3)) == (b"x" * 9000, Encoding.PICKLE)
+
+
+def test_files_are_stored_and_then_removed(store: MemoryStore, tmp_path: Path) -> None:
+    value, out, mine = tmp_path / "value", tmp_path / "out", tmp_path / "mine"
+    value.write_bytes(b"v" * 1_500_000)
+    out.write_bytes(b"o" * (LOG_PART_BYTES * 2 + 5))
+    mine.write_bytes(b"m" * 10_000)
+    ending = Ending(
+        value=Value(pickled=False, path=str(value), size=1_500_000),
+        out=Output(size=LOG_PART_BYTES * 2 + 5, path=str(out)),
+        err=Output(size=10_000, path=str(mine)),
+        kept_paths=(str(mine),),
+    )
+    written = write(store, 42, 1, 3, ending)
+    assert written.value_size == 1_500_000
+    assert (written.log_parts, written.log) == ((2, 1), (b"ooooo", b""))
+    assert store.get(keys.output(42, 1, 3)) == (b"v" * 1_500_000, Encoding.RAW)
+    discard(ending)
+    assert (value.exists(), out.exists(), mine.exists()) == (False, False, True)
+
+
+def test_what_was_flushed_while_it_ran_is_not_stored_again(store: MemoryStore, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_bytes(b"a" * 5000 + b"b" * 100)
+    ending = Ending(out=Output(size=5100, path=str(out)), err=Output(size=4, data=b"12er"), flushed=Flushed(sizes=[5000, 2], parts=[2, 1]))
+    written = write(store, 42, 1, 3, ending)
+    assert (written.log, written.log_parts) == ((b"b" * 100, b"er"), (2, 1))
+
+
+def test_keyed_values_are_rows_in_the_order_of_their_keys(store: MemoryStore) -> None:
+    written = write(store, 42, 1, 3, Ending(values=(Value(data=b"0"), Value(data=b"1", pickled=False))))
+    assert written.outputs == 2
+    assert store.get(keys.output(42, 1, 3, 0)) == (b"0", Encoding.PICKLE)
+    assert store.get(keys.output(42, 1, 3, 1)) == (b"1", Encoding.RAW)
+
+
+def test_values_wait_on_disk_while_the_store_is_away(store: MemoryStore, tmp_path: Path) -> None:
+    ending = Ending(data=b"x" * 9000, values=(Value(data=b"y" * 9000), Value(data=b"small")))
+    spill(ending, tmp_path)
+    assert (ending.data, len(list(tmp_path.iterdir()))) == (b"", 2)
+    spill(ending, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert write(store, 42, 1, 3, ending).value_size == 9000
+    discard(ending)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_record_of_a_failure_fits_a_znode_whatever_it_carries(store: MemoryStore) -> None:
+    past = tuple(PastAttempt(attempt=n, node="n" * 60, reason=Reason.EXIT_CODE, error="e" * 250) for n in range(8))
+    block = a_block(1, retries=20, payloads=(b"p" * 12_000,), past=past)
+    ending = Ending(
+        reason=Reason.EXIT_CODE, error="e" * 5000, out=Output(size=4096, data=b"o" * 4096), err=Output(size=4096, data=b"o" * 4096)
+    )
+    assert crowded(block, 0, ending)
+    ending.log_rows = True
+    ended = conclude(block, 0, ending, write(store, 42, 0, 3, ending), backoff_us=0, max_losses=5, cancelled=None)
+    assert isinstance(ended, FailedRange)
+    assert len(encode_failed(ended)) < MAX_ZNODE_BYTES
+    assert ended.log_parts == (1, 1)
+    assert not crowded(a_block(payloads=(b"p", b"q")), 0, without_output(ending))
+
+
+def without_output(ending: Ending) -> Ending:
+    """The same end without output."""
+    return Ending(reason=ending.reason, error=ending.error)
+
+
+def test_the_wire_form_of_a_silent_success_is_short() -> None:
+    outcome = end(a_block(), of_task(TaskEnd(seq=1, started_us=1500, elapsed_us=7, cpu_us=3, data=b"v")))
+    assert len(msgspec.msgpack.encode(outcome)) < 40

@@ -1,0 +1,268 @@
+"""Small parts of the Starter: strikes, names of output files, safe unpacking, watching, store jobs, disk."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmgr.adapters.memory_store import MemoryStore
+from rmgr.coord.ports import Store
+from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher
+from rmgr.daemons.starter_health import DiskWatch
+from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_names import expand, has_own_name
+from rmgr.daemons.starter_stage import _unpack, inside
+from rmgr.daemons.starter_strikes import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
+from rmgr.daemons.starter_watch import Watched
+from rmgr.errors import CoordinationUnavailable, DataLost, NotFound, StoreUnavailable
+from rmgr.model.frames import MAX_INLINE_FUNCTION
+from rmgr.model.states import Reason
+
+
+def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+# -- strikes -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_failures_of_the_node_in_a_row_put_it_out_for_a_while() -> None:
+    strikes = Strikes()
+    for n in range(OWN):
+        assert not strikes.is_out(float(n))
+        strikes.add("slot_lost", "x", float(n))
+    assert strikes.is_out(float(OWN))
+    assert not strikes.is_out(OWN + OUT_S)
+
+
+def test_failures_far_apart_do_not() -> None:
+    strikes = Strikes()
+    for n in range(3 * OWN):
+        strikes.add("slot_lost", "x", n * WINDOW_S)
+    assert not strikes.is_out(3 * OWN * WINDOW_S)
+
+
+def test_one_bad_submission_puts_no_node_out_several_do() -> None:
+    strikes = Strikes()
+    for _ in range(100):
+        strikes.add("start_failed", "7: no such file", 1.0)
+    assert not strikes.is_out(1.0)
+    for number in range(SUBMISSIONS):
+        strikes.add("start_failed", f"{number}: no such file", 2.0)
+    assert strikes.is_out(2.0)
+
+
+# -- names ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Record:
+    id: int = 42
+    name: str = "a/b"
+
+
+class _Info:
+    record = _Record()
+
+    def label(self, index: int) -> int:
+        return index * 10
+
+
+def test_placeholders_of_output_files() -> None:
+    assert expand("/d/%j-%a.%t.%x@%N%%%q", _Info(), 7, 2, "n1") == "/d/42-70.2.a_b@n1%%q"
+    assert has_own_name("x-%a.txt")
+    assert not has_own_name("x-%j.txt")
+    assert not has_own_name("100%%a")
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd"])
+def test_names_that_lead_out_of_the_work_directory_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(NotFound):
+        inside(tmp_path, name)
+    assert inside(tmp_path, "a/./b") == tmp_path / "a" / "b"
+
+
+def archive(*members: tuple[str, bytes | str]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                member.type, member.linkname = tarfile.SYMTYPE, content
+                tar.addfile(member)
+            else:
+                member.size, member.mode = len(content), 0o4777
+                tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def test_an_archive_unpacks_below_its_name_without_special_bits(tmp_path: Path) -> None:
+    store = MemoryStore(uuid.uuid4().hex)
+    store.put("a", archive(("sub/f", b"x"), ("link", "sub/f")))
+    _unpack(store, "a", tmp_path, "code", is_dir=True)
+    assert (tmp_path / "code" / "link").read_bytes() == b"x"
+    assert (tmp_path / "code" / "sub" / "f").stat().st_mode & 0o7000 == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["code"]
+
+
+@pytest.mark.parametrize("member", [("../evil", b"x"), ("link", "../../etc"), ("link", "/etc/passwd")])
+def test_an_archive_that_reaches_outside_is_refused(tmp_path: Path, member: tuple[str, bytes | str]) -> None:
+    store = MemoryStore(uuid.uuid4().hex)
+    store.put("a", archive(member))
+    with pytest.raises(NotFound):
+        _unpack(store, "a", tmp_path, "code", is_dir=True)
+    store.put("a", b"not an archive")
+    with pytest.raises(DataLost):
+        _unpack(store, "a", tmp_path, "code", is_dir=True)
+
+
+# -- jobs with the store -----------------------------------------------------------------------------------------------------------------
+
+
+class Away:
+    """A store that comes back after some calls."""
+
+    def __init__(self, store: Store, calls: int) -> None:
+        self.store, self.calls = store, calls
+
+    def get(self, key: str) -> Any:
+        self.calls -= 1
+        if self.calls >= 0:
+            raise StoreUnavailable("away")
+        return self.store.get(key)
+
+
+def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None:
+    inner = MemoryStore(uuid.uuid4().hex)
+    inner.put("k", b"v")
+    letters: deque[Callable[[], None]] = deque()
+    work = StoreIO(Away(inner, 2), letters.append, threads=1)  # type: ignore[arg-type]
+    found: list[Any] = []
+    work.run(lambda store: store.get("k"), found.append, size=10)
+    until(lambda: work.down_since_s > 0)
+    assert work.pending_bytes == 10
+    until(lambda: letters)
+    letters.popleft()()
+    assert found[0][0] == b"v"
+    assert (work.down_since_s, work.pending_bytes) == (0.0, 0)
+    work.run(lambda _store: 1 // 0, found.append)
+    until(lambda: letters)
+    letters.popleft()()
+    assert isinstance(found[1], ZeroDivisionError)
+    work.close()
+    assert not any(thread.name == "store-0" and thread.is_alive() for thread in threading.enumerate())
+
+
+def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> None:
+    store = MemoryStore(uuid.uuid4().hex)
+    store.put("small", b"s")
+    store.put("large", b"l" * (MAX_INLINE_FUNCTION + 1))
+    letters: deque[Callable[[], None]] = deque()
+    work = StoreIO(store, letters.append, threads=2)
+    fetcher = Fetcher(work, lambda: None, tmp_path / "blobs")
+
+    def get(key: str) -> Any:
+        if (found := fetcher.blobs.get(key)) is None:
+            until(lambda: letters)
+            letters.popleft()()
+            found = fetcher.blobs.get(key)
+        return found
+
+    assert get("small") == Blob(b"s", "", 1)
+    large = get("large")
+    assert Path(large.path).read_bytes() == b"l" * (MAX_INLINE_FUNCTION + 1)
+    failure = get("absent")
+    assert isinstance(failure, Failure)
+    assert failure.reason is Reason.START_FAILED
+    work.close()
+
+
+# -- watching --------------------------------------------------------------------------------------------------------------------------
+
+
+class Source:
+    """Something to watch, driven by hand."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Callable[[], None], Future[int]]] = []
+        self.told: list[int] = []
+        self.later: list[Callable[[], None]] = []
+        self.watched = Watched(self.ask, self.told.append, post=lambda call: call(), after=self.after)
+
+    def ask(self, watch: Callable[[], None]) -> Future[int]:
+        future: Future[int] = Future()
+        self.asked.append((watch, future))
+        return future
+
+    def after(self, _delay_s: float, call: Callable[[], None]) -> Any:
+        self.later.append(call)
+        return _Timer()
+
+
+class _Timer:
+    def cancel(self) -> None:
+        return
+
+
+def test_a_watch_is_a_hint_to_read_again() -> None:
+    source = Source()
+    source.watched.start()
+    watch, future = source.asked[0]
+    future.set_result(1)
+    watch()
+    source.asked[1][1].set_result(2)
+    assert source.told == [1, 2]
+
+
+def test_a_change_during_a_reading_is_not_forgotten() -> None:
+    source = Source()
+    source.watched.start()
+    watch, future = source.asked[0]
+    watch()
+    assert len(source.asked) == 1
+    future.set_result(1)
+    source.asked[1][1].set_result(2)
+    assert source.told == [1, 2]
+
+
+def test_a_failed_reading_is_tried_again_and_an_old_one_is_ignored() -> None:
+    source = Source()
+    source.watched.start()
+    source.asked[0][1].set_exception(CoordinationUnavailable("away"))
+    source.later.pop()()
+    assert len(source.asked) == 2
+    source.watched.start()
+    source.asked[1][1].set_result(7)
+    assert source.told == []
+    source.asked[2][1].set_result(8)
+    assert source.told == [8]
+    source.watched.stop()
+    assert not source.watched.is_on
+
+
+# -- disk ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    disk = DiskWatch(tmp_path)
+    assert disk.look(0.0) == ""
+    assert disk.free_bytes > 0
+    gone = DiskWatch(tmp_path / "gone")
+    assert "cannot be written" in gone.look(0.0)
+    (tmp_path / "gone").mkdir()
+    assert "cannot be written" in gone.look(1.0), "looked at every two seconds"
+    assert gone.look(3.0) == ""
