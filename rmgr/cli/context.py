@@ -35,6 +35,8 @@ class Session:
     verbose: int = 0
     is_quiet: bool = False  #: no notes: nobody is there to read them
     is_parsed: bool = False  #: the command's own options were understood: `json` is what the user said
+    tree_id: str = ""  #: cluster id of ZooKeeper's tree and of the data store, once they are known
+    store_id: str = ""
     started: float = field(default_factory=time.monotonic)
     _config: Config | None = None
     _coordinator: ZkCoordinator | GatewayCoordinator | None = None

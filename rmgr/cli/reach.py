@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rmgr.errors import NotConnected, Unavailable
+from rmgr.errors import NotConnected, WrongCluster
 
 if TYPE_CHECKING:
     from rmgr.adapters.rpc_gateway import GatewayCoordinator
@@ -38,7 +38,8 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
             session.note(f"ZooKeeper at {hosts} does not answer; waiting up to {wait_s:.0f} s")
             if not coordinator.wait_connected(max(0.1, end - time.monotonic())):
                 raise NotConnected(f"no ZooKeeper answers at {hosts}", hint=_nobody_there(session))
-        verify(coordinator, config.cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
+        meta = verify(coordinator, config.cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
+        belong_together(session, tree=meta.cluster_id)
     except BaseException:
         coordinator.close(timeout_s=1.0)
         raise
@@ -57,7 +58,8 @@ def _through_gateway(session: Session) -> GatewayCoordinator:
         if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
             session.note(f"no session through the gateway at {coordinator.hosts} yet; waiting up to {wait_s:.0f} s")
         coordinator.wait_ready(max(0.1, end - time.monotonic()))
-        verify(coordinator, cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
+        meta = verify(coordinator, cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
+        belong_together(session, tree=meta.cluster_id)
     except BaseException:
         coordinator.close(timeout_s=1.0)
         raise
@@ -67,6 +69,7 @@ def _through_gateway(session: Session) -> GatewayCoordinator:
 def open_data_store(session: Session) -> Store:
     """The data store of the configuration. Raises StoreUnavailable, UsageError."""
     from rmgr.adapters.stores import open_store
+    from rmgr.client.bootstrap import remembered
 
     config = session.config()
     if config.cluster.uses_gateway:
@@ -75,7 +78,23 @@ def open_data_store(session: Session) -> Store:
         return GatewayStore(config.cluster.gateway)
     if not config.cluster.store:
         raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH or RMGR_STORE   (rmgr dev sets it)")
-    return open_store(config.cluster.store, create=False)
+    store = open_store(config.cluster.store, create=False)
+    try:
+        belong_together(session, store=remembered(store, timeout_s=session.left_s(30.0) or 30.0) or "")
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def belong_together(session: Session, *, tree: str = "", store: str = "") -> None:
+    """Remembers whose tree and whose data store these are. Raises WrongCluster when they are of different clusters."""
+    session.tree_id, session.store_id = tree or session.tree_id, store or session.store_id
+    if session.tree_id and session.store_id and session.tree_id != session.store_id:
+        raise WrongCluster(
+            f"ZooKeeper belongs to cluster {session.tree_id}, the data store to {session.store_id}",
+            hint="name a --zk and a --store that belong together; if ZooKeeper was wiped, restore its data or start with a new store",
+        )
 
 
 def _nobody_there(session: Session) -> str:
@@ -83,21 +102,3 @@ def _nobody_there(session: Session) -> str:
         return "start a cluster: rmgr dev   (or name another: --zk HOSTS, RMGR_ZK); rmgr doctor looks closer"
     return f"is it running? its address comes from {session.config().source}; rmgr doctor looks closer"
 
-
-class Watcher:
-    """Says on stderr when ZooKeeper goes away and when it is back, while a command waits."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._away = False
-
-    def __call__(self, state: object) -> None:
-        away = str(state) != "CONNECTED"
-        if away != self._away:
-            self._away = away
-            self._session.note("ZooKeeper is away; waiting for it (the work goes on)" if away else "ZooKeeper is back")
-
-
-def is_away(error: Exception) -> bool:
-    """A part does not answer just now; asking again later may help."""
-    return isinstance(error, Unavailable) and not isinstance(error, NotConnected)

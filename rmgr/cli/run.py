@@ -49,6 +49,7 @@ def run(session: Session, words: tuple[str, ...], **values: Any) -> None:
 
         tell_dry(session, draft)
         return
+    session.data_store()  # what could not be waited for is not submitted
     sent = send(session, draft)
     number = sent.submission.id
     session.detail(f"submitted {number}")

@@ -64,8 +64,10 @@ def submit(session: Session, words: tuple[str, ...], **values: Any) -> None:
     if work.options.dry_run:
         tell_dry(session, draft)
         return
-    sent = send(session, draft)
     waits = work.options.wait or work.options.watch or work.options.progress
+    if waits:
+        session.data_store()  # what could not be waited for is not submitted
+    sent = send(session, draft)
     _tell_id(session, sent, work, waits=waits)
     if waits:
         raise WorkEnded(_wait(session, sent, work))
