@@ -271,7 +271,7 @@ class ZooKeeperServer:
             "admin.enableServer": "false",
             "autopurge.snapRetainCount": 3,
             "autopurge.purgeInterval": 1,
-            "4lw.commands.whitelist": "srvr,ruok,mntr",
+            "4lw.commands.whitelist": "srvr,ruok,mntr,conf",
             **self._config,
         }
         (self.data_dir / "data").mkdir(exist_ok=True)
