@@ -46,6 +46,7 @@ class Loop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._closed = False
+        self.buffer = memoryview(bytearray(_RECEIVE))  #: for receiving; on the selector thread only
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -237,24 +238,26 @@ class Channel:
         """One read; False when there is nothing more at present."""
         try:
             if self._passes_fds:
-                data, ancillary, _, _ = self._socket.recvmsg(_RECEIVE, socket.CMSG_SPACE(_MAX_FDS * _FDS.itemsize), _CLOEXEC)
+                size, ancillary, _, _ = self._socket.recvmsg_into(
+                    [self._loop.buffer], socket.CMSG_SPACE(_MAX_FDS * _FDS.itemsize), _CLOEXEC
+                )
                 for level, kind, body in ancillary:
                     if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                         fds = array.array("i")
                         fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
                         self._fds.extend(fds)
             else:
-                data = self._socket.recv(_RECEIVE)
+                size = self._socket.recv_into(self._loop.buffer)
         except BlockingIOError:
             return False
         except OSError as error:
             self._end(error.strerror or str(error))
             return False
-        if not data:
+        if not size:
             self._end("closed")
             return False
         try:
-            frames = self._reader.feed(data)
+            frames = self._reader.feed(self._loop.buffer[:size])
         except FrameError as error:
             self._end(str(error))
             return False

@@ -15,7 +15,7 @@ core units of the node a task occupies is the Starter's count (a task of 4 cores
     worker.send(TaskBatch(shape=shape, function=sha256, blob=blob, items=items))
     # -> WorkerReady, TasksEnded(slot, worker, (TaskEnd(seq, data=b"..."), ...)) in a few messages
     worker.recall()                                              # -> TasksReturned(slot, worker, seqs, NONE)
-    worker.stop(seq, reason=Reason.USER_CANCEL)                  # -> TasksEnded (it gave way) or WorkerEnded
+    worker.stop(seq, reason=Reason.USER_CANCEL)                  # -> TasksEnded (it gave way), WorkerEnded, TasksReturned
     runner.renew_lease(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 4 * 10**9)  # exclusive work lives until then
     runner.close(timeout_s=5)                                    # kills what runs, leaves no process and no directory
 

@@ -34,6 +34,7 @@ from rmgr.model.frames import (
     Granted,
     Leaving,
     Output,
+    Shape,
     Skipped,
     StartWorker,
     TaskBatch,
@@ -86,6 +87,7 @@ class Worker:
         self._pid = os.getpid()
         self._reader: FrameReader[TaskBatch | Granted] = FrameReader(ToWorker)
         self._queue: deque[TaskBatch] = deque()
+        self._buffer = memoryview(bytearray(_RECEIVE))
         self._functions = Functions()
         self._results = Results(directory)
         self._encoder = msgspec.msgpack.Encoder()
@@ -98,6 +100,7 @@ class Worker:
         self._in_call = False
         self._missed = 0  # task of a SIGTERM that came outside of a call
         self._submission = -1
+        self._shape: Shape | None = None
         self._paths = [os.path.join(directory, "stdout"), os.path.join(directory, "stderr")]
         self._fds = [-1, -1]
         self._cpu_us = 0
@@ -205,14 +208,16 @@ class Worker:
         sys.stdout, sys.stderr = self._streams
         for signum in (signal.SIGTERM, signal.SIGINT):  # a task may have set its own
             signal.signal(signum, self._on_signal)
-        board.set_batch(
-            limit_ns=shape.limit_us * 1000,
-            grace_ns=shape.grace_us * 1000,
-            exclusive=shape.exclusive,
-            memory_bytes=shape.memory_bytes,
-            output_cap=shape.output_cap,
-        )
-        self._environment.start_batch(shape)
+        if shape != self._shape:
+            self._shape = shape
+            board.set_batch(
+                limit_ns=shape.limit_us * 1000,
+                grace_ns=shape.grace_us * 1000,
+                exclusive=shape.exclusive,
+                memory_bytes=shape.memory_bytes,
+                output_cap=shape.output_cap,
+            )
+            self._environment.start_batch(shape)
         start_task, encode_end, cap = self._environment.start_task, self._encoder.encode, shape.output_cap
         words = board.words
         clock, getpid, call, keyed, exclusive = time.clock_gettime_ns, os.getpid, self._call, batch.keyed, shape.exclusive
@@ -395,8 +400,8 @@ class Worker:
             if only_if_ready and not select.select([self._socket], [], [], 0)[0]:
                 return True  # another thread has taken it
             try:
-                data = self._socket.recv(_RECEIVE)
-                frames = self._reader.feed(data)
+                size = self._socket.recv_into(self._buffer)
+                frames = self._reader.feed(self._buffer[:size])
             except (OSError, FrameError):
                 return False
             for frame in frames:
@@ -404,7 +409,7 @@ class Worker:
                     self._queue.append(frame)
                 else:
                     self._granted = frame.seq
-            return bool(data)
+            return bool(size)
 
     # A signal must not raise in the middle of a message: `_in_call` is off around sending and receiving.
 

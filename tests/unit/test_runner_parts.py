@@ -1,0 +1,190 @@
+"""Parts of the runner that need no processes: the board, output files, control groups (on plain directories), scripts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.cgroup import members, remove_group
+from rmgr.model.frames import NO_OUTPUT, CommandItem, Shape
+from rmgr.model.states import Reason
+from rmgr.runner.board import Board, create_board
+from rmgr.runner.command import _interpreter
+from rmgr.runner.contain import Forks, Group
+from rmgr.runner.environment import command_environment, shared_variables
+from rmgr.runner.outputs import open_output, read_live, settle, take, trim
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    fd = create_board()
+    board = Board(fd)
+    os.close(fd)
+    yield board
+    board.close()
+
+
+def test_what_has_begun_stays_begun_when_the_worker_rests(board: Board) -> None:
+    board.start(7, 123)
+    assert (board.running(), board.seq, board.begun) == ((7, 123), 7, 7)
+    board.rest()
+    assert (board.running(), board.seq, board.begun) == ((0, 0), 0, 7)
+
+
+def test_fields_of_the_board_do_not_disturb_each_other(board: Board) -> None:
+    board.start(2**63, 5)
+    board.set_batch(limit_ns=1, grace_ns=2, exclusive=True, memory_bytes=3, output_cap=4)
+    board.terminate(9, Reason.TIME_LIMIT)
+    board.lease_end_ns = 77
+    board.revoke(10, 20)
+    board.busy = board.watched = True
+    assert (board.seq, board.limit_ns, board.grace_ns, board.exclusive, board.memory_bytes, board.output_cap) == (2**63, 1, 2, True, 3, 4)
+    assert (board.terminated, board.lease_end_ns, board.revoked) == ((9, Reason.TIME_LIMIT), 77, (10, 20))
+    assert board.busy
+    assert board.watched
+
+
+def test_unsent_results_are_read_until_they_have_been_sent(board: Board) -> None:
+    assert board.unsent() == (b"", 0)
+    board.view[4096 + 16 : 4096 + 21] = b"hello"
+    board.set_results(5, 2)
+    assert board.unsent() == (b"hello", 2)
+    board.clear_results()
+    assert board.unsent() == (b"", 0)
+
+
+def test_an_output_file_is_taken_inline_or_moved_or_condensed(tmp_path: Path) -> None:
+    path, final = str(tmp_path / "stdout"), str(tmp_path / "final")
+    fd = open_output(path)
+    assert take(fd, path, final, MIB) is NO_OUTPUT
+    os.write(fd, b"small")
+    assert take(fd, path, final, MIB).data == b"small"
+    assert os.lseek(fd, 0, os.SEEK_END) == 0
+    os.write(fd, b"y" * 10_000)
+    moved = take(fd, path, final, MIB)
+    assert (moved.size, moved.path, moved.dropped) == (10_000, final, 0)
+    assert Path(final).read_bytes() == b"y" * 10_000
+    os.close(fd)
+
+
+@pytest.mark.parametrize("holes", [True, False])
+def test_a_file_above_its_cap_gives_its_middle_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holes: bool) -> None:
+    """Where the file system has no holes, it keeps the first part only."""
+    if not holes:
+        monkeypatch.setattr("rmgr.runner.outputs._fallocate", None)
+    path, final = str(tmp_path / "stdout"), str(tmp_path / "final")
+    fd = open_output(path)
+    for n in range(5):
+        os.write(fd, b"a" * MIB)
+        assert trim(fd, MIB) == (n > 0)
+    assert os.fstat(fd).st_blocks * 512 <= 2 * MIB
+    os.write(fd, b"the end\n")
+    output = take(fd, path, final, MIB)
+    kept = Path(final).read_bytes()
+    assert len(kept) < MIB + 8192
+    assert (output.size == 5 * MIB + 8) == holes
+    assert kept.endswith(b"the end\n")
+    assert f"{output.dropped} bytes of output dropped".encode() in kept
+    os.close(fd)
+
+
+def test_a_users_own_output_file_is_condensed_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"b" * (3 * MIB))
+    output = settle(str(path), MIB)
+    assert output.size == 3 * MIB
+    assert path.stat().st_size < MIB + 8192
+    assert not (tmp_path / "log.part").exists()
+
+
+def test_live_output_never_follows_a_link(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (tmp_path / "stdout").symlink_to(secret)
+    assert read_live(str(tmp_path / "stdout"), 0, 100) is None
+    assert read_live(str(secret), 2, 3) == b"cre"
+    assert read_live(str(tmp_path / "absent"), 0, 1) is None
+
+
+def _group(path: Path, *files: str) -> str:
+    path.mkdir()
+    for name in files:
+        (path / name).write_text("")
+    return str(path)
+
+
+def test_a_version_2_group_limits_memory_freezes_and_kills_by_its_files(tmp_path: Path) -> None:
+    group = Group(_group(tmp_path / "slot"), "", "", "w1", has_memory=True)
+    leaf = tmp_path / "slot" / "w1"
+    for name in ("memory.max", "memory.swap.max", "cgroup.kill", "cgroup.freeze", "memory.events", "cgroup.procs"):
+        (leaf / name).write_text("")
+    assert group.limits_memory
+    assert group.set_memory(5 * MIB)
+    assert ((leaf / "memory.max").read_text(), (leaf / "memory.swap.max").read_text()) == (str(5 * MIB), "0")
+    assert group.freeze(True)
+    assert (leaf / "cgroup.freeze").read_text() == "1"
+    group.kill()
+    assert (leaf / "cgroup.kill").read_text() == "1"
+    assert not group.had_oom()
+    (leaf / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
+    assert group.had_oom()
+    (leaf / "cgroup.procs").write_text("12\n13\n")
+    assert group.members() == [12, 13]
+    assert not group.remove()
+
+
+def test_a_version_1_group_limits_memory_and_freezes_by_its_files(tmp_path: Path) -> None:
+    group = Group("", _group(tmp_path / "freezer"), _group(tmp_path / "memory"), "w1", has_memory=False)
+    memory, freezer = tmp_path / "memory" / "w1", tmp_path / "freezer" / "w1"
+    for path in (memory / "memory.limit_in_bytes", memory / "memory.oom_control", freezer / "freezer.state", freezer / "cgroup.procs"):
+        path.write_text("")
+    assert group.set_memory(0)
+    assert (memory / "memory.limit_in_bytes").read_text() == "-1"
+    (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert group.had_oom()
+    group.kill()
+    assert (freezer / "freezer.state").read_text().endswith("THAWED")
+
+
+def test_forking_is_forbidden_and_allowed_again(tmp_path: Path) -> None:
+    (tmp_path / "pids.max").write_text("300\n")
+    forks = Forks(str(tmp_path))
+    assert forks.forbid()
+    assert (tmp_path / "pids.max").read_text().startswith("1")
+    forks.allow()
+    assert (tmp_path / "pids.max").read_text().startswith("300")
+    assert not Forks(str(tmp_path / "absent")).forbid()
+
+
+def test_groups_are_removed_from_the_leaves_up(tmp_path: Path) -> None:
+    (tmp_path / "rmgr-n1" / "s0" / "main").mkdir(parents=True)
+    assert members(tmp_path / "rmgr-n1") == []
+    assert remove_group(tmp_path / "rmgr-n1", wait_s=0)
+    assert not (tmp_path / "rmgr-n1").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "argv"),
+    [
+        ("echo hi", ["/bin/sh"]),
+        ("", ["/bin/sh"]),
+        ("#!/bin/bash\necho", ["/bin/bash"]),
+        ("#!/usr/bin/env  python3 -u\r\n", ["/usr/bin/env", "python3 -u"]),
+        ("#!\n", ["/bin/sh"]),
+    ],
+)
+def test_a_script_is_run_as_the_kernel_would(text: str, argv: list[str]) -> None:
+    assert _interpreter(text) == argv
+
+
+def test_a_commands_own_variables_win_over_its_batchs_and_those_over_the_made_ones() -> None:
+    shape = Shape(submission=42, cores=2, environ={"RMGR_RANK": "3", "A": "batch"})
+    base = {"A": "node", "PATH": "/bin", **shared_variables(shape, "n1")}
+    environ = command_environment(base, shape, CommandItem(1, 6, 2, environ={"A": "own", "RMGR_ENTRY": "x"}))
+    assert environ["RMGR_RANK"] == "3"
+    assert (environ["A"], environ["RMGR_ENTRY"], environ["RMGR_TOKEN"], environ["OMP_NUM_THREADS"]) == ("own", "x", "42_6.2", "2")
