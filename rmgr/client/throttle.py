@@ -19,8 +19,11 @@ from rmgr.errors import RmgrError
 from rmgr.model.block import MAX_TASKS
 from rmgr.model.outcome import Outcome
 
-#: Work of one block, so that a slot does not wait for its Submitter (a commit and a claim are some ms).
-BLOCK_S = 0.1
+#: Work of one block: at most so much, so that none waits long behind others; at least so much even when little is left,
+#: because between two blocks a slot waits for commits.
+BLOCK_S, LEAST_S = 0.1, 0.02
+#: What a task costs beside its own time.
+_TASK_US = 30.0
 _MAX_BYTES = 1024 * 1024
 
 
@@ -117,5 +120,6 @@ class Throttle:
         """Tasks of the next block: one until it is known how long they take."""
         if self._mean_us is None:
             return 1
+        each_us = self._mean_us + _TASK_US
         share = -(-len(self._waiting) // (2 * self.cap))
-        return max(1, min(MAX_TASKS, share, int(BLOCK_S * 1e6 / max(1.0, self._mean_us))))
+        return max(1, min(MAX_TASKS, max(share, int(LEAST_S * 1e6 / each_us)), int(BLOCK_S * 1e6 / each_us)))

@@ -1,0 +1,134 @@
+"""rmgr.Executor on a real cluster: initializers, nested executors, caps, output, the end of the interpreter."""
+
+from __future__ import annotations
+
+import concurrent.futures as stdlib
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import rmgr
+
+if TYPE_CHECKING:
+    from rmgr.client.connection import Connection
+    from rmgr.dev.cluster import DevCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_loaded = 0
+
+
+def load(value: int) -> None:
+    global _loaded
+    _loaded += value
+
+
+def loaded(_: int) -> tuple[int, int]:
+    return os.getpid(), _loaded
+
+
+def refuse(text: str) -> None:
+    raise ValueError(text)
+
+
+def run(program: str, directory: Path, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    (directory / "main.py").write_text(textwrap.dedent(program))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "main.py"], cwd=directory, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def test_every_worker_runs_the_initializer_once(connection: Connection) -> None:
+    with rmgr.Executor(initializer=load, initargs=(7,), connection=connection) as executor:
+        seen = list(executor.map(loaded, range(200)))
+    assert {value for _, value in seen} == {7}
+    with rmgr.Executor(initializer=load, initargs=(1,), connection=connection) as executor:
+        assert {value for _, value in executor.map(loaded, range(20))} == {1}, "workers of another initializer were used"
+
+
+def test_a_failing_initializer_breaks_the_executor(connection: Connection) -> None:
+    executor = rmgr.Executor(2, initializer=refuse, initargs=("no licence",), connection=connection)
+    with pytest.raises(stdlib.BrokenExecutor, match="no licence") as caught:
+        executor.submit(abs, -1).result(30)
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(stdlib.BrokenExecutor):
+        executor.submit(abs, -1)
+    executor.shutdown()
+    with rmgr.Executor(connection=connection) as healthy:
+        assert healthy.submit(abs, -1).result(30) == 1
+
+
+def test_a_cap_holds_however_many_nodes_there_are(connection: Connection, tmp_path: Path) -> None:
+    def at_once(_: int) -> int:
+        mine = tmp_path / f"{os.getpid()}"
+        mine.touch()
+        count = len(list(tmp_path.iterdir()))
+        time.sleep(0.02)
+        mine.unlink()
+        return count
+
+    with rmgr.Executor(2, connection=connection) as executor:
+        assert max(executor.map(at_once, range(40))) <= 2
+    with rmgr.Executor(connection=connection) as executor:
+        assert max(executor.map(at_once, range(60))) > 2
+
+
+def test_executors_inside_of_tasks_and_what_they_print(live: DevCluster, tmp_path: Path) -> None:
+    program = """
+        import rmgr, sys
+        def leaf(x):
+            return x * x
+        def branch(n):
+            print("branch", n)
+            with rmgr.Executor(2) as executor:
+                return sum(executor.map(leaf, range(n)))
+        if __name__ == "__main__":
+            with rmgr.Executor() as executor:
+                print(sorted(executor.map(branch, range(8))))
+    """
+    ended = run(program, tmp_path)
+    assert ended.stderr == ""
+    lines = ended.stdout.splitlines()
+    assert Counter(lines[:-1] + lines[-1:]) == Counter([f"branch {n}" for n in range(8)] + ["[0, 0, 1, 5, 14, 30, 55, 91]"])
+
+
+def test_an_interpreter_that_ends_waits_for_what_it_submitted(live: DevCluster, tmp_path: Path) -> None:
+    program = """
+        import rmgr, time
+        def slow(x):
+            time.sleep(0.3)
+            print("done", x)
+        if __name__ == "__main__":
+            executor = rmgr.Executor(4)
+            for x in range(8):
+                executor.submit(slow, x)
+            executor.shutdown(wait=False)
+    """
+    ended = run(program, tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert sorted(ended.stdout.splitlines()) == [f"done {x}" for x in range(8)]
+
+
+def test_exceptions_carry_the_traceback_of_the_node(connection: Connection) -> None:
+    with rmgr.Executor(connection=connection) as executor:
+        future = executor.submit(divmod, 1, 0)
+        with pytest.raises(ZeroDivisionError) as caught:
+            future.result(30)
+        assert "ZeroDivisionError" in str(caught.value.__cause__)
+
+
+def test_many_short_calls_are_no_slower_than_on_this_machine_alone(connection: Connection) -> None:
+    """Not a benchmark (`rmgr bench` is): a guard against a path that has become slow by an order of magnitude."""
+    with rmgr.Executor(connection=connection) as executor:
+        list(executor.map(abs, range(100)))
+        started = time.perf_counter()
+        assert list(executor.map(abs, range(5000))) == list(range(5000))
+        assert 5000 / (time.perf_counter() - started) > 1000

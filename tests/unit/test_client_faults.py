@@ -1,0 +1,298 @@
+"""The client while ZooKeeper or the data store is away: nothing hangs, nothing is lost, every outcome is named."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rmgr.adapters.memory import MemoryCoordinator
+from rmgr.client import submitting
+from rmgr.client.connection import Connection
+from rmgr.client.engine import Engine
+from rmgr.client.executor import Executor
+from rmgr.client.specs import Options, draft_of
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.config import Config
+from rmgr.coord import paths
+from rmgr.coord.records import decode_record
+from rmgr.errors import CoordinationUnavailable, DataLost, DeadlineExceeded, StoreUnavailable, SubmitUnknown, ValueTooLarge
+from rmgr.model.outcome import Outcome
+from rmgr.model.states import State
+from rmgr.model.submission import Work
+from tests.harness.client_cluster import Cluster, running
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    made.stop()
+
+
+class Moody:
+    """A store that refuses when told to."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.is_away = False
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.is_away and name != "close":
+                raise StoreUnavailable("the data store does not answer")
+            return method(*args, **kwargs)
+
+        return call
+
+
+def moody(cluster: Cluster) -> tuple[Connection, Moody]:
+    store = Moody(cluster.store)
+    coordinator = MemoryCoordinator(cluster.tree)
+    return Connection(Engine(coordinator, store), Config(), coordinator), store
+
+
+def subs(cluster: Cluster) -> list[str]:
+    return cluster.coordinator.children(f"{paths.SUBS}/0").result(5) or []
+
+
+# -- SUBMIT
+
+
+def test_a_submission_whose_answers_are_lost_is_made_once(cluster: Cluster) -> None:
+    for nth in range(1, 6):
+        coordinator = MemoryCoordinator(cluster.tree)
+        coordinator.lose_reply(1)
+        coordinator.lose_request(2)
+        draft = draft_of(Options(name=f"n{nth}"), work=Work.COMMAND)
+        made = submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 5, complete=True)
+        assert made.submission.id == nth
+        coordinator.close()
+    assert len(subs(cluster)) == 5
+
+
+def test_whether_it_was_committed_is_unknown_only_when_nobody_can_say(cluster: Cluster) -> None:
+    coordinator = MemoryCoordinator(cluster.tree)
+    draft = draft_of(Options(name="x", token="t-1"), work=Work.COMMAND)
+    coordinator.pause()
+    with pytest.raises(CoordinationUnavailable):
+        submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 0.3)
+    coordinator.resume()
+    coordinator.auto = False
+
+    def stop_after_the_commit() -> None:
+        while subs(cluster) == []:
+            coordinator.server_step()
+            if subs(cluster) == []:
+                coordinator.client_step()
+
+    threading.Thread(target=stop_after_the_commit, daemon=True).start()
+    with pytest.raises(SubmitUnknown) as caught:
+        submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 1.0)
+    assert caught.value.token == "t-1"
+    again = MemoryCoordinator(cluster.tree)
+    made = submitting.submit(again, draft, owner="", deadline_s=time.monotonic() + 5)
+    assert (made.created, made.submission.id, subs(cluster)) == (False, 1, ["1"])
+    coordinator.close()
+    again.close()
+
+
+def test_many_who_submit_at_once_get_numbers_of_their_own(cluster: Cluster) -> None:
+    numbers: list[int] = []
+
+    def submit_some() -> None:
+        coordinator = MemoryCoordinator(cluster.tree)
+        for _ in range(10):
+            draft = draft_of(Options(name="x"), work=Work.COMMAND)
+            numbers.append(submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 20).submission.id)
+        coordinator.close()
+
+    threads = [threading.Thread(target=submit_some) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(numbers) == list(range(1, 51))
+
+
+def test_the_thousandth_submission_gets_a_directory(cluster: Cluster) -> None:
+    from rmgr.coord.multi import Gone, Multi, Set
+    from rmgr.coord.records import encode_record
+
+    ids = cluster.coordinator.get(paths.IDS).result(5)
+    assert ids is not None
+    cluster.coordinator.commit(Multi(name="SKIP", ops=(Set(paths.IDS, encode_record(2345), ids.version),), proof=Gone("/x"))).result(5)
+    for expected in (2345, 2346):
+        draft = draft_of(Options(name="x"), work=Work.COMMAND)
+        made = submitting.submit(cluster.coordinator, draft, owner="", deadline_s=time.monotonic() + 5)
+        assert made.submission.id == expected
+    assert sorted(cluster.coordinator.children(f"{paths.SUBS}/2").result(5) or []) == ["2345", "2346"]
+
+
+# -- ZooKeeper away
+
+
+def test_while_zookeeper_is_away_waits_end_in_time_and_go_on_afterwards() -> None:
+    with running() as (cluster, connection):
+        queue = TaskQueue(double, connection=connection)
+        queue.submit_call(1).result(5)
+        coordinator: Any = connection.coordinator
+        coordinator.auto = False
+        coordinator.cut()
+        future = queue.submit_call(2)
+        with pytest.raises(DeadlineExceeded, match="ZooKeeper does not answer"):
+            future.result(0.2)
+        with pytest.raises(DeadlineExceeded, match="ZooKeeper does not answer"):
+            queue.wait_all(timeout=0.2)
+        with pytest.raises(SubmitUnknown, match="are not known to be durable") as caught:
+            queue.flush(0.2)
+        assert caught.value.task_id == f"{queue.id}_1"
+        with pytest.raises(CoordinationUnavailable):
+            TaskQueue(double, connection=connection, timeout=0.2)
+        coordinator.auto = True
+        coordinator.reconnect()
+        assert future.result(10) == 4
+        queue.close()
+        assert cluster.pending() == []
+
+
+def test_a_wait_tells_on_stderr_that_the_cluster_went_away(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmgr.client.progress._SILENCE_S", 0.05)
+    with running() as (_, connection):
+        queue = TaskQueue(double, connection=connection)
+        coordinator: Any = connection.coordinator
+        coordinator.auto = False
+        coordinator.cut()
+        queue.submit_call(1)
+
+        def come_back() -> None:
+            coordinator.auto = True
+            coordinator.reconnect()
+
+        threading.Timer(2.5, come_back).start()
+        queue.wait_all(timeout=10)
+        queue.close()
+    assert "rmgr: ZooKeeper does not answer; still waiting" in capsys.readouterr().err
+
+
+# -- the data store away
+
+
+def test_while_the_store_is_away_submitting_fails_at_once_and_small_work_goes_on(cluster: Cluster) -> None:
+    connection, store = moody(cluster)
+    with connection:
+        cluster.start()
+        queue = TaskQueue(double, connection=connection)
+        executor = Executor(connection=connection)
+        store.is_away = True
+        with pytest.raises(StoreUnavailable):
+            TaskQueue(lambda x: x, connection=connection)
+        with pytest.raises(StoreUnavailable):
+            queue.submit(["in"], ["out"])
+        with pytest.raises(StoreUnavailable):
+            queue.submit_call(bytes(1_000_000))
+        with pytest.raises(StoreUnavailable):
+            executor.submit(lambda: 1)
+        assert len(queue) == 0
+        store.is_away = False
+        connection.register(len)
+        store.is_away = True
+        assert queue.submit_call(4).result(5) == 8
+        lengths = queue.map(len, [bytes(9_000)] * 3)  # together they need a row: sent when the store is back
+        store.is_away = False
+        assert [future.result(10) for future in lengths] == [9_000] * 3
+        executor.shutdown()
+
+
+def test_a_large_result_that_is_gone_is_told_as_lost(cluster: Cluster) -> None:
+    cluster.on_call = lambda key, index: (
+        Outcome(index=index, value_size=1000) if index else Outcome(index=index, error="DATA_LOST: row gone")
+    )
+    cluster.start()
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        first, second = queue.map(None, [1, 2])
+        with pytest.raises(DataLost, match=r"task 1_0 completed, but row gone"):
+            first.result(5)
+        with pytest.raises(DataLost, match=r"the result of task 1_1 .* is missing"):
+            second.result(5)
+
+
+def test_a_store_that_is_away_for_a_moment_does_not_spoil_a_large_result(cluster: Cluster) -> None:
+    cluster.on_call = lambda key, index: Outcome(index=index, value_size=3, pickled=False)
+    cluster.start()
+    connection, store = moody(cluster)
+    with connection, TaskQueue(double, connection=connection) as queue:
+        from rmgr.coord import keys
+
+        cluster.store.put(keys.output(queue.id, 0, 1), b"abc")
+        future = queue.submit_call(1)
+        future.wait(5)
+        store.is_away = True
+        with pytest.raises(StoreUnavailable):
+            future.result(5)
+        store.is_away = False
+        assert future.result(5) == b"abc"
+
+
+def test_arguments_above_the_limit_are_refused_before_anything_is_sent(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmgr.client.pickling.MAX_VALUE_BYTES", 100_000)
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        with pytest.raises(ValueTooLarge, match=r"the arguments of .*double have \d+ bytes; the limit is 100000"):
+            queue.submit_call(bytes(200_000))
+        with pytest.raises(ValueTooLarge, match="the value for 'big'"):
+            connection.store.put("big", [bytes(200_000)])
+        assert len(queue) == 0
+
+
+# -- following
+
+
+def test_outcomes_in_rows_and_pages_are_read_in_their_order() -> None:
+    """Fragments 0 and 1 paged out, 2 in a row of the store, 3 in its znode: a newcomer sees all of them."""
+    from rmgr.coord import keys
+    from rmgr.coord.leader_ops import page
+    from rmgr.coord.records import encode_outcomes, encode_page
+    from rmgr.model.outcome import Fragment
+    from rmgr.model.submission import Paged
+
+    cluster = Cluster()
+    with cluster.connect() as connection:
+        queue = TaskQueue(double, connection=connection)
+        for x in range(4):
+            queue.submit_call(x)
+            queue.flush(5)
+            cluster.run_one()
+        number = queue.id
+        from rmgr.coord.records import decode_fragment
+
+        fragments = [
+            decode_fragment(cluster.coordinator.get(paths.fragment(number, at)).result(5).data)  # type: ignore[union-attr]
+            for at in range(4)
+        ]
+        cluster.store.put(keys.page(number, 0), encode_page(tuple(fragments[:2])))
+        cluster.store.put(keys.fragment(number, "g"), encode_outcomes(fragments[2].outcomes))
+        from rmgr.coord.multi import Committed, Gone, Multi, Set
+        from rmgr.coord.records import encode_fragment
+
+        row = Fragment(node="n1", base_us=1, row=keys.fragment(number, "g"), ranges=((State.COMPLETED, 2, 1),))
+        cluster.coordinator.commit(
+            Multi(name="X", ops=(Set(paths.fragment(number, 2), encode_fragment(row), 0),), proof=Gone("/x"))
+        ).result(5)
+        done = cluster.coordinator.get(paths.done(number)).result(5)
+        assert done is not None
+        paged = Paged(base=2, counts={"COMPLETED": 2})
+        assert isinstance(cluster.coordinator.commit(page(number, paged, done.version, 0, 2)).result(5), Committed)
+        with cluster.connect() as other:
+            attached = TaskQueue.attach(number, connection=other)
+            assert [future.result(5) for future in attached.futures()] == [0, 2, 4, 6]
+        assert decode_record(cluster.coordinator.get(paths.done(number)).result(5).data, Paged).base == 2  # type: ignore[union-attr]
+    cluster.stop()

@@ -1,0 +1,248 @@
+"""Ownership of a submission, on a cluster in memory: losses and retries, lost answers and sessions, owners that die."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord import keys, paths
+from rmgr.coord.ports import Encoding
+from rmgr.coord.records import decode_record
+from rmgr.errors import (
+    NotConnected,
+    NotFound,
+    StateConflict,
+    TaskFailed,
+    UsageError,
+)
+from rmgr.model.block import BlockKey
+from rmgr.model.outcome import Outcome
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Submission, Tail
+from tests.harness.client_cluster import Cluster, running
+
+
+def double(x: int) -> int:
+    if x < 0:
+        raise ValueError(f"negative: {x}")
+    return 2 * x
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    made.stop()
+
+
+def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        threading.Event().wait(0.005)
+
+
+def record_of(cluster: Cluster, number: int) -> Submission:
+    found = cluster.coordinator.get(paths.sub(number)).result(5)
+    assert found is not None
+    return decode_record(found.data, Submission)
+
+
+# -- losses, retries
+
+
+def test_the_owner_runs_a_lost_task_again_and_gives_up_where_the_rule_says(cluster: Cluster) -> None:
+    losses = {1: 1, 2: 99}
+
+    def on_call(key: BlockKey, index: int) -> Reason | Outcome | None:
+        if losses.get(index, 0) >= key.attempt:
+            return Reason.NODE_LOST
+        return None
+
+    cluster.on_call = on_call
+    cluster.start()
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        futures = queue.map(None, range(4))
+        assert [futures[at].result(10) for at in (0, 1, 3)] == [0, 2, 6]
+        assert futures[1].attempt == 2
+        with pytest.raises(TaskFailed) as caught:
+            futures[2].result(10)
+        # Its first loss was not alone in its block; five that were make it poison.
+        assert (caught.value.reason, caught.value.attempts) == ("POISON", 6)
+
+
+def test_retries_come_after_their_back_off(cluster: Cluster) -> None:
+    cluster.on_call = lambda key, index: Reason.EXIT_CODE if key.attempt < 3 else None
+    cluster.start()
+    with cluster.connect() as connection, TaskQueue(double, retries=2, backoff=0.1, connection=connection) as queue:
+        started = time.monotonic()
+        assert queue.submit_call(4).result(10) == 8
+        assert time.monotonic() - started >= 0.1 + 0.2
+
+
+def test_a_task_that_may_run_once_fails_at_its_loss_and_leaves_no_output(cluster: Cluster) -> None:
+    cluster.on_call = lambda key, index: Reason.NODE_LOST
+    cluster.start()
+    with cluster.connect() as connection, TaskQueue(double, resubmit=False, connection=connection) as queue:
+        connection.store.put("in", 1)
+        connection.submitter.store.put(keys.output(queue.id, 0, 1), b"half", encoding=Encoding.RAW)
+        queue.submit(["in"], ["out"])
+        counts, failed = queue.wait_all(timeout=5)
+        assert (counts["FAILED"], failed) == (1, [f"{queue.id}_0"])
+        until(lambda: connection.submitter.store.keys("out/") == [])
+        until(lambda: connection.submitter.store.head(keys.named("out")) is None)
+
+
+# -- lost answers, lost sessions
+
+
+@pytest.mark.parametrize("fault", ["lose_reply", "lose_request"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_an_answer_lost_on_the_way_neither_loses_nor_doubles_a_task(fault: str, nth: int) -> None:
+    with running() as (cluster, connection):
+        coordinator = connection.coordinator
+        getattr(coordinator, fault)(nth)
+        with TaskQueue(double, connection=connection) as queue:
+            for batch in range(5):
+                assert [future.result(5) for future in queue.map(None, range(batch, batch + 3))] == [2 * x for x in range(batch, batch + 3)]
+        assert queue.wait_all(timeout=5).counts == {"COMPLETED": 15, "FAILED": 0, "CANCELLED": 0}
+        ran = sorted(index for key, _ in cluster.claims for index in range(key.first, key.end))
+        assert ran == list(range(15))
+
+
+def test_a_lost_session_changes_nothing_for_whoever_waits() -> None:
+    with running() as (cluster, connection), TaskQueue(double, connection=connection) as queue:
+        futures = queue.map(None, range(50))
+        connection.coordinator.expire()  # type: ignore[union-attr]
+        futures += queue.map(None, range(50))
+        connection.coordinator.expire()  # type: ignore[union-attr]
+        futures += queue.map(None, range(50))
+        assert sum(future.result(10) for future in futures) == 3 * sum(2 * x for x in range(50))
+        ran = sorted(index for key, _ in cluster.claims for index in range(key.first, key.end))
+        assert ran == list(range(150))
+        entries = cluster.coordinator.children(paths.SUBMITTERS).result(5) or []
+        assert [paths.entry_guid(name) for name in entries] == [connection.submitter.guid]
+
+
+# -- another process goes on
+
+
+def test_a_queue_is_taken_over_when_its_owner_is_gone(cluster: Cluster) -> None:
+    first = cluster.connect()
+    queue = TaskQueue(double, connection=first)
+    queue.map(None, range(5))
+    queue.flush(5)
+    cluster.run_one(take=2)
+    with cluster.connect() as second:
+        attached = TaskQueue.attach(queue.name, connection=second)
+        assert len(attached) == 5
+        with pytest.raises(StateConflict, match="looked after by another Submitter, which lives"):
+            attached._tasks.wait_room(block=True, timeout_s=0.1)
+        first.coordinator.close()  # type: ignore[union-attr] - as kill -9: its session goes, its entry with it
+        added = attached.submit_call(100)
+        cluster.start()
+        assert [future.result(5) for future in attached.futures()] == [0, 2, 4, 6, 8, 200]
+        assert added.result(5) == 200
+        assert attached.wait_all(timeout=5).counts["COMPLETED"] == 6
+        record, tail = record_of(cluster, queue.id), cluster.coordinator.get(paths.tail(queue.id)).result(5)
+        assert record.owner == second.submitter.guid
+        assert tail is not None
+        assert decode_record(tail.data, Tail).reigns == ((0, first.submitter.guid), (5, second.submitter.guid))
+        attached.close()
+    first.close()
+
+
+def test_a_former_owner_that_comes_back_is_told(cluster: Cluster) -> None:
+    first, second = cluster.connect(), cluster.connect()
+    queue = TaskQueue(double, connection=first)
+    queue.submit_call(1)
+    queue.flush(5)
+    first.coordinator.pause()  # type: ignore[union-attr]
+    first.coordinator.tree.end_session(first.coordinator.session_id)  # type: ignore[union-attr]
+    attached = TaskQueue.attach(queue.id, connection=second)
+    assert attached.submit_call(2) is not None
+    attached.flush(5)
+    late = queue.submit_call(3)
+    first.coordinator.resume()  # type: ignore[union-attr]
+    first.coordinator.cut()  # type: ignore[union-attr]
+    with pytest.raises(StateConflict, match="was taken over by another Submitter"):
+        late.result(10)
+    with pytest.raises(StateConflict, match="was taken over"):
+        queue.submit_call(4)
+    assert sum(key.count for key in cluster.pending()) == 2
+    first.close()
+    second.close()
+
+
+def test_attaching_to_what_does_not_exist_is_refused(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        with pytest.raises(NotFound, match="there is no submission 77"):
+            TaskQueue.attach("taskq-0000000077", connection=connection)
+        with pytest.raises(UsageError, match="'frog' is not a submission id"):
+            TaskQueue.attach("frog", connection=connection)
+
+
+def test_the_same_token_gives_the_same_queue(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        first = TaskQueue(double, token="experiment-7", connection=connection)
+        first.submit_call(1)
+        first.flush(5)
+        assert TaskQueue(double, token="experiment-7", connection=connection).id == first.id
+        assert TaskQueue(double, token="experiment-8", connection=connection).id != first.id
+
+
+# -- the end
+
+
+def test_a_finished_queue_is_released_to_the_leader() -> None:
+    with running() as (cluster, connection):
+        with TaskQueue(double, connection=connection) as queue:
+            queue.submit_call(1)
+        queue.wait_all(timeout=5)
+        until(lambda: record_of(cluster, queue.id).owner == "")
+
+
+def test_a_closed_connection_breaks_waits_off_instead_of_letting_them_hang(cluster: Cluster) -> None:
+    connection = cluster.connect()
+    queue = TaskQueue(double, connection=connection)
+    future = queue.submit_call(1)
+    queue.flush(5)
+    threading.Timer(0.1, connection.close).start()
+    with pytest.raises(NotConnected, match="the connection was closed"):
+        future.result(10)
+    with pytest.raises(NotConnected):
+        queue.submit_call(2)
+    with pytest.raises(NotConnected):
+        queue.wait_all(timeout=5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_is_told_to_connect_anew(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        queue = TaskQueue(double, connection=connection)
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                queue.submit_call(1)
+                said = b"nothing"
+            except NotConnected as error:
+                said = str(error).encode()
+            except BaseException as error:
+                said = repr(error).encode()
+            os.write(writing, said)
+            os._exit(0)
+        os.close(writing)
+        with open(reading, "rb") as answer:
+            assert b"belongs to the parent process" in answer.read()
+        os.waitpid(pid, 0)
+
+
+def test_states_of_waited_are_the_final_ones() -> None:
+    with running() as (_, connection), TaskQueue(double, connection=connection) as queue:
+        assert queue.wait_all(timeout=5) == ({str(state): 0 for state in (State.COMPLETED, State.FAILED, State.CANCELLED)}, [])
