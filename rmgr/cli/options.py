@@ -46,6 +46,7 @@ class WorkOptions:
     hold: bool = False
     on_disconnect: OnDisconnect = OnDisconnect.KEEP
     uploads: tuple[str, ...] = ()
+    stdin: str = ""
     python: str = ""
     token: str = ""
     features: tuple[str, ...] = ()
@@ -163,6 +164,7 @@ _OPTIONS = (
     click.option("--cwd", metavar="DIR", default="", help="directory on the node  [a private one]"),
     click.option("--input", "inputs", type=KEY_FILE, metavar="KEY=FILE", multiple=True, help="stored value as FILE in the directory"),
     click.option("--output", "outputs", type=KEY_FILE, metavar="KEY=FILE", multiple=True, help="FILE of the directory into the data store"),
+    click.option("--stdin", metavar="FILE", default="", help="what the work reads from its stdin; - is stdin here  [nothing]"),
     click.option("--upload", "uploads", metavar="PATH", multiple=True, type=click.Path(), help="ship a file or directory there"),
     click.option("--hold", is_flag=True, help="wait for rmgr release"),
     click.option("--on-disconnect", type=one_of("choice", list(OnDisconnect)), metavar="keep|exclusive", default="keep", help=_EXCLUSIVE),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rmgr.cli.options import Work, WorkOptions, read_entries
-from rmgr.cli.shipping import interpreted, ship_script, ship_uploads, whole_path
+from rmgr.cli.shipping import interpreted, ship_script, ship_stdin, ship_uploads, whole_path
 from rmgr.errors import KeyExists, NotFound, QueueFull, RequestTooLarge, RmgrError, SubmitUnknown, UsageError
 from rmgr.model.array import parse_array
 from rmgr.model.states import Reason
@@ -123,11 +123,21 @@ def send(session: Session, draft: Draft) -> Sent:
         command = replace(command, script_sha256=ship_script(session, work))
     if work.options.uploads:
         command = replace(command, uploads=ship_uploads(session, work.options.uploads))
+    if work.options.stdin:
+        command = replace(command, stdin_sha256=ship_stdin(session, work.options.stdin))
     record = replace(draft.record, command=command)
     _check_size(record)
+    try:
+        return _commit(session, record, draft)
+    except KeyboardInterrupt:
+        session.note(f"interrupted; whether it was submitted is not known: the same again with --token {record.token} runs it once")
+        raise
+
+
+def _commit(session: Session, record: Submission, draft: Draft) -> Sent:
     deadline_s = time.monotonic() + (session.left_s() or _SUBMIT_S)
     blocks = _blocks(record, draft.payloads)
-    if blocks is None or work.options.outputs:
+    if blocks is None or draft.work.options.outputs:
         return _send_by_engine(session, record, draft, deadline_s)
     from rmgr.client import submitting
 

@@ -54,6 +54,20 @@ def ship_script(session: Session, work: Work) -> str:
     return _store(session, text)
 
 
+def ship_stdin(session: Session, name: str) -> str:
+    """Stores what the work is to read from its standard input; `-` is ours. Raises UsageError, ValueTooLarge."""
+    import click
+
+    try:
+        with click.open_file(name, "rb") as file:
+            data = file.read(MAX_UPLOAD_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"--stdin: {name} cannot be read: {error.strerror}", hint="name a file, or - for stdin") from error
+    if len(data) > MAX_UPLOAD_BYTES:
+        raise _too_large(f"--stdin {name}", len(data))
+    return _store(session, data)
+
+
 def ship_uploads(session: Session, names: Sequence[str]) -> tuple[Upload, ...]:
     """Stores files as they are and directories as archives. Raises UsageError, ValueTooLarge."""
     uploads = []
@@ -95,9 +109,7 @@ def _archive(directory: Path) -> bytes:
 
 def _too_large(name: str, size: int) -> ValueTooLarge:
     limit = format_size(MAX_UPLOAD_BYTES)
-    return ValueTooLarge(
-        f"--upload: {name} has {format_size(size)} or more; the limit is {limit}", hint="use a shared file system, or several"
-    )
+    return ValueTooLarge(f"{name} has {format_size(size)} or more; the limit is {limit}", hint="use a shared file system, or several")
 
 
 def _store(session: Session, data: bytes) -> str:

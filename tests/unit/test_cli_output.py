@@ -1,0 +1,116 @@
+"""Output of tasks on its way to people, programs and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rmgr.cli.ends import expand, how
+from rmgr.cli.follow import End, Followed
+from rmgr.cli.live import Piece
+from rmgr.cli.output import JsonLines, Labelled, Plain, ToFiles
+from rmgr.cli.stored_logs import read_ended, read_flushed, tail_of
+from rmgr.coord import keys
+from rmgr.model.states import Reason, State
+from rmgr.model.views import JobView
+
+
+def a_piece(data: bytes, position: int = 0, stream: str = "stdout", attempt: int = 1) -> Piece:
+    return Piece(submission=42, position=position, attempt=attempt, stream=stream, data=data, time_us=1_790_000_000_000_000)
+
+
+def an_end(position: int = 0, **fields: object) -> End:
+    values = {"state": State.COMPLETED, "reason": "", "exit_code": 0, "node": "n1", "attempt": 1, "error": ""} | fields
+    return End(submission=42, position=position, index=position + 1, **values)  # type: ignore[arg-type]
+
+
+def label(position: int) -> str:
+    return f"42_{position}"
+
+
+def test_plain_output_is_byte_for_byte(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    sink = Plain()
+    for data in (b"a\xff", b"\n\0", b"no end"):
+        sink.take(a_piece(data))
+    sink.take(a_piece(b"err", stream="stderr"))
+    sink.close()
+    assert capfdbinary.readouterr() == (b"a\xff\n\0no end", b"err")
+
+
+def test_labelled_lines_are_whole_lines(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    sink = Labelled(label)
+    sink.take(a_piece(b"one\ntw", 1))
+    sink.take(a_piece(b"other\n", 2))
+    sink.take(a_piece(b"o\n\nrest", 1))
+    sink.take(a_piece(b"oops", 2, "stderr"))
+    sink.done(1)
+    sink.close()
+    out, err = capfdbinary.readouterr()
+    assert out == b"42_1: one\n42_2: other\n42_1: two\n42_1: \n42_1: rest\n"
+    assert err == b"42_2: oops\n"
+
+
+def test_json_lines_never_split_a_character(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = JsonLines(label)
+    for data in ("ä€".encode()[:3], "ä€".encode()[3:], b"\xff\n"):
+        sink.take(a_piece(data))
+    sink.done(0)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "".join(line["data"] for line in lines) == "ä€\ufffd\n"
+    assert lines[0] == {"schema": "rmgr/1", "time": "2026-09-21T14:13:20.000Z", "task": "42_0", "stream": "stdout", "data": "ä"}
+
+
+def test_files_one_for_all_or_one_for_each_task(tmp_path: Path) -> None:
+    for pattern, expected in (("all.txt", {"all.txt": b"abc"}), ("%j.%a.txt", {"42.10.txt": b"ac", "42.11.txt": b"b"})):
+        sink = ToFiles(str(tmp_path / pattern), 42, lambda position: position + 10)
+        for data, position in ((b"a", 0), (b"b", 1), (b"c", 0)):
+            sink.take(a_piece(data, position))
+        sink.done(0)
+        sink.close()
+        assert {name: (tmp_path / name).read_bytes() for name in expected} == expected
+    empty = ToFiles(str(tmp_path / "empty"), 42, lambda position: position)
+    empty.close()
+    assert (tmp_path / "empty").read_bytes() == b""
+
+
+def test_stored_output_is_parts_then_the_rest() -> None:
+    from rmgr.adapters.memory_store import MemoryStore
+
+    store = MemoryStore("cli-output")
+    for part, data in enumerate((b"one ", b"two ", b"three ")):
+        store.put(keys.log(42, 7, 1, "stdout", part), data)
+    assert b"".join(read_ended(store, 42, 7, 1, "stdout", parts=3, rest=b"rest")) == b"one two three rest"
+    assert b"".join(read_flushed(store, 42, 7, 1, "stdout")) == b"one two three "
+    assert b"".join(read_flushed(store, 42, 7, 2, "stdout")) == b""
+    assert list(read_ended(None, 42, 7, 1, "stderr", parts=0, rest=b"x")) == [b"x"]
+    assert tail_of([b"a\nb\n", b"c\nd"], 2) == ["c", "d"]
+
+
+def test_names_of_output_files_are_expanded_as_on_the_node() -> None:
+    assert expand("o/%x.%j.%a.%t.%N.%%.%q", an_end(4, attempt=2), "a/b") == "o/a_b.42.5.2.n1.%.%q"
+
+
+def test_an_end_is_told_in_one_line() -> None:
+    failed = an_end(state=State.FAILED, reason=str(Reason.EXIT_CODE), exit_code=3, attempt=2, error="exit code 3")
+    assert how(failed) == "FAILED on n1 with exit code 3 (EXIT_CODE), attempt 2"
+    lost = an_end(state=State.FAILED, reason=str(Reason.NODE_LOST), exit_code=None, error="node n1 was lost")
+    assert how(lost) == "FAILED on n1 (NODE_LOST): node n1 was lost"
+
+
+def test_the_worst_end_decides() -> None:
+    item = Followed(42, frozenset({0, 1, 2}))
+    for position, code in ((0, 0), (1, 7), (2, 3)):
+        state = State.FAILED if code else State.COMPLETED
+        item.ends[position] = an_end(position, state=state, reason="EXIT_CODE" if code else "", exit_code=code)
+    assert (item.is_ended, item.state, item.code, item.worst and item.worst.position) == (True, State.FAILED, 7, 1)
+    assert item.counts[State.FAILED] == 2
+
+
+def test_history_is_an_end_too() -> None:
+    job = JobView(
+        id=7, name="x", user="ada", queue="default", state=State.FAILED, reason=Reason.TIME_LIMIT, exit_code=143, counts={"FAILED": 1}
+    )
+    item = Followed(7, past=job)
+    assert (item.is_ended, item.state, item.code, item.counts) == (True, State.FAILED, 124, {State.FAILED: 1})
