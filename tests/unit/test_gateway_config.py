@@ -1,0 +1,76 @@
+"""Which way to the cluster a configuration means, and where a gateway may listen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.rpc_gateway_dial import Gateways
+from rmgr.config import load
+from rmgr.daemons.submitter import check_loopback
+from rmgr.errors import ConfigError, NotConnected, UsageError
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """Variables of a user with a file that names ZooKeeper."""
+    (tmp_path / "c.toml").write_text('[cluster]\nzk = "zk1:2181"\nstore = "sqlite:/s.db"\n')
+    return {"HOME": str(tmp_path), "RMGR_CONFIG": str(tmp_path / "c.toml")}
+
+
+def test_a_gateway_that_is_named_above_replaces_the_zookeeper_below(home: dict[str, str]) -> None:
+    assert not load(env=home).cluster.uses_gateway
+    by_variable = load(env={**home, "RMGR_GATEWAY": "g:1"})
+    assert by_variable.cluster.uses_gateway
+    assert by_variable.cluster.zk == ""
+    by_option = load({"cluster": {"zk": None, "store": None, "gateway": "g:2"}}, env={**home, "RMGR_ZK": "zk2:2181"})
+    assert (by_option.cluster.gateway, by_option.cluster.uses_gateway) == ("g:2", True)
+
+
+def test_a_zookeeper_that_is_named_above_replaces_the_gateway_below(home: dict[str, str]) -> None:
+    typed = load({"cluster": {"zk": "zk3:2181"}}, env={**home, "RMGR_GATEWAY": "g:1"})
+    assert (typed.cluster.zk, typed.cluster.gateway, typed.cluster.uses_gateway) == ("zk3:2181", "", False)
+
+
+def test_where_one_layer_names_both_zookeeper_itself_is_used(home: dict[str, str]) -> None:
+    both = load(env={**home, "RMGR_ZK": "zk2:2181", "RMGR_GATEWAY": "g:1"})
+    assert not both.cluster.uses_gateway
+    assert both.cluster.hosts_and_chroot()[0] == "zk2:2181"
+
+
+def test_a_daemon_with_a_gateway_only_is_told_what_it_lacks(home: dict[str, str]) -> None:
+    with pytest.raises(NotConnected, match="only a gateway"):
+        load(env={**home, "RMGR_GATEWAY": "g:1"}).cluster.hosts_and_chroot()
+
+
+def test_several_gateways_are_taken_in_turn() -> None:
+    gateways = Gateways(" a:1, b:2 ,[::1]:3")
+    assert set(gateways.endpoints) == {"a:1", "b:2", "[::1]:3"}
+    first = gateways.current
+    gateways.failed("a:9")  # another one than the one in use: nothing changes
+    assert gateways.current == first
+    seen = []
+    for _ in range(4):
+        seen.append(gateways.current)
+        gateways.failed(gateways.current)
+    assert sorted(seen[:3]) == sorted(gateways.endpoints)
+    assert seen[3] == first
+
+
+@pytest.mark.parametrize("text", ["", " , ", "host", "host:", ":7071", "host:0", "host:70000", "host:x"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"gateway"):
+        Gateways(text)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.0.0.9:7071", "localhost:1", "[::1]:0"])
+def test_loopback_needs_no_word(listen: str) -> None:
+    check_loopback("listen", listen)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7071", "[::]:7071", "10.0.0.5:7071", "gate.example:7071", ":7071"])
+def test_anywhere_else_needs_insecure_to_be_typed(listen: str) -> None:
+    with pytest.raises(ConfigError, match="nobody is asked") as caught:
+        check_loopback("listen", listen)
+    assert "--insecure" in caught.value.hint
