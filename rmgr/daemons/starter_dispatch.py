@@ -6,6 +6,7 @@ allows `backfill_pull`.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from rmgr.daemons.starter_records import Info
 from rmgr.daemons.starter_stage import Staged, Stager
 from rmgr.model.block import BlockKey
 from rmgr.model.frames import CommandBatch, CommandItem, Shape, TaskBatch, TaskItem
+from rmgr.model.states import Reason
 from rmgr.model.submission import Command
 from rmgr.runtime.failpoint import failpoint
 
@@ -124,6 +126,8 @@ class Dispatch:
     def _python_kit(self, block: ClaimedBlock, info: Info, shape: Shape) -> Kit | Failure | None:
         spec = info.worker_spec(block.key.cores, block.key.memory_mib, self._fetcher)
         blob = self._fetcher.blobs.get(keys.function(block.data.function))
+        if info.python and not os.access(info.python, os.X_OK):
+            return Failure(Reason.START_FAILED, f"there is no Python interpreter {info.python} on node {block.node}")
         if spec is None or isinstance(spec, Failure):
             return spec
         if blob is None or isinstance(blob, Failure):

@@ -174,6 +174,8 @@ class Ends:
         if lane is None:
             return
         tasks = dict(lane.tasks)
+        if refusal is None and not event.slot.is_up and self._lanes.has_chosen_python(event.slot):
+            refusal = Ending(reason=Reason.START_FAILED, error=f"its Python interpreter cannot run rmgr's worker ({event.detail})")
         self._lanes.drop_worker(event.worker)
         if event.seq and event.seq in tasks:
             block, index = tasks.pop(event.seq)
@@ -248,14 +250,15 @@ class Ends:
     def _slot_lost(self, event: SlotLost, now_s: float) -> None:
         lane = self._lanes.of_slot(event.slot)
         tasks = dict(lane.tasks) if lane is not None else {}
-        self._lanes.drop_slot(event.slot)
         running = frozenset(event.running)
+        chosen = not event.slot.is_up and self._lanes.has_chosen_python(event.slot)
+        self._lanes.drop_slot(event.slot)
         for seq, (block, index) in tasks.items():
             if seq in running:
                 ending = Ending(reason=Reason.WORKER_LOST, error=f"its slot was lost: {event.why}", flushed=self._logs.take(seq))
                 self.ended(block, index, ending, now_s)
         self.returned([task for seq, task in tasks.items() if seq not in running], now_s)
-        if not event.expected:
+        if not event.expected and not chosen:
             self._on_strike("slot_lost", event.why)
 
     # -- what becomes of an attempt --------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class Lanes:
         self._workers: dict[Worker, Lane] = {}
         self._commands: dict[Slot, Lane] = {}
         self._slots: dict[int, Slot] = {}
+        self._pythons: dict[Slot, str] = {}
         self._active: dict[int, int] = {}
         self._waiting: deque[Lane] = deque()
         for number in range(min(cores, _EARLY_SLOTS)):
@@ -100,6 +101,10 @@ class Lanes:
         """One more task of this size could start now."""
         return cores <= self.free_cores and memory_mib <= self.free_memory_mib
 
+    def has_chosen_python(self, slot: Slot) -> bool:
+        """Its interpreter was chosen by a user."""
+        return self._pythons.get(slot, self._python) != self._python
+
     def of_worker(self, worker: Worker) -> Lane | None:
         """The lane of a worker."""
         return self._workers.get(worker)
@@ -117,9 +122,10 @@ class Lanes:
         """
         if not self.fits(cores, memory_mib):
             return None
-        lane = self._idle_worker(spec) if spec is not None else None
+        python = info.python or self._python
+        lane = self._idle_worker(spec, python) if spec is not None else None
         if lane is None:
-            slot = self._free_slot()
+            slot = self._free_slot(python if spec is not None else None)
             if spec is not None:
                 self._forget_idle(slot)
                 lane = Lane(slot, slot.start_worker(spec), spec)
@@ -161,6 +167,7 @@ class Lanes:
 
     def drop_slot(self, slot: Slot) -> Lane | None:
         """A slot is dead (its workers have been dropped before)."""
+        self._pythons.pop(slot, None)
         if self._slots.get(slot.number) is slot:
             del self._slots[slot.number]
         lane = self._commands.pop(slot, None)
@@ -223,9 +230,11 @@ class Lanes:
             lane.cores = lane.memory_mib = 0
             self._active[lane.slot.number] -= 1
 
-    def _idle_worker(self, spec: WorkerSpec) -> Lane | None:
+    def _idle_worker(self, spec: WorkerSpec, python: str) -> Lane | None:
         best = None
         for lane in self._workers.values():
+            if self._pythons.get(lane.slot) != python:
+                continue
             if lane.tasks or lane.cores or lane.spec != spec or lane.worker is None or lane.worker.is_leaving or lane.slot.is_lost:
                 continue
             if not self._active.get(lane.slot.number):
@@ -233,13 +242,17 @@ class Lanes:
             best = best or lane
         return best
 
-    def _free_slot(self) -> Slot:
-        """The slot with the least going on; there is one with nothing active whenever a core is free."""
-        for number in range(self.cores):
-            if not self._active.get(number):
-                slot = self._slots.get(number)
-                return slot if slot is not None and not slot.is_lost else self._open(number)
-        raise AssertionError("more active lanes than cores")
+    def _free_slot(self, python: str | None) -> Slot:
+        """A slot with nothing active (there is one whenever a core is free), of this interpreter where it matters."""
+        free = [number for number in range(self.cores) if not self._active.get(number)]
+        slots = {number: self._slots[number] for number in free if number in self._slots and not self._slots[number].is_lost}
+        for number, slot in slots.items():
+            if python is None or self._pythons.get(slot) == python:
+                return self._slots[number]
+        number = next((number for number in free if number not in slots), free[0])
+        if number in slots:
+            slots[number].close()  # its idle workers go with it
+        return self._open(number, python)
 
     def _forget_idle(self, slot: Slot) -> None:
         """Ends idle workers of a slot beyond the few that stay warm."""
@@ -249,6 +262,9 @@ class Lanes:
             lane.worker.is_leaving = True
             lane.worker.stop(reason=Reason.NONE, grace_us=0)
 
-    def _open(self, number: int) -> Slot:
-        slot = self._slots[number] = self.runner.open_slot(number, python=self._python)
+    def _open(self, number: int, python: str | None = None) -> Slot:
+        chosen = self._python if python is None else python
+        slot = self.runner.open_slot(number, python=chosen)
+        self._slots[number] = slot
+        self._pythons[slot] = chosen
         return slot

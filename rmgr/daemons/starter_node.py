@@ -50,6 +50,8 @@ _IDLE_DELAY_S = 0.01
 _SPLIT_WORTH_S = 0.03
 #: Nodes with work to give wait up to this long, each its own time, so that not all answer one hungry node.
 _STAGGER_S = 0.02
+#: After giving some away a node claims nothing beyond its free slots for this long: the hungry take it.
+_NO_MORE_S = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +99,7 @@ class NodeAgent:
         self._shared = shared
         self._hungry_since_s = 0.0
         self._split_s = 0.0
+        self._given_s = 0.0
         self._returning: set[BlockKey] = set()
         self._stager = Stager(shared.io, shared.inputs, wake=shared.wake, directory=files, on_unstartable=self._unstartable)
         self._ends = Ends(
@@ -137,6 +140,11 @@ class NodeAgent:
         """A block is the node's own now."""
         self.blocks[block.key] = block
         self.orders.meet(block)
+
+    def works_ahead(self) -> bool:
+        """Not after it has given work away, nor while what runs takes much longer than what ran before."""
+        now_s = time.monotonic()
+        return now_s > self._given_s + _NO_MORE_S and not self._dispatch.is_stalled(now_s)
 
     def registered(self, incarnation: int, *, idle: bool) -> None:
         """A new registration stands; the blocks that were adopted are in `blocks`."""
@@ -369,6 +377,7 @@ class NodeAgent:
             self._at(self._split_s)
             return
         self._split_s = now_s + _STAGGER_S
+        self._given_s = now_s
         block = max(long_waiting, key=lambda one: (one.tail(256), one.key.sort_key()))
         count = split_share(block.tail(256), others)
         self._give_back(block, count, name="SPLIT", held=False)

@@ -47,6 +47,9 @@ class Claimer(Protocol):
     blocks: dict[BlockKey, ClaimedBlock]
     idle: IdleMark
 
+    def works_ahead(self) -> bool:
+        """Work claimed beyond what runs would be run here, and soon."""
+
     def claimed(self, block: ClaimedBlock) -> None:
         """A block is the node's own now."""
 
@@ -218,7 +221,7 @@ class Puller:
     def _wants(self, appetite: _Appetite) -> bool:
         if len(self._flying) >= _FLYING or len(self._node.blocks) + len(self._flying) >= _HELD:
             return False
-        if self._is_draining():
+        if self._is_draining() or (appetite.cores == 0 and not self._node.works_ahead()):
             return False
         return wants_more(free=appetite.cores, slots=self._node.lanes.cores, ahead_s=appetite.ahead_s)
 

@@ -17,7 +17,7 @@ from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_fetch import Failure, Fetcher
-from rmgr.errors import RmgrError, UsageError
+from rmgr.errors import CoordinationUnavailable, RmgrError, UsageError
 from rmgr.model.array import Array, parse_array
 from rmgr.model.frames import Shape
 from rmgr.model.queue import ClusterSettings, QueueSpec
@@ -50,6 +50,11 @@ class Info:
     def is_python(self) -> bool:
         """Function calls, not commands."""
         return self.record.work is Work.PYTHON
+
+    @property
+    def python(self) -> str:
+        """Interpreter that the user chose, "" = the Starter's."""
+        return self.record.python.python if self.record.python is not None else ""
 
     @property
     def limit_us(self) -> int:
@@ -98,7 +103,7 @@ class Info:
                 blob = fetcher.blobs.get(keys.function(python.initializer))
                 if blob is None or isinstance(blob, Failure):
                     return blob
-                initializer = blob.data
+                initializer = blob.data or Path(blob.path).read_bytes()
             spec = WorkerSpec(
                 environ={"OMP_NUM_THREADS": str(cores)},
                 sys_path=python.sys_path,
@@ -174,6 +179,8 @@ class Records:
                 self._refuse(submission, "its record is gone")
             else:
                 self._read[submission] = decode_record(found.data, Submission, paths.sub(submission))
+        except CoordinationUnavailable:
+            pass  # asked again at the next use
         except RmgrError as error:
             self._refuse(submission, error.message)
         self._wake()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rmgr.model.frames import MAX_INLINE_OUTPUT
 from rmgr.model.outcome import Outcome
 from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command, Upload
+from rmgr.model.submission import Command, PythonEnvironment, Upload
 from tests.harness.starter_rig import Rig, call, wait_for
 
 
@@ -331,3 +332,34 @@ def test_a_long_task_does_not_block_those_behind_it(rig: Rig) -> None:
     assert 100 not in found
     go.touch()
     assert 100 in rig.outcomes(number, 300)
+
+
+def test_a_submission_may_choose_its_interpreter(rig: Rig, tmp_path: Path) -> None:
+    rig.start()
+    mine = tmp_path / "mypython"
+    mine.write_text(f'#!/bin/sh\nexport CHOSEN=yes\nexec {sys.executable} "$@"\n')
+    mine.chmod(0o755)
+
+    def which() -> str | None:
+        import os
+
+        return os.environ.get("CHOSEN")
+
+    plain = rig.submit(which, [call()] * 4)
+    chosen = rig.submit(which, [call()] * 4, python=PythonEnvironment(python=str(mine)))
+    again = rig.submit(which, [call()] * 4)
+    for number, expected in ((plain, None), (chosen, "yes"), (again, None)):
+        assert {pickle.loads(outcome.value) for outcome in rig.outcomes(number, 4).values()} == {expected}
+
+
+def test_an_interpreter_that_cannot_work_fails_its_tasks_and_not_the_node(rig: Rig, tmp_path: Path) -> None:
+    rig.start()
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    for python in (str(tmp_path / "absent"), str(broken)):
+        number = rig.submit(lambda: 1, [call()] * 3, python=PythonEnvironment(python=python))
+        assert {outcome.reason for outcome in rig.outcomes(number, 3).values()} == {Reason.START_FAILED}
+    good = rig.submit(lambda: 1, [call()])
+    assert rig.outcomes(good, 1)[0].state is State.COMPLETED
+    assert not rig.starters[0].agent().is_draining
