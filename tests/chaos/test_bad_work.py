@@ -63,7 +63,7 @@ def test_a_gigabyte_of_output_and_a_task_that_ignores_sigterm_hurt_nobody(chaos:
 def test_a_flood_is_refused_at_the_cap_and_drains(chaos: Chaos):
     chaos.start(nodes=1, cores=2)
     settings = chaos.directory / "settings.toml"
-    settings.write_text('[[queues]]\nname = "default"\nmax_pending_blocks = 20\n')
+    settings.write_text('[queues.default]\nmax_pending_blocks = 20\n')
     applied = chaos.rmgr("config", "apply", str(settings))
     assert applied.returncode == 0, applied.stderr
     chaos.rmgr("drain", "n1", "--reason", "flood")
