@@ -34,6 +34,8 @@ from rmgr.model.submission import Work
 
 #: Calls that `map` adds at a time: the first run while the rest is still being pickled.
 _MAP_BATCH = 512
+#: How often a wait without news looks whether the cluster still answers.
+_TICK_S = 1.0
 _open_queues: weakref.WeakSet[TaskQueue] = weakref.WeakSet()
 
 
@@ -281,7 +283,7 @@ class TaskQueue:
                         hint="they go on; call wait_all again",
                     )
                 left = deadline.left()
-                self._tasks.wait_news(1.0 if left is None else min(left, 1.0), counts)
+                self._tasks.wait_news(_TICK_S if left is None else min(left, _TICK_S), counts)
         return self._tasks.waited()
 
     # -- ending

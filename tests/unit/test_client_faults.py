@@ -97,7 +97,7 @@ def test_whether_it_was_committed_is_unknown_only_when_nobody_can_say(cluster: C
 
     threading.Thread(target=stop_after_the_commit, daemon=True).start()
     with pytest.raises(SubmitUnknown) as caught:
-        submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 1.0)
+        submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 0.4)
     assert caught.value.token == "t-1"
     again = MemoryCoordinator(cluster.tree)
     made = submitting.submit(again, draft, owner="", deadline_s=time.monotonic() + 5)
@@ -167,6 +167,7 @@ def test_while_zookeeper_is_away_waits_end_in_time_and_go_on_afterwards() -> Non
 
 def test_a_wait_tells_on_stderr_that_the_cluster_went_away(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmgr.client.progress._SILENCE_S", 0.05)
+    monkeypatch.setattr("rmgr.client.taskqueue._TICK_S", 0.02)
     with running() as (_, connection):
         queue = TaskQueue(double, connection=connection)
         coordinator: Any = connection.coordinator
@@ -178,7 +179,7 @@ def test_a_wait_tells_on_stderr_that_the_cluster_went_away(capsys: pytest.Captur
             coordinator.auto = True
             coordinator.reconnect()
 
-        threading.Timer(2.5, come_back).start()
+        threading.Timer(0.3, come_back).start()
         queue.wait_all(timeout=10)
         queue.close()
     assert "rmgr: ZooKeeper does not answer; still waiting" in capsys.readouterr().err
