@@ -20,6 +20,7 @@ NODE_STREAMS = ("Logs",)
 #: Logs followed at once through one gateway: each holds a thread.
 MAX_STREAMS = 100
 _DEFAULT_S = 5.0
+_NEVER_S = 1e8
 
 
 class Routes(Protocol):
@@ -68,11 +69,10 @@ class Forwarder:
     def _unary(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Any]:
         def pass_on(request: bytes, context: grpc.ServicerContext) -> Any:
             endpoint = self._target(context, route)
-            left_s = context.time_remaining()
             call = self._channel(endpoint).unary_unary(f"/rmgr.v1.{service}/{name}")
             self._routes.count("passed_on", name)
             try:
-                return call(request, timeout=_DEFAULT_S if left_s is None else left_s)
+                return call(request, timeout=_left_s(context) or _DEFAULT_S)
             except grpc.RpcError as error:
                 return self._failed(context, endpoint, error)
 
@@ -84,7 +84,7 @@ class Forwarder:
             if not self._streams.acquire(blocking=False):
                 fail(context, QueueFull(f"{MAX_STREAMS} logs are followed through this gateway already"))
             try:
-                call = self._channel(endpoint).unary_stream(f"/rmgr.v1.{service}/{name}")(request, timeout=context.time_remaining())
+                call = self._channel(endpoint).unary_stream(f"/rmgr.v1.{service}/{name}")(request, timeout=_left_s(context))
                 self._routes.count("passed_on", name)
                 if not context.add_callback(call.cancel):
                     call.cancel()
@@ -131,3 +131,9 @@ class Forwarder:
         late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         told = "did not answer in time" if late else f"cannot be reached ({error.code().name.lower().replace('_', ' ')})"
         fail(context, Unavailable(f"{endpoint} {told}", hint="rmgr doctor"))
+
+
+def _left_s(context: grpc.ServicerContext) -> float | None:
+    """Until the caller's deadline, None when he has none: gRPC then tells of hundreds of years, and does not take them back."""
+    left_s = context.time_remaining()
+    return None if left_s is None or left_s > _NEVER_S else left_s

@@ -1,0 +1,212 @@
+"""Questions to daemons through a gateway: only to those that the cluster names, errors and live output as they are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from rmgr.adapters.memory import MemoryCoordinator
+from rmgr.adapters.rpc import LeaderClient, LogPiece, NodeClient, NodeStats, RpcServer, RunningTask
+from rmgr.adapters.rpc_gateway_forward import Forwarder
+from rmgr.coord import paths
+from rmgr.coord.multi import Create, Exists, Multi, Set
+from rmgr.coord.records import encode_record
+from rmgr.daemons.submitter_routes import ClusterRoutes
+from rmgr.errors import NotFound, PermissionDenied, Unavailable
+from rmgr.model.node import EpochRecord, NodeRecord, NodeState
+from rmgr.model.resources import Capacity
+from rmgr.model.states import State
+from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
+from tests.harness.coordinators import wait_for
+
+JOB = JobView(id=42, name="x", user="u", queue="default", state=State.RUNNING, tasks=3)
+
+
+class Daemon:
+    """A leader and a Starter in one, who remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.left = threading.Event()
+        self.server = RpcServer("127.0.0.1:0")
+        self.server.add_leader(self)
+        self.server.add_node(self)
+        self.server.start()
+        self.endpoint = self.server.endpoint
+
+    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str) -> list[JobView]:
+        self.asked.append("jobs")
+        return [JOB]
+
+    def nodes(self) -> list[NodeView]:
+        return []
+
+    def queues(self) -> list[QueueView]:
+        return []
+
+    def status(self) -> StatusView:
+        raise NotFound("no status", hint="look elsewhere")
+
+    def explain(self, submission: int, index: int | None) -> ExplainView:
+        raise NotFound(f"no submission {submission}")
+
+    def logs(
+        self,
+        submission: int,
+        index: int,
+        *,
+        attempt: int,
+        stream: str,
+        follow: bool,
+        offsets: tuple[int, int],
+        is_active: Callable[[], bool],
+    ) -> Iterator[LogPiece]:
+        yield LogPiece(stream="stdout", data=b"hello\n", offset=offsets[0], attempt=2)
+        if submission == 1:
+            raise NotFound("gone")
+        if follow:
+            wait_for(lambda: not is_active())
+            self.left.set()
+        yield LogPiece(stream="stdout", data=b"", offset=6, attempt=2, ended=True)
+
+    def running(self, submission: int) -> list[RunningTask]:
+        return [RunningTask(submission=submission, index=1, attempt=1, node="n1", started_us=5)]
+
+    def stats(self) -> list[NodeStats]:
+        return [NodeStats(node="n1", cores_used=1, memory_used_bytes=2, running=1, load=0.5)]
+
+
+class Place:
+    """A daemon that the cluster names, one that it does not, and a gateway."""
+
+    def __init__(self) -> None:
+        self.coordinator = MemoryCoordinator()
+        self.coordinator.ensure([paths.NODES])
+        self.known, self.stranger = Daemon(), Daemon()
+        node = NodeRecord(
+            node="n1",
+            guid="g",
+            incarnation=1,
+            state=NodeState.UP,
+            capacity=Capacity(cores=1, memory_bytes=1),
+            endpoint=self.known.endpoint,
+        )
+        self.write(paths.node("n1"), encode_record(node))
+        self.lead(self.known.endpoint)
+        self.counts: list[tuple[str, str]] = []
+        self.forwarder = Forwarder(ClusterRoutes(self.coordinator, lambda what, kind, _amount: self.counts.append((what, kind))))
+        self.gateway = RpcServer("127.0.0.1:0")
+        for handler in self.forwarder.handlers:
+            self.gateway.add_generic(handler)
+        self.gateway.start()
+
+    def write(self, path: str, data: bytes) -> None:
+        there = self.coordinator.stat(path).result(5) is not None
+        op = Set(path, data, -1) if there else Create(path, data)
+        self.coordinator.commit(Multi(name="T", ops=(op,), proof=Exists(path))).result(5)
+
+    def lead(self, endpoint: str) -> None:
+        self.write(paths.EPOCH, encode_record(EpochRecord(leader="g", endpoint=endpoint, host="h", pid=1)))
+
+    def close(self) -> None:
+        self.gateway.stop(0)
+        self.forwarder.close()
+        for daemon in (self.known, self.stranger):
+            daemon.server.stop(0)
+        self.coordinator.close()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    made = Place()
+    yield made
+    made.close()
+
+
+def test_questions_to_the_leader_pass(place: Place) -> None:
+    with LeaderClient(place.known.endpoint, via=place.gateway.endpoint) as leader:
+        assert leader.jobs() == [JOB]
+        with pytest.raises(NotFound, match="no status") as caught:
+            leader.status()
+        assert caught.value.hint == "look elsewhere"
+    assert ("passed_on", "Jobs") in place.counts
+
+
+def test_live_output_passes_as_it_comes_and_ends_with_its_reader(place: Place) -> None:
+    with NodeClient(place.known.endpoint, via=place.gateway.endpoint) as node:
+        assert [piece.data for piece in node.logs(42, 0, offsets=(3, 0))] == [b"hello\n", b""]
+        assert node.running(7)[0].submission == 7
+        assert node.stats()[0].load == 0.5
+        broken = node.logs(1, 0)
+        assert next(broken).data == b"hello\n"
+        with pytest.raises(NotFound, match="gone"):
+            next(broken)
+        followed = node.logs(42, 0, follow=True)
+        assert next(followed).data == b"hello\n"  # while the task runs
+    assert place.known.left.wait(5)  # the reader has gone: the Starter is told
+
+
+def test_nobody_is_called_whom_the_cluster_does_not_name(place: Place) -> None:
+    with NodeClient(place.stranger.endpoint, via=place.gateway.endpoint) as node, pytest.raises(PermissionDenied, match="not the endpoint"):
+        node.running()
+    with NodeClient(place.stranger.endpoint, via=place.gateway.endpoint) as node, pytest.raises(PermissionDenied):
+        list(node.logs(1, 0))
+    with LeaderClient(place.stranger.endpoint, via=place.gateway.endpoint) as leader, pytest.raises(Unavailable, match="does not lead"):
+        leader.jobs()
+    assert place.stranger.asked == []
+
+
+def test_a_node_that_has_just_registered_is_found(place: Place) -> None:
+    with NodeClient(place.stranger.endpoint, via=place.gateway.endpoint) as node:
+        with pytest.raises(PermissionDenied):
+            node.running()
+        record = NodeRecord(
+            node="n2",
+            guid="h",
+            incarnation=1,
+            state=NodeState.UP,
+            capacity=Capacity(cores=1, memory_bytes=1),
+            endpoint=place.stranger.endpoint,
+        )
+        place.write(paths.node("n2"), encode_record(record))
+
+        def answers() -> bool:
+            try:
+                return bool(node.running())
+            except PermissionDenied:
+                return False
+
+        wait_for(answers, 5)
+
+
+def test_the_next_leader_is_found(place: Place) -> None:
+    with LeaderClient(place.known.endpoint, via=place.gateway.endpoint) as leader:
+        assert leader.jobs() == [JOB]
+        place.known.server.stop(0)
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            leader.jobs()
+    place.lead(place.stranger.endpoint)
+    with LeaderClient(place.stranger.endpoint, via=place.gateway.endpoint) as leader:
+        assert leader.jobs() == [JOB]
+    with LeaderClient(place.known.endpoint, via=place.gateway.endpoint) as old, pytest.raises(Unavailable, match="does not lead"):
+        old.jobs()
+
+
+def test_without_a_leader_the_answer_says_so(place: Place) -> None:
+    place.lead("")
+    with LeaderClient("x:1", via=place.gateway.endpoint) as leader, pytest.raises(Unavailable, match="no WatchDog leads"):
+        leader.jobs()
+
+
+def test_what_is_not_listed_does_not_exist(place: Place) -> None:
+    channel = grpc.insecure_channel(place.gateway.endpoint)
+    for method in ("/rmgr.v1.Leader/Shutdown", "/rmgr.v1.Node/Kill", "/rmgr.v1.Other/Jobs"):
+        call: Any = channel.unary_unary(method)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"", timeout=5)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    channel.close()
