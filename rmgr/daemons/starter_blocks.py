@@ -109,6 +109,11 @@ class ClaimedBlock:
     # -- tasks -----------------------------------------------------------------------------------------------------------
 
     @property
+    def kind(self) -> str | int:
+        """What its tasks have in common with others that take similar times: the function, else the submission."""
+        return self.data.function or self.key.submission
+
+    @property
     def unfinished(self) -> int:
         """Tasks without an outcome."""
         return len(self.ready) + self.live + self.writing

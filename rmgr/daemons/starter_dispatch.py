@@ -154,7 +154,7 @@ class Dispatch:
     def _start(self, block: ClaimedBlock, kit: Kit) -> bool:
         """Hands out what it can. True: tasks of it could start if there were room."""
         key, info, now_s = block.key, block.info, time.monotonic()
-        task_s = self._times.of(key.submission)
+        task_s = self._times.of(block.kind)
         slots = max(1, self._lanes.cores // key.cores)
         size = batch_size(ready=len(block.ready), slots=slots, task_s=task_s)
         while block.ready:
@@ -302,7 +302,7 @@ class Dispatch:
         return now_s - lane.since_s > _LONG_S + 3 * self._task_s(lane)
 
     def _task_s(self, lane: Lane) -> float:
-        return (self._times.of(lane.info.record.id) if lane.info is not None else None) or 0.0
+        return self._times.of(lane.kind) or 0.0
 
     def recall_all(self, blocks: Iterable[ClaimedBlock] | None = None) -> None:
         """Takes back everything that has not begun (of these blocks)."""

@@ -118,23 +118,25 @@ class Ends:
         lane = self._lanes.of_worker(event.worker)
         if lane is None:
             return
-        tasks = lane.tasks
+        tasks, over = lane.tasks, []
         quick: list[Outcome] = []
+        busy: dict[ClaimedBlock, list[int]] = {}  #: tasks, microseconds, and those that were not quick
         current: ClaimedBlock | None = None
-        busy_us, count, others, over = 0, 0, 0, []
+        counts = [0, 0, 0]
         for end in event.ends:
             task = tasks.get(end.seq)
             if task is None:
                 continue
             block, index = task
             over.append(end.seq)
-            count += 1
-            busy_us += end.elapsed_us
             if block is not current:
                 if quick and current is not None:
                     self._settle_quick(current, quick, now_s)
                     quick = []
                 current = block
+                counts = busy.setdefault(block, [0, 0, 0])
+            counts[0] += 1
+            counts[1] += end.elapsed_us
             if end.extra is None and len(end.data) <= MAX_INLINE_VALUE and not self._logs.has(end.seq):
                 quick.append(
                     Outcome(
@@ -149,14 +151,14 @@ class Ends:
                     )
                 )
             else:
-                others += 1
+                counts[2] += 1
                 ending = of_task(end)
                 ending.flushed = self._logs.take(end.seq)
                 self.ended(block, index, ending, now_s)
         if quick and current is not None:
             self._settle_quick(current, quick, now_s)
-        if count and lane.info is not None:
-            self._times.observe(lane.info.record.id, count, busy_us / 1e6)
+        for block, (count, busy_us, others) in busy.items():
+            self._times.observe(block.kind, count, busy_us / 1e6)
             if count > others:
                 self._on_end(State.COMPLETED, count - others, busy_us / 1e6 / count)
         self._lanes.ended(lane, over, now_s)
@@ -204,20 +206,21 @@ class Ends:
         lane = self._lanes.of_slot(event.slot)
         if lane is None:
             return
-        info, busy_us, count = lane.info, 0, 0
+        busy: dict[ClaimedBlock, list[int]] = {}
         for end in event.ends:
             task = lane.tasks.get(end.seq)
             if task is None:
                 continue
             block, index = task
-            count += 1
-            busy_us += end.elapsed_us
+            counts = busy.setdefault(block, [0, 0])
+            counts[0] += 1
+            counts[1] += end.elapsed_us
             ending = of_command(end)
             ending.flushed = self._logs.take(end.seq)
             self._collect(block, index, end, ending)
             self.ended(block, index, ending, now_s)
-        if count and info is not None:
-            self._times.observe(info.record.id, count, busy_us / 1e6 + _COMMAND_S * count)
+        for block, (count, busy_us) in busy.items():
+            self._times.observe(block.kind, count, busy_us / 1e6 + _COMMAND_S * count)
         self._lanes.ended(lane, [end.seq for end in event.ends], now_s)
 
     def _collect(self, block: ClaimedBlock, index: int, end: CommandEnd, ending: Ending) -> None:

@@ -1,7 +1,7 @@
 """How long tasks take on this node, and what follows: how many to claim, how many to hand to a slot at once. Pure.
 
 A Starter keeps about `AHEAD_S` of work claimed beyond what runs, so that its slots never wait for a commit, and no more,
-so that others find work in the queue. Until a task of a submission has ended here its tasks are claimed one a free slot.
+so that others find work in the queue. Until a task of its kind has ended here a block's tasks are claimed one a free slot.
 """
 
 from __future__ import annotations
@@ -18,38 +18,42 @@ BATCH_TASKS = 128
 OVERHEAD_S = 60e-6
 #: Weight of one observed task.
 _WEIGHT = 0.1
-#: Submissions whose times are remembered.
+#: Kinds whose times are remembered.
 _REMEMBERED = 4096
 
 
+#: What tasks that take similar times have in common: a function's hash, else their submission.
+Kind = str | int
+
+
 class TaskTimes:
-    """Smoothed run time of the tasks of each submission, newest submissions kept."""
+    """Smoothed run time of the tasks of each kind, newest kinds kept."""
 
     def __init__(self) -> None:
-        self._times: dict[int, float] = {}
-        self._ended: dict[int, int] = {}
+        self._times: dict[Kind, float] = {}
+        self._ended: dict[Kind, int] = {}
 
-    def observe(self, submission: int, tasks: int, busy_s: float) -> None:
+    def observe(self, kind: Kind, tasks: int, busy_s: float) -> None:
         """`tasks` tasks ended after `busy_s` of slot time in all. Cost: O(1)."""
         mean = busy_s / tasks + OVERHEAD_S
-        known = self._times.get(submission)
+        known = self._times.get(kind)
         if known is None:
             if len(self._times) >= _REMEMBERED:
                 oldest = next(iter(self._times))
                 del self._times[oldest], self._ended[oldest]
-            self._times[submission], self._ended[submission] = mean, tasks
+            self._times[kind], self._ended[kind] = mean, tasks
             return
         keep = (1 - _WEIGHT) ** min(tasks, 100)
-        self._times[submission] = known * keep + mean * (1 - keep)
-        self._ended[submission] += tasks
+        self._times[kind] = known * keep + mean * (1 - keep)
+        self._ended[kind] += tasks
 
-    def of(self, submission: int) -> float | None:
+    def of(self, kind: Kind) -> float | None:
         """Seconds of slot time a task takes, None when none has ended here."""
-        return self._times.get(submission)
+        return self._times.get(kind)
 
-    def ended(self, submission: int) -> int:
+    def ended(self, kind: Kind) -> int:
         """How many have ended here."""
-        return self._ended.get(submission, 0)
+        return self._ended.get(kind, 0)
 
 
 def claim_size(
@@ -60,7 +64,7 @@ def claim_size(
     Args:
         count: tasks in the block. serial: taken whole, it uses one slot. at_most_once: a claim means a start.
         free: tasks of this shape that could start at once. slots: how many of them an empty node runs.
-        task_s: measured time of a task, None = unknown. ended: tasks of the submission that have ended here.
+        task_s: measured time of a task, None = unknown. ended: tasks of its kind that have ended here.
         ahead_s: claimed and not started, in seconds of slot time; infinite when its length is unknown.
     """
     if serial:

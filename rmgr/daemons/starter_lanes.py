@@ -41,6 +41,11 @@ class Lane:
     recalling: bool = False
 
     @property
+    def kind(self) -> str | int:
+        """Of the task that runs."""
+        return next(iter(self.tasks.values()))[0].kind if self.tasks else 0
+
+    @property
     def running_seq(self) -> int:
         """The task that runs, or will run next."""
         return next(iter(self.tasks), 0)

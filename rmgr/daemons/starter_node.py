@@ -234,7 +234,7 @@ class NodeAgent:
     def _flush(self, now_s: float) -> None:
         for block in list(self.blocks.values()):
             key = block.key
-            due_s = block.due_s(task_s=self._shared.times.of(key.submission), slots=max(1, self.lanes.cores // key.cores))
+            due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self.lanes.cores // key.cores))
             if due_s is None:
                 continue
             if due_s > now_s:
@@ -356,7 +356,7 @@ class NodeAgent:
         """Its waiting tasks would take long enough here."""
         if not block.ready or block.data.serial:
             return False
-        task_s = self._shared.times.of(block.key.submission)
+        task_s = self._shared.times.of(block.kind)
         slots = max(1, self.lanes.cores // block.key.cores)
         return stalled or task_s is None or len(block.ready) * task_s / slots > _SPLIT_WORTH_S
 

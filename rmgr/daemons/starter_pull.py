@@ -34,6 +34,7 @@ _GATE_PAUSE_S = 1.0
 _FLYING, _HELD = 16, 64
 #: Candidates whose data are fetched together when tasks are short.
 _TOGETHER = 4
+_SHORT_S = 0.01
 
 
 class Claimer(Protocol):
@@ -173,11 +174,12 @@ class Puller:
         if not self._suits(info, key):
             card.is_unsuitable = True
             return False
-        task_s = self._times.of(key.submission)
-        if task_s is not None and task_s < 0.01:
-            board.fetch_ahead(_TOGETHER)
         if card.data is None:
             return None
+        kind = card.data.function or key.submission
+        task_s = self._times.of(kind)
+        if task_s is not None and task_s < _SHORT_S:
+            board.fetch_ahead(_TOGETHER)
         slots = max(1, self._node.lanes.cores // key.cores)
         free = appetite.free(key)
         take = claim_size(
@@ -187,7 +189,7 @@ class Puller:
             free=free,
             slots=slots,
             task_s=task_s,
-            ended=self._times.ended(key.submission),
+            ended=self._times.ended(kind),
             ahead_s=appetite.ahead_s,
         )
         if take == 0:
@@ -238,12 +240,12 @@ class Puller:
             memory_mib -= fitting * key.memory_mib
             left = ready - fitting
             if left:
-                task_s = of(key.submission)
+                task_s = of(block.kind if block is not None else self._flying[key].data.function or key.submission)
                 ahead_s += left * task_s * key.cores if task_s is not None else math.inf
         for lane in lanes:
             behind = len(lane.tasks) - 1
             if behind > 0 and lane.info is not None and lane.serial is None:
-                ahead_s += behind * (of(lane.info.record.id) or 0.0) * lane.shape[0]
+                ahead_s += behind * (of(lane.kind) or 0.0) * lane.shape[0]
         return _Appetite(max(0, cores), max(0, memory_mib), ahead_s)
 
     def _retry(self, at_s: float | None) -> None:
