@@ -23,6 +23,7 @@ from rmgr.client.gauge import Gauge
 from rmgr.client.lane import Lane
 from rmgr.client.ports import Listener
 from rmgr.client.snapshot import fetch
+from rmgr.client.values import Values
 from rmgr.coord import paths
 from rmgr.coord.ports import Coordinator, SessionState, Store
 from rmgr.coord.records import decode_record
@@ -55,6 +56,7 @@ class Engine:
         self.guid = uuid.uuid4().hex
         self.pid = os.getpid()
         self.gauge = Gauge(self)
+        self.values = Values(store, coordinator)
         self.known_settings = ClusterSettings()
         self._cap_blocks = cap_blocks
         self._mailbox: Mailbox[Job] = Mailbox()

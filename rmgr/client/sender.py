@@ -8,11 +8,12 @@ Lives on the Submitter's thread; the buffer is shared with the callers under the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from rmgr.client.claims import claim
 from rmgr.client.gauge import FULL_LOOK_S
 from rmgr.client.packing import Buffer, Packed, block_of
 from rmgr.coord import keys, ops, paths
@@ -21,6 +22,8 @@ from rmgr.coord.multi import Committed, Conflict, Create, Multi, Outcome, Stampe
 from rmgr.coord.records import decode_record, encode_fragment, encode_payloads
 from rmgr.errors import NotFound, RequestTooLarge, RmgrError, StateConflict, Unavailable
 from rmgr.model.block import runs
+from rmgr.model.outcome import Fragment
+from rmgr.model.outcome import Outcome as TaskOutcome
 from rmgr.model.resources import MIB
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Tail
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("rmgr.submitter")
 #: Outcomes of tasks cancelled before they were sent, in one fragment. Meanwhile blocks go one by one: each may fall to pieces.
 _FRAGMENT_TASKS = 200
+_REFUSED_TASKS = 40
 
 
 @dataclass(slots=True)
@@ -41,6 +45,7 @@ class _Round:
     dropped: list[int]
     tail: Tail
     rows: dict[int, str]  #: first index -> store row
+    refused: dict[int, str] = field(default_factory=dict)  #: tasks whose output keys somebody else has taken
     multi: Multi | None = None
 
 
@@ -100,7 +105,7 @@ class Sender:
             self.dropped.difference_update(dropped)
             tail = replace(self.tail, next=end, complete=complete, enqueued=f"{self._engine.guid[:12]}-{self._rounds}")
             self._round = _Round(packed, dropped, tail, {item.first: item.row for item in packed if item.row})
-        if any(item.to_row for item in packed):
+        if any(item.to_row or item.spec.keyed for item in packed):
             self._store_rows()
         else:
             self._admit()
@@ -114,7 +119,16 @@ class Sender:
             if item.to_row:
                 row = current.rows[item.first] = keys.arguments(number, item.first, current.tail.enqueued)
                 rows.append((row, encode_payloads(item.payloads)))
-        self._step(self._engine.io(lambda: put_rows(self._engine.store, rows)), lambda _: self._admit(), self._store_rows)
+
+        def write() -> dict[int, str]:
+            put_rows(self._engine.store, rows)
+            return claim(self._engine.values, self._engine.store, number, self._engine.guid, current.packed)
+
+        def written(refused: dict[int, str]) -> None:
+            current.refused = refused
+            self._admit()
+
+        self._step(self._engine.io(write), written, self._store_rows)
 
     def _admit(self) -> None:
         current = self._round
@@ -161,10 +175,11 @@ class Sender:
             )
             for item in current.packed
         ]
-        if current.dropped:
-            blocks = [part for block in blocks for part in _without(block, set(current.dropped))]
+        gone = current.refused.keys() | set(current.dropped)
+        if gone:
+            blocks = [part for block in blocks for part in _without(block, gone)]
         multi = ops.enqueue(submission.id, submission.queue, tail=current.tail, tail_version=self._version, blocks=blocks, held=self.held)
-        if not current.dropped:
+        if not gone:
             return multi
         ended = [
             Create(
@@ -173,6 +188,19 @@ class Sender:
                 sequence=True,
             )
             for at in range(0, len(current.dropped), _FRAGMENT_TASKS)
+        ]
+        refused = [
+            TaskOutcome(index=index, state=State.FAILED, reason=Reason.OUTPUT_EXISTS, error=why[:200])
+            for index, why in sorted(current.refused.items())
+            if index not in current.dropped
+        ]
+        ended += [
+            Create(
+                paths.fragment_prefix(submission.id),
+                encode_fragment(Fragment(attempt=0, outcomes=tuple(refused[at : at + _REFUSED_TASKS]))),
+                sequence=True,
+            )
+            for at in range(0, len(refused), _REFUSED_TASKS)
         ]
         return replace(multi, ops=(*multi.ops, *ended))
 
@@ -255,8 +283,8 @@ def put_rows(store: Any, rows: Sequence[tuple[str, bytes]]) -> None:
             store.put(key, value)
 
 
-def _without(block: ops.Block, dropped: set[int]) -> list[ops.Block]:
+def _without(block: ops.Block, gone: Collection[int]) -> list[ops.Block]:
     """A block without its cancelled tasks."""
     key, data = block
-    left = runs([index for index in range(key.first, key.end) if index not in dropped])
+    left = runs([index for index in range(key.first, key.end) if index not in gone])
     return [(replace(key, first=first, count=count), ops.cut(data, key.first, first, count)) for first, count in left]

@@ -25,15 +25,17 @@ from rmgr.client.progress import ProgressDisplay
 from rmgr.client.specs import Duration, Options, Size, draft_of, python_environment
 from rmgr.client.tasks import Tasks, Waited
 from rmgr.client.waiting import Deadline, giving_slot_back
-from rmgr.coord.keys import Pointer
+from rmgr.coord.keys import check_user_key
 from rmgr.coord.records import encode_keyed
-from rmgr.errors import DeadlineExceeded, UsageError
+from rmgr.errors import DeadlineExceeded, KeyExists, UsageError
 from rmgr.model.block import KeyedPayload
 from rmgr.model.ids import parse_submission, taskq_name
 from rmgr.model.submission import Work
 
 #: Calls that `map` adds at a time: the first run while the rest is still being pickled.
 _MAP_BATCH = 512
+#: Output keys remembered before those are forgotten whose tasks are durable.
+_MANY_UNSENT = 10_000
 #: How often a wait without news looks whether the cluster still answers.
 _TICK_S = 1.0
 _open_queues: weakref.WeakSet[TaskQueue] = weakref.WeakSet()
@@ -117,6 +119,7 @@ class TaskQueue:
         self._function_name = record.name
         self._overwrite = overwrite
         self._adding = threading.Lock()
+        self._unsent: dict[str, int] = {}  #: output keys of tasks that may not be durable yet
         self._plain = self._spec(record.resubmit, record.retries, keyed=False)
         _open_queues.add(self)
         at_end("task queues", _flush_open_queues)
@@ -182,22 +185,36 @@ class TaskQueue:
             inputs, outputs: keys in the data store (`Connection.store`).
             overwrite: replace output keys that exist. block, timeout: when the queue is full (QueueFull).
         Returns: a future whose result is None; the values are under the output keys.
-        Raises: KeyExists, QueueFull, StateConflict (closed or cancelled), StoreUnavailable. Cost: one write to the store.
+        Raises: KeyExists, QueueFull, StateConflict (closed or cancelled), StoreUnavailable. Cost: a read of the store a key.
         """
         if isinstance(inputs, str) or isinstance(outputs, str):
             raise UsageError("inputs and outputs are lists of keys", hint='inputs=["in/7"], outputs=["out/7"]')
-        record, lane = self._lane.submission, self._lane
+        record = self._lane.submission
         replace = self._overwrite if overwrite is None else overwrite
         payload = encode_keyed(KeyedPayload(tuple(inputs), tuple(outputs), replace))
         spec = self._spec(record.resubmit if resubmit is None else resubmit, record.retries if retries is None else retries, keyed=True)
         self._tasks.wait_room(block=block, timeout_s=timeout)
         with self._adding:
-            index = lane.next_index
-            if outputs:
-                pointers = [(key, Pointer(sub=lane.number, index=index, n=n, by=lane.reign)) for n, key in enumerate(outputs)]
-                self._tasks.check_open()
-                self.connection.store.claim_outputs(pointers, overwrite=replace, timeout=30.0 if timeout is None else max(1.0, timeout))
-            return self._tasks.add(spec, [payload], outputs=tuple(outputs))[0]
+            self._check_outputs(outputs, overwrite=replace, timeout_s=30.0 if timeout is None else max(1.0, timeout))
+            future = self._tasks.add(spec, [payload], outputs=tuple(outputs))[0]
+            self._unsent.update(dict.fromkeys(outputs, future.index))
+        return future
+
+    def _check_outputs(self, outputs: Sequence[str], *, overwrite: bool, timeout_s: float) -> None:
+        """Refuses keys that are taken. Their pointers are written, many at a time, before the tasks become durable."""
+        sent = self._lane.progress.tail.next
+        if len(self._unsent) > _MANY_UNSENT:
+            self._unsent = {key: index for key, index in self._unsent.items() if index >= sent}
+        if len(set(outputs)) != len(outputs):
+            raise UsageError(f"an output key stands twice in {list(outputs)}")
+        for key in outputs:
+            if overwrite:
+                check_user_key(key)
+            elif self._unsent.get(key, -1) >= sent:
+                task = f"{self.id}_{self._unsent[key]}"
+                raise KeyExists(f"the output key {key!r} exists already: task {task} writes it", hint="overwrite=True replaces it")
+            else:
+                self.connection.store.check_free(key, timeout=timeout_s)
 
     def submit_call(self, /, *args: Any, **kwargs: Any) -> Future:
         """One call with plain arguments; its future has the function's result.

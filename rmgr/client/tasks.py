@@ -98,7 +98,7 @@ class Tasks:
         # Before they are added: from then on they may end at any moment.
         self._pending.update(zip(range(first, first + len(futures)), futures, strict=True))
         try:
-            if solid or row or all(len(payload) <= LARGE_BYTES for payload in payloads):
+            if solid or row or spec.keyed or all(len(payload) <= LARGE_BYTES for payload in payloads):
                 lane.add(spec, payloads, solid=solid, row=row)
             else:
                 for payload in payloads:

@@ -141,15 +141,20 @@ class Values:
             self._store.put_many(rows, encoding=Encoding.POINTER, overwrite=False, timeout_s=timeout)
         except KeyExists:
             for name, _ in rows:
-                self._check_free(keys.user_key(name), name, timeout)
+                self.check_free(keys.user_key(name), timeout=timeout)
             self._store.put_many(rows, encoding=Encoding.POINTER, timeout_s=timeout)
 
-    def _check_free(self, key: str, name: str, timeout: float) -> None:
-        found = self._store.get(name, timeout_s=timeout)
-        if found is None:
+    def check_free(self, key: str, *, mine: Pointer | None = None, timeout: float = 30.0) -> None:
+        """Raises KeyExists when the output key has a value, or when a live task (other than `mine`) will write it."""
+        name = keys.named(key)
+        head = self._store.head(name, timeout_s=timeout)
+        if head is None:
             return
-        if found[1] is Encoding.POINTER:
+        found = self._store.get(name, timeout_s=timeout) if head[1] is Encoding.POINTER else None
+        if found is not None and found[1] is Encoding.POINTER:
             pointer = keys.decode_pointer(found[0])
+            if pointer == mine:
+                return
             state = self._fate(pointer, timeout)
             if state in {State.FAILED, State.CANCELLED, "never"}:
                 return

@@ -146,6 +146,7 @@ def test_an_output_key_has_a_value_only_once_its_task_has_completed(cluster: Clu
         connection.store.put("a", 5)
         connection.store.put("b", 3)
         queue.submit(["a", "b"], ["sum", "difference"])
+        queue.flush(5)
         assert connection.store.keys() == ["a", "b"]
         with pytest.raises(StateConflict, match="'sum' is not there yet: task 1_0 has not ended"):
             connection.store.get("sum")
@@ -168,6 +169,28 @@ def test_an_output_key_that_exists_is_refused_unless_it_is_to_be_replaced() -> N
         queue.submit(["in"], ["mine"], overwrite=True)
         assert queue.wait_all(timeout=5).counts["COMPLETED"] == 2
         assert connection.store.get("mine") == 2
+
+
+def test_an_output_key_taken_between_the_look_and_the_commit_fails_its_task_alone(cluster: Cluster) -> None:
+    with cluster.connect() as connection, TaskQueue(double, connection=connection, resubmit=False) as queue:
+        connection.store.put("in", 4)
+        queue.flush(5)
+        blocked, go = threading.Event(), threading.Event()
+        connection.submitter.post(lambda: (blocked.set(), go.wait(5)))  # type: ignore[attr-defined]
+        assert blocked.wait(5)
+        futures = [queue.submit(["in"], [f"out/{i}"]) for i in range(5)]
+        with pytest.raises(KeyExists, match="'out/3' exists already: task 1_3 writes it"):
+            queue.submit(["in"], ["out/3"])
+        with pytest.raises(UsageError, match="stands twice"):
+            queue.submit(["in"], ["twice", "twice"])
+        connection.store.put("out/2", "somebody else's")
+        go.set()
+        cluster.start()
+        with pytest.raises(TaskFailed, match=r"OUTPUT_EXISTS \(the output key 'out/2' exists already"):
+            futures[2].result(5)
+        counts, failed = queue.wait_all(timeout=5)
+        assert (counts["COMPLETED"], failed) == (4, ["1_2"])
+        assert [connection.store.get(f"out/{i}") for i in range(5)] == [8, 8, "somebody else's", 8, 8]
 
 
 def test_an_output_key_of_a_failed_task_is_free_again() -> None:
