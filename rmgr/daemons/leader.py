@@ -82,6 +82,7 @@ class Leader:
         found = self._config.value
         if found is None:
             return
+        before = self.settings
         try:
             self.settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
         except WrongCluster as error:
@@ -90,6 +91,8 @@ class Leader:
         wanted = frozenset(path for queue in self.settings.queues for path in (paths.pending(queue.name), paths.held(queue.name)))
         if wanted - self._ensured:
             self._ensure(wanted)
+        if self.settings != before:
+            self.submissions.reconsider()
 
     def _ensure(self, wanted: frozenset[str]) -> None:
         """Directories of new queues; `ensure` waits, so it runs where store calls do."""

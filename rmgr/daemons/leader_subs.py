@@ -205,6 +205,11 @@ class SubmissionKeeper:
 
     # -- duties
 
+    def reconsider(self) -> None:
+        """The settings have changed: what any submission needs, and when, may be something else now."""
+        for followed in self.followed.values():
+            self._mark(followed)
+
     def _mark(self, followed: Followed) -> None:
         """Asks soon what it needs; often marked, once asked."""
         if not self._dirty:

@@ -259,3 +259,49 @@ def test_a_daemon_with_a_bad_option_says_so(tmp_path: Path) -> None:
     )
     assert ended.returncode == 2
     assert "--cores" in json.loads(ended.stdout)["error"]["message"]
+
+
+def test_a_store_of_another_cluster_or_none_at_all_is_refused(sh: Shell, tmp_path: Path) -> None:
+    from rmgr.adapters.stores import open_store
+
+    other = f"sqlite:{tmp_path / 'other.db'}"
+    store = open_store(other)
+    store.bind_cluster("some-other-cluster")
+    store.close()
+    before = sh.ok("jobs", "-a", "--json").json["jobs"]
+    for url, told in ((other, "some-other-cluster"), (f"sqlite:{tmp_path / 'absent' / 'x.db'}", "absent")):
+        refused = sh("run", "--store", url, "--json", "--", "true")
+        assert (refused.code, refused.error["code"]) == (5, "UNAVAILABLE")
+        assert told in refused.error["message"]
+    assert sh.ok("jobs", "-a", "--json").json["jobs"] == before  # what could not be waited for was not submitted
+
+
+def test_names_of_the_cluster_are_completed(sh: Shell) -> None:
+    def completed(words: str, at: int) -> list[str]:
+        asked = Shell(sh.home, {**sh.environment, "_RMGR_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(at)})
+        return asked.ok().out.split()
+
+    number = sh.submit("-J", "tabbed", "--", "true")
+    assert f"plain,{number}" in completed("rmgr show ", 2)
+    assert completed("rmgr drain n", 2) == ["plain,n1", "plain,n2"]
+    assert completed("rmgr submit -q d", 3) == ["plain,default"]
+
+
+def test_ended_work_is_history_once_it_is_collected(sh: Shell) -> None:
+    number = sh.submit("-J", "bygone", "--", "sh", "-c", "exit 9")
+    assert sh("wait", number).code == 9
+    before = sh.ok("config", "show", "--cluster").out
+    lines = ['retention = "1s"' if line.startswith("retention") else line for line in before.splitlines()]
+    sh.ok("config", "apply", sh.file("short.toml", "\n".join(lines)))
+    try:
+        eventually(lambda: sh.ok("jobs", "-a", "--json").json["jobs"] == [], "it is collected")
+    finally:
+        sh.ok("config", "apply", sh.file("long.toml", before))
+    assert sh.ok("show", number, "--json").json["exit_code"] == 9
+    assert "it is history" in sh.ok("explain", number).out
+    assert sh("wait", number).code == 9
+    listed = sh.ok("history", "--name", "bygone", "--json").json["history"]
+    assert [(item["id"], item["state"], item["reason"]) for item in listed] == [(number, "FAILED", "EXIT_CODE")]
+    gone = sh("logs", number, "--json")
+    assert (gone.code, gone.error["code"]) == (3, "NOT_FOUND")
+    assert f"rmgr history {number}" in gone.error["hint"]
