@@ -159,13 +159,14 @@ def state_counts(submission: Submission, progress: Progress, running: int) -> di
 def overall_state(submission: Submission, progress: Progress, running: int) -> State:
     """One word for a submission: what `rmgr jobs` shows.
 
-    Ended: FAILED if any task failed, else CANCELLED if any was, else COMPLETED. Before: RUNNING once anything of it
+    Ended: FAILED if any task failed, else CANCELLED if any was (a cancel that came too late changes nothing), else COMPLETED. Before: RUNNING once anything of it
     runs or ran, HELD while it may not start, INITIAL otherwise.
     """
     if progress.is_ended:
         if progress.counts[State.FAILED]:
             return State.FAILED
-        return State.CANCELLED if progress.counts[State.CANCELLED] or submission.phase is Phase.CANCELLED else State.COMPLETED
+        was_cancelled = progress.counts[State.CANCELLED] or (submission.phase is Phase.CANCELLED and not progress.total)
+        return State.CANCELLED if was_cancelled else State.COMPLETED
     if running:
         return State.RUNNING
     if submission.phase is Phase.HELD:

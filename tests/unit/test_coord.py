@@ -265,6 +265,12 @@ def test_one_word_for_a_submission():
     assert state_counts(held, progress_of(5), 2)[State.HELD] == 3
 
 
+def test_a_cancel_that_came_too_late_changes_nothing():
+    cancelled = replace(SUB, phase=Phase.CANCELLED)
+    assert overall_state(cancelled, progress_of(1, Fragment(outcomes=(Outcome(index=0),))), 0) is State.COMPLETED
+    assert overall_state(cancelled, progress_of(0), 0) is State.CANCELLED
+
+
 def test_paged_fragments_count_without_being_read():
     progress = Progress()
     progress.tail = Tail(next=10, complete=True)
