@@ -159,8 +159,8 @@ def state_counts(submission: Submission, progress: Progress, running: int) -> di
 def overall_state(submission: Submission, progress: Progress, running: int) -> State:
     """One word for a submission: what `rmgr jobs` shows.
 
-    Ended: FAILED if any task failed, else CANCELLED if any was (a cancel that came too late changes nothing), else COMPLETED. Before: RUNNING once anything of it
-    runs or ran, HELD while it may not start, INITIAL otherwise.
+    Ended: FAILED if any task failed, else CANCELLED if any was (a cancel that came too late changes nothing), else
+    COMPLETED. Before: RUNNING once anything of it runs or ran, HELD while it may not start, INITIAL otherwise.
     """
     if progress.is_ended:
         if progress.counts[State.FAILED]:
