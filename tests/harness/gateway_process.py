@@ -1,0 +1,82 @@
+"""A gateway as a process of its own: started at a fixed place, killed, started there again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+
+class GatewayProcess:
+    """`rmgr submitter` on a free port of loopback.
+
+    Args:
+        environment: how it finds the cluster. directory: for its log.
+    """
+
+    def __init__(self, environment: Mapping[str, str], directory: Path, *, options: Sequence[str] = ()) -> None:
+        self._environment = {**{key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}, **environment}
+        self._log = directory / f"gateway-{id(self)}.log"
+        self._options = tuple(options)
+        self.endpoint = f"127.0.0.1:{_free_port()}"
+        self.metrics = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, deadline_s: float = 30.0) -> Self:
+        """Until it listens."""
+        words = ["submitter", "--listen", self.endpoint, "--log-format", "json", *self._options]
+        with self._log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rmgr.cli.main", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env={**self._environment, "RMGR_STRICT_LOG": "1"},
+                start_new_session=True,
+            )
+        end = time.monotonic() + deadline_s
+        while not self.metrics or b"submitter_listens" not in self._log.read_bytes():
+            assert self._process.poll() is None, self.log()
+            assert time.monotonic() < end, self.log()
+            for line in self._log.read_text().splitlines():
+                if "submitter_listens" in line:
+                    self.metrics = json.loads(line)["address"]
+            time.sleep(0.02)
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL, and nothing of it is left."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    def wait(self, timeout_s: float = 10.0) -> int:
+        """Its exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
