@@ -96,7 +96,7 @@ class Follower:
         if fresh:
             self._look()
         else:
-            self._check()
+            self._look(check=True)
         self._schedule()
 
     def stop(self) -> None:
@@ -123,31 +123,36 @@ class Follower:
         if not self._stopped:
             self._schedule()
             if not self._flying:
-                self._check()
+                self._look(check=True)
 
-    def _look(self) -> None:
-        """Asks for the next `_window` fragments, and watches the one behind them."""
+    def _look(self, *, check: bool = False) -> None:
+        """Asks for the next `_window` fragments, and watches the one behind them.
+
+        check: also reads how many there are, and whether the next one was paged out.
+        """
         if self._stopped or self._flying:
             return
         self._flying, self._again = True, False
         coordinator, first, window = self._host.coordinator, self._next, self._window
         gets = [coordinator.get(paths.fragment(self.number, first + i)) for i in range(window)]
+        done = coordinator.get(paths.done(self.number)) if check else None
         probe = coordinator.stat(paths.fragment(self.number, first + window), watch=self._on_watch)
         # Answers come in the order of the questions: when the last is there, all are.
-        probe.add_done_callback(lambda _: self._host.post(lambda: self._answered(gets, probe)))
+        probe.add_done_callback(lambda _: self._host.post(lambda: self._answered(gets, done, probe)))
 
     def _on_watch(self) -> None:
         self._host.post(self.nudge)
 
-    def _answered(self, gets: list[Future[Stamped | None]], probe: Future[Stat | None]) -> None:
+    def _answered(self, gets: list[Future[Stamped | None]], done: Future[Stamped | None] | None, probe: Future[Stat | None]) -> None:
         self._flying = False
         if self._stopped:
             return
         try:
             found = [get.result(0) for get in gets]
+            counted = done.result(0) if done is not None else None
             more = probe.result(0)
         except (Unavailable, TimeoutError):
-            self._later(self._look)
+            self._later(lambda: self._look(check=done is not None))
             return
         except RmgrError as error:
             self._fail(error)
@@ -158,9 +163,11 @@ class Follower:
             assert item is not None
             self._take(decode_fragment(item.data))
         self._hand_over()
+        if done is not None and not self._count(counted):
+            return
         if present < len(found):  # announced, and not there: paged out, or simply the end of a wide window
             self._window = 0
-            self._check()
+            self._look(check=True)
         elif more is not None:
             self._window = min(MAX_WINDOW, max(1, self._window * 2))
             self._look()
@@ -168,6 +175,23 @@ class Follower:
             self._window = min(1, self._window)
             if self._again:
                 self.nudge()
+
+    def _count(self, counted: Stamped | None) -> bool:
+        """What `/done` says. False: something else was begun because of it."""
+        if counted is None:
+            self._fail(NotFound(f"submission {self.number} is gone", hint=f"rmgr history {self.number}"))
+            return False
+        base = decode_record(counted.data, Paged, paths.done(self.number)).base if counted.data else 0
+        if base > self._next:
+            self._flying = True
+            reading = self._host.io(lambda: self._read_pages(base))
+            reading.add_done_callback(lambda _: self._host.post(lambda: self._paged(reading)))
+            return False
+        if counted.stat.creates > self._next:
+            self._window = min(MAX_WINDOW, counted.stat.creates - self._next)
+            self._look()
+            return False
+        return True
 
     def _take(self, fragment: Fragment) -> None:
         arrival = _Arrival(self._next, fragment, None if fragment.row else fragment.outcomes)
@@ -203,38 +227,6 @@ class Follower:
 
     # -- pages
 
-    def _check(self) -> None:
-        """Reads what `/done` says: whether there is more, and whether the next fragment was paged out."""
-        if self._stopped or self._flying:
-            return
-        self._flying = True
-        asked = self._host.coordinator.get(paths.done(self.number))
-        asked.add_done_callback(lambda _: self._host.post(lambda: self._checked(asked)))
-
-    def _checked(self, asked: Future[Stamped | None]) -> None:
-        self._flying = False
-        if self._stopped:
-            return
-        try:
-            found = asked.result(0)
-        except (Unavailable, TimeoutError):
-            self._later(self._check)
-            return
-        except RmgrError as error:
-            self._fail(error)
-            return
-        if found is None:
-            self._fail(NotFound(f"submission {self.number} is gone", hint=f"rmgr history {self.number}"))
-            return
-        base = decode_record(found.data, Paged, paths.done(self.number)).base if found.data else 0
-        if base > self._next:
-            self._flying = True
-            reading = self._host.io(lambda: self._read_pages(base))
-            reading.add_done_callback(lambda _: self._host.post(lambda: self._paged(reading)))
-            return
-        self._window = min(MAX_WINDOW, max(0, found.stat.creates - self._next))
-        self._look()
-
     def _read_pages(self, base: int) -> list[tuple[int, tuple[Fragment, ...]]]:
         """Pages from the one that holds the next fragment up to `base`. On an IO thread."""
         pages: list[tuple[int, tuple[Fragment, ...]]] = []
@@ -255,7 +247,7 @@ class Follower:
         try:
             pages = reading.result(0)
         except Unavailable:
-            self._later(self._check)
+            self._later(lambda: self._look(check=True))
             return
         except RmgrError as error:
             self._fail(error)
@@ -265,7 +257,7 @@ class Follower:
                 self._take(fragment)
             self._page_at = at + len(fragments)
         self._hand_over()
-        self._check()
+        self._look(check=True)
 
     # -- trouble
 

@@ -52,7 +52,15 @@ else:
     ExecutorShutdownTest, InitializerMixin = found["ExecutorShutdownTest"], found["InitializerMixin"]
     BaseTestCase = found["BaseTestCase"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("live")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("threads")]
+
+
+@pytest.fixture(scope="module")
+def threads(live: Any) -> None:
+    """The connection's threads exist before the first test: CPython's tear-down waits for all that a test leaves behind."""
+    del live
+    with rmgr.Executor(1) as executor:
+        executor.submit(print, "ready").add_done_callback(lambda future: None)
 
 
 class RmgrMixin:
