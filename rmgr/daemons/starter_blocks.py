@@ -83,6 +83,7 @@ class ClaimedBlock:
     arrived_s: float = 0.0  #: when the oldest of them came
     sending: Part | Return | None = None
     info: Any = None  #: what its daemon knows of its submission
+    is_dropped: bool = False  #: over, or not the node's own any more; late ends of its tasks mean nothing
     cancel_all: str | None = None  #: the user's words: every task of it that has not ended is cancelled
     cancelled: dict[int, str] = field(default_factory=dict)  #: the same for single tasks
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +81,7 @@ class Dispatch:
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
+        block.is_dropped = True
         self._kits.pop(block.key, None)
         self._stager.forget(block)
 
@@ -304,12 +305,10 @@ class Dispatch:
     def _task_s(self, lane: Lane) -> float:
         return self._times.of(lane.kind) or 0.0
 
-    def recall_all(self, blocks: Iterable[ClaimedBlock] | None = None) -> None:
-        """Takes back everything that has not begun (of these blocks)."""
-        wanted = None if blocks is None else {id(block) for block in blocks}
+    def recall_all(self) -> None:
+        """Takes back everything that has not begun."""
         for lane in list(self._lanes):
-            behind = list(lane.tasks.values())[1:]
-            if behind and not lane.recalling and (wanted is None or any(id(block) in wanted for block, _ in behind)):
+            if len(lane.tasks) > 1 and not lane.recalling:
                 self._lanes.recall(lane)
 
     def _has_ready(self) -> bool:

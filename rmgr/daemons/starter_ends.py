@@ -42,6 +42,8 @@ from rmgr.runtime.failpoint import failpoint
 
 #: What starting a command costs its slot beside its run time.
 _COMMAND_S = 0.001
+#: What slots report that is the node's fault: no memory, no processes, ...
+_OWN_FAULTS = frozenset({"fork_failed", "spawner_failed"})
 
 
 class Ends:
@@ -49,7 +51,8 @@ class Ends:
 
     Args:
         max_losses: of the cluster's settings. on_end: counts (kind, how many, seconds of each).
-        on_strike: the node itself failed at something (what, detail). spool: where values wait for a store that is away.
+        on_strike: the node itself failed at something (what, detail). on_surprise: counts what slots report.
+        spool: where values wait for a store that is away.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Ends:
         max_losses: Callable[[], int],
         on_end: Callable[[State | None, int, float], None],
         on_strike: Callable[[str, str], None],
+        on_surprise: Callable[[str], None],
         spool: Path,
         log: Any,
     ) -> None:
@@ -74,6 +78,7 @@ class Ends:
         self._max_losses = max_losses
         self._on_end = on_end
         self._on_strike = on_strike
+        self._on_surprise = on_surprise
         self._spool = spool
         self._log = log
         self._refused: dict[Worker, Ending] = {}
@@ -110,6 +115,9 @@ class Ends:
                 case SlotLost():
                     self._slot_lost(event, now_s)
                 case Surprised():
+                    self._on_surprise(event.what)
+                    if event.what in _OWN_FAULTS:
+                        self._on_strike(event.what, event.detail)
                     self._log.warning("slot_surprised", kind=event.what, detail=event.detail, slot=event.slot.number)
 
     # -- calls ---------------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class StarterMetrics:
         self.lease_kills = Counter("rmgr_starter_lease_kills", "exclusive work killed because contact was lost", registry=registry)
         self.registrations = Counter("rmgr_starter_registrations", "incarnations registered by this process", registry=registry)
         self.resyncs = Counter("rmgr_starter_resyncs", "blocks read again because a commit met something unexpected", registry=registry)
+        self.surprises = Counter("rmgr_starter_surprises", "unusual things that slots reported", ["kind"], registry=registry)
         self.slots_busy = Gauge("rmgr_starter_slots_busy", "cores in use", ["node"], registry=registry)
         self.spooled_bytes = Gauge("rmgr_starter_spooled_bytes", "results that wait for the data store", registry=registry)
         self.loop_errors = Counter("rmgr_starter_loop_errors", "letters whose handling raised (always 0)", registry=registry)
@@ -40,6 +41,12 @@ class StarterMetrics:
         """`count` attempts ended, of `seconds` each; state None: FAILED, and may run again."""
         (self._by_state[state] if state is not None else self._again).inc(count)
         self.task_seconds.observe(seconds)
+
+    def surprised(self, what: str) -> None:
+        """A slot reported something unusual."""
+        self.surprises.labels(what).inc()
+        if what == "lease_kill":
+            self.lease_kills.inc()
 
     def claimed(self, *, won: bool) -> None:
         """A claim was answered."""

@@ -41,7 +41,7 @@ from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.resources import MIB, Capacity, NodeAttributes
-from rmgr.model.states import Reason
+from rmgr.model.states import Reason, State
 from rmgr.runtime.failpoint import failpoint
 
 #: How long a hungry node waits for a COMPLETE that could carry its mark.
@@ -109,8 +109,9 @@ class NodeAgent:
             times=shared.times,
             logs=self.logs,
             max_losses=lambda: shared.settings().max_losses,
-            on_end=shared.metrics.ended,
+            on_end=self._ended,
             on_strike=self._strike,
+            on_surprise=shared.metrics.surprised,
             spool=files,
             log=self.log,
         )
@@ -221,6 +222,11 @@ class NodeAgent:
     def _at(self, at_s: float) -> None:
         if not self.next_s or at_s < self.next_s:
             self.next_s = at_s
+
+    def _ended(self, state: State | None, count: int, seconds: float) -> None:
+        if state is State.COMPLETED:
+            self.strikes.success()
+        self._shared.metrics.ended(state, count, seconds)
 
     def _strike(self, what: str, detail: str) -> None:
         self.strikes.add(what, detail, time.monotonic())

@@ -76,23 +76,25 @@ class Stager:
         self._wake = wake
         self._directory = directory
         self._on_unstartable = on_unstartable
-        self._states: dict[int, _State] = {}
+        self._states: dict[ClaimedBlock, _State] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
     def is_needed(self, block: ClaimedBlock) -> bool:
         """Its tasks must be staged one by one."""
-        state = self._states.get(id(block))
+        state = self._states.get(block)
         if state is None:
+            if block.is_dropped:
+                return False
             command: Command | None = block.info.record.command
             needed = block.data.keyed or (command is not None and bool(command.uploads or command.input_files))
-            state = self._states[id(block)] = _State(needed)
+            state = self._states[block] = _State(needed)
         return state.needed
 
     def startable(self, block: ClaimedBlock) -> int:
         """How many tasks at the head of its ready ones may start now; sees to it that more follow."""
         if not self.is_needed(block):
             return len(block.ready)
-        state = self._states[id(block)]
+        state = self._states[block]
         count = 0
         for index in islice(block.ready, _AHEAD):
             if index not in state.here:
@@ -109,19 +111,19 @@ class Stager:
 
     def take(self, block: ClaimedBlock, index: int) -> Staged | None:
         """What a staged task starts with."""
-        state = self._states.get(id(block))
+        state = self._states.get(block)
         return state.here.get(index) if state is not None else None
 
     def done(self, block: ClaimedBlock, index: int) -> None:
         """The task is over: its files go."""
-        state = self._states.get(id(block))
+        state = self._states.get(block)
         staged = state.here.pop(index, None) if state is not None else None
         if staged is not None:
             self._remove(staged)
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
-        state = self._states.pop(id(block), None)
+        state = self._states.pop(block, None)
         if state is not None:
             for staged in state.here.values():
                 self._remove(staged)

@@ -150,6 +150,10 @@ class Rig:
 
     # -- submissions ---------------------------------------------------------------------------------------------------------
 
+    def next_number(self) -> int:
+        """The number of the next submission."""
+        return int(self.zk.get(paths.IDS).result(10).data)
+
     def submit(
         self,
         work: Callable[..., Any] | Command,

@@ -173,6 +173,15 @@ def test_a_wrong_number_of_outputs_is_bad_output(rig: Rig) -> None:
     assert rig.outcomes(number, 1)[0].reason is Reason.BAD_OUTPUT
 
 
+def test_at_most_once_that_fails_leaves_no_output_and_frees_its_keys(rig: Rig) -> None:
+    rig.start()
+    rig.point("mine", rig.next_number(), 0, 0)
+    number = rig.submit(lambda: 1 // 0, keyed=[KeyedPayload((), ("mine",))], resubmit=False)
+    assert rig.outcomes(number, 1)[0].reason is Reason.EXCEPTION
+    wait_for(lambda: rig.store.head(keys.named("mine")) is None, "the key freed")
+    assert rig.store.keys(keys.outputs_of(number)) == []
+
+
 # -- commands --------------------------------------------------------------------------------------------------------------------
 
 

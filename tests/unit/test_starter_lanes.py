@@ -1,0 +1,183 @@
+"""Cores and memory of a node: never over-committed, given back while a task waits for another, workers reused by kind."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from rmgr.adapters.worker import WorkerSpec
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_lanes import Lane, Lanes
+from rmgr.daemons.starter_records import Info
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.queue import QueueSpec
+from rmgr.model.states import Reason
+from rmgr.model.submission import PythonEnvironment, Submission, Work
+
+
+class FakeWorker:
+    def __init__(self) -> None:
+        self.granted: list[int] = []
+        self.stopped: list[int] = []
+        self.is_leaving = False
+
+    def grant(self, seq: int) -> None:
+        self.granted.append(seq)
+
+    def stop(self, seq: int = 0, **_: Any) -> None:
+        self.stopped.append(seq)
+
+    def recall(self, *, keep: int = 0) -> None:
+        return
+
+
+class FakeSlot:
+    def __init__(self, number: int, python: str) -> None:
+        self.number, self.python = number, python
+        self.is_lost = self.closed = False
+        self.workers: list[FakeWorker] = []
+
+    def start_worker(self, _spec: WorkerSpec) -> FakeWorker:
+        self.workers.append(FakeWorker())
+        return self.workers[-1]
+
+    def close(self) -> None:
+        self.closed = self.is_lost = True
+
+
+class FakeRunner:
+    def __init__(self) -> None:
+        self.opened: list[FakeSlot] = []
+
+    def open_slot(self, number: int, *, python: str = "") -> FakeSlot:
+        self.opened.append(FakeSlot(number, python))
+        return self.opened[-1]
+
+
+def info(number: int = 1, python: str = "") -> Info:
+    record = Submission(id=number, name="x", user="u", queue="q", work=Work.PYTHON, python=PythonEnvironment(python=python))
+    return Info(record, QueueSpec(name="q"), None)
+
+
+SPEC, OTHER = WorkerSpec(), WorkerSpec(group="other")
+BLOCK = ClaimedBlock.claimed(
+    "n1", "q", BlockKey(priority=0, seq=1, submission=1, first=0, count=9, attempt=1, cores=1, memory_mib=0), BlockData()
+)
+
+
+def lanes(cores: int = 2, memory_mib: int = 1000) -> Lanes:
+    return Lanes(FakeRunner(), cores=cores, memory_mib=memory_mib)  # type: ignore[arg-type]
+
+
+def run(node: Lanes, seq: int, cores: int = 1, memory_mib: int = 0, spec: WorkerSpec = SPEC, python: str = "") -> Lane | None:
+    lane = node.open_for(info(python=python), spec, cores, memory_mib)
+    if lane is not None:
+        lane.tasks[seq] = (BLOCK, seq)
+    return lane
+
+
+def test_what_does_not_fit_is_refused_and_what_ends_makes_room() -> None:
+    node = lanes()
+    first = run(node, 1, cores=2, memory_mib=600)
+    assert first is not None
+    assert run(node, 2) is None
+    node.ended(first, [1], 1.0)
+    assert (node.free_cores, node.free_memory_mib) == (2, 1000)
+    assert run(node, 3, memory_mib=600) is not None
+    assert run(node, 4, memory_mib=600) is None, "memory counts too"
+    assert run(node, 5) is not None
+
+
+def test_an_idle_worker_of_the_same_kind_is_used_again() -> None:
+    node = lanes()
+    first = run(node, 1)
+    assert first is not None
+    node.ended(first, [1], 1.0)
+    assert run(node, 2) is first
+    other = run(node, 3, spec=OTHER)
+    assert other is not None
+    assert other.slot is not first.slot
+
+
+def test_few_idle_workers_of_other_kinds_stay_warm() -> None:
+    node = lanes(cores=1)
+    made = []
+    for number in range(5):
+        lane = run(node, number + 1, spec=WorkerSpec(group=str(number)))
+        assert lane is not None
+        made.append(lane)
+        node.ended(lane, [number + 1], 1.0)
+    assert [bool(lane.worker.stopped) for lane in made] == [True, True, True, False, False]  # type: ignore[union-attr]
+
+
+def test_a_task_that_waits_holds_nothing_and_goes_on_before_anything_new() -> None:
+    node = lanes(cores=1)
+    outer = run(node, 1)
+    assert outer is not None
+    node.block(outer, 1)
+    assert node.free_cores == 1
+    inner = run(node, 2)
+    assert inner is not None
+    assert inner is not outer
+    node.unblock(outer, 1)
+    node.grant()
+    assert (outer.worker.granted, node.wants_grant) == ([], True)  # type: ignore[union-attr]
+    node.ended(inner, [2], 1.0)
+    node.grant()
+    assert (outer.worker.granted, node.free_cores) == ([1], 0)  # type: ignore[union-attr]
+    node.ended(outer, [1], 2.0)
+    assert node.free_cores == 1
+
+
+def test_a_worker_that_dies_while_its_task_waits_frees_nothing_twice() -> None:
+    node = lanes(cores=1)
+    outer = run(node, 1)
+    assert outer is not None
+    node.block(outer, 1)
+    node.unblock(outer, 1)
+    node.drop_worker(outer.worker)  # type: ignore[arg-type]
+    assert (node.free_cores, node.wants_grant) == (1, False)
+
+
+def test_a_chosen_interpreter_gets_a_slot_of_its_own() -> None:
+    node = lanes(cores=1)
+    first = run(node, 1)
+    assert first is not None
+    node.ended(first, [1], 1.0)
+    chosen = run(node, 2, python="/opt/python")
+    assert chosen is not None
+    assert (first.slot.closed, chosen.slot.python) == (True, "/opt/python")  # type: ignore[attr-defined]
+    assert node.has_chosen_python(chosen.slot)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_happens_the_count_is_right(seed: int) -> None:
+    rng = random.Random(seed)
+    node = lanes(cores=4, memory_mib=100)
+    held: list[Lane] = []
+    blocked: list[tuple[Lane, int]] = []
+    for seq in range(1, 400):
+        act = rng.randrange(6)
+        if act <= 1:
+            lane = run(node, seq, cores=rng.randint(1, 3), memory_mib=rng.choice([0, 10, 60]), spec=rng.choice([SPEC, OTHER]))
+            if lane is not None:
+                held.append(lane)
+        elif act == 2 and held:
+            lane = held.pop(rng.randrange(len(held)))
+            node.ended(lane, list(lane.tasks), 1.0)
+        elif act == 3 and held:
+            lane = held.pop(rng.randrange(len(held)))
+            blocked.append((lane, lane.running_seq))
+            node.block(lane, lane.running_seq)
+        elif act == 4 and blocked:
+            lane, running = blocked.pop(rng.randrange(len(blocked)))
+            node.unblock(lane, running)
+            node.stop(lane, running, Reason.USER_CANCEL, 0)
+            node.drop_worker(lane.worker)  # type: ignore[arg-type]
+        elif act == 5 and held:
+            lane = held.pop(rng.randrange(len(held)))
+            node.drop_worker(lane.worker)  # type: ignore[arg-type]
+        assert node.free_cores == 4 - sum(lane.shape[0] for lane in held)
+        assert node.free_memory_mib == 100 - sum(lane.shape[1] for lane in held)
