@@ -7,6 +7,7 @@ SUSPENDED from there loses nothing here. Answers are delivered in the order of t
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import random
@@ -29,6 +30,9 @@ from rmgr.coord.readback import Pending
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
+
+_LOG = logging.getLogger("rmgr.gateway")
+_LOG.addHandler(logging.NullHandler())
 
 #: Requests of one message, and their data (bytes): below the message limit with room to spare.
 _BATCH = 256
@@ -189,8 +193,10 @@ class GatewayLink:
                 self._stream(endpoint)
             except grpc.RpcError as error:
                 self._note(error, endpoint)
-            except ValueError:  # the channel was closed under us
-                return
+            except Exception as error:  # noqa: BLE001 - loop boundary: an answer that this release cannot read must not end all
+                self.last_error = f"what the gateway at {endpoint} says cannot be read: {error!r}"
+                if not self._closing.is_set():
+                    _LOG.exception("gateway_stream_failed")
             finally:
                 was_up = self._up
                 self._lost()

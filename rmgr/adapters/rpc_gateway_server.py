@@ -28,6 +28,8 @@ from rmgr.v1 import gateway_pb2 as pb
 
 #: Requests of one session under way; our own clients stay far below.
 MAX_ASKS = 2000
+#: And their bytes, if they are many: what a client has not been answered is held in memory.
+MAX_ASKED_BYTES = 16 * 1024 * 1024
 #: Watches of one session that have not fired.
 MAX_WATCHES = 50_000
 #: Answers (bytes) that wait for one client: above it nothing more of his is read.
@@ -148,6 +150,7 @@ class _Session:
         self._moved = threading.Condition()
         self._unsent = 0  # bytes
         self._asked = 0  # requests without an answer
+        self._asked_bytes = 0
         self._watched: set[int] = set()
         self._draining = False
         self._held_up = False  # the reader waits until the client has taken his answers
@@ -250,12 +253,14 @@ class _Session:
     def _take(self, ask: Any) -> None:
         if self._draining:
             return
+        size = ask.ByteSize()
         with self._moved:
-            self._asked += 1
-            if self._asked > MAX_ASKS or self._unsent > MAX_UNSENT_BYTES:
+            if not self._has_room():
                 self._held_up = True
-                self._moved.wait_for(lambda: self._over.is_set() or (self._asked <= MAX_ASKS and self._unsent <= MAX_UNSENT_BYTES))
+                self._moved.wait_for(lambda: self._over.is_set() or self._has_room())
                 self._held_up, self._heard_s = False, time.monotonic()
+            self._asked += 1
+            self._asked_bytes += size
         kind = ask.WhichOneof("what") or ""
         self._gate.count("asked", kind)
         try:
@@ -263,9 +268,12 @@ class _Session:
         except RmgrError as error:
             self._watched.discard(ask.id)
             self._gate.count("refused", type(error).__name__)
-            self._answer(ask.id, error)
+            self._answer(ask.id, error, size)
         else:
-            future.add_done_callback(partial(self._answered, ask.id, kind))
+            future.add_done_callback(partial(self._answered, ask.id, kind, size))
+
+    def _has_room(self) -> bool:
+        return self._asked < MAX_ASKS and self._asked_bytes < MAX_ASKED_BYTES and self._unsent <= MAX_UNSENT_BYTES
 
     def _begin(self, ask: Any, kind: str) -> Future[Any]:
         coordinator = self._coordinator
@@ -316,16 +324,16 @@ class _Session:
         self._watched.discard(number)
         self._put(("fired", number), 0)
 
-    def _answered(self, number: int, kind: str, future: Future[Any]) -> None:
+    def _answered(self, number: int, kind: str, size: int, future: Future[Any]) -> None:
         error = future.exception()
         value: Any = error if isinstance(error, RmgrError) else RmgrError(repr(error)) if error is not None else future.result()
         if error is not None:
             self._watched.discard(number)
         elif kind == "create":
             value = _made(value)
-        self._answer(number, value)
+        self._answer(number, value, size)
 
-    def _answer(self, number: int, value: Any) -> None:
+    def _answer(self, number: int, value: Any, size: int) -> None:
         if isinstance(value, list):
             pieces = list(_name_pieces(value))
             for names in pieces[:-1]:
@@ -335,7 +343,8 @@ class _Session:
             self._put(("answer", number, value), len(value.data) if isinstance(value, Stamped) else 64)
         with self._moved:
             self._asked -= 1
-            if self._asked in {0, MAX_ASKS}:
+            self._asked_bytes -= size
+            if self._held_up or not self._asked:
                 self._moved.notify_all()
 
     # -- to the client
@@ -376,9 +385,8 @@ class _Session:
     def _sent(self, size: int) -> None:
         with self._moved:
             self._sent_s = time.monotonic()
-            was = self._unsent
             self._unsent -= size
-            if was > MAX_UNSENT_BYTES >= self._unsent:
+            if self._held_up:
                 self._moved.notify_all()
 
     def _write(self, tell: Any, item: tuple[Any, ...]) -> None:

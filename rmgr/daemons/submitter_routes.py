@@ -54,7 +54,7 @@ class ClusterRoutes:
         if age_s > (FRESH_S if found else LOOK_AGAIN_S):
             found = wanted in self._read_nodes()
         if not found:
-            raise PermissionDenied(f"{wanted} is not the endpoint of a node of this cluster", hint="rmgr nodes -o +ENDPOINT")
+            raise PermissionDenied(f"{wanted} is not the endpoint of a node of this cluster", hint="rmgr nodes -o NODE,ENDPOINT")
         return wanted
 
     def lost(self, endpoint: str) -> None:
