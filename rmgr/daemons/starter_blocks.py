@@ -111,8 +111,8 @@ class ClaimedBlock:
 
     @property
     def kind(self) -> str | int:
-        """What its tasks have in common with others that take similar times: the function, else the submission."""
-        return self.data.function or self.key.submission
+        """What its tasks have in common with others that take similar times: the function, else the command."""
+        return self.data.function or (self.info.kind if self.info is not None else self.key.submission)
 
     @property
     def unfinished(self) -> int:

@@ -33,6 +33,8 @@ _EXHAUSTED_S = 0.05
 #: Starters that meet each other spread over up to this many first candidates.
 _SPREAD = 8
 _NAME_LENGTH = 67
+#: Candidates looked past for those whose claim is under way.
+_CLAIMS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -143,12 +145,18 @@ class Board:
             future = self._coordinator.get(paths.pending_block(self.spec.name, card.key))
             future.add_done_callback(lambda done: self._post(partial(self._fetched, card, done)))
 
-    def fetch_ahead(self, count: int) -> None:
-        """The same for the first few candidates."""
-        for name in self._names[self._at : self._at + count]:
-            card = self._card(name)
-            if card is not None and not card.is_taken and not card.is_unsuitable:
-                self.fetch(card)
+    def fetch_ahead(self, count: int) -> list[Candidate]:
+        """The same for the first few candidates, and which they are. Cost: O(count + claims under way)."""
+        few: list[Candidate] = []
+        for at in range(self._at, min(len(self._names), self._at + count + _CLAIMS)):
+            card = self._card(self._names[at])
+            if card is None or card.is_taken or card.gone or card.is_unsuitable:
+                continue
+            self.fetch(card)
+            few.append(card)
+            if len(few) == count:
+                break
+        return few
 
     # -- what became of it -------------------------------------------------------------------------------------------------
 

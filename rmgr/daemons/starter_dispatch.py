@@ -184,13 +184,17 @@ class Dispatch:
         lane = self._lanes.open_for(info, kit.spec, cores, memory_mib)
         if lane is not None or task_s is None or task_s > LOW_S or not block.data.resubmit:
             return lane
-        room = max(1, int(LOW_S / task_s))
         running = [
             lane
             for lane in self._lanes
-            if lane.is_for(info, kit.spec, cores, memory_mib) and len(lane.tasks) <= room and not self._is_long(lane, now_s)
+            if lane.is_for(info, kit.spec, cores, memory_mib) and self._has_little(lane, task_s) and not self._is_long(lane, now_s)
         ]
         return min(running, key=lambda lane: len(lane.tasks), default=None)
+
+    def _has_little(self, lane: Lane, task_s: float) -> bool:
+        """It would ask for more soon: what it has takes little time, as far as the task that runs can tell."""
+        now_s = self._times.of(lane.kind)
+        return now_s is not None and len(lane.tasks) <= max(1, int(LOW_S / max(now_s, task_s)))
 
     def _send(self, lane: Lane, block: ClaimedBlock, kit: Kit, count: int, now_s: float) -> None:
         indices = block.hand_out(count)

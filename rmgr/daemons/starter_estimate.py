@@ -22,7 +22,7 @@ _WEIGHT = 0.1
 _REMEMBERED = 4096
 
 
-#: What tasks that take similar times have in common: a function's hash, else their submission.
+#: What tasks that take similar times have in common: a function's hash, a command, else their submission.
 Kind = str | int
 
 

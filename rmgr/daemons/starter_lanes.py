@@ -51,10 +51,11 @@ class Lane:
         return next(iter(self.tasks), 0)
 
     def is_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int) -> bool:
-        """More tasks like these may be queued behind what it has."""
+        """More tasks like these may be queued behind what it has, also those of another submission that need the same worker."""
         return (
-            self.info is info
-            and self.spec is spec
+            self.info is not None
+            and (self.info is info or self.info.python == info.python)
+            and (self.spec is spec or self.spec == spec)
             and self.shape == (cores, memory_mib)
             and not self.blocked_seq
             and self.serial is None

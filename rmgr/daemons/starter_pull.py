@@ -21,7 +21,7 @@ from rmgr.coord.multi import Committed, Conflict, ConflictKind, Outcome
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_board import Board, Candidate
 from rmgr.daemons.starter_commits import Committer
-from rmgr.daemons.starter_estimate import TaskTimes, claim_size, wants_more
+from rmgr.daemons.starter_estimate import AHEAD_S, TaskTimes, claim_size, wants_more
 from rmgr.daemons.starter_lanes import Lanes
 from rmgr.daemons.starter_records import Info, Records
 from rmgr.model.block import BlockData, BlockKey
@@ -32,9 +32,8 @@ from rmgr.runtime.failpoint import failpoint
 _GATE_PAUSE_S = 1.0
 #: Claims in flight at most, and blocks held at most.
 _FLYING, _HELD = 16, 64
-#: Candidates whose data are fetched together when tasks are short.
-_TOGETHER = 4
-_SHORT_S = 0.01
+#: Candidates whose data and records are fetched together, at most: as many as make up the work ahead.
+_TOGETHER = 32
 
 
 class Claimer(Protocol):
@@ -76,6 +75,11 @@ class _Flying:
     rest: Candidate | None
     clears_idle: bool
 
+    @property
+    def kind(self) -> str | int:
+        """As of the block that it will be."""
+        return self.data.function or self.info.kind
+
 
 @dataclass(slots=True)
 class _Appetite:
@@ -102,6 +106,8 @@ class Puller:
         self._log = log
         self._on_claim = on_claim
         self._flying: dict[BlockKey, _Flying] = {}
+        self._together = 1
+        self._claims = 0
         self.is_hungry = False  #: slots are free and nothing can be claimed
         self.retry_s = 0.0  #: monotonic time at which `run` is worth calling again, 0.0 = when something changes
 
@@ -164,8 +170,11 @@ class Puller:
     def _consider(self, board: Board, card: Candidate, appetite: _Appetite, now_s: float) -> bool | None:
         """True: claimed. False: not this one, look at the next. None: this one, but not now."""
         key = card.key
-        board.fetch(card)
         info = self._records.get(key.submission)
+        if card.data is None or info is None or not self._claims % (self._together // 2 or 1):
+            for coming in board.fetch_ahead(self._together):
+                self._records.get(coming.key.submission)
+        board.fetch(card)
         if info is None:
             if not self._records.is_refused(key.submission):
                 return None
@@ -176,11 +185,11 @@ class Puller:
             return False
         if card.data is None:
             return None
-        kind = card.data.function or key.submission
+        kind = card.data.function or info.kind
         task_s = self._times.of(kind)
-        if task_s is not None and task_s < _SHORT_S:
-            board.fetch_ahead(_TOGETHER)
         slots = max(1, self._node.lanes.cores // key.cores)
+        if task_s is not None:
+            self._together = max(1, min(_TOGETHER, int(AHEAD_S * slots / (task_s * key.count))))
         free = appetite.free(key)
         take = claim_size(
             count=key.count,
@@ -240,7 +249,7 @@ class Puller:
             memory_mib -= fitting * key.memory_mib
             left = ready - fitting
             if left:
-                task_s = of(block.kind if block is not None else self._flying[key].data.function or key.submission)
+                task_s = of(block.kind if block is not None else self._flying[key].kind)
                 ahead_s += left * task_s * key.cores if task_s is not None else math.inf
         for lane in lanes:
             behind = len(lane.tasks) - 1
@@ -283,6 +292,7 @@ class Puller:
         left_card = board.take(card, rest)
         flying = _Flying(mine, info, board.spec.name, ops.cut(data, key.first, mine.first, take), board, card, left_card, clears_idle)
         self._flying[mine] = flying
+        self._claims += 1
         failpoint("starter.before_claim")
         self._committer.commit(multi, partial(self._answered, flying))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ class Info:
     array: Array | None
     shapes: dict[tuple[int, int], Shape] = field(default_factory=dict)
     specs: dict[tuple[int, int], WorkerSpec] = field(default_factory=dict)
+    kind: str | int = field(init=False)  #: what its commands share with others that take similar times: script and arguments
+
+    def __post_init__(self) -> None:
+        command = self.record.command
+        if command is None or not (command.argv or command.script_sha256):
+            self.kind = self.record.id
+        else:
+            self.kind = sha256("\0".join((command.script_sha256, *command.argv)).encode(errors="surrogateescape")).hexdigest()
 
     @property
     def is_exclusive(self) -> bool:
