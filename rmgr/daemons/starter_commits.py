@@ -51,10 +51,16 @@ class Committer:
         self._fences: dict[str, int] = {}
         self._registration = 0
         self.in_flight = 0
+        self.is_paused = False  #: the lease is over: nothing may be committed until it is valid again
+
+    @property
+    def may_commit(self) -> bool:
+        """The Starter is registered and its lease is valid."""
+        return self.is_registered and not self.is_paused
 
     @property
     def is_registered(self) -> bool:
-        """Commits can be made."""
+        """A registration stands."""
         return bool(self._fences)
 
     def fence(self, node: str) -> int:

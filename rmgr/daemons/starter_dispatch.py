@@ -15,7 +15,7 @@ from pathlib import Path
 from rmgr.adapters.process import WorkerSpec
 from rmgr.coord import keys
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_estimate import BATCH_TASKS, LOW_S, TaskTimes, batch_size
+from rmgr.daemons.starter_estimate import AHEAD_S, BATCH_TASKS, LOW_S, TaskTimes, batch_size
 from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher
 from rmgr.daemons.starter_lanes import Lane, Lanes
 from rmgr.daemons.starter_records import Info
@@ -301,6 +301,15 @@ class Dispatch:
     def is_stalled(self, now_s: float) -> bool:
         """No slot is free, and none will be soon."""
         return self._lanes.free_cores == 0 and all(self._is_long(lane, now_s) for lane in self._lanes)
+
+    def frees_soon(self, now_s: float) -> bool:
+        """A slot will be free within the time for which work is kept ready, by all that is known."""
+        for lane in self._lanes:
+            task_s = self._task_s(lane)
+            left_s = len(lane.tasks) * task_s - (now_s - lane.since_s)
+            if task_s and left_s < AHEAD_S and not self._is_long(lane, now_s):
+                return True
+        return False
 
     def _is_long(self, lane: Lane, now_s: float) -> bool:
         """What runs there takes much longer than was to be expected."""

@@ -171,6 +171,7 @@ class Starter:
             self._register()
             now_s = time.monotonic()
         acting = self._committer.is_registered and self._lease.is_valid()
+        self._committer.is_paused = not acting
         if acting != self._was_acting:
             self._was_acting = acting
             self._log.info("acting" if acting else "acting_stopped", why="" if acting else self._why_not())

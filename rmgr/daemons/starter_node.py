@@ -44,8 +44,8 @@ from rmgr.model.resources import MIB, Capacity, NodeAttributes
 from rmgr.model.states import Reason, State
 from rmgr.runtime.failpoint import failpoint
 
-#: How long a hungry node waits for a COMPLETE that could carry its mark.
-_IDLE_DELAY_S = 0.01
+#: How long a hungry node waits for a COMPLETE that could carry its mark, and a sated one for a CLAIM that removes it.
+_IDLE_DELAY_S, _SATED_DELAY_S = 0.01, 0.5
 #: Work that is left must last this long for a tail of it to be worth giving to a hungry node.
 _SPLIT_WORTH_S = 0.03
 #: Nodes with work to give wait up to this long, each its own time, so that not all answer one hungry node.
@@ -97,7 +97,7 @@ class NodeAgent:
         self.drains: dict[str, str] = {}  #: who wants no new work here -> why
         self.next_s = 0.0  #: monotonic time of the next `settle` that is needed without a new fact, 0.0 = none
         self._shared = shared
-        self._hungry_since_s = 0.0
+        self._mark_wrong_s = 0.0
         self._split_s = 0.0
         self._given_s = 0.0
         self._returning: set[BlockKey] = set()
@@ -143,15 +143,15 @@ class NodeAgent:
         self.orders.meet(block)
 
     def works_ahead(self) -> bool:
-        """Not after it has given work away, nor while what runs takes much longer than what ran before."""
+        """Not after it has given work away, nor before one of its slots is about to be free."""
         now_s = time.monotonic()
-        return now_s > self._given_s + _NO_MORE_S and not self._dispatch.is_stalled(now_s)
+        return now_s > self._given_s + _NO_MORE_S and self._dispatch.frees_soon(now_s)
 
     def registered(self, incarnation: int, *, idle: bool) -> None:
         """A new registration stands; the blocks that were adopted are in `blocks`."""
         self.incarnation = incarnation
         self.idle = IdleMark(present=idle)
-        self._hungry_since_s = 0.0
+        self._mark_wrong_s = 0.0
         self._returning.clear()
         self.puller.reset()
         self.orders.reset()
@@ -259,7 +259,7 @@ class NodeAgent:
             self._strike("fragment_not_stored", str(result))
             block.refused(time.monotonic())
             return
-        if self._shared.committer.is_registered:
+        if self._shared.committer.may_commit:
             self._complete(block, part)
         else:
             block.refused(time.monotonic())
@@ -333,16 +333,18 @@ class NodeAgent:
     # -- hunger, SPLIT, RETURN ---------------------------------------------------------------------------------------------
 
     def _show_hunger(self, now_s: float) -> None:
-        """The mark goes with a CLAIM or COMPLETE where there is one; else by itself after a moment."""
+        """The mark comes with a COMPLETE and goes with a CLAIM where there is one; else by itself after a moment."""
         hungry = self.puller.is_hungry
-        self._hungry_since_s = (self._hungry_since_s or now_s) if hungry else 0.0
-        if hungry == self.idle.present or self.idle.changing:
+        if hungry == self.idle.present:
+            self._mark_wrong_s = 0.0
             return
-        if hungry and now_s < self._hungry_since_s + _IDLE_DELAY_S:
-            self._at(self._hungry_since_s + _IDLE_DELAY_S)
+        if self.idle.changing or self.puller.in_flight:
             return
-        if not hungry and (self.puller.in_flight or not self.is_draining):
-            return  # the next CLAIM removes it
+        self._mark_wrong_s = self._mark_wrong_s or now_s
+        at_s = self._mark_wrong_s + (_IDLE_DELAY_S if hungry or self.is_draining else _SATED_DELAY_S)
+        if now_s < at_s:
+            self._at(at_s)
+            return
         self.idle.changing = True
         multi = ops.mark_idle(self.name, self._shared.committer.fence(self.name), idle=hungry)
         self._shared.committer.commit(multi, partial(self._marked, hungry))
@@ -401,7 +403,7 @@ class NodeAgent:
         if self.blocks.get(block.key) is not block or block.sending is not None or not self.is_draining:
             return
         count = block.tail(256)
-        if not self._shared.committer.is_registered or not count:
+        if not self._shared.committer.may_commit or not count:
             return
         try:
             held = done.result() is None
