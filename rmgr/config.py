@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from rmgr.errors import ConfigError, NotConnected
+from rmgr.errors import ConfigError, NotConnected, UsageError
 from rmgr.model.units import parse_duration_us, parse_size
 
 DEFAULT_CHROOT = "/rmgr/default"
+
+#: One server in HOSTS: a name or an address (IPv6 in brackets), and a port.
+_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:,/\[\]]+)(?::\d{1,5})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ class ClusterConfig:
         return bool(self.gateway and not self.zk)
 
     def hosts_and_chroot(self) -> tuple[str, str]:
-        """`h1:2181,h2:2181/rmgr/x` -> (hosts, chroot). Raises NotConnected when nothing is configured."""
+        """`h1:2181,h2:2181/rmgr/x` -> (hosts, chroot). Raises NotConnected when nothing is configured, UsageError."""
         if not self.zk and self.gateway:
             raise NotConnected("this needs ZooKeeper itself, and only a gateway is configured", hint="name it: --zk HOSTS or RMGR_ZK")
         if not self.zk:
@@ -49,6 +52,9 @@ class ClusterConfig:
                 hint="start one with: rmgr dev   (or name one: --zk HOSTS, RMGR_ZK)",
             )
         hosts, slash, path = self.zk.partition("/")
+        for host in hosts.split(","):
+            if not _ADDRESS.fullmatch(host.strip()):
+                raise UsageError(f"{host!r} in --zk {self.zk} is not HOST or HOST:PORT", hint="as in --zk zk1:2181,zk2:2181/rmgr/NAME")
         return hosts, f"/{path.rstrip('/')}" if slash and path.strip("/") else DEFAULT_CHROOT
 
 
@@ -252,8 +258,8 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
             return value
         if hint == tuple[str, ...]:
             return tuple(part for part in value.split(",") if part) if isinstance(value, str) else tuple(str(part) for part in value)
-    except (TypeError, ValueError, ConfigError) as error:
-        raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}") from error
+    except (TypeError, ValueError, UsageError) as error:
+        raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
     raise ConfigError(f"{where}: {key} = {value!r} is not valid: {getattr(hint, '__name__', hint)} expected")
 
 

@@ -45,7 +45,7 @@ class Session:
     _owned: list[Any] = field(default_factory=list)
 
     def config(self, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
-        """The configuration with the global options on top. Raises ConfigError."""
+        """The configuration with the global options on top. Raises ConfigError, UsageError (the URL of a store)."""
         from rmgr import config
 
         if self._config is None or overrides:
@@ -53,6 +53,10 @@ class Session:
             merged = {section: dict(values) for section, values in (overrides or {}).items()}
             merged["cluster"] = {**merged.get("cluster", {}), **{key: value for key, value in cluster.items() if value}}
             self._config = config.load(merged, file=self.config_file)
+            if self._config.cluster.store:
+                from rmgr.adapters.stores import check_url
+
+                check_url(self._config.cluster.store)
         return self._config
 
     def coordinator(self) -> ZkCoordinator | GatewayCoordinator:

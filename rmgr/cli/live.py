@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmgr.cli.follow import End
-from rmgr.cli.stored_logs import read_ended
+from rmgr.cli.stored_logs import read_ended, unseen
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable
+from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
@@ -69,6 +70,7 @@ class LiveOutput:
         self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
         self._streams: dict[int, _Stream] = {}
         self._ended: set[int] = set()
+        self._told: set[tuple[int, str]] = set()
         self._silent_s: dict[str, float] = {}  # endpoints that did not answer, and until when they are left alone
         self._wait_s = _FIRST_LOOK_S
         self._look_s = time.monotonic() + self._wait_s
@@ -115,13 +117,20 @@ class LiveOutput:
             skip = shown[number]
             store = self._session.data_store() if end.log_parts[number] else None
             parts, rest = end.log_parts[number], end.log[number]
-            for data in read_ended(store, self._number, end.position, end.attempt, name, parts=parts, rest=rest):
-                fresh = data[skip:]
-                skip = max(0, skip - len(data))
+            kept = read_ended(store, self._number, end.position, end.attempt, name, parts=parts, rest=rest)
+            for fresh in unseen(kept, skip, on_drop=lambda count, cap, name=name: self._tell_drop(end, name, count, cap)):
                 if fresh:
                     yield Piece(
                         submission=self._number, position=end.position, attempt=end.attempt, stream=name, data=fresh, time_us=now_us
                     )
+
+    def _tell_drop(self, end: End, stream: str, count: int, cap: int) -> None:
+        if (end.position, stream) not in self._told:
+            self._told.add((end.position, stream))
+            self._session.note(
+                f"{end.id} wrote more to {stream} than is kept ({format_size(cap)}): {count} bytes from the middle of it are missing; "
+                "large output belongs into a file (--output KEY=FILE, -o FILE)"
+            )
 
     def close(self) -> None:
         """Ends all streams."""

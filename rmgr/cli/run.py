@@ -18,12 +18,9 @@ from rmgr.cli.options import read_work, work_options
 from rmgr.cli.output import JsonLines, Labelled, Plain, Sink
 from rmgr.cli.sending import prepare, send
 from rmgr.cli.submit import WORDS_AFTER_OPTIONS, has_dashes
-from rmgr.cli.wait import WORK_EXITS
-from rmgr.errors import RmgrError
+from rmgr.cli.wait import PATIENCE_S, WORK_EXITS, tell_why
 from rmgr.model.array import shown_index
 
-#: Work that has not begun after so long is worth a word why.
-_PATIENCE_S = 3.0
 _STREAM_TICK_S = 0.05
 
 
@@ -93,9 +90,9 @@ def stream(session: Session, follow: Follow, item: Followed, *, sink: Sink | Non
                     for piece in live.ended(end):
                         sink.take(piece)
                     sink.done(end.position)
-                if not has_begun and time.monotonic() - began_s > _PATIENCE_S:
+                if not has_begun and time.monotonic() - began_s > PATIENCE_S:
                     has_begun = True
-                    _tell_why(session, item)
+                    tell_why(session, item)
         for piece in live.pieces():
             sink.take(piece)
     finally:
@@ -114,12 +111,3 @@ def label_of(item: Followed, position: int) -> str:
     """`42_7`."""
     array = item.submission.array if item.submission is not None else ""
     return f"{item.number}_{shown_index(array, position)}"
-
-
-def _tell_why(session: Session, item: Followed) -> None:
-    try:
-        view = session.query().explain(item.number, None)
-    except RmgrError:
-        return
-    if view.why and not view.state.is_final:
-        session.note(f"{item.number} waits: {view.why[0].detail}")

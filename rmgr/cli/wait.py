@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import click
@@ -17,7 +18,12 @@ from rmgr.cli.numbers import positions_of
 from rmgr.cli.render import emit
 from rmgr.cli.selectors import Filter, parse, resolve, targets_of
 from rmgr.cli.tables import filter_options
+from rmgr.errors import RmgrError
 from rmgr.model.states import State
+
+#: Work that has not begun after so long is worth a word why; of several submissions, of so many.
+PATIENCE_S = 3.0
+_TOLD = 3
 
 WORK_EXITS = """\
 the work's own code (of several the highest), 128+N on signal N, 124 its time limit,
@@ -70,6 +76,7 @@ def until_ended(
     """Waits for all that is followed; tells when ZooKeeper goes away. Raises DeadlineExceeded, KeyboardInterrupt."""
     from rmgr.client.progress import Counts, ProgressDisplay
 
+    patience_s: float | None = time.monotonic() + PATIENCE_S
     names = title or " ".join(str(item.number) for item in follow.items)
     with ProgressDisplay(names, enabled=progress and not session.json, trouble=follow.trouble) as display:
         while True:
@@ -86,6 +93,21 @@ def until_ended(
                 break
             for end in follow.next():
                 on_end(end)
+                patience_s = None
+            if patience_s is not None and time.monotonic() > patience_s:
+                patience_s = None
+                for item in [item for item in follow.items if not item.is_ended][:_TOLD]:
+                    tell_why(session, item, say=lambda text: display.say(f"rmgr: {text}"))
+
+
+def tell_why(session: Session, item: Followed, *, say: Callable[[str], None] | None = None) -> None:
+    """A line on what submitted work waits for, while nothing of it runs: nobody should look at a silent command."""
+    try:
+        view = session.query().explain(item.number, None)
+    except RmgrError:
+        return
+    if view.why and not view.state.is_final and view.why[0].what not in {"running", "node"}:
+        (say or session.note)(f"{item.number} waits: {view.why[0].detail}")
 
 
 def items_of(followed: Followed) -> Sequence[dict[str, object]]:

@@ -134,6 +134,10 @@ class ProgressDisplay:
             self._said = line(self._title, self._counts, self._rate)
             self._write(self._said)
 
+    def say(self, text: str) -> None:
+        """One line between the progress."""
+        self._write(text)
+
     def _look_for_trouble(self, now: float) -> None:
         trouble = self._trouble()
         if not trouble:

@@ -251,9 +251,11 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView) -> lis
         why.append(WhyView(what="running", id=str(job.id), detail=f"{running} of {job.tasks} tasks are claimed by {', '.join(job.nodes)}"))
     if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
         why += _resources(snapshot, submission, job)
-    return why or [
-        WhyView(what="none", id=str(job.id), detail="nothing keeps it: it has no waiting task" if job.tasks else "it has no task yet")
-    ]
+    if why:
+        return why
+    held = f"all {job.tasks} tasks have ended" if job.tasks else "it has no task yet"
+    detail = f"{held}; its TaskQueue is still open for more (close() ends it, or rmgr cancel {job.id})"
+    return [WhyView(what="open", id=str(job.id), detail=detail)]
 
 
 def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) -> list[WhyView]:

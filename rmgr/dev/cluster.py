@@ -25,7 +25,7 @@ from rmgr.client.snapshot import read_snapshot
 from rmgr.config import dev_file
 from rmgr.coord.snapshot import ClusterSnapshot
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
-from rmgr.errors import StateConflict, Unavailable
+from rmgr.errors import RmgrError, StateConflict, Unavailable, WrongCluster
 from rmgr.model.node import NodeState
 
 #: Session timeout of a cluster on one machine: short, so that a killed part is noticed while one looks.
@@ -138,6 +138,7 @@ class DevCluster:
             session_timeout_s=session_timeout_s,
         )
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._log_starts: dict[str, int] = {}  # where in its log the present process of a name begins
         self._coordinator: ZkCoordinator | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------------
@@ -239,10 +240,7 @@ class DevCluster:
         while True:
             for process in self.state.processes:
                 if process.find() is None:
-                    raise Unavailable(
-                        f"{process.role} {process.id} ended at its start: {self.log_tail(process.id)}",
-                        hint=f"logs: {self.directory / 'log'}",
-                    )
+                    raise self._stillborn(process)
             snapshot = self.snapshot()
             up = [record.node for record in snapshot.nodes.values() if record.state is NodeState.UP and record.guid in snapshot.alive]
             if len(up) >= nodes and (snapshot.leader_alive or not leader):
@@ -262,6 +260,25 @@ class DevCluster:
             return self.log_file(name).read_bytes()[-size_bytes:].decode("utf-8", "replace").strip()
         return "(no log)"
 
+    def _stillborn(self, process: DevProcess) -> RmgrError:
+        """Why a daemon ended at its start: its own last words, and what to do about them here."""
+        with contextlib.suppress(OSError):
+            data = self.log_file(process.id).read_bytes()[self._log_starts.get(process.id, 0) :]
+            _, found, words = data.decode("utf-8", "replace").rpartition("rmgr: ")
+            lines = [line.strip() for line in words.splitlines() if found and line.strip()]
+            if lines and "is expected" in lines[0]:
+                hint = (
+                    f"{self.directory / 'zookeeper'} was wiped or replaced, but the data store remembers the cluster: restore it, or begin "
+                    f"afresh elsewhere (rmgr dev --dir DIR), or give up all work and values: rm -r {self.directory}"
+                )
+                return WrongCluster(f"{process.role} {process.id} refuses to start: {lines[0]}", hint=hint)
+            if lines:
+                hint = "; ".join([*lines[1:2], f"logs: {self.directory / 'log'}"])
+                return Unavailable(f"{process.role} {process.id} ended at its start: {lines[0]}", hint=hint)
+        return Unavailable(
+            f"{process.role} {process.id} ended at its start: {self.log_tail(process.id)}", hint=f"logs: {self.directory / 'log'}"
+        )
+
     def environment(self) -> dict[str, str]:
         """Variables with which any rmgr program finds this cluster."""
         return {
@@ -277,6 +294,7 @@ class DevCluster:
         log.parent.mkdir(parents=True, exist_ok=True)
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
         with log.open("ab") as sink:
+            self._log_starts[name] = sink.tell()
             child = subprocess.Popen(
                 [sys.executable, "-m", "rmgr.cli.main", role, *options],
                 stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from rmgr.model.ids import MAX_NUMBER
 #: Tasks of one array at most.
 MAX_TASKS = 10_000_000
 
-_RANGE = re.compile(r"^(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?$")
+_RANGE = re.compile(r"^(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?$")
 _HINT = "arrays look like 1-100, 0-99:2, 1,3,5-9, with %8 at the end for at most 8 at a time"
 
 

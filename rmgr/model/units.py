@@ -6,6 +6,7 @@ import re
 
 from rmgr.errors import UsageError
 
+_DURATIONS = "durations look like 90 (seconds), 15m, 1h30m, 2d or HH:MM:SS"
 _UNIT_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")
 _CLOCK = re.compile(r"^(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?$")
@@ -19,13 +20,15 @@ def parse_duration_us(text: str) -> int:
     clock = _CLOCK.match(text)
     if clock:
         days, first, second, third = (int(part) if part else 0 for part in clock.groups())
+        if second > 59 or third > 59:
+            raise UsageError(f"{text!r} is not a duration: minutes and seconds go to 59", hint=_DURATIONS)
         seconds = first * 3600 + second * 60 + third if clock[4] is not None or clock[1] is not None else first * 60 + second
         return (days * 86_400 + seconds) * 1_000_000
     if re.fullmatch(r"\d+(?:\.\d+)?", text):
         return round(float(text) * 1e6)
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise UsageError(f"{text!r} is not a duration", hint="durations look like 90 (seconds), 15m, 1h30m, 2d or HH:MM:SS")
+        raise UsageError(f"{text!r} is not a duration", hint=_DURATIONS)
     return round(sum(float(number) * _UNIT_US[unit] for number, unit in parts))
 
 
