@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from rmgr.client.snapshot import fetch, read_claimed, read_submission
 from rmgr.coord import ops, paths
 from rmgr.coord.leader_ops import cancel_failed, no_outcome, order
-from rmgr.coord.multi import Committed, Multi
+from rmgr.coord.multi import Committed, Multi, Outcome
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_block, decode_failed
 from rmgr.errors import DeadlineExceeded
@@ -111,9 +111,8 @@ def _order(coordinator: Coordinator, submission: Submission, wanted: set[int], *
 
 
 def _committed(coordinator: Coordinator, multis: list[tuple[Multi, list[int]]], deadline_s: float) -> set[int]:
-    flying: list[tuple[Future[object], list[int]]] = [
-        (coordinator.commit(multi, timeout_s=_left(deadline_s)), some)
-        for multi, some in multis  # type: ignore[misc]
+    flying: list[tuple[Future[Outcome], list[int]]] = [
+        (coordinator.commit(multi, timeout_s=_left(deadline_s)), some) for multi, some in multis
     ]
     done: set[int] = set()
     for future, some in flying:

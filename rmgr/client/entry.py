@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Create, Exists, Multi
@@ -42,7 +42,7 @@ class OwnerEntry:
         asked = self._engine.coordinator.commit(entry_multi(self._engine.guid), timeout_s=5.0)
         asked.add_done_callback(lambda _: self._engine.post(lambda: self._made(session, asked)))
 
-    def _made(self, session: int, asked: Future[object]) -> None:
+    def _made(self, session: int, asked: Future[Any]) -> None:
         if asked.exception(0) is None and isinstance(asked.result(0), Committed):
             return
         if self._session == session:

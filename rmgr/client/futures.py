@@ -56,6 +56,21 @@ class Source(Protocol):
         """Why nothing comes at present, "" when nothing is known to be wrong."""
 
 
+class _Waiters(list[Any]):
+    """The waiters of `concurrent.futures.wait` and `as_completed`: in a task, they give the slot back while they wait."""
+
+    def append(self, waiter: Any) -> None:
+        wait = waiter.event.wait
+        if "wait" not in waiter.event.__dict__:
+
+            def giving_way(timeout: float | None = None) -> bool:
+                with giving_slot_back():
+                    return bool(wait(timeout))
+
+            waiter.event.wait = giving_way
+        super().append(waiter)
+
+
 class Future(BaseFuture[Any]):
     """One task. Beside the standard methods: `task_id`, `attempt`, `node`."""
 
@@ -96,10 +111,9 @@ class Future(BaseFuture[Any]):
             with _lock:
                 condition = self._own_condition
                 if condition is None:
+                    self._waiters = _Waiters()
                     if self._state not in _DONE:
-                        self._waiters, self._done_callbacks = [], []
-                    else:
-                        self._waiters = []
+                        self._done_callbacks = []
                     self._own_condition = condition = threading.Condition()
         return condition
 

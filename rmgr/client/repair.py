@@ -24,6 +24,7 @@ from rmgr.errors import RequestTooLarge, RmgrError, Unavailable
 from rmgr.model.outcome import FailedRange
 from rmgr.model.states import LOSSES
 from rmgr.model.submission import Phase
+from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from rmgr.client.lane import Lane
@@ -145,6 +146,7 @@ class Repair:
             open_gate = gate is not None and not submission.max_running
             multi, final = resubmit(submission, first, count, attempt, failed, found.version, gate=open_gate, max_losses=self._max_losses)
             clean = None if final is None else lambda: delete_outputs(self._engine.store, submission.id, first, count, attempt, failed)
+            failpoint("submitter.before_resubmit")
             try:
                 committed = self._engine.coordinator.commit(multi)
             except RequestTooLarge as error:
@@ -157,6 +159,7 @@ class Repair:
     def _acted(self, name: str, outcome: object, clean: Callable[[], None] | None) -> None:
         self._known.pop(name, None)
         if isinstance(outcome, Committed):
+            failpoint("submitter.after_resubmit")
             if clean is not None:
                 self._engine.io(clean)
         else:  # somebody else was faster, or nobody knows: the list tells

@@ -27,6 +27,7 @@ from rmgr.model.outcome import Outcome as TaskOutcome
 from rmgr.model.resources import MIB
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Tail
+from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from rmgr.client.lane import Lane
@@ -154,6 +155,7 @@ class Sender:
             return
         if current.multi is None:
             current.multi = self._multi(current)
+        failpoint("submitter.before_enqueue")
         try:
             asked = self._engine.coordinator.commit(current.multi, timeout_s=self._engine.commit_timeout_s)
         except RequestTooLarge as error:
@@ -241,6 +243,7 @@ class Sender:
     def _committed(self) -> None:
         current = self._round
         assert current is not None
+        failpoint("submitter.after_enqueue")
         self._version += 1
         self._retry_s = 0.05
         self.trouble = None

@@ -18,6 +18,7 @@ from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.errors import CoordinationUnavailable, NotConnected, SubmitUnknown, WrongCluster
 from rmgr.model.submission import Submission, Tail
+from rmgr.runtime.failpoint import failpoint
 
 #: Longest that one request of it may take.
 _STEP_S = 10.0
@@ -80,8 +81,10 @@ def submit(
             held=held,
         )
         step_s = _left(deadline_s, doubtful, token)
+        failpoint("submitter.before_submit")
         match coordinator.commit(multi, timeout_s=step_s).result(step_s + 1):
             case Committed():
+                failpoint("submitter.after_submit")
                 return Submitted(submission=submission, version=0, tail=tail, tail_version=0, created=True)
             case Conflict(path=path, kind=kind):
                 make_bucket = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Stamped
@@ -16,6 +16,7 @@ from rmgr.coord.owner_ops import take_ownership, taken_over
 from rmgr.coord.records import decode_record
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from rmgr.client.lane import Lane
@@ -57,15 +58,17 @@ class Takeover:
         if grown.complete:
             return
         self._busy = True
+        failpoint("submitter.before_take_over")
         asked = engine.coordinator.commit(take_ownership(mine, record.version, grown, tail.version))
         asked.add_done_callback(
             lambda answer: engine.post(lambda: self._committed(answer, mine, record.version + 1, grown, tail.version + 1))
         )
 
-    def _committed(self, answer: Future[object], record: Submission, version: int, tail: Tail, tail_version: int) -> None:
+    def _committed(self, answer: Future[Any], record: Submission, version: int, tail: Tail, tail_version: int) -> None:
         self._busy = False
         engine = self._lane.engine
         if answer.exception(0) is None and isinstance(answer.result(0), Committed):
+            failpoint("submitter.after_take_over")
             self._lane.taken_over(record, version, tail, tail_version)
         else:
             engine.after(engine.jitter(0.2), engine.look_at_owners)

@@ -27,7 +27,7 @@ from rmgr.client.tasks import Tasks, Waited
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.keys import check_user_key
 from rmgr.coord.records import encode_keyed
-from rmgr.errors import DeadlineExceeded, KeyExists, UsageError
+from rmgr.errors import DeadlineExceeded, KeyExists, StateConflict, UsageError
 from rmgr.model.block import KeyedPayload
 from rmgr.model.ids import parse_submission, taskq_name
 from rmgr.model.submission import Work
@@ -141,6 +141,22 @@ class TaskQueue:
         made = cls.__new__(cls)
         made._begin(connection, tasks, lane, overwrite=overwrite, attached=True)  # noqa: SLF001 - a constructor of this class
         return made
+
+    def own(self, timeout: float | None = None) -> int:
+        """Waits until this process may add tasks (its own queue: at once; one attached to: when its owner is gone).
+
+        Returns: how many tasks there are now, and so the index of the next one: where an interrupted loop goes on. A
+            queue that was completed has all its tasks.
+        Raises: StateConflict when the owner lives on, or the queue was cancelled.
+        """
+        progress = self._lane.progress
+        if not progress.tail.complete:
+            try:
+                self._tasks.wait_room(block=True, timeout_s=timeout)
+            except StateConflict:
+                if not progress.tail.complete:
+                    raise
+        return len(self)
 
     # -- what it is
 

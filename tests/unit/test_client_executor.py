@@ -340,6 +340,34 @@ def test_a_future_obeys_the_base_class(cluster: Cluster) -> None:
     assert "4" in repr(broken)
 
 
+def test_inside_of_a_task_every_kind_of_wait_gives_the_slot_back(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmgr.runner.blocking import gate
+
+    told: list[str] = []
+    monkeypatch.setattr(gate, "seq", lambda: 7)
+    monkeypatch.setattr(gate, "block", lambda seq: told.append("blocked"))
+    monkeypatch.setattr(gate, "unblock", lambda seq: told.append("unblocked"))
+    with cluster.connect() as connection:
+        executor = Executor(connection=connection)
+
+        def waits() -> Iterator[Callable[[list[Future]], object]]:
+            yield lambda futures: futures[0].result(5)
+            yield lambda futures: stdlib.wait(futures, timeout=5)
+            yield lambda futures: list(stdlib.as_completed(futures, timeout=5))
+            yield lambda futures: executor.shutdown()
+
+        for wait in waits():
+            futures = [executor.submit(square, x) for x in range(3)]
+            timer = threading.Timer(0.05, cluster.run_one)
+            until(cluster.pending)
+            timer.start()
+            wait(futures)
+            timer.join()
+            assert told[:2] == ["blocked", "unblocked"]
+            assert told.count("blocked") == told.count("unblocked")
+            told.clear()
+
+
 def test_many_threads_may_wait_for_one_future() -> None:
     with running() as (_, connection), Executor(connection=connection) as executor:
         future = executor.submit(square, 12)
