@@ -13,6 +13,7 @@ from rmgr.cli.options import Work, WorkOptions, read_entries
 from rmgr.cli.shipping import interpreted, ship_script, ship_stdin, ship_uploads, whole_path
 from rmgr.errors import KeyExists, NotFound, QueueFull, RequestTooLarge, RmgrError, SubmitUnknown, UsageError
 from rmgr.model.array import parse_array
+from rmgr.model.block import MAX_TASKS
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Phase, Submission
 from rmgr.model.submission import Work as Kind
@@ -221,6 +222,8 @@ def _send_by_engine(session: Session, record: Submission, draft: Draft, deadline
     from rmgr.client.ports import TaskSpec
 
     engine = engine_of(session)
+    if not draft.work.options.token:  # a token of the user's may stand for a submission that is in already
+        _check_room(engine.coordinator, record, draft.settings, -(-draft.tasks // MAX_TASKS))
     lane = engine.open(record, _Nobody(), timeout_s=max(0.1, deadline_s - time.monotonic()))
     known = lane.next_index
     if known or lane.progress.tail.complete:  # the token had been used before
@@ -231,11 +234,11 @@ def _send_by_engine(session: Session, record: Submission, draft: Draft, deadline
         lane.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(draft.payloads))
         lane.complete()
         lane.flush(max(0.1, deadline_s - time.monotonic()))
-    except (SubmitUnknown, QueueFull):
+    except SubmitUnknown:
         raise
-    except RmgrError:
-        lane.complete()  # it stays empty: nothing of it will run
-        cancel_submission(Reach(engine.coordinator), lane.number, detail="its output keys are taken")
+    except RmgrError as error:
+        lane.complete()  # all or nothing: what is in does not run on without the rest
+        cancel_submission(Reach(engine.coordinator), lane.number, detail=error.message)
         raise
     return Sent(submission=lane.submission, tasks=draft.tasks, created=True)
 
