@@ -38,6 +38,7 @@ from rmgr.errors import ConfigError, CoordinationUnavailable, StoreUnavailable
 from rmgr.model.ids import check_name
 from rmgr.model.node import Meta
 from rmgr.model.resources import Capacity, NodeAttributes
+from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import StallGuard
@@ -256,6 +257,7 @@ def _serve(
     log.info("starter_listens", endpoint=server.endpoint, address=f"{host}:{exporter.server_port}")
     signals = SignalLetters(lambda _signal: parts.starter.stop(), patience=2)
     signals.install()
+    set_for_daemon()
     guard.start()
     try:
         parts.starter.serve(guard)

@@ -34,6 +34,7 @@ from rmgr.daemons.leader_view import LeaderAnswering
 from rmgr.daemons.watchdog_election import Candidacy
 from rmgr.errors import CoordinationUnavailable, RmgrError, StoreUnavailable, Unavailable, WrongCluster
 from rmgr.model.node import EpochRecord, Meta
+from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.signals import SignalLetters
@@ -266,6 +267,7 @@ def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta,
     log.info("watchdog_listens", endpoint=server.endpoint, address=f"{host}:{exporter.server_port}")
     signals = SignalLetters(lambda _signal: watchdog.stop())
     signals.install()
+    set_for_daemon()
     guard = StallGuard(STALL_S, name="the WatchDog's loop").start()
     try:
         watchdog.serve(guard)
