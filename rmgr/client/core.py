@@ -6,11 +6,9 @@ The Executor holds the core, never the other way round: dropping an Executor shu
 from __future__ import annotations
 
 import concurrent.futures as stdlib
-import os
 import pickle
 import threading
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
@@ -32,11 +30,6 @@ from rmgr.model.states import Reason, State
 from rmgr.model.submission import Work
 
 Output = Callable[[Store, int, Outcome, int], None]
-
-
-#: Cores whose Executor was dropped without `shutdown`. `SimpleQueue.put` may be called from within a garbage collection.
-_dropped: SimpleQueue[Core] = SimpleQueue()
-_janitor_started = threading.Event()
 
 
 class BrokenExecutor(RmgrError, stdlib.BrokenExecutor):
@@ -80,7 +73,6 @@ class Core(Tasks):
         self._draft = admit(draft, submitter.settings(timeout_s=timeout_s), submitter.nodes(timeout_s=timeout_s))
         self._throttle = Throttle(self, cap) if cap is not None else None
         self._adding = threading.Lock()
-        _start_janitor()
         self._completed = False
 
     @property
@@ -194,9 +186,9 @@ class Core(Tasks):
             return  # its tasks fail one by one instead
 
     def let_go(self) -> None:
-        """Its Executor was dropped. Called by the garbage collector, anywhere: only enqueues."""
+        """Its Executor was dropped."""
         if not self.is_shut:
-            _dropped.put(self)
+            self.shut(cancel=False)
 
     def _break(self, error: BrokenExecutor) -> BrokenExecutor:
         """A copy for each who raises it: tracebacks are not shared."""
@@ -266,22 +258,6 @@ class Core(Tasks):
                 self.lane.flush(10.0)
             except RmgrError:
                 return  # the leader declares it complete
-
-
-def _start_janitor() -> None:
-    """One thread for all executors: shuts those down that were dropped."""
-    if not _janitor_started.is_set():
-        _janitor_started.set()
-        threading.Thread(target=_clean, name="rmgr-dropped-executors", daemon=True).start()
-
-
-def _clean() -> None:
-    while True:
-        _dropped.get().shut(cancel=False)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_janitor_started.clear)
 
 
 def _is_refusal(outcome: Outcome) -> bool:

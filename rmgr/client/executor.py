@@ -21,6 +21,7 @@ from rmgr.client import echo
 from rmgr.client.chunk import call_each
 from rmgr.client.connection import Connection, at_end, connect
 from rmgr.client.core import BrokenExecutor, Core
+from rmgr.client.dropped import when_dropped
 from rmgr.client.futures import Future
 from rmgr.client.pickling import dump_call, name_of
 from rmgr.client.specs import Duration, Options, Size
@@ -104,8 +105,7 @@ class Executor(stdlib.Executor):
         )
         _executors.add(core)
         at_end("executors", _end_executors)
-        finalizer = weakref.finalize(self, core.let_go)
-        finalizer.atexit = False  # the interpreter's end waits: `_end_executors`
+        when_dropped(self, core.let_go)
 
     # -- what libraries look at
 

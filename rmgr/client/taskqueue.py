@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from rmgr.client.admission import admit
 from rmgr.client.connection import Connection, at_end, connect
+from rmgr.client.dropped import when_dropped
 from rmgr.client.futures import Future
 from rmgr.client.modules import ship
 from rmgr.client.pickling import dump_call, name_of
@@ -122,6 +123,8 @@ class TaskQueue:
         self._unsent: dict[str, int] = {}  #: output keys of tasks that may not be durable yet
         self._plain = self._spec(record.resubmit, record.retries, keyed=False)
         _open_queues.add(self)
+        if not attached:
+            when_dropped(self, lane.complete)
         at_end("task queues", _flush_open_queues)
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -205,6 +206,16 @@ def test_a_finished_queue_is_released_to_the_leader() -> None:
             queue.submit_call(1)
         queue.wait_all(timeout=5)
         until(lambda: record_of(cluster, queue.id).owner == "")
+
+
+def test_a_queue_that_nobody_holds_is_completed_and_its_tasks_still_end() -> None:
+    with running() as (cluster, connection):
+        queue = TaskQueue(double, connection=connection)
+        number, futures = queue.id, queue.map(None, range(10))
+        del queue
+        gc.collect()
+        assert [future.result(5) for future in futures] == [2 * x for x in range(10)]
+        until(lambda: record_of(cluster, number).owner == "")
 
 
 def test_a_closed_connection_breaks_waits_off_instead_of_letting_them_hang(cluster: Cluster) -> None:
