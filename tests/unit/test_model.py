@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,11 @@ def test_a_forbidden_transition_tells_the_story():
 def test_the_diagram_has_every_edge():
     text = diagram()
     assert all(f"{old} --> {new}: " in text for old, new in TRANSITIONS)
+
+
+def test_the_map_shows_the_diagram_of_the_table():
+    map_of_the_house = Path(__file__).parents[2] / "rmgr" / "README.md"
+    assert f"```mermaid\n{diagram()}\n```" in map_of_the_house.read_text()
 
 
 def test_ids_read_what_they_write():
