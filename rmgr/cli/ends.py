@@ -37,12 +37,13 @@ def tell_failure(session: Session, item: Followed, *, with_tail: bool) -> None:
     first = min((end for end in failed if end.state is State.FAILED), key=lambda end: end.position, default=failed[0])
     single = item.total == 1
     id_ = str(item.number) if single else first.id
-    lines = [f"{id_} {how(first)}"]
+    told = item.submission.reason_detail if item.submission is not None and first.state is State.CANCELLED else ""
+    lines = [f"{id_} {how(first)}" + (f": {told}" if told and told not in first.error else "")]
     if with_tail and first.state is State.FAILED:
         lines += _tail(session, first)
     if len(failed) > 1:
         lines.append(f"{len(failed)} of {item.total} tasks did not complete: rmgr tasks {item.number} --state failed,cancelled")
-    what_next = f"rmgr logs {id_}" if with_tail else f"rmgr show {id_}"
+    what_next = f"rmgr logs {id_}" if with_tail and first.node else f"rmgr show {id_}"
     lines.append(f"next: {what_next}" + ("" if first.state is State.CANCELLED else f"; rmgr explain {id_}"))
     out = sys.stderr
     out.write(paint(f"rmgr: {printable(lines[0])}", "red", out) + "\n")
@@ -57,7 +58,7 @@ def how(end: End) -> str:
     code = f" with exit code {end.exit_code}" if end.exit_code is not None else ""
     reason = f" ({end.reason})" if end.reason else ""
     attempt = f", attempt {end.attempt}" if end.attempt > 1 else ""
-    error = f": {end.error}" if end.error and end.error != f"exit code {end.exit_code}" else ""
+    error = f": {end.error}" if end.error and end.error not in {f"exit code {end.exit_code}", end.reason} else ""
     return f"{end.state}{where}{code}{reason}{attempt}{error}"
 
 

@@ -132,8 +132,9 @@ _PLACED = {
     "gpus": "--gpus",
     "requeue": "--[no-]requeue",
     "checkpoint_every": "--checkpoint-every",
-    "kill_on_bad_exit": "--kill-on-bad-exit",
 }
+#: What does for pulled work what such an option does for placed work.
+_INSTEAD = {"requeue": "after the loss of a node: --[no-]resubmit", "gpus": "nodes that name such a feature: --features gpu"}
 _LATER = "(placed jobs)"
 _EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"
 
@@ -258,10 +259,11 @@ def _parse_directive(ctx: click.Context, script: Script, line: int, words: tuple
 def _refuse_placed(values: dict[str, Any]) -> None:
     for name, shown in _PLACED.items():
         value = values.get(name)
-        if value not in {None, False, 1, ""}:
+        given = value is not None and (name == "requeue" or value is not False)
+        if given and not (name in {"nodes", "processes"} and value == 1):
             raise Infeasible(
                 f"{shown}: there is no placing policy yet, so only work of one process on one node runs",
-                hint="several processes on one node: -c CORES; many independent ones: --array 1-N",
+                hint=_INSTEAD.get(name, "several processes on one node: -c CORES; many independent ones: --array 1-N"),
             )
 
 

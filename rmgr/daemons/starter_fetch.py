@@ -21,6 +21,7 @@ from rmgr.daemons.starter_io import StoreIO
 from rmgr.errors import DataLost
 from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
+from rmgr.runner.kernel import NODE_TROUBLE
 
 V = TypeVar("V")
 
@@ -36,6 +37,13 @@ class Failure:
 
     reason: Reason
     error: str
+
+
+def reason_of(error: Exception) -> Reason:
+    """What a failure to get something ready says: it is gone for good, this node is in trouble, or the work cannot start."""
+    if isinstance(error, DataLost):
+        return Reason.DATA_LOST
+    return Reason.NODE_LOST if isinstance(error, OSError) and error.errno in NODE_TROUBLE else Reason.START_FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +84,7 @@ class Fetched(Generic[V]):
     def _arrived(self, key: str, result: V | Exception) -> None:
         self._coming.discard(key)
         if isinstance(result, Exception):
-            reason = Reason.DATA_LOST if isinstance(result, DataLost) else Reason.START_FAILED
-            self._here[key] = Failure(reason, str(result))
+            self._here[key] = Failure(reason_of(result), str(result))
             self._failed_s[key] = time.monotonic()
         else:
             self._here[key] = result

@@ -22,13 +22,12 @@ from rmgr.coord import keys
 from rmgr.coord.ports import Encoding, Store
 from rmgr.coord.records import decode_keyed
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_fetch import Failure, reason_of
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
 from rmgr.errors import DataLost, NotFound, RmgrError
 from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
-from rmgr.model.states import Reason
 from rmgr.model.submission import Command
 
 #: Tasks of a block staged ahead of the lanes.
@@ -227,7 +226,7 @@ class Stager:
         if isinstance(result, Staged):
             state.here[index] = result
         elif index in block.ready:
-            why = Failure(Reason.DATA_LOST if isinstance(result, DataLost) else Reason.START_FAILED, _sentence(result))
+            why = Failure(reason_of(result), _sentence(result))
             self._on_unstartable(block, block.take_ready([index]), why)
         self._wake()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import tarfile
 import threading
@@ -18,7 +19,7 @@ import pytest
 
 from rmgr.adapters.memory_store import MemoryStore
 from rmgr.coord.ports import Store
-from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher
+from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher, reason_of
 from rmgr.daemons.starter_health import DiskWatch
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
@@ -266,3 +267,10 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     assert "cannot be written" in gone.look(1.0), "looked at every two seconds"
     assert gone.look(3.0) == ""
+
+
+def test_a_full_disk_is_the_node_s_trouble_and_no_failure_of_the_work() -> None:
+    assert reason_of(OSError(errno.ENOSPC, "No space left on device")) is Reason.NODE_LOST
+    assert reason_of(FileNotFoundError(errno.ENOENT, "No such file")) is Reason.START_FAILED
+    assert reason_of(DataLost("a chunk is gone")) is Reason.DATA_LOST
+    assert reason_of(LookupError("no such row")) is Reason.START_FAILED
