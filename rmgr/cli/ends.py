@@ -14,7 +14,8 @@ from rmgr.cli.render import paint, printable
 from rmgr.cli.stored_logs import read_ended, tail_of
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import RmgrError
-from rmgr.model.states import State
+from rmgr.model.states import Reason, State
+from rmgr.model.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
@@ -37,7 +38,7 @@ def tell_failure(session: Session, item: Followed, *, with_tail: bool) -> None:
     first = min((end for end in failed if end.state is State.FAILED), key=lambda end: end.position, default=failed[0])
     single = item.total == 1
     id_ = str(item.number) if single else first.id
-    told = item.submission.reason_detail if item.submission is not None and first.state is State.CANCELLED else ""
+    told = _detail(item, first)
     lines = [f"{id_} {how(first)}" + (f": {told}" if told and told not in first.error else "")]
     if with_tail and first.state is State.FAILED:
         lines += _tail(session, first)
@@ -50,6 +51,21 @@ def tell_failure(session: Session, item: Followed, *, with_tail: bool) -> None:
     for line in lines[1:]:
         out.write(f"      {printable(line)}\n")
     out.flush()
+
+
+def _detail(item: Followed, end: End) -> str:
+    """What the submission knows of such an end, and the task's own words do not say."""
+    submission = item.submission
+    if submission is None or (end.error and end.state is State.FAILED):
+        return ""
+    if end.state is State.CANCELLED:
+        return submission.reason_detail
+    if end.reason == Reason.TIME_LIMIT and submission.request.time_limit_us:
+        return f"over its limit of {format_duration(submission.request.time_limit_us / 1e6)}; more: -t/--time"
+    if end.reason == Reason.OUT_OF_MEMORY:
+        asked = submission.request.memory_bytes
+        return f"over its {format_size(asked)}; more: --mem" if asked else "the node had no memory left; say what it needs: --mem"
+    return ""
 
 
 def how(end: End) -> str:

@@ -313,7 +313,7 @@ def _check_room(coordinator: Coordinator, record: Submission, settings: ClusterS
     stat = coordinator.stat(paths.pending(record.queue), timeout_s=10.0).result(11.0)
     if stat is not None and stat.children + more > cap:
         raise QueueFull(
-            f"queue {record.queue} is full: {stat.children} blocks wait, at most {cap} may",
+            f"queue {record.queue} is full: {stat.children} blocks wait, at most {cap} may, and this is {more} more",
             hint="wait until some have run (rmgr queues), or send more tasks in one submission: --array, --each-line",
         )
 
