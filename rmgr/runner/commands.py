@@ -277,6 +277,8 @@ class Commands:
         if started or (self._ends and due):
             self._send(CommandEnds(tuple(self._ends), started))
             self._ends.clear()
+        if current is None and not self._queue:
+            self._launcher.tidy()
 
     def _ended(self, end: CommandEnd) -> None:
         if not self._ends:

@@ -107,6 +107,20 @@ def test_work_finds_its_environment_and_a_private_directory_that_goes_away(node:
     until(lambda: not directory.exists())
 
 
+@pytest.mark.parametrize("touch", ["touch a", "touch a; rm a", "chmod 700 .", "mkdir b"])
+def test_a_work_directory_is_passed_on_only_as_it_was_made(node: WorkNode, slot: Slot, touch: str) -> None:
+    """pwd | pwd (the same, untouched) | changes it | finds nothing of that, and ordinary rights"""
+    look = "pwd; ls -A; stat -c %a ."
+    scripts = ("sleep 0.02; " + look, "sleep 0.02; " + look + "; " + touch, look)
+    seqs = [node.runner.next_seq() for _ in scripts]
+    items = tuple(CommandItem(seq=seq, index=0, argv=("sh", "-c", text)) for seq, text in zip(seqs, scripts, strict=True))
+    slot.run(CommandBatch(shape=Shape(submission=1), argv=("sh",), items=items))
+    first, second, third = (node.end_of(seq).out.data.decode().split() for seq in seqs)
+    assert first == second  # the same directory, empty
+    assert [second[1]] == third[1:]  # empty again, with the same rights
+    until(lambda: not Path(first[0]).exists() and not Path(third[0]).exists())
+
+
 def test_a_given_directory_is_used_and_kept(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
     end = node.end_of(node.run(slot, "sh", "-c", "pwd; touch made", directory=str(tmp_path)))
     assert f"{tmp_path}\n".encode() == end.out.data
