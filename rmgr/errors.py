@@ -16,6 +16,8 @@ class RmgrError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # tracebacks show it: a script says what to do next, too
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles with its attributes: errors travel between processes."""

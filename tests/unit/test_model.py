@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from pathlib import Path
 
 import pytest
 
 from rmgr import errors
+from rmgr.errors import NotFound
 from rmgr.model.block import BlockKey, pending_indices, runs
 from rmgr.model.ids import AttemptId, TaskId, check_name, parse_attempt, parse_submission, parse_task, taskq_name
 from rmgr.model.resources import Capacity, Request
@@ -131,3 +133,10 @@ def test_errors_survive_pickling_with_their_attributes():
     assert (type(copy), str(copy), copy.__dict__) == (errors.TaskFailed, "42_7 failed", failed.__dict__)
     unknown = pickle.loads(pickle.dumps(errors.SubmitUnknown("lost", token="t")))
     assert unknown.token == "t"
+
+
+def test_a_traceback_says_what_to_do_next() -> None:
+    error = pickle.loads(pickle.dumps(NotFound("there is no queue 'x'", hint="rmgr queues")))
+    assert str(error) == "there is no queue 'x'"
+    assert traceback.format_exception_only(error)[-1] == "hint: rmgr queues\n"
+    assert not hasattr(NotFound("nothing to add"), "__notes__")
