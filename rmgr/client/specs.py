@@ -5,8 +5,10 @@ from __future__ import annotations
 import getpass
 import hashlib
 import os
+import re
 import socket
 import sys
+import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,12 @@ from rmgr.errors import UsageError
 from rmgr.model.resources import Request
 from rmgr.model.submission import OnDisconnect, PythonEnvironment, Submission, Work
 from rmgr.model.units import parse_duration_us, parse_size
+
+#: Directories that travel with a submission; those that do not.
+_MAX_DIRECTORIES = 32
+_INSTALLED = re.compile(r"(?:site|dist)-packages(?:/|$)")
+#: How a Starter names the files that it keeps of shipped modules.
+_ARCHIVE = re.compile(r"/[0-9a-f]{64}$")
 
 Duration = float | int | str | None
 Size = int | str | None
@@ -78,31 +86,30 @@ def draft_of(options: Options, *, work: Work, python: PythonEnvironment | None =
 
 def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initializer: str = "", group: str = "") -> PythonEnvironment:
     """What workers must be to run functions of this process: its Python version, its directories."""
-    directories, archives = inherited()
     return PythonEnvironment(
         python=python,
         version=f"{sys.version_info.major}.{sys.version_info.minor}",
-        sys_path=tuple(dict.fromkeys((*source_directories(), *directories))),
-        modules=tuple(dict.fromkeys((*modules, *archives))),
+        sys_path=source_directories(),
+        modules=tuple(dict.fromkeys((*modules, *inherited()))),
         initializer=initializer,
         worker_group=group,
     )
 
 
 def source_directories() -> tuple[str, ...]:
-    """Where modules of the user lie: the script's directory and the current one (and what PYTHONPATH adds)."""
-    own = [sys.path[0] if sys.path else "", os.environ.get("PYTHONPATH", "")]
-    candidates = [own[0] or os.getcwd(), os.getcwd(), *own[1].split(os.pathsep)]
-    return tuple(dict.fromkeys(os.path.abspath(path) for path in candidates if path and os.path.isdir(path)))
+    """Where modules of the user lie: the script's directory, the current one, and what else of sys.path is not installed."""
+    found = [os.path.abspath(path or os.getcwd()) for path in sys.path]
+    standard = {os.path.abspath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    mine = [path for path in found[1:] if not _INSTALLED.search(path) and not any(Path(path).is_relative_to(own) for own in standard)]
+    return tuple(dict.fromkeys(path for path in (*found[:1], os.getcwd(), *mine) if os.path.isdir(path)))[:_MAX_DIRECTORIES]
 
 
-def inherited() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """In a worker: directories, and ids of shipped modules, that the running task was given; its own calls need them too."""
+def inherited() -> tuple[str, ...]:
+    """In a worker: ids of the shipped modules that the running task was given; its own calls need them too."""
     if "rmgr.runner.worker" not in sys.modules:
-        return (), ()
-    entries = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
-    archives = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in entries if os.path.isfile(path)]
-    return tuple(path for path in entries if os.path.isdir(path)), tuple(archives)
+        return ()
+    archives = [path for path in sys.path if _ARCHIVE.search(path) and os.path.isfile(path)]
+    return tuple(hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in archives)
 
 
 def user_name() -> str:

@@ -1,0 +1,49 @@
+"""What a submission tells of the process that made it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from rmgr.client.specs import Options, draft_of, python_environment, source_directories
+from rmgr.errors import UsageError
+from rmgr.model.submission import OnDisconnect, Work
+
+
+def test_directories_of_the_user_travel_and_installed_ones_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("script", "library", "here", "site-packages"):
+        (tmp_path / name).mkdir()
+    installed = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(tmp_path / "site-packages"), "/no/such/place"]
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "script"), *installed, str(tmp_path / "library")])
+    monkeypatch.chdir(tmp_path / "here")
+    assert source_directories() == tuple(str(tmp_path / name) for name in ("script", "here", "library"))
+    monkeypatch.setattr(sys, "path", [""])
+    assert source_directories() == (os.getcwd(),)
+
+
+def test_an_environment_names_the_python_that_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = python_environment(python="/opt/python", modules=("a", "a", "b"), initializer="i", group="g")
+    assert environment.version == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert (environment.python, environment.modules, environment.initializer, environment.worker_group) == (
+        "/opt/python",
+        ("a", "b"),
+        "i",
+        "g",
+    )
+
+
+def test_options_become_a_record_in_its_units() -> None:
+    options = Options(
+        cores=2, memory="2G", time="1h30m", backoff=0.5, priority=3, features=["gpu"], resources={"disk": 1}, on_disconnect="exclusive"
+    )
+    record = draft_of(options, work=Work.PYTHON, function="f")
+    request = record.request
+    assert (request.cores, request.memory_bytes, request.time_limit_us, request.features) == (2, 2 << 30, 5_400_000_000, ("gpu",))
+    assert (record.backoff_us, record.on_disconnect, record.function, record.name) == (500_000, OnDisconnect.EXCLUSIVE, "f", "python")
+    for bad in (Options(time="soon"), Options(memory="lots"), Options(cores=0), Options(cores=1.5), Options(on_disconnect="x")):  # type: ignore[arg-type]
+        with pytest.raises(UsageError):
+            draft_of(bad, work=Work.PYTHON)
