@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from rmgr.client.connection import Connection, connect
 from rmgr.client.snapshot import read_tasks
 from rmgr.coord.ports import Store
 from rmgr.dev.cluster import DevCluster
+from rmgr.errors import CoordinationUnavailable
 from rmgr.model.views import TaskView
 
 #: T: how long a silent process is believed alive. ZooKeeper notices within T and a tick, the leader adds its grace of 1 s.
@@ -27,10 +29,15 @@ RECOVERY_S = T + TICK + GRACE + 4.0
 
 
 def eventually(what: str, condition: Callable[[], object], *, within: float) -> object:
-    """Waits for a condition; returns its value. Fails naming `what` after `within` seconds."""
+    """Waits for a condition; returns its value. Fails naming `what` after `within` seconds.
+
+    The test looks at the cluster through ZooKeeper as well: while that is away, the answer is "not yet".
+    """
     end = time.monotonic() + within
     while True:
-        value = condition()
+        value: object = False
+        with contextlib.suppress(CoordinationUnavailable):
+            value = condition()
         if value:
             return value
         assert time.monotonic() < end, f"not within {within:.1f} s: {what}"
