@@ -30,6 +30,8 @@ MAX_FAILED_BYTES = 160 * 1024
 INLINE_FRAGMENTS = 3
 #: How long outcomes wait for the rest of a block that ends anyway within that time.
 GATHER_S = 0.03
+#: Outcomes of tasks shorter than `SHORT_S` wait this long for others of a block that goes on.
+FEW_S, SHORT_S = 0.02, 0.01
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,13 +170,16 @@ class ClaimedBlock:
     def due_s(self, *, task_s: float | None, slots: int) -> float | None:
         """When its next COMPLETE is due (monotonic; 0 = now), None when there is nothing to commit or one is in flight.
 
-        At once, unless the rest of the block ends within `GATHER_S` anyway: then one commit carries it all.
+        At once, unless the rest of the block ends within `GATHER_S` anyway: then one commit carries it all; and unless its
+        tasks are short: a commit for each few of them costs ZooKeeper and all who follow more than the tasks.
         """
         if self.sending is not None or not (self.arrived or self.failed):
             return None
         left = self.unfinished
-        if left == 0 or task_s is None or left * task_s > GATHER_S * slots:
+        if left == 0 or task_s is None:
             return 0.0
+        if left * task_s > GATHER_S * slots:
+            return 0.0 if task_s > SHORT_S else self.arrived_s + FEW_S
         return self.arrived_s + GATHER_S
 
     def take_part(self, row: str) -> Part:
