@@ -204,6 +204,7 @@ def _check_owner(session: Session, record: Submission) -> None:
 
 def _select(session: Session, selectors: tuple[str, ...], chosen: Filter) -> list[Target]:
     selection = parse(selectors, chosen)
+    session.query().check_queue(chosen.queue)
     query = session.query()
     if not selection.needs_list:
         return resolve(selection, [query.job(number) for number in selection.named], me=session.me)

@@ -51,6 +51,12 @@ class Query:
             raise NotFound(f"there is no submission {number}", hint=hint)
         return past
 
+    def check_queue(self, name: str) -> None:
+        """A filter by a queue that is not there is a mistake, not an empty answer. Raises NotFound naming the known ones."""
+        known = [queue.id for queue in self.queues()] if name else []
+        if name and name not in known:
+            raise NotFound(f"there is no queue {name!r}", hint=f"queues: {', '.join(known)}")
+
     def nodes(self) -> list[NodeView]:
         """All nodes, by name, with what their Starters tell of themselves where they answer within a second."""
         from rmgr.coord import answers

@@ -46,6 +46,7 @@ the work's own code (of several the highest), 128+N on signal N, 124 its time li
 def wait(session: Session, selectors: tuple[str, ...], progress: bool, chosen: Filter) -> None:
     """Waits until submissions or tasks have ended, and exits with their code."""
     selection = parse(selectors, chosen)
+    session.query().check_queue(chosen.queue)
     if selection.needs_list:
         known = session.query().jobs(ended=bool(selection.ranges or selection.last or chosen.states or selection.named))
         targets = resolve(selection, known, me=session.me)

@@ -62,7 +62,10 @@ def _find(session: Session, selectors: tuple[str, ...], chosen: Filter, *, ended
         wanted = {target.submission for target in resolve(parse(selectors, chosen), known, me=session.me)}
         return [job for job in known if job.id in wanted]
     user = chosen.user or ("" if everyone else session.me)
-    return [job for job in session.query().jobs(ended=ended, user=user) if chosen.admits(job)]
+    found = [job for job in session.query().jobs(ended=ended, user=user) if chosen.admits(job)]
+    if not found:
+        session.query().check_queue(chosen.queue)
+    return found
 
 
 @command(

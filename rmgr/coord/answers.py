@@ -122,7 +122,7 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
         speed=record.attributes.speed,
         features=record.attributes.features,
         endpoint=record.endpoint if alive else "",
-        seen_us=record.registered_us,
+        seen_us=record.registered_us if alive else 0,  # when a dead one was last alive is not recorded
     )
 
 

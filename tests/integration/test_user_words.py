@@ -112,3 +112,11 @@ def test_output_over_the_cap_is_told(zookeeper_parts: None, tmp_path: Path) -> N
         assert "\n" not in refused.value.message
         assert f"rm -r {cluster.directory}" in refused.value.hint
         assert not again.state.is_running
+
+
+@pytest.mark.parametrize("words", [["jobs", "-q", "nope"], ["cancel", "--queue", "nope"], ["wait", "--queue", "nope"]])
+def test_a_filter_by_a_queue_that_is_not_there_is_told(sh: Shell, words: list[str]) -> None:
+    ended = sh(*words)
+    assert ended.code == 3, ended
+    assert "there is no queue 'nope'" in ended.err
+    assert "queues: default" in ended.err
