@@ -327,7 +327,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(live: DevCluster, tm
 
 
 def test_importing_rmgr_costs_nothing() -> None:
-    program = "import sys, time; t = time.perf_counter(); import rmgr; print(time.perf_counter() - t); print(sorted(sys.modules))"
+    program = "import sys; before = set(sys.modules); import rmgr; print(sorted(set(sys.modules) - before))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=30, check=True)
-    assert float(ended.stdout.splitlines()[0]) < 0.05
+    assert len(ended.stdout.split()) < 40, ended.stdout
     assert not {"kazoo", "grpc", "cloudpickle", "msgspec", "rich"} & set(ended.stdout.replace("'", " ").replace(",", " ").split())
