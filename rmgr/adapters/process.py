@@ -306,15 +306,18 @@ class Slot:
         """Continues after `suspend`."""
         self.order(frames.Suspend(seq=seq, resume=True))
 
-    def live_output(self, seq: int, stream: str, offset: int, limit: int = 64 * 1024) -> bytes | None:
-        """What the running command `seq` has written to "stdout" or "stderr" from `offset`; None: it is not running."""
+    def live_output(self, seq: int, stream: str, offset: int, limit: int = 64 * 1024) -> tuple[bytes, int] | None:
+        """(what the running command `seq` has written to "stdout" or "stderr" from `offset`, the next offset).
+
+        None: it is not running. Where its middle was dropped a line says so, and the next offset is beyond it.
+        """
         with self._lock:
             started = self._commands.get(seq)
         if started is None:
             return None
-        data = read_live(started.out if stream == "stdout" else started.err, offset, limit)
+        read = read_live(started.out if stream == "stdout" else started.err, offset, limit, started.cap)
         with self._lock:
-            return data if seq in self._commands else None
+            return read if seq in self._commands else None
 
     def close(self, *, grace_us: int = 0) -> None:
         """Ends its work and its spawner; `SlotLost(expected=True)` follows."""

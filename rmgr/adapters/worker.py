@@ -164,12 +164,17 @@ class Worker:
         if self._channel is not None:
             self._channel.send(frames.encode(frames.Granted(seq)))
 
-    def live_output(self, seq: int, stream: str, offset: int, limit: int = 64 * 1024) -> bytes | None:
-        """What the running task `seq` has written to "stdout" or "stderr" from `offset`; None: it is not running."""
-        if self.running()[0] != seq:
+    def live_output(self, seq: int, stream: str, offset: int, limit: int = 64 * 1024) -> tuple[bytes, int] | None:
+        """(what the running task `seq` has written to "stdout" or "stderr" from `offset`, the next offset); as of a `Slot`."""
+        board = self._board
+        if board is None or self.running()[0] != seq:
             return None
-        data = read_live(os.path.join(self.directory, stream), offset, limit)
-        return data if self.running()[0] == seq else None
+        try:
+            cap = board.output_cap
+        except ValueError:  # it has just ended: the board is closed
+            return None
+        read = read_live(os.path.join(self.directory, stream), offset, limit, cap)
+        return read if self.running()[0] == seq else None
 
     # -- the selector thread's side ----------------------------------------------------------------------------------
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
+from rmgr.model.gap import place
 
 _BATCH = 16
-#: The line that stands where the middle of an output over the cap was (runner/outputs.py).
-_DROPPED = re.compile(rb"\n\[rmgr: (\d+) bytes of output dropped here, the limit is (\d+)\]\n")
-_MARKER = 100  #: its length at most
 
 
 def read_ended(
@@ -42,24 +39,13 @@ def read_flushed(store: Store, number: int, position: int, attempt: int, stream:
 def unseen(pieces: Iterable[bytes], shown: int, *, on_drop: Callable[[int, int], None] = lambda _count, _cap: None) -> Iterator[bytes]:
     """What of a stored stream is news to someone who was shown its first `shown` bytes while it grew.
 
-    Where the middle of an output over the cap was dropped, a line says so in what is stored: behind it positions are
-    those of the output as it was written, and `on_drop` is told how many bytes are missing, and the cap.
+    Where the middle of an output over the cap was dropped, a line says so in what is stored: `on_drop` is told how many
+    bytes are missing, and the cap; the line itself is shown to who has not got past it.
     """
-    skip, rest = shown, b""
-    for piece in pieces:
-        data = rest + piece
-        found = _DROPPED.search(data)
-        if found is not None:
-            on_drop(int(found[1]), int(found[2]))
-            yield data[skip : found.start()]
-            yield found[0]
-            data, rest = data[found.end() :], b""
-            skip = max(0, shown - int(found[1]) - int(found[2]) // 2)
-        else:
-            data, rest = data[:-_MARKER], data[-_MARKER:]
-        yield data[skip:]
-        skip = max(0, skip - len(data))
-    yield rest[skip:]
+    for placed in place(pieces):
+        if placed.dropped:
+            on_drop(placed.dropped, placed.cap)
+        yield placed.fresh(shown)
 
 
 def tail_of(pieces: Sequence[bytes], lines: int) -> list[str]:

@@ -76,9 +76,12 @@ class LiveLogs:
         def job(store: Store) -> None:
             with flushed.lock:
                 for number, stream in enumerate(keys.STREAMS):
-                    while data := reader(seq, stream, flushed.sizes[number], LOG_PART_BYTES):
+                    while read := reader(seq, stream, flushed.sizes[number], LOG_PART_BYTES):
+                        data, following = read
+                        if not data:
+                            break
                         store.put(keys.log(*task, stream, flushed.parts[number]), data, ttl_s=LOG_TTL_S)
-                        flushed.sizes[number] += len(data)
+                        flushed.sizes[number] = following
                         flushed.parts[number] += 1
                         if len(data) < LOG_PART_BYTES:
                             break

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import threading
 import uuid
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rmgr.coord import keys
@@ -19,6 +21,7 @@ from rmgr.coord.ports import Encoding, Store
 from rmgr.coord.rules import Again, rule
 from rmgr.daemons.starter_blocks import ClaimedBlock, failed_record
 from rmgr.model.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
+from rmgr.model.gap import place
 from rmgr.model.outcome import MAX_INLINE_VALUE, FailedRange, Outcome
 from rmgr.model.states import Reason, State
 
@@ -37,7 +40,7 @@ _CHUNK = 512 * 1024
 
 @dataclass(slots=True, kw_only=True)
 class Flushed:
-    """How much of the output of a running attempt is in the store: bytes and parts of (stdout, stderr)."""
+    """How much of the output of a running attempt is in the store: bytes (as written, dropped ones too) and parts of (stdout, stderr)."""
 
     sizes: list[int] = field(default_factory=lambda: [0, 0])
     parts: list[int] = field(default_factory=lambda: [0, 0])
@@ -204,19 +207,34 @@ def write_log(
     if not output.path:
         rest = output.data[offset:]
         return rest, part
-    with open(output.path, "rb") as file:
-        # When the middle was dropped, what is left is shorter than what was flushed: go on from its end part.
-        size = os.fstat(file.fileno()).st_size
-        file.seek(min(offset, size) if not output.dropped else min(offset, size // 2))
-        data = file.read(LOG_PART_BYTES)
-        while data:
-            following = file.read(LOG_PART_BYTES)
-            if not following and len(data) <= MAX_INLINE_OUTPUT:
-                return data, part
-            store.put(keys.log(submission, index, attempt, stream, part), data, ttl_s=LOG_TTL_S)
-            part += 1
-            data = following
+    pieces = _unflushed(output, offset)
+    data = next(pieces, b"")
+    while data:
+        following = next(pieces, b"")
+        if not following and len(data) <= MAX_INLINE_OUTPUT:
+            return data, part
+        store.put(keys.log(submission, index, attempt, stream, part), data, ttl_s=LOG_TTL_S)
+        part += 1
+        data = following
     return b"", part
+
+
+def _unflushed(output: Output, offset: int) -> Iterator[bytes]:
+    """Pieces of a file of output beyond the first `offset` bytes as written, of LOG_PART_BYTES but for the last."""
+    with open(output.path, "rb") as file:
+        if not output.dropped:
+            file.seek(offset)
+            while data := file.read(LOG_PART_BYTES):
+                yield data
+            return
+        rest = b""
+        for placed in place(iter(partial(file.read, LOG_PART_BYTES), b"")):
+            rest += placed.fresh(offset)
+            while len(rest) >= LOG_PART_BYTES:
+                yield rest[:LOG_PART_BYTES]
+                rest = rest[LOG_PART_BYTES:]
+        if rest:
+            yield rest
 
 
 def _put(store: Store, key: str, value: Value) -> int:

@@ -15,6 +15,7 @@ from rmgr.adapters.rpc import LogPiece, NodeStats, RunningTask
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.errors import NotFound, Unavailable
+from rmgr.model.gap import place
 from rmgr.model.resources import MIB
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _PIECE_BYTES = 64 * 1024
 #: How long the rest of an attempt that has just ended may take to be stored.
 _SETTLE_S = 10.0
 
-Reader = Callable[[int, str, int, int], bytes | None]
+Reader = Callable[[int, str, int, int], tuple[bytes, int] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,15 @@ class NodeAnswering:
                 return
             grew = False
             for name in streams:
-                while data := found.read(found.seq, name, at[name], _PIECE_BYTES):
+                while read := found.read(found.seq, name, at[name], _PIECE_BYTES):
+                    data, following = read
+                    if not data:
+                        break
                     grew = True
-                    yield LogPiece(stream=name, data=data, offset=at[name], attempt=seen, time_us=time.time_ns() // 1000)
-                    at[name] += len(data)
+                    # The line of a gap is shorter than the gap: with it a piece ends where the reader is to go on.
+                    offset = following - len(data)
+                    yield LogPiece(stream=name, data=data, offset=offset, attempt=seen, time_us=time.time_ns() // 1000)
+                    at[name] = following
             if not follow:
                 yield LogPiece(stream="", data=b"", offset=0, attempt=seen, ended=False)
                 return
@@ -105,18 +111,16 @@ class NodeAnswering:
         for number, name in enumerate(keys.STREAMS):
             if name not in streams:
                 continue
-            position = 0
-            for part in range(ended.parts[number] + 1):
-                if part < ended.parts[number]:
-                    row = self._store.get(keys.log(submission, index, ended.attempt, name, part))
-                    data = row[0] if row is not None else b""
-                else:
-                    data = ended.log[number]
-                fresh = data[max(0, at[name] - position) :]
-                if fresh:
-                    offset = max(position, at[name])
+            for placed in place(self._stored(submission, index, ended, number)):
+                if fresh := placed.fresh(at[name]):
+                    offset = placed.end - len(fresh)
                     yield LogPiece(stream=name, data=fresh, offset=offset, attempt=ended.attempt, time_us=time.time_ns() // 1000)
-                position += len(data)
+
+    def _stored(self, submission: int, index: int, ended: _Ended, number: int) -> Iterator[bytes]:
+        for part in range(ended.parts[number]):
+            row = self._store.get(keys.log(submission, index, ended.attempt, keys.STREAMS[number], part))
+            yield row[0] if row is not None else b""
+        yield ended.log[number]
 
     def _find(self, submission: int, index: int) -> _Live | _Ended | None:
         return self._ask(lambda: self._look(submission, index))

@@ -239,7 +239,7 @@ class WorkerGone(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
 
 
 class CommandStarted(msgspec.Struct, frozen=True, array_like=True):
-    """A command runs (told only when it runs for longer than a few ms). out, err: its files while it runs."""
+    """A command runs (told only when it runs for longer than a few ms). out, err: its files while it runs, kept below `cap` bytes."""
 
     seq: int
     pid: int
@@ -247,6 +247,7 @@ class CommandStarted(msgspec.Struct, frozen=True, array_like=True):
     directory: str
     out: str
     err: str
+    cap: int = 64 * 1024 * 1024
 
 
 class CommandEnd(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):

@@ -64,7 +64,8 @@ class Running:
 
     def started(self) -> CommandStarted:
         """For the Starter."""
-        return CommandStarted(self.item.seq, self.pid, self.started_us, self.directory, self.out_path, self.err_path)
+        cap = self.batch.shape.output_cap
+        return CommandStarted(self.item.seq, self.pid, self.started_us, self.directory, self.out_path, self.err_path, cap)
 
 
 class Launcher:

@@ -13,6 +13,7 @@ import os
 import sys
 
 from rmgr.model.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, Output
+from rmgr.model.gap import gap_line
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _COPY = 1024 * 1024
@@ -90,21 +91,54 @@ def settle(path: str, cap: int) -> Output:
     return Output(size=size, path=path, dropped=dropped)
 
 
-def read_live(path: str, offset: int, limit: int) -> bytes | None:
-    """Bytes of a growing output file from `offset`, b"" at its end, None when it is absent. Never follows a symlink.
+def read_live(path: str, offset: int, limit: int, cap: int) -> tuple[bytes, int] | None:
+    """(bytes of a growing output file from `offset`, where to go on), b"" at its end, None when it is absent.
 
-    Inside the dropped middle the bytes are NUL: `Output.dropped` of the end report says what was left out.
+    Never follows a symlink. A read stops before the dropped middle; one that begins in it gets the line that counts
+    what is missed, and what follows the gap. `limit` does not count that line.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return os.pread(fd, limit, offset)
+        return _read_around(fd, offset, limit, cap)
     except OSError:
         return None
     finally:
         os.close(fd)
+
+
+def _read_around(fd: int, offset: int, limit: int, cap: int) -> tuple[bytes, int]:
+    start = offset
+    while True:
+        data = os.pread(fd, limit, start)
+        if os.fstat(fd).st_size <= cap:  # a hole in it is the work's own
+            break
+        # Looked at after the read: what was given back meanwhile was read as NULs.
+        head = max(start, _aligned(cap // 2))
+        hole = _seek(fd, head, os.SEEK_HOLE)
+        if hole >= start + len(data):
+            break
+        if hole > start:
+            data = data[: hole - start]
+            break
+        following = _seek(fd, start, os.SEEK_DATA)
+        if following <= start:
+            break  # the file system says no more of it
+        start = following
+    line = gap_line(start - offset, cap) if start > offset else b""
+    return line + data, start + len(data)
+
+
+def _seek(fd: int, offset: int, whence: int) -> int:
+    """Where the next data or hole begins; the end of the file when nothing is said of it."""
+    try:
+        return os.lseek(fd, offset, whence)
+    except OSError as error:
+        if error.errno not in {errno.ENXIO, errno.EINVAL}:
+            raise
+        return os.fstat(fd).st_size
 
 
 def _condense(fd: int, final: str, size: int, cap: int) -> int:
@@ -115,7 +149,7 @@ def _condense(fd: int, final: str, size: int, cap: int) -> int:
     out = os.open(final, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         _copy(fd, out, 0, head)
-        os.write(out, f"\n[rmgr: {dropped} bytes of output dropped here, the limit is {cap}]\n".encode())
+        os.write(out, gap_line(dropped, cap))
         _copy(fd, out, tail, size)
     finally:
         os.close(out)

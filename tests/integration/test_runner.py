@@ -196,7 +196,7 @@ def test_what_a_task_prints_can_be_read_while_it_runs(node: WorkNode, worker: Wo
 
     gate = tmp_path / "gate"
     seq = node.call(worker, work, str(gate))
-    assert until(lambda: worker.live_output(seq, "stdout", 0)) == b"line\n"
+    until(lambda: worker.live_output(seq, "stdout", 0) == (b"line\n", 5))
     assert worker.running()[0] == seq
     gate.touch()
     node.ended(seq)

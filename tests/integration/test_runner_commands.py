@@ -170,8 +170,8 @@ def test_output_can_be_read_while_the_command_runs(node: WorkNode, slot: Slot, t
     gate = tmp_path / "gate"
     seq = node.shell(slot, f"echo one; while [ ! -e {gate} ]; do sleep 0.01; done; echo two")
     node.wait(CommandsStarted, lambda event: event.started[0].seq == seq)
-    assert until(lambda: slot.live_output(seq, "stdout", 0)) == b"one\n"
-    assert slot.live_output(seq, "stdout", 4) == b""
+    until(lambda: slot.live_output(seq, "stdout", 0) == (b"one\n", 4))
+    assert slot.live_output(seq, "stdout", 4) == (b"", 4)
     gate.touch()
     assert node.end_of(seq).out.data == b"one\ntwo\n"
     assert slot.live_output(seq, "stdout", 0) is None
@@ -214,7 +214,7 @@ def test_the_time_limit_is_sigterm_then_grace_then_sigkill(node: WorkNode, slot:
 
 def test_a_suspended_command_stands_still_and_its_limit_too(node: WorkNode, slot: Slot) -> None:
     seq = node.shell(slot, "i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done", shape=Shape(submission=1, limit_us=1_000_000))
-    until(lambda: slot.live_output(seq, "stdout", 0))
+    until(lambda: (slot.live_output(seq, "stdout", 0) or (b"", 0))[0])
     slot.suspend(seq)
 
     def stands_still() -> bool:
@@ -231,6 +231,6 @@ def test_a_suspended_command_stands_still_and_its_limit_too(node: WorkNode, slot
 
 def test_a_signal_reaches_what_the_command_started(node: WorkNode, slot: Slot) -> None:
     seq = node.shell(slot, "sh -c \"trap 'echo got; exit 0' USR1; echo up; while :; do sleep 0.01; done\" & trap '' USR1; wait")
-    until(lambda: slot.live_output(seq, "stdout", 0) == b"up\n")
+    until(lambda: slot.live_output(seq, "stdout", 0) == (b"up\n", 3))
     slot.signal(seq, signal.SIGUSR1)
     assert node.end_of(seq).out.data == b"up\ngot\n"

@@ -106,9 +106,9 @@ def test_live_output_never_follows_a_link(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
     (tmp_path / "stdout").symlink_to(secret)
-    assert read_live(str(tmp_path / "stdout"), 0, 100) is None
-    assert read_live(str(secret), 2, 3) == b"cre"
-    assert read_live(str(tmp_path / "absent"), 0, 1) is None
+    assert read_live(str(tmp_path / "stdout"), 0, 100, MIB) is None
+    assert read_live(str(secret), 2, 3, MIB) == (b"cre", 5)
+    assert read_live(str(tmp_path / "absent"), 0, 1, MIB) is None
 
 
 def _group(path: Path, *files: str) -> str:
