@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +151,16 @@ def build(
     io = StoreIO(store, mailbox.put)
     runners: list[NodeRunner] = []
     agents: dict[str, NodeAgent] = {}
-    inbox: dict[str, Callable[[list[Any]], None]] = {}
+
+    def to_agent(name: str, events: list[Any]) -> None:
+        """Slots report before their agent is made; the letter is opened after."""
+        mailbox.put(lambda: agents[name].on_work(events))
+
     for name in names:
         runner = NodeRunner(
             directory=str(directory / name / "run"),
             node=name,
-            on_events=lambda events, name=name: inbox[name](events),  # type: ignore[misc]
+            on_events=partial(to_agent, name),
             cgroups=cgroups,
         )
         runners.append(runner)
@@ -207,9 +212,7 @@ def build(
     )
     attributes = NodeAttributes(partition=own.partition, site=own.site, speed=own.speed, features=own.features)
     for name, runner in zip(names, runners, strict=True):
-        agent = NodeAgent(name, shared, runner, capacity=capacity_of(own), attributes=attributes, files=directory / name / "stage")
-        agents[name] = agent
-        inbox[name] = lambda events, agent=agent: mailbox.put(lambda: agent.on_work(events))  # type: ignore[misc]
+        agents[name] = NodeAgent(name, shared, runner, capacity=capacity_of(own), attributes=attributes, files=directory / name / "stage")
     registry = Registry(
         coordinator, committer, Identity(endpoint=endpoint), progress=progress, is_stopping=stopping, log=log
     )
