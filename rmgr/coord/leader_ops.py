@@ -15,7 +15,7 @@ from rmgr.coord.multi import Check, Create, Delete, Gone, Holds, Multi, Op, Set
 from rmgr.coord.ops import cut
 from rmgr.coord.records import decode_block, encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.coord.rules import Again, pieces, remember, rule
-from rmgr.model.block import BlockData, BlockKey, pending_indices, runs
+from rmgr.model.block import BlockKey, pending_indices, runs
 from rmgr.model.node import EpochRecord, InboxOrder, NodeRecord, NodeState
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.states import Reason, State
@@ -186,8 +186,3 @@ def page(submission: int, paged: Paged, version: int, first: int, count: int) ->
 def no_outcome(state: State, reason: Reason, indices: Sequence[int], error: str = "") -> Fragment:
     """A fragment for tasks that end without having run (cancelled while waiting)."""
     return Fragment(attempt=0, outcomes=tuple(Outcome(index=index, state=state, reason=reason, error=error) for index in indices))
-
-
-def empty_block(data: BlockData) -> BlockData:
-    """A block's data without its arguments (for records that only need its counters)."""
-    return msgspec.structs.replace(data, payloads=(), row="")

@@ -102,11 +102,6 @@ class KeyedPayload(msgspec.Struct, frozen=True, array_like=True):
     overwrite: bool = False
 
 
-def payload_of(data: BlockData, index: int) -> bytes:
-    """Inline argument bytes of task `index` (b"" where it has none). Undefined when `row` is set."""
-    return data.payloads[index - data.base] if data.payloads else b""
-
-
 def pending_indices(key: BlockKey, done: int) -> list[int]:
     """Indices of the block without a committed outcome, ascending. Cost: O(count)."""
     return [key.first + i for i in range(key.count) if not done >> i & 1]

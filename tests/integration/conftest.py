@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from rmgr.adapters.process import Slot
+    from rmgr.adapters.worker import Worker
     from rmgr.client.connection import Connection
     from rmgr.dev.cluster import DevCluster
+    from tests.harness.work_node import WorkNode
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +46,32 @@ def connection(live: DevCluster) -> Iterator[Connection]:
 
     with rmgr.connect() as connection:
         yield connection
+
+
+# -- the runner's side of a node, without a cluster: one a module ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkNode]:
+    from tests.harness.work_node import WorkNode
+
+    with WorkNode(tmp_path_factory.mktemp("node") / "run") as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def slot(node: WorkNode) -> Slot:
+    return node.slot(0)
+
+
+@pytest.fixture(scope="module")
+def worker(node: WorkNode, slot: Slot) -> Worker:
+    return node.worker(slot)
+
+
+@pytest.fixture
+def fresh(node: WorkNode, slot: Slot) -> Iterator[Worker]:
+    """A worker that the test may break."""
+    worker = node.worker(slot)
+    yield worker
+    worker.stop(grace_us=0)

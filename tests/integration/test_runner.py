@@ -8,14 +8,13 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import cloudpickle
 import msgspec
 import pytest
 
-from rmgr.adapters.process import Slot, Worker
+from rmgr.adapters.process import Worker
 from rmgr.adapters.workevents import (
     TasksEnded,
     TasksReturned,
@@ -30,30 +29,6 @@ from tests.harness.work_node import WorkNode, error_of, until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkNode]:
-    with WorkNode(tmp_path_factory.mktemp("node") / "run") as node:
-        yield node
-
-
-@pytest.fixture(scope="module")
-def slot(node: WorkNode) -> Slot:
-    return node.slot(0)
-
-
-@pytest.fixture(scope="module")
-def worker(node: WorkNode, slot: Slot) -> Worker:
-    return node.worker(slot)
-
-
-@pytest.fixture
-def fresh(node: WorkNode, slot: Slot) -> Iterator[Worker]:
-    """A worker that the test may break."""
-    worker = node.worker(slot)
-    yield worker
-    worker.stop(grace_us=0)
 
 
 # -- Python tasks: results -------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import cloudpickle
@@ -23,17 +22,6 @@ from tests.harness.work_node import WorkNode, until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkNode]:
-    with WorkNode(tmp_path_factory.mktemp("node") / "run") as node:
-        yield node
-
-
-@pytest.fixture(scope="module")
-def slot(node: WorkNode) -> Slot:
-    return node.slot(0)
 
 
 # -- commands -----------------------------------------------------------------------------------------------------------

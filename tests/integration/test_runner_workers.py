@@ -7,7 +7,6 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import cloudpickle
@@ -31,30 +30,6 @@ from tests.harness.work_node import WorkNode, is_alive, pid_in, until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkNode]:
-    with WorkNode(tmp_path_factory.mktemp("node") / "run") as node:
-        yield node
-
-
-@pytest.fixture(scope="module")
-def slot(node: WorkNode) -> Slot:
-    return node.slot(0)
-
-
-@pytest.fixture(scope="module")
-def worker(node: WorkNode, slot: Slot) -> Worker:
-    return node.worker(slot)
-
-
-@pytest.fixture
-def fresh(node: WorkNode, slot: Slot) -> Iterator[Worker]:
-    """A worker that the test may break."""
-    worker = node.worker(slot)
-    yield worker
-    worker.stop(grace_us=0)
 
 
 # -- workers --------------------------------------------------------------------------------------------------------------
