@@ -22,6 +22,7 @@ wanted() {
 cd "$ROOT"
 ensure_venv test,examples
 wanted ensure_zookeeper
+wanted ensure_zookeeper39
 wanted ensure_python_testsuite
 
 # Import-linter, ruff and mypy run inside pytest (tests/test_house.py), so that its summary is the last line.
