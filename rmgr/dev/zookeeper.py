@@ -1,14 +1,12 @@
 """A real ZooKeeper server, or an ensemble of them, as child processes: for `rmgr dev`, tests and measurements.
 
-Debian's jars are used (`apt-get install default-jre-headless libzookeeper-java libnetty-java libslf4j-java`), or every
-jar of the directory named by RMGR_ZOOKEEPER_LIB. Data are fsynced as in production. Nothing is written outside the
-data directory.
+Which jars are used is in `zookeeper_jars.py`. Data are fsynced as in production. Nothing is written outside the data
+directory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
 import signal
@@ -20,49 +18,14 @@ from pathlib import Path
 from typing import Self
 
 from rmgr.adapters.zk_wire import four_letter
+from rmgr.dev.zookeeper_jars import HOW_TO_INSTALL, class_path, java, missing_parts
 from rmgr.errors import Unavailable
 
+__all__ = ["ZooKeeperEnsemble", "ZooKeeperServer", "free_port", "java", "missing_parts"]
+
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-DEBIAN_JARS = ("zookeeper.jar", "zookeeper-jute.jar", "slf4j-api.jar", "slf4j-simple.jar", "netty-all.jar", "netty-codec.jar")
-_NEEDED = DEBIAN_JARS[:4]
-_DEBIAN_DIR = Path("/usr/share/java")
-_HOW = "apt-get install --no-install-recommends default-jre-headless libzookeeper-java libnetty-java libslf4j-java"
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 2000
-
-
-def missing_parts() -> str | None:
-    """What is missing to run a server here, None when it can run."""
-    if java() is None:
-        return "no `java` on PATH nor in JAVA_HOME"
-    try:
-        class_path()
-    except Unavailable as error:
-        return error.message
-    return None
-
-
-def java() -> str | None:
-    """The Java program: JAVA_HOME's, else the one on PATH."""
-    home = os.environ.get("JAVA_HOME")
-    if home and (Path(home) / "bin" / "java").exists():
-        return str(Path(home) / "bin" / "java")
-    return shutil.which("java")
-
-
-def class_path() -> str:
-    """Java's class path for the server. Raises: Unavailable when jars are missing."""
-    chosen = os.environ.get("RMGR_ZOOKEEPER_LIB")
-    if chosen:
-        if not any(Path(chosen).glob("zookeeper*.jar")):
-            msg = f"RMGR_ZOOKEEPER_LIB={chosen} holds no zookeeper*.jar"
-            raise Unavailable(msg, hint="a directory with ZooKeeper's jar and all its dependencies is meant")
-        return str(Path(chosen) / "*")
-    lacking = [name for name in _NEEDED if not (_DEBIAN_DIR / name).exists()]
-    if lacking:
-        msg = f"ZooKeeper's jars are missing in {_DEBIAN_DIR}: {', '.join(lacking)}"
-        raise Unavailable(msg, hint=f"{_HOW}; or set RMGR_ZOOKEEPER_LIB to a directory of jars")
-    return ":".join(str(_DEBIAN_DIR / name) for name in DEBIAN_JARS if (_DEBIAN_DIR / name).exists())
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -94,6 +57,7 @@ class ZooKeeperServer:
         port: client port on `host`, None: a free one, kept over restarts.
         tick_ms: sessions last 2 to 20 ticks.
         heap_mb: largest heap.
+        release: "3.8" (Debian's) or "3.9" (fetched from Maven Central); "": what `zookeeper_jars.class_path` finds.
         java_opts: more options of the JVM, e.g. ("-Dzookeeper.snapCount=1000",).
         config: more lines of zoo.cfg.
         die_with_parent: the server is killed when the *thread* that started it ends (PR_SET_PDEATHSIG through
@@ -108,6 +72,7 @@ class ZooKeeperServer:
         host: str = "127.0.0.1",
         tick_ms: int = 1000,
         heap_mb: int = 128,
+        release: str = "",
         java_opts: Sequence[str] = (),
         config: Mapping[str, object] | None = None,
         die_with_parent: bool = False,
@@ -117,6 +82,7 @@ class ZooKeeperServer:
         self.port = port or free_port(host)
         self._tick_ms = tick_ms
         self._heap_mb = heap_mb
+        self._release = release
         self._java_opts = tuple(java_opts)
         self._config = dict(config or {})
         self._die_with_parent = die_with_parent
@@ -131,7 +97,7 @@ class ZooKeeperServer:
         program = java()
         if program is None:
             msg = "ZooKeeper needs Java: no `java` on PATH nor in JAVA_HOME"
-            raise Unavailable(msg, hint=_HOW)
+            raise Unavailable(msg, hint=HOW_TO_INSTALL)
         command = [
             program,
             "-Xms16m",
@@ -139,13 +105,14 @@ class ZooKeeperServer:
             "-XX:+UseSerialGC",
             "-XX:-UsePerfData",  # no file in /tmp
             "-XX:+ExitOnOutOfMemoryError",
+            f"-Djava.io.tmpdir={self.data_dir}",  # libraries that unpack native code
             "-Djava.net.preferIPv4Stack=true",
             "-Dzookeeper.preAllocSize=16384",
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
             *self._java_opts,
             "-cp",
-            class_path(),
+            class_path(self._release),
             MAIN_CLASS,
             str(self._write_config()),
         ]
@@ -291,6 +258,7 @@ class ZooKeeperEnsemble:
         host: str = "127.0.0.1",
         tick_ms: int = 1000,
         heap_mb: int = 128,
+        release: str = "",
         java_opts: Sequence[str] = (),
         die_with_parent: bool = False,
     ) -> None:
@@ -302,6 +270,7 @@ class ZooKeeperEnsemble:
                 host=host,
                 tick_ms=tick_ms,
                 heap_mb=heap_mb,
+                release=release,
                 java_opts=java_opts,
                 config=members,
                 die_with_parent=die_with_parent,
