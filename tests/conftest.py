@@ -1,7 +1,8 @@
-"""What every test may ask for: a real ZooKeeper server, a fresh chroot in it, a connected coordinator."""
+"""What every test may ask for: a real ZooKeeper server, a fresh chroot in it, a connected coordinator; a real Cassandra."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import uuid
 from collections.abc import Iterator
@@ -9,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rmgr.dev.zookeeper import ZooKeeperServer, missing_parts
+from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, missing_parts
 
 if TYPE_CHECKING:
     from rmgr.adapters.zk import ZkCoordinator
+    from tests.harness.cassandra_nodes import SharedNode
 
 
-@pytest.fixture(scope="session")
-def zookeeper_parts() -> None:
-    """Java and ZooKeeper's jars: without them the test is skipped, and fails where CI=true."""
-    missing = missing_parts()
+def need_zookeeper(release: str = "") -> None:
+    """Skips the test where this release of ZooKeeper cannot run; fails it where CI=true."""
+    missing = missing_parts(release)
     if missing is None:
         return
     if os.environ.get("CI") == "true":
@@ -27,10 +28,25 @@ def zookeeper_parts() -> None:
 
 
 @pytest.fixture(scope="session")
+def zookeeper_parts() -> None:
+    """Java and ZooKeeper's jars, of whatever release."""
+    need_zookeeper()
+
+
+@pytest.fixture(scope="session")
 def zookeeper(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
     """One real server for the whole run, ticks of 500 ms (sessions of 1 to 10 s). Do not stop it: start one of your own."""
     with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper"), tick_ms=500, die_with_parent=True) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
+    """Three servers of ZooKeeper 3.9 (`zookeeper` is Debian's 3.8), ticks of 500 ms. Do not stop them either."""
+    need_zookeeper("3.9")
+    where = tmp_path_factory.mktemp("ensemble")
+    with ZooKeeperEnsemble(where, tick_ms=500, heap_mb=96, release="3.9", die_with_parent=True) as servers:
+        yield servers
 
 
 @pytest.fixture
@@ -47,3 +63,32 @@ def coordinator(zookeeper: ZooKeeperServer, chroot: str) -> Iterator[ZkCoordinat
     with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coord:
         coord.ensure(["/"])
         yield coord
+
+
+@pytest.fixture(scope="session")
+def cassandra_parts() -> None:
+    """Java 17, Cassandra's jars and the driver: without them the test is skipped, and fails where CI=true."""
+    missing = cassandra_server.missing_parts()
+    if missing is None and importlib.util.find_spec("cassandra") is None:
+        missing = "the driver of Cassandra is missing; type: pip install 'rmgr[cassandra]'"
+    if missing is None:
+        return
+    if os.environ.get("CI") == "true":
+        pytest.fail(missing, pytrace=False)
+    pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def cassandra(cassandra_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedNode]:
+    """One real node for the whole run, without passwords, shared by all workers of it. Do not stop it: start one of your own."""
+    from tests.harness.cassandra_nodes import shared_node
+
+    run = tmp_path_factory.getbasetemp()
+    with shared_node((run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "cassandra") as node:
+        yield node
+
+
+@pytest.fixture
+def keyspace() -> str:
+    """A name that no other test uses; who creates the keyspace need not drop it."""
+    return f"k{uuid.uuid4().hex[:16]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rmgr.adapters.memory import MemoryCoordinator, MemoryTree
@@ -102,18 +102,21 @@ class MemoryWorld(World):
 
 
 class ZkWorld(World):
-    """Clients of a real server, each behind a proxy of its own."""
+    """Clients of real servers, each behind a proxy of its own; in an ensemble one client after the other on the next server."""
 
-    def __init__(self, server: ZooKeeperServer, chroot: str) -> None:
+    def __init__(self, servers: Sequence[ZooKeeperServer], chroot: str) -> None:
         super().__init__()
-        self.server = server
+        self.servers = servers
         self.chroot = chroot
         self.proxies: dict[int, Proxy] = {}
+        self.server_of: dict[int, ZooKeeperServer] = {}
 
     def _open(self, session_timeout_s: float) -> ZkCoordinator:
-        proxy = Proxy(self.server.hosts)
+        server = self.servers[len(self.proxies) % len(self.servers)]
+        proxy = Proxy(server.hosts)
         coordinator = ZkCoordinator.connect(proxy.hosts, self.chroot, session_timeout_s=session_timeout_s)
         self.proxies[id(coordinator)] = proxy
+        self.server_of[id(coordinator)] = server
         coordinator.ensure(["/"])
         return coordinator
 
@@ -139,4 +142,5 @@ class ZkWorld(World):
         self.proxy(coordinator).black_hole(to_client=silent, to_server=silent)
 
     def expire(self, coordinator: SessionCoordinator) -> None:
-        end_session(self.server.host, self.server.port, *coordinator.session_credentials)
+        server = self.server_of[id(coordinator)]
+        end_session(server.host, server.port, *coordinator.session_credentials)

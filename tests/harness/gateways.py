@@ -68,7 +68,8 @@ class GatewayWorld(ZkWorld):
     """Clients of a real server, each behind a gateway of its own, each gateway behind a proxy: faults hit the gateway's link."""
 
     def __init__(self, server: ZooKeeperServer, chroot: str) -> None:
-        super().__init__(server, chroot)
+        super().__init__([server], chroot)
+        self.server = server
         self.gateways: dict[int, GatewayServer] = {}
 
     def _open(self, session_timeout_s: float) -> Any:

@@ -34,12 +34,14 @@ from tests.harness.coordinators import MemoryWorld, States, World, ZkWorld, wait
 CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
 
 
-@pytest.fixture(params=["memory", "zookeeper"])
+@pytest.fixture(params=["memory", "zookeeper", "ensemble"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     if request.param == "memory":
         opened: World = MemoryWorld()
+    elif request.param == "zookeeper":
+        opened = ZkWorld([request.getfixturevalue("zookeeper")], request.getfixturevalue("chroot"))
     else:
-        opened = ZkWorld(request.getfixturevalue("zookeeper"), request.getfixturevalue("chroot"))
+        opened = ZkWorld(request.getfixturevalue("ensemble").servers, request.getfixturevalue("chroot"))
     yield opened
     opened.close()
 
