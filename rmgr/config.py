@@ -97,6 +97,18 @@ class SubmitterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SecurityConfig:
+    """Who this process is, and what daemons let others do (section [security])."""
+
+    dir: str = ""  #: the bundle of credentials of this process; empty = an open cluster, on loopback only
+    operators: tuple[str, ...] = ()  #: users who may act on everybody's work, beside those whose certificate says so
+    run_as: str = "auto"  #: user | self | auto: whose rights work has; auto = the user's where the Starter is root and has a bundle
+    min_uid: int = 1000  #: work of accounts below is refused where it runs as its user
+    payload_ttl_s: float = 30 * 86400.0  #: how long signed work may wait before its signature is too old to start it
+    zookeeper_tls: bool = False  #: ZooKeeper is reached by TLS, with the certificates of the bundle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """Logging of daemons (section [log])."""
 
@@ -112,6 +124,7 @@ class Config:
     starter: StarterConfig = StarterConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
     submitter: SubmitterConfig = SubmitterConfig()
+    security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
     source: str = ""  #: the file that was read, for `rmgr config show`
 
@@ -121,8 +134,10 @@ _SECTIONS: dict[str, type[Any]] = {
     "starter": StarterConfig,
     "watchdog": WatchdogConfig,
     "submitter": SubmitterConfig,
+    "security": SecurityConfig,
     "log": LogConfig,
 }
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _SHORT = {"RMGR_ZK": ("cluster", "zk"), "RMGR_STORE": ("cluster", "store"), "RMGR_GATEWAY": ("cluster", "gateway")}
 
 
@@ -154,7 +169,9 @@ def load(
                 typed[section][key] = _convert(_SECTIONS[section], key, value, f"option --{key.replace('_', '-')}")
     _merge(values, typed)
     if not values["cluster"].get("zk") and not values["cluster"].get("gateway"):
-        values["cluster"] = _dev_cluster(env) | values["cluster"]
+        cluster, security = _dev_cluster(env)
+        values["cluster"] = cluster | values["cluster"]
+        values["security"] = security | values["security"]
     return Config(**{name: kind(**values[name]) for name, kind in _SECTIONS.items()}, source=str(path or ""))
 
 
@@ -250,6 +267,8 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
             return parse_duration_us(value) / 1e6 if isinstance(value, str) else float(value)
         if key.endswith("_bytes"):
             return parse_size(value) if isinstance(value, str) else int(value)
+        if hint is bool:
+            return _BOOLEANS[str(value).lower()]
         if hint is int and not isinstance(value, bool):
             return int(value)
         if hint is float:
@@ -258,6 +277,8 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
             return value
         if hint == tuple[str, ...]:
             return tuple(part for part in value.split(",") if part) if isinstance(value, str) else tuple(str(part) for part in value)
+    except KeyError:
+        raise ConfigError(f"{where}: {key} = {value!r} is not valid", hint="true or false") from None
     except (TypeError, ValueError, UsageError) as error:
         raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
     raise ConfigError(f"{where}: {key} = {value!r} is not valid: {getattr(hint, '__name__', hint)} expected")
@@ -268,12 +289,13 @@ def _nearest(name: str, known: Mapping[str, Any] | set[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
 
 
-def _dev_cluster(env: Mapping[str, str]) -> dict[str, Any]:
-    """Endpoints of a running `rmgr dev`, else nothing."""
+def _dev_cluster(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Endpoints and credentials ([cluster], [security]) of a running `rmgr dev`, else nothing."""
     path = dev_file(env)
     try:
         document = tomllib.loads(path.read_text())
         os.kill(int(document["dev"]["pid"]), 0)
     except (OSError, KeyError, ValueError, tomllib.TOMLDecodeError):
-        return {}
-    return {key: value for key, value in document.get("cluster", {}).items() if key in {"zk", "store", "session_timeout_s"}}
+        return {}, {}
+    cluster = {key: value for key, value in document.get("cluster", {}).items() if key in {"zk", "store", "session_timeout_s"}}
+    return cluster, {key: value for key, value in document.get("security", {}).items() if key == "dir"}
