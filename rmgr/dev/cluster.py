@@ -101,6 +101,7 @@ class DevCluster:
     Args:
         directory: made when missing; a cluster that was stopped there goes on with its data.
         nodes, cores: Starters, and cores that each offers. watchdogs, zookeepers: how many.
+        zookeeper_release: "3.8", "3.9", "" = what is there (`zookeeper_jars.class_path`).
         store: URL; default SQLite in the directory.
         starter_options, environment: more options of each Starter, more variables of each daemon (failpoints).
         heap_mb: of each ZooKeeper server.
@@ -119,6 +120,7 @@ class DevCluster:
         starter_options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         heap_mb: int = 512,
+        zookeeper_release: str = "",
     ) -> None:
         self.directory = directory.resolve()
         self._counts = (nodes, cores, watchdogs)
@@ -127,9 +129,9 @@ class DevCluster:
         tick_ms = int(min(1000, session_timeout_s * 1000 / 4))
         where = self.directory / "zookeeper"
         self.zookeeper: ZooKeeperServer | ZooKeeperEnsemble = (
-            ZooKeeperServer(where, tick_ms=tick_ms, heap_mb=heap_mb)
+            ZooKeeperServer(where, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release)
             if zookeepers == 1
-            else ZooKeeperEnsemble(where, size=zookeepers, tick_ms=tick_ms, heap_mb=heap_mb)
+            else ZooKeeperEnsemble(where, size=zookeepers, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release)
         )
         self.state = DevState(
             directory=str(self.directory),

@@ -219,11 +219,18 @@ class ZooKeeperServer:
 
     def mode(self) -> str:
         """"standalone", "leader", "follower"; "" when it does not serve."""
+        return self._say("Mode:")
+
+    def version(self) -> str:
+        """"3.9.5-..."; "" when it does not serve."""
+        return self._say("Zookeeper version:")
+
+    def _say(self, what: str) -> str:
         try:
             answer = four_letter(self.host, self.port, "srvr", timeout_s=1.0)
         except Unavailable:
             return ""
-        return next((line.partition(":")[2].strip() for line in answer.splitlines() if line.startswith("Mode:")), "")
+        return next((line.removeprefix(what).strip() for line in answer.splitlines() if line.startswith(what)), "")
 
     def _write_config(self) -> Path:
         self.data_dir.mkdir(parents=True, exist_ok=True)

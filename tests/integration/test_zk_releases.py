@@ -1,0 +1,40 @@
+"""A whole cluster on each release of ZooKeeper, on one server and on three: submitted, run, answered.
+
+Debian's 3.8 on one server is what every other test runs on.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import rmgr
+from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperEnsemble
+from tests.conftest import need_zookeeper
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+@pytest.mark.parametrize(("release", "servers"), [("3.8", 3), ("3.9", 1), ("3.9", 3)])
+def test_work_is_submitted_run_and_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, servers: int) -> None:
+    need_zookeeper(release)
+    cluster = DevCluster(tmp_path / "dev", nodes=1, watchdogs=1, zookeepers=servers, zookeeper_release=release, heap_mb=96)
+    with cluster:
+        for name in [name for name in os.environ if name.startswith("RMGR_")]:
+            monkeypatch.delenv(name)
+        for name, value in cluster.environment().items():
+            monkeypatch.setenv(name, value)
+        version = cluster.zookeeper.version() if servers == 1 else cluster.zookeeper.servers[0].version()
+        assert version.startswith(release)
+        with rmgr.connect(), rmgr.TaskQueue(square) as queue:
+            assert [future.result(60) for future in queue.map(None, range(20))] == [number * number for number in range(20)]
+            if isinstance(cluster.zookeeper, ZooKeeperEnsemble):  # and without the server that leads
+                leader = cluster.zookeeper.leader()
+                assert leader is not None
+                leader.kill()
+                assert [future.result(60) for future in queue.map(None, range(20, 40))] == [number * number for number in range(20, 40)]
