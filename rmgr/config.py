@@ -72,6 +72,7 @@ class StarterConfig:
     features: tuple[str, ...] = ()
     work_dir: str = ""  #: default: a directory of the user's cache
     listen: str = "127.0.0.1:0"
+    advertise: str = ""  #: HOST[:PORT] where others reach it; default: where it listens, or the host name if that is everywhere
     metrics: str = "127.0.0.1:0"
     stop_grace_s: float = 30.0  #: SIGTERM: how long running work may take to finish
     log_cap_bytes: int = 64 * 1024 * 1024  #: output kept of one stream of one task
@@ -84,6 +85,7 @@ class WatchdogConfig:
     """A WatchDog (section [watchdog])."""
 
     listen: str = "127.0.0.1:0"
+    advertise: str = ""  #: as a Starter's
     metrics: str = "127.0.0.1:0"
     resync_s: float = 20.0  #: full comparison of memory and znodes
 

@@ -39,6 +39,7 @@ from rmgr.errors import ConfigError, CoordinationUnavailable, StoreUnavailable
 from rmgr.model.ids import check_name
 from rmgr.model.node import Meta
 from rmgr.model.resources import Capacity, NodeAttributes
+from rmgr.runtime.advertise import advertised
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.signals import SignalLetters
@@ -249,7 +250,7 @@ def _serve(
         store,
         meta,
         log,
-        endpoint=server.endpoint,
+        endpoint=advertised(server.endpoint, config.starter.advertise),
         progress=guard.progress,
         cgroups=CgroupConfig(),
     )

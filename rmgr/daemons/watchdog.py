@@ -34,6 +34,7 @@ from rmgr.daemons.leader_view import LeaderAnswering
 from rmgr.daemons.watchdog_election import Candidacy
 from rmgr.errors import CoordinationUnavailable, RmgrError, StoreUnavailable, Unavailable, WrongCluster
 from rmgr.model.node import EpochRecord, Meta
+from rmgr.runtime.advertise import advertised
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.mailbox import Mailbox
@@ -250,7 +251,8 @@ def run(config: Config) -> int:
 
 def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta, log: Any, metrics: LeaderMetrics) -> int:
     server = RpcServer(config.watchdog.listen, threads=_RPC_THREADS)
-    watchdog = Watchdog(coordinator, store, meta, endpoint=server.endpoint, resync_s=config.watchdog.resync_s, log=log, metrics=metrics)
+    endpoint = advertised(server.endpoint, config.watchdog.advertise)
+    watchdog = Watchdog(coordinator, store, meta, endpoint=endpoint, resync_s=config.watchdog.resync_s, log=log, metrics=metrics)
     hosts = config.cluster.hosts_and_chroot()[0]
     server.add_leader(
         LeaderAnswering(coordinator, store, lambda: watchdog.leader, watchdog.call, cluster_id=lambda: meta.cluster_id, hosts=hosts)

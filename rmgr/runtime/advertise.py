@@ -1,0 +1,23 @@
+"""Where others reach a daemon: what it registers when it listens on every address of its machine."""
+
+from __future__ import annotations
+
+import socket
+
+#: Hosts that mean every address: nobody can dial them.
+_EVERYWHERE = frozenset({"", "*", "0.0.0.0", "::", "[::]"})  # noqa: S104 - compared with, not bound to
+
+
+def advertised(endpoint: str, advertise: str = "") -> str:
+    """The HOST:PORT that a daemon listening on `endpoint` tells the others.
+
+    Args:
+        endpoint: HOST:PORT that it listens on, with the real port.
+        advertise: HOST or HOST:PORT from the configuration; "" = `endpoint` itself, or this machine's name (a container's
+            name, in a container) where `endpoint` stands for every address.
+    """
+    host, _, port = endpoint.rpartition(":")
+    if advertise:
+        is_bare = advertise.endswith("]") or ":" not in advertise
+        return f"{advertise}:{port}" if is_bare else advertise
+    return f"{socket.gethostname()}:{port}" if host in _EVERYWHERE else endpoint
