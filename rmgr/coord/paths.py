@@ -23,6 +23,11 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /inbox/<node>/<guid>              orders to a Starter
     /idle/<node>                      has free slots and found nothing to claim
     /jobs/...                         placed jobs
+    /identities/<key_id>              certificate of a signing key                believed for its authority's signature
+    /revoked/<key_id>                 no longer believed                          written by the admin only
+    /joins/<id>                       credentials that wait for their machine, encrypted
+    /acl                              which credentials stand for a role          changed by a rotation
+    /secrets/<role>                   newest secret of a role, encrypted for the WatchDogs
 """
 
 from __future__ import annotations
@@ -48,9 +53,17 @@ RUNNING = "/running"
 INBOX = "/inbox"
 IDLE = "/idle"
 JOBS = "/jobs"
+IDENTITIES = "/identities"
+REVOKED = "/revoked"
+JOINS = "/joins"
+ACL = "/acl"
+SECRETS = "/secrets"
 
 #: Made once when a cluster is set up.
-SKELETON = (WATCHDOGS, STARTERS, SUBMITTERS, NODES, DRAINS, HOLDS, SUBS, TOKENS, QUEUES, RUNNING, INBOX, IDLE, JOBS)
+SKELETON = (
+    *(WATCHDOGS, STARTERS, SUBMITTERS, NODES, DRAINS, HOLDS, SUBS, TOKENS, QUEUES, RUNNING, INBOX, IDLE, JOBS),
+    *(IDENTITIES, REVOKED, JOINS, SECRETS),
+)
 
 _KEY = re.compile(r"^(\d{7})\.(\d{10})\.(\d{10})\.(\d{3})\.(\d{6})\.(\d{5})\.(\d{9})-(\d{10})$")
 _SEQUENCE = re.compile(r"-(\d{10})$")
@@ -120,6 +133,29 @@ def inbox(name: str, guid: str) -> str:
 def idle(name: str) -> str:
     """The hunger mark of a node."""
     return f"{IDLE}/{name}"
+
+
+# -- identities -----------------------------------------------------------------------------------------------------------
+
+
+def identity(key_id: str) -> str:
+    """The certificate of a signing key."""
+    return f"{IDENTITIES}/{key_id}"
+
+
+def revoked(key_id: str) -> str:
+    """Exists = the key is no longer believed."""
+    return f"{REVOKED}/{key_id}"
+
+
+def join(invitation: str) -> str:
+    """Credentials that wait for their machine."""
+    return f"{JOINS}/{invitation}"
+
+
+def secret(role: str) -> str:
+    """The newest secret of a role, encrypted."""
+    return f"{SECRETS}/{role}"
 
 
 # -- submissions -----------------------------------------------------------------------------------------------------------
