@@ -1,9 +1,11 @@
-# shellcheck shell=bash
-# Installs what rmgr needs, each part only when it is missing, one clear line each. Sourced by quickstart.sh and tests/run.sh.
+#!/usr/bin/env bash
+# Installs what rmgr needs, each part only when it is missing, one clear line each. Sourced by quickstart.sh and tests/run.sh;
+# by hand: deploy/lib/setup.sh ensure_cassandra
 #
 # The caller sets ROOT (top of the checkout). PYTHON names the interpreter to use, VENV the virtual environment (default: ROOT/.venv).
 # Package indexes are whatever apt and pip of this machine are configured for.
 
+ROOT=${ROOT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}
 VENV=${VENV:-$ROOT/.venv}
 ZOOKEEPER_PACKAGES=(default-jre-headless libzookeeper-java libnetty-java libslf4j-java)
 
@@ -66,7 +68,7 @@ fetch_jars() {
   draft=$(mktemp -d "$JARS/.$name.XXXXXX")
   log=$(mktemp)
   if ! mvn -B -q -f "$pom" dependency:copy-dependencies -DoutputDirectory="$draft" -DincludeScope=runtime </dev/null >"$log" 2>&1; then
-    tail -n 5 "$log" >&2
+    grep -m 3 '^\[ERROR\] .' "$log" >&2 || tail -n 5 "$log" >&2
     rm -rf "$log" "$draft"
     die "mvn could not fetch $what. Is this machine online, and does ~/.m2/settings.xml name its proxy or mirror, if it needs one?"
   fi
@@ -79,6 +81,28 @@ fetch_jars() {
 
 # ZooKeeper 3.9, what production runs; Debian has 3.8. `rmgr dev` and the tests can use either.
 ensure_zookeeper39() { fetch_jars zookeeper-3.9 "ZooKeeper 3.9"; }
+
+# -- Cassandra, for tests and `rmgr dev --store cassandra` -------------------------------------------------------------------
+
+# Its jars and a Java that it runs on. RMGR_CASSANDRA_LIB (a directory of jars) and JAVA_HOME are honoured.
+ensure_cassandra() {
+  [ -n "${RMGR_CASSANDRA_LIB:-}" ] || fetch_jars cassandra-5.0 "Cassandra 5.0"
+  has_java17 || install_packages "Java 17 for Cassandra" openjdk-17-jre-headless
+}
+
+# Looks where rmgr/dev/cassandra.py looks.
+has_java17() {
+  local java
+  for java in "${JAVA_HOME:+$JAVA_HOME/bin/java}" "$(command -v java)" /usr/lib/jvm/*-17-*/bin/java; do
+    [ -x "$java" ] && "$java" -version 2>&1 | grep -Eq 'version "(17|11)[."]' && return 0
+  done
+  return 1
+}
+
+# systemd-analyze, which checks deploy/systemd in the tests. It needs no running systemd.
+ensure_systemd_analyze() {
+  command -v systemd-analyze >/dev/null || install_packages "systemd-analyze" systemd
+}
 
 # -- Python ----------------------------------------------------------------------------------------------------------------
 
@@ -169,3 +193,12 @@ ensure_python_testsuite() {
 }
 
 has_testsuite() { "$VENV/bin/python" -c 'import test.test_concurrent_futures' >/dev/null 2>&1; }
+
+# By hand: deploy/lib/setup.sh FUNCTION
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+  set -euo pipefail
+  case ${1:-} in
+    ensure_*) "$@" ;;
+    *) die "usage: $0 ensure_cassandra | ensure_zookeeper39 | ensure_zookeeper | ensure_venv EXTRAS" ;;
+  esac
+fi

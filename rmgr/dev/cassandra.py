@@ -1,0 +1,444 @@
+"""A real Cassandra node, or a ring of them, as child processes: for `rmgr dev --store cassandra`, tests and measurements.
+
+Cassandra is not in Debian: its jars (5.0) lie in the directory named by RMGR_CASSANDRA_LIB, by default in the user's
+cache, where `deploy/lib/setup.sh ensure_cassandra` puts them. Nothing is written outside the data directory. The JVM
+options make a start short (5 s) and are for one machine; how production runs a node, Cassandra's own manual says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from rmgr.dev.zookeeper import free_port
+from rmgr.errors import Unavailable
+
+RELEASE = "5.0"
+MAIN_CLASS = "org.apache.cassandra.service.CassandraDaemon"
+#: Cassandra 5.0 runs on these releases of Java only.
+JAVA_RELEASES = (11, 17)
+_HOW = "in a checkout of rmgr, type: deploy/lib/setup.sh ensure_cassandra"
+_HOW_JAVA = "apt-get install openjdk-17-jre-headless, or set JAVA_HOME to a Java 17"
+_JVM_DIRECTORY = Path("/usr/lib/jvm")
+_POLL_S = 0.05
+_LOG_TAIL_LINES = 12
+_CQL_OPTIONS = b"\x04\x00\x00\x00\x05\x00\x00\x00\x00"  # protocol 4, stream 0, opcode OPTIONS, empty body
+_CQL_SUPPORTED = 0x06
+
+# Each of them is needed on Java 17: without one, the server ends at its start or a part of it fails later.
+_MODULES = (
+    "--add-exports=java.base/jdk.internal.misc=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-exports=java.management.rmi/com.sun.jmx.remote.internal.rmi=ALL-UNNAMED",
+    "--add-exports=java.rmi/sun.rmi.registry=ALL-UNNAMED",
+    "--add-exports=java.rmi/sun.rmi.server=ALL-UNNAMED",
+    "--add-opens=java.base/java.io=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang.module=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.loader=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.math=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.module=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.reflect=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.util.jar=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=jdk.management/com.sun.management.internal=ALL-UNNAMED",
+)
+_JVM = (
+    "-XX:+UseSerialGC",  # two cores and half a gigabyte: the others cost more than they give
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",  # no file in /tmp
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Xss512k",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Djdk.attach.allowAttachSelf=true",
+    "-Djava.net.preferIPv4Stack=true",
+    # One machine: nobody else is to be waited for.
+    "-Dcassandra.ring_delay_ms=1000",
+    "-Dcassandra.skip_wait_for_gossip_to_settle=0",
+    "-Dcassandra.superuser_setup_delay_ms=0",
+)
+_LOGBACK = """\
+<configuration>
+  <appender name="LOG" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d{HH:mm:ss.SSS} %-5level [%thread] %logger{0}: %msg%n</pattern></encoder>
+  </appender>
+  <root level="INFO"><appender-ref ref="LOG"/></root>
+</configuration>
+"""
+
+
+# -- what this machine has ---------------------------------------------------------------------------------------------------
+
+
+def missing_parts() -> str | None:
+    """What is missing to run a node here, in one sentence with what to type; None when it can run."""
+    try:
+        java()
+        library()
+    except Unavailable as error:
+        return f"{error.message}; {error.hint}"
+    return None
+
+
+def library() -> Path:
+    """The directory of Cassandra's jars. Raises: Unavailable when there are none."""
+    chosen = os.environ.get("RMGR_CASSANDRA_LIB")
+    directory = Path(chosen) if chosen else default_library()
+    if any(directory.glob("cassandra-all-*.jar")) and any(directory.glob("jamm-*.jar")):
+        return directory
+    named = f"RMGR_CASSANDRA_LIB={chosen}" if chosen else str(directory)
+    msg = f"Cassandra's jars are missing in {named}"
+    raise Unavailable(msg, hint=_HOW)
+
+
+def default_library() -> Path:
+    """Where the jars are kept unless RMGR_CASSANDRA_LIB says otherwise."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "rmgr" / f"cassandra-{RELEASE}"
+
+
+def java() -> str:
+    """A Java that Cassandra runs on: JAVA_HOME's, the one on PATH, else one of Debian's. Raises: Unavailable."""
+    home = os.environ.get("JAVA_HOME")
+    candidates = [str(Path(home) / "bin" / "java")] if home else []
+    if on_path := shutil.which("java"):
+        candidates.append(on_path)
+    candidates += sorted(str(path) for path in _JVM_DIRECTORY.glob("*-17-*/bin/java"))
+    found: list[str] = []
+    for program in candidates:
+        release = _java_release(program)
+        if release in JAVA_RELEASES:
+            return program
+        if release:
+            found.append(f"{program} is Java {release}")
+    msg = f"Cassandra {RELEASE} needs Java 17: {'; '.join(found) or 'there is none here'}"
+    raise Unavailable(msg, hint=_HOW_JAVA)
+
+
+@functools.cache
+def _java_release(program: str) -> int:
+    """17 for a Java 17; 0 when it does not run. A JVM is started for it once (0.1 s)."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        shown = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=False)
+        if found := re.search(r'version "(\d+)(?:\.(\d+))?', shown.stderr + shown.stdout):
+            return int(found[2] or 0) if found[1] == "1" else int(found[1])
+    return 0
+
+
+# -- one node ----------------------------------------------------------------------------------------------------------------
+
+
+class CassandraNode:
+    """One server process on one data directory; start, stop, kill and start again as often as needed.
+
+    Args:
+        data_dir: made when missing; configuration, log (`cassandra.log`), data and commit log live in it.
+        address: loopback address of its own for each node of a ring.
+        port: of CQL, None: a free one, kept over restarts. storage_port: between nodes, the same.
+        seeds: "address:storage_port" of the nodes to meet, itself included; default: itself alone.
+        heap_mb: the whole process takes about twice that.
+        settings: lines of cassandra.yaml that replace or extend ours (authenticator, client_encryption_options, ...);
+            values may be nested, they are written as JSON, which YAML includes.
+        java_opts: more options of the JVM.
+        die_with_parent: the server is killed when the *thread* that started it ends (PR_SET_PDEATHSIG through
+            setpriv(1), where that exists).
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        *,
+        address: str = "127.0.0.1",
+        port: int | None = None,
+        storage_port: int | None = None,
+        seeds: Sequence[str] = (),
+        heap_mb: int = 400,
+        settings: Mapping[str, object] | None = None,
+        java_opts: Sequence[str] = (),
+        die_with_parent: bool = False,
+    ) -> None:
+        self.data_dir = Path(data_dir)
+        self.address = address
+        self.port = port or free_port(address)
+        self.storage_port = storage_port or free_port(address)
+        self._seeds = tuple(seeds) or (f"{address}:{self.storage_port}",)
+        self._heap_mb = heap_mb
+        self._settings = dict(settings or {})
+        self._java_opts = tuple(java_opts)
+        self._die_with_parent = die_with_parent
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0  # where in the log the present process begins
+
+    # -- life
+
+    def start(self, *, wait_s: float = 60.0) -> Self:
+        """Starts the process and waits until it answers CQL (`wait_s` 0: does not wait). Raises: Unavailable."""
+        if self.running:
+            return self
+        command = self._command(java(), library())
+        with self.log_file.open("ab") as log:
+            self._log_start = log.tell()
+            # A session of its own: Ctrl-C in the terminal is for the supervisor, who stops the store last.
+            self._process = subprocess.Popen(
+                command, cwd=self.data_dir, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        if wait_s > 0:
+            try:
+                self.wait_ready(wait_s)
+            except BaseException:
+                self.kill()
+                raise
+        return self
+
+    def wait_ready(self, deadline_s: float) -> None:
+        """Waits until the node answers CQL (and has its first superuser, where passwords are asked for).
+
+        Raises: Unavailable, with the last lines of its log.
+        """
+        end = time.monotonic() + deadline_s
+        is_fresh = not (self.data_dir / "has_served").exists()
+        while True:
+            if not self.running:
+                msg = f"Cassandra on {self.contact} ended at its start:\n{self.log_tail()}"
+                raise Unavailable(msg, hint=f"the whole log: {self.log_file}")
+            if self.is_serving() and not (is_fresh and self._asks_passwords and b"Created default superuser" not in self._log()):
+                (self.data_dir / "has_served").touch()
+                return
+            if time.monotonic() > end:
+                msg = f"Cassandra on {self.contact} does not serve after {deadline_s:g} s:\n{self.log_tail()}"
+                raise Unavailable(msg, hint=f"the whole log: {self.log_file}")
+            time.sleep(_POLL_S)
+
+    def stop(self, timeout_s: float = 20.0) -> None:
+        """SIGTERM, and SIGKILL after `timeout_s`. Idempotent."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout_s)
+        self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash. What was acknowledged is in the commit log, which the kernel holds."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10.0)
+            self._process = None
+
+    def restart(self, *, wait_s: float = 60.0) -> None:
+        """Kills and starts again on the same data and ports."""
+        self.kill()
+        self.start(wait_s=wait_s)
+
+    def pause(self) -> None:
+        """SIGSTOP: the node holds its connections and says nothing."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+    # -- facts
+
+    @property
+    def contact(self) -> str:
+        """"address:port" of CQL, as clients want it."""
+        return f"{self.address}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, None when it does not run."""
+        return self._process.pid if self._process is not None and self.running else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is alive (serving or not)."""
+        return self._process is not None and self._process.poll() is None
+
+    def is_serving(self, timeout_s: float = 1.0) -> bool:
+        """Whether it answers CQL now. With TLS: whether it listens, which it does only when it serves."""
+        with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), timeout_s) as link:
+            if self._speaks_tls:
+                return True
+            link.settimeout(timeout_s)
+            link.sendall(_CQL_OPTIONS)
+            header = link.recv(9)
+            return len(header) == 9 and header[4] == _CQL_SUPPORTED
+        return False
+
+    @property
+    def log_file(self) -> Path:
+        """What the server writes."""
+        return self.data_dir / "cassandra.log"
+
+    def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:
+        """The last lines of the log of the present process, for error messages."""
+        return "\n".join(self._log().decode("utf-8", "replace").splitlines()[-lines:]) or "(no log)"
+
+    # -- inside
+
+    def _log(self) -> bytes:
+        with contextlib.suppress(OSError), self.log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read()
+        return b""
+
+    @property
+    def _asks_passwords(self) -> bool:
+        return "PasswordAuthenticator" in json.dumps(self._settings.get("authenticator", ""))
+
+    @property
+    def _speaks_tls(self) -> bool:
+        options = self._settings.get("client_encryption_options")
+        return isinstance(options, Mapping) and bool(options.get("enabled")) and not options.get("optional")
+
+    def _command(self, program: str, jars: Path) -> list[str]:
+        config = self._write_config()
+        logback = self.data_dir / "logback.xml"
+        logback.write_text(_LOGBACK)
+        (self.data_dir / "tmp").mkdir(exist_ok=True)  # native libraries are unpacked there
+        command = [
+            program,
+            f"-Xms{self._heap_mb}m",
+            f"-Xmx{self._heap_mb}m",
+            *_JVM,
+            *_MODULES,
+            f"-javaagent:{next(iter(sorted(jars.glob('jamm-*.jar'))))}",
+            f"-Dlogback.configurationFile={logback}",
+            f"-Dcassandra.config={config.as_uri()}",
+            f"-Dcassandra.storagedir={self.data_dir}",
+            f"-Djava.io.tmpdir={self.data_dir / 'tmp'}",
+            *self._java_opts,
+            "-cp",
+            f"{jars}/*",
+            MAIN_CLASS,
+        ]
+        setpriv = shutil.which("setpriv")
+        return [setpriv, "--pdeathsig", "KILL", *command] if self._die_with_parent and setpriv else command
+
+    def _write_config(self) -> Path:
+        self.data_dir = self.data_dir.resolve()
+        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        settings: dict[str, object] = {
+            "cluster_name": "rmgr",
+            "num_tokens": 4,
+            "partitioner": "Murmur3Partitioner",
+            "endpoint_snitch": "SimpleSnitch",
+            "commitlog_sync": "periodic",
+            "commitlog_sync_period": "1000ms",
+            "data_file_directories": [str(self.data_dir / "data")],
+            "commitlog_directory": str(self.data_dir / "commitlog"),
+            "hints_directory": str(self.data_dir / "hints"),
+            "saved_caches_directory": str(self.data_dir / "saved_caches"),
+            "listen_address": self.address,
+            "rpc_address": self.address,
+            "native_transport_port": self.port,
+            "storage_port": self.storage_port,
+            "auto_bootstrap": False,
+            "auto_snapshot": False,
+            "seed_provider": [
+                {"class_name": "org.apache.cassandra.locator.SimpleSeedProvider", "parameters": [{"seeds": ",".join(self._seeds)}]}
+            ],
+            **self._settings,
+        }
+        path = self.data_dir / "cassandra.yaml"
+        path.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in settings.items()))
+        return path
+
+
+# -- several -----------------------------------------------------------------------------------------------------------------
+
+
+class CassandraRing:
+    """Several nodes on loopback addresses of one machine; `nodes[i]` may be stopped, killed, paused and started singly.
+
+    All listen on the same port, so that a client which learns addresses from one of them finds the others. Linux
+    answers on every address of 127.0.0.0/8; elsewhere they have to be added to the loopback interface first.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        *,
+        addresses: Sequence[str] = ("127.0.0.1", "127.0.0.2", "127.0.0.3"),
+        heap_mb: int = 300,
+        settings: Mapping[str, object] | None = None,
+        die_with_parent: bool = False,
+    ) -> None:
+        self.data_dir = Path(data_dir)
+        self.port, storage_port = free_port("0.0.0.0"), free_port("0.0.0.0")  # noqa: S104 - probed on all addresses, served on loopback
+        seeds = tuple(f"{address}:{storage_port}" for address in addresses)  # all are seeds: none waits for another at its start
+        self.nodes = [
+            CassandraNode(
+                self.data_dir / address,
+                address=address,
+                port=self.port,
+                storage_port=storage_port,
+                seeds=seeds,
+                heap_mb=heap_mb,
+                settings=settings,
+                die_with_parent=die_with_parent,
+            )
+            for address in addresses
+        ]
+
+    @property
+    def contacts(self) -> str:
+        """"address:port,address:port,..."."""
+        return ",".join(node.contact for node in self.nodes)
+
+    def start(self, *, wait_s: float = 120.0) -> Self:
+        """Starts all together, waits until all serve. Raises: Unavailable."""
+        for node in self.nodes:
+            node.start(wait_s=0)
+        end = time.monotonic() + wait_s
+        try:
+            for node in self.nodes:
+                node.wait_ready(max(0.1, end - time.monotonic()))
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stops all."""
+        for node in self.nodes:
+            node.stop()
+
+    def kill(self) -> None:
+        """SIGKILL for all."""
+        for node in self.nodes:
+            node.kill()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.kill()
