@@ -42,6 +42,7 @@ from rmgr.model.resources import Capacity, NodeAttributes
 from rmgr.runtime.advertise import advertised
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime.notify import Notifier
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import StallGuard
 
@@ -90,8 +91,9 @@ def node_names(config: StarterConfig) -> tuple[str, ...]:
 
 def work_directory(config: StarterConfig, node: str) -> Path:
     """The directory for everything that work needs on this node, made if absent. Raises ConfigError."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = Path(config.work_dir).resolve() if config.work_dir else cache / "rmgr" / node
+    service = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]  # systemd's StateDirectory=
+    home = Path(service) if service else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmgr"
+    directory = Path(config.work_dir).resolve() if config.work_dir else home / node
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o755)
         probe = directory / ".probe"
@@ -240,7 +242,8 @@ def build(
 def _serve(
     config: Config, names: tuple[str, ...], directory: Path, coordinator: ZkCoordinator, store: Store, meta: Meta, log: Any
 ) -> int:
-    guard = StallGuard(STALL_S, name="the Starter's loop")
+    notifier = Notifier.from_environment()
+    guard = StallGuard(STALL_S, name="the Starter's loop", on_progress=notifier.beat)
     server = RpcServer(config.starter.listen)
     parts = build(
         config,
@@ -264,7 +267,7 @@ def _serve(
     set_for_daemon()
     guard.start()
     try:
-        parts.starter.serve(guard)
+        parts.starter.serve(guard, notifier if notifier.is_on else None)
     finally:
         coordinator.close(timeout_s=2.0)  # first of all: the cluster need not wait for the session to expire
         guard.stop()

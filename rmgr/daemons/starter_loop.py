@@ -32,8 +32,10 @@ from rmgr.model.node import Drain
 from rmgr.model.queue import ClusterSettings, Dispatch
 from rmgr.model.states import Reason
 from rmgr.runtime.backoff import Backoff
+from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime.notify import Notifier
 from rmgr.runtime.stall import StallGuard
 
 T = TypeVar("T")
@@ -45,6 +47,8 @@ _LETTERS = 200
 _ROUND_S = 1.0
 #: At the end of the grace: between SIGTERM and SIGKILL of work, and how long its failures may take to be committed.
 _KILL_GRACE_S, _LAST_COMMITS_S = 2.0, 5.0
+#: What taking the process apart may cost after that.
+_CLOSE_S = 8.0
 #: Without contact a Starter that is told to stop waits this long.
 _NO_CONTACT_S = 3.0
 
@@ -132,11 +136,14 @@ class Starter:
 
     # -- the loop ----------------------------------------------------------------------------------------------------------
 
-    def serve(self, guard: StallGuard) -> None:
+    def serve(self, guard: StallGuard, notifier: Notifier | None = None) -> None:
         """Runs until told to stop, or until another Starter has the name, or the cluster is not ours."""
         self._coordinator.listen(lambda state: self._mailbox.put(partial(self._on_session, state)))
         while not self._finished:
             guard.progress()
+            if notifier is not None:
+                self._tell(notifier)
+            failpoint("starter.round")
             letter = self._mailbox.get(self._wait_s())
             started_s = time.perf_counter()
             if letter is not None:
@@ -145,6 +152,20 @@ class Starter:
                     self._handle(more)
             self._handle(self._settle)
             self._metrics.pass_seconds.observe(time.perf_counter() - started_s)
+        if notifier is not None:
+            self._tell(notifier)
+
+    def _tell(self, notifier: Notifier) -> None:
+        """Ready once its nodes are registered; the status says what it does."""
+        if self._stop_s is not None:
+            notifier.stopping(within_s=self._stop_s - time.monotonic() + _KILL_GRACE_S + _LAST_COMMITS_S + _CLOSE_S)
+            notifier.tell("draining")
+            return
+        if self._was_acting:
+            notifier.ready()
+        drains = "; ".join(f"{agent.name} drained: {why}" for agent in self.agents.values() for why in agent.drains.values())
+        serving = f"serving {', '.join(self.agents)}" if self._was_acting else f"degraded: nothing is claimed, {self._why_not()}"
+        notifier.tell(f"{serving}; {drains}" if drains else serving)
 
     def _handle(self, letter: Call) -> None:
         try:

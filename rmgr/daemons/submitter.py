@@ -32,6 +32,8 @@ from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_routes import ClusterRoutes
 from rmgr.errors import ConfigError, CoordinationUnavailable, RmgrError, StoreUnavailable, WrongCluster
 from rmgr.model.node import Meta
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.notify import Notifier
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import StallGuard
 
@@ -95,6 +97,7 @@ class Watch:
         self._metrics = metrics
         self._log = log
         self._session = coordinator.session_id
+        self._state = SessionState.CONNECTED
         coordinator.listen(self._on_state)
 
     def look(self) -> None:
@@ -111,7 +114,13 @@ class Watch:
             raise WrongCluster(f"ZooKeeper {told}; cluster {self._meta.cluster_id} was there", hint="rmgr doctor")
         self._session = session
 
+    @property
+    def is_there(self) -> bool:
+        """ZooKeeper answers."""
+        return self._state is SessionState.CONNECTED
+
     def _on_state(self, state: SessionState) -> None:
+        self._state = state
         is_there = state is SessionState.CONNECTED
         self._server.set_healthy(is_there)
         self._metrics.connected.set(is_there)
@@ -184,13 +193,18 @@ def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta,
     stop = threading.Event()
     signals = SignalLetters(lambda _signal: stop.set())
     signals.install()
-    guard = StallGuard(STALL_S, name="the gateway's loop").start()
+    notifier = Notifier.from_environment()
+    guard = StallGuard(STALL_S, name="the gateway's loop", on_progress=notifier.beat).start()
     watch = Watch(coordinator, meta, server, metrics, log)
     try:
         while not stop.wait(_LOOK_S):
             guard.progress()
+            failpoint("submitter.round")
             watch.look()
+            notifier.ready()
+            notifier.tell(f"serving {len(sessions)} clients" if watch.is_there else "degraded: no contact with ZooKeeper")
     finally:
+        notifier.stopping()
         guard.stop()
         server.set_healthy(False)
         sessions.stop(GRACE_S, abandon=True)

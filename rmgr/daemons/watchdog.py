@@ -35,9 +35,11 @@ from rmgr.daemons.watchdog_election import Candidacy
 from rmgr.errors import CoordinationUnavailable, RmgrError, StoreUnavailable, Unavailable, WrongCluster
 from rmgr.model.node import EpochRecord, Meta
 from rmgr.runtime.advertise import advertised
+from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime.notify import Notifier
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import StallGuard
 
@@ -108,7 +110,7 @@ class Watchdog:
 
     # -- the loop
 
-    def serve(self, guard: StallGuard | None = None) -> None:
+    def serve(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
         """Until `stop`, or until the ensemble turns out to be another cluster's (`failure`)."""
         self._coordinator.listen(lambda state: self._mailbox.put(partial(self._on_session, state)))
         self._watch_lease()
@@ -116,6 +118,9 @@ class Watchdog:
             letter = self._mailbox.get(1.0)
             if guard is not None:
                 guard.progress()
+            if notifier is not None:
+                self._tell(notifier)
+            failpoint("watchdog.round")
             if letter is None:
                 continue
             started_s = time.perf_counter()
@@ -125,7 +130,20 @@ class Watchdog:
                 self._metrics.loop_errors.inc()
                 self._log.exception("watchdog_letter_failed")
             self._metrics.pass_seconds.observe(time.perf_counter() - started_s)
+        if notifier is not None:
+            notifier.stopping()
         self._end_reign("this process was asked to end")
+
+    def _tell(self, notifier: Notifier) -> None:
+        """Ready once it stands for election; the status says as what."""
+        if self._candidacy.is_standing:
+            notifier.ready()
+        if self.leader is not None:
+            notifier.tell(f"leading, epoch {self.leader.record.epoch}")
+        elif self._candidacy.is_standing:
+            notifier.tell("candidate, another WatchDog leads")
+        else:
+            notifier.tell("degraded: not standing for election" if self._session else "degraded: no session with ZooKeeper")
 
     def close(self) -> None:
         """Ends the session at once (the successor is told by its watch), then the threads. After `serve`."""
@@ -270,9 +288,10 @@ def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta,
     signals = SignalLetters(lambda _signal: watchdog.stop())
     signals.install()
     set_for_daemon()
-    guard = StallGuard(STALL_S, name="the WatchDog's loop").start()
+    notifier = Notifier.from_environment()
+    guard = StallGuard(STALL_S, name="the WatchDog's loop", on_progress=notifier.beat).start()
     try:
-        watchdog.serve(guard)
+        watchdog.serve(guard, notifier if notifier.is_on else None)
     finally:
         watchdog.close()  # first of all: the successor waits for it
         guard.stop()

@@ -61,6 +61,7 @@ class Candidacy:
         self._guid = ""  # of the entry: one a session, so that an old session's entry is never taken for ours
         self._turn = 0  # answers to questions of an earlier turn are not heard any more
         self._is_leading = False
+        self.is_standing = False  #: seen in the line, or leading
 
     def enter(self) -> None:
         """A new session: a new entry."""
@@ -73,6 +74,7 @@ class Candidacy:
         self._turn += 1
         self._guid = ""
         self._is_leading = False
+        self.is_standing = False
 
     def look(self) -> None:
         """Where do we stand? After a reconnection, a hint, or the end of a reign."""
@@ -102,6 +104,7 @@ class Candidacy:
             case First(name):
                 self._ask(self._coordinator.get(paths.EPOCH), partial(self._on_epoch, name))
             case Behind(name, predecessor):
+                self.is_standing = True
                 self._log.info("candidate_waits", candidate=name, leader=predecessor)
                 path = f"{paths.WATCHDOGS}/{predecessor}"
                 hint = partial(self._post, partial(self._hinted, self._turn))
@@ -125,7 +128,7 @@ class Candidacy:
             self._log.info("take_over_not_committed", epoch=record.epoch, outcome=type(outcome).__name__)
             self._later(self.look)
             return
-        self._is_leading = True
+        self._is_leading = self.is_standing = True
         failpoint("leader.after_take_over")
         self._leads(record, election.epoch_version(multi, outcome))
 

@@ -2,6 +2,7 @@
 
 A heartbeat thread alone proves nothing: kazoo pings from a thread of its own, and a process whose main loop is dead
 keeps its session, its leadership and its nodes for ever (reliability.md rule 25). Exit, and let the supervisor restart.
+The supervisor's own beats come from here too (`on_progress`), so that they stop with the loop, not with the process.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class StallGuard:
     limit_s: longest time between two calls of `progress`; longer than any pass of the loop may take.
     name: of the process, for the message.
     on_stall: instead of the exit (tests).
+    on_progress: is called by the loop's thread each time it comes round (the beats for systemd).
     """
 
     def __init__(
@@ -39,11 +41,13 @@ class StallGuard:
         *,
         name: str = "main loop",
         on_stall: Callable[[str], None] = _exit,
+        on_progress: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit_s = limit_s
         self._name = name
         self._on_stall = on_stall
+        self._on_progress = on_progress
         self._clock = clock
         self._last_s = clock()
         self._checked_s = clock()
@@ -53,6 +57,8 @@ class StallGuard:
     def progress(self) -> None:
         """The loop has come round. Cost: about 0.1 us."""
         self._last_s = self._clock()
+        if self._on_progress is not None:
+            self._on_progress()
 
     def start(self) -> Self:
         """Starts the guard's thread."""

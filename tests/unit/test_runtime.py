@@ -1,13 +1,15 @@
-"""Lease, back-off, failpoints, stall guard and signals."""
+"""Lease, back-off, failpoints, stall guard, signals, and the line to the service manager."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from rmgr.runtime import lease as lease_module
 from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import FailpointError, Failpoints, Trigger
 from rmgr.runtime.lease import Lease
+from rmgr.runtime.notify import Notifier
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import EXIT_CODE, StallGuard
 
@@ -192,3 +195,54 @@ def test_signals_are_given_back() -> None:
         letters.restore()
         letters.restore()
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+# -- the line to the service manager ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_what_systemd_is_told(tmp_path: Path, abstract: bool) -> None:
+    address = f"@rmgr-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    now = [100.0]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("\0" + address[1:] if abstract else address)
+        manager.settimeout(1.0)
+        environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "4000000", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
+        notifier = Notifier.from_environment(environ)
+        assert environ == {"HOME": "/"}, "work that is started must not speak in the daemon's name"
+        notifier._clock = lambda: now[0]
+        for at in (100.0, 100.5, 100.9, 101.0, 101.1):
+            now[0] = at
+            notifier.beat()
+        notifier.ready()
+        notifier.ready()
+        notifier.tell("leading,\nepoch 3")
+        notifier.tell("leading,\nepoch 3")
+        notifier.stopping(within_s=45)
+        notifier.stopping()
+        said = [manager.recv(1000).decode() for _ in range(5)]
+        assert said == ["WATCHDOG=1", "WATCHDOG=1", "READY=1", "STATUS=leading, epoch 3", "STOPPING=1\nEXTEND_TIMEOUT_USEC=45000000"]
+        manager.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            manager.recv(1)
+        notifier.close()
+    notifier.tell("nobody listens")
+
+
+def test_without_systemd_nothing_is_told(tmp_path: Path) -> None:
+    assert not Notifier.from_environment({}).is_on
+    gone = Notifier(str(tmp_path / "nobody"), beat_s=1.0)
+    gone.beat()  # the manager is gone: not the daemon's affair
+    gone.close()
+    other = Notifier.from_environment({"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"})
+    assert other._beat_s is None, "the beats of another process are expected"
+    other.close()
+
+
+def test_beats_come_from_the_loop_and_from_nowhere_else() -> None:
+    beats: list[int] = []
+    guard = StallGuard(10.0, on_stall=lambda _: None, on_progress=lambda: beats.append(threading.get_ident())).start()
+    guard.progress()
+    guard.check()
+    guard.stop()
+    assert beats == [threading.get_ident()] * 2

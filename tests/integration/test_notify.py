@@ -1,0 +1,88 @@
+"""Daemons under a service manager: READY=1 when they serve, beats from their main loop alone, STOPPING=1 when told to end."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.service_manager import Service
+
+#: The loop sleeps this long at a failpoint, well above the limit that the service manager sets.
+STALL_S = 4.0
+WATCHDOG_S = 1.6
+
+
+def environment(zookeeper: ZooKeeperServer, chroot: str, directory: Path, failpoint: str) -> dict[str, str]:
+    return {
+        "RMGR_ZK": f"{zookeeper.hosts}{chroot}",
+        "RMGR_STORE": f"sqlite:{directory / 'store.db'}",
+        "RMGR_CLUSTER_SESSION_TIMEOUT_S": "3",
+        "RMGR_FAILPOINT": failpoint,
+    }
+
+
+def metrics_answer(service: Service, event: str) -> bool:
+    """Another thread of the daemon is alive and serves."""
+    address = next(json.loads(line)["address"] for line in service.log.read_text().splitlines() if f'"{event}"' in line)
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=3) as page:
+        return page.status == 200
+
+
+def check_stall(service: Service, event: str) -> None:
+    """Beats come, stop while the loop sleeps although the process lives, and come again."""
+    service.until("it beats", lambda: len(service.times("WATCHDOG=1")) >= 3)
+    service.until("its beats stop", lambda: service.silence_s() > 1.3 * WATCHDOG_S, within=20)
+    assert service.process.poll() is None
+    assert metrics_answer(service, event), "the process is alive: a thread that beats would have gone on"
+    before = len(service.times("WATCHDOG=1"))
+    service.until("they come again", lambda: len(service.times("WATCHDOG=1")) > before)
+
+
+def test_a_watchdog_and_a_starter_tell_systemd_the_truth(zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> None:
+    stalls = f"watchdog.round:36=delay:{STALL_S},starter.round:14=delay:{STALL_S}"
+    variables = environment(zookeeper, chroot, tmp_path, stalls)
+    words = ("starter", "--node", "n1", "--cores", "1", "--work-dir", str(tmp_path / "work"))
+    with (
+        Service(tmp_path, "watchdog", environment=variables, watchdog_s=WATCHDOG_S) as watchdog,
+        Service(tmp_path, *words, environment=variables, watchdog_s=WATCHDOG_S, abstract=True) as starter,
+    ):
+        watchdog.until("it is ready", lambda: watchdog.times("READY=1"))
+        assert "reign_began" in watchdog.log.read_text(), "ready means that it stands for election"
+        watchdog.until("it says what it is", lambda: watchdog.status() == "leading, epoch 1")
+        starter.until("it is ready", lambda: starter.times("READY=1"))
+        assert '"registered"' in starter.log.read_text(), "ready means that its node is registered"
+        assert starter.status() == "serving n1"
+        with ThreadPoolExecutor(2) as both:
+            list(both.map(check_stall, (watchdog, starter), ("watchdog_listens", "starter_listens")))
+        assert starter.stop() == 0
+        assert starter.times("STOPPING=1")
+        extended = next(int(line.partition("=")[2]) for _, line in starter.said if line.startswith("EXTEND_TIMEOUT_USEC="))
+        assert extended > 30e6, "as long as its grace"
+        assert watchdog.stop() == 0
+        assert watchdog.times("STOPPING=1")
+        for service in (watchdog, starter):
+            assert len(service.times("READY=1")) == 1
+
+
+def test_nobody_is_ready_before_there_is_a_cluster(zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> None:
+    variables = environment(zookeeper, chroot, tmp_path, "") | {"RMGR_CLUSTER_CONNECT_TIMEOUT_S": "1"}
+    with Service(tmp_path, "submitter", environment=variables) as gateway:
+        gateway.process.wait(30)
+        assert gateway.process.returncode != 0
+        assert gateway.said == []
+
+
+def test_a_gateway_is_ready_when_it_listens_and_beats(live_cluster: object, tmp_path: Path) -> None:
+    from rmgr.dev.cluster import DevCluster
+
+    assert isinstance(live_cluster, DevCluster)
+    with Service(tmp_path, "submitter", environment=live_cluster.environment(), watchdog_s=4.0) as gateway:
+        gateway.until("it is ready", lambda: gateway.times("READY=1"))
+        assert '"submitter_listens"' in gateway.log.read_text()
+        gateway.until("it beats", lambda: len(gateway.times("WATCHDOG=1")) >= 2)
+        assert gateway.status() == "serving 0 clients"
+        assert gateway.stop() == 0
+        assert gateway.times("STOPPING=1")
