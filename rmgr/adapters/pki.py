@@ -254,12 +254,13 @@ def _leaf(
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
     names += [_host(host) for host in dict.fromkeys(dns)]
     end_s = ca.not_valid_after_utc.timestamp()
+    issuer_id = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = (
         _builder(subject, ca.subject, public_key, days, now_s, end_s)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.public_key()), critical=False)  # Python 3.13 asks for it
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_id), critical=False)  # 3.13 asks for it
     )
     if tls:
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if dns else [])]
