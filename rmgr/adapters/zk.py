@@ -44,9 +44,10 @@ from kazoo.retry import KazooRetry
 from kazoo.security import ACL, Id
 
 from rmgr.adapters.zk_link import LinkState, Trouble, ZkSecurity
+from rmgr.adapters.zk_probe import explain, look_at_all, tls_sentence
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.adapters.zk_wire import OPEN_ACL, Acl, end_session, four_letter
-from rmgr.errors import CoordinationUnavailable, NotConnected
+from rmgr.errors import ConfigError, PermissionDenied
 
 __all__ = ["OPEN_ACL", "Acl", "ZkCoordinator", "ZkSecurity", "end_session", "four_letter"]
 
@@ -68,10 +69,12 @@ _STATES = {
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threading handler without its worker threads: callbacks run where they arise, they only enqueue."""
 
-    def __init__(self, connect_timeout_s: float) -> None:
+    def __init__(self, connect_timeout_s: float, security: ZkSecurity) -> None:
         super().__init__()
         self._connect_timeout_s = connect_timeout_s
+        self._security = security
         self.last_error = ""
+        self.slow_servers = 0  # in a row; each is given twice the time of the one before
 
     def start(self) -> None:
         self._running = True
@@ -85,13 +88,33 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         except Exception:  # noqa: BLE001 - a raising watch must not end the connection thread
             _LOG.exception("watch_raised")
 
-    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs["timeout"] = self._connect_timeout_s
+    def create_connection(self, *_args: Any, **kwargs: Any) -> Any:
+        """A connection to `address`. kazoo's own would trust the operating system's authorities beside the cluster's."""
+        timeout_s = self._connect_timeout_s * 2 ** min(self.slow_servers, 3)
+        address = kwargs["address"]
         try:
-            return super().create_connection(*args, **kwargs)
+            made = socket.create_connection(address, timeout_s)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._security.tls:
+                try:
+                    made = self._security.context().wrap_socket(made, server_hostname=kwargs["hostname"])
+                except BaseException:
+                    made.close()
+                    raise
+        except TimeoutError:
+            self.slow_servers += 1
+            self.last_error = f"{address[0]}:{address[1]} does not answer within {timeout_s:.2g} s"
+            raise
+        except ssl.SSLError as error:
+            self.last_error = f"{address[0]}:{address[1]}: {tls_sentence(error)}"
+            raise
         except OSError as error:
             self.last_error = str(error)
             raise
+        except ConfigError as error:  # the file may come back: renewed certificates are moved into place
+            self.last_error = error.message
+            raise OSError(error.message) from error
+        return made
 
     def select(
         self, reads: list[Any], writes: list[Any], _errors: list[Any], timeout: float | None = None
@@ -118,7 +141,6 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self._sent_s: deque[float] = deque()
         self._pings_s: deque[float] = deque()
         self._woken = False
-        self._slow_handshakes = 0
         self._xid = 0
 
     def start(self) -> None:
@@ -148,23 +170,31 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self._sent_s.clear()
         self._pings_s.clear()
         started = time.monotonic()
-        read_timeout_ms, _ = super()._connect(host, hostip, port)
+        self.client.is_introducing = True
+        try:
+            read_timeout_ms, _ = super()._connect(host, hostip, port)
+        finally:
+            self.client.is_introducing = False
         self.handler.last_error = ""
         self._last_read_s = time.monotonic()
         self.last_answer_s = max(self.last_answer_s, started)
         self.client.session_timeout_s = negotiated_s = read_timeout_ms * 1.5 / 1000
         self._silence_s = negotiated_s / 3
-        self._slow_handshakes = 0
+        self.handler.slow_servers = 0
+        self.client.introduced()
         # The loop pings at half of this minus up to 0.4 s, and drops the link at the next unanswered turn.
         return self._silence_s * 1000, self._silence_s * 1000
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
-        # A server that accepts and then says nothing is left for the next one; a slow disk is given more each time.
-        timeout = self._silence_s * min(3.0, 1 + self._slow_handshakes / 2)
+        # A server that accepts and then says nothing is left for the next one, soon where there is one; a slow disk is given more
+        # each time.
+        first_s = self._silence_s if len(self.client.hosts) == 1 else max(0.3, self._silence_s * 0.3)
+        timeout = min(self._silence_s * 3, first_s * 2**self.handler.slow_servers)
         try:
             return super()._invoke(timeout, request, xid)
         except self.handler.timeout_exception:
-            self._slow_handshakes += 1
+            self.handler.slow_servers += 1
+            self.handler.last_error = f"a server accepts connections and says nothing for {timeout:.2g} s"
             raise
 
     def _send_ping(self, connect_timeout: float) -> None:
@@ -248,11 +278,12 @@ class _Client(KazooClient):  # type: ignore[misc]
     """One kazoo client for one session, or for the continuation of one; a `zk_link.Link`."""
 
     def __init__(
-        self, hosts: str, *, owner: SessionCoordinator, session_timeout_s: float, security: ZkSecurity, session: tuple[int, bytes] | None
+        self, hosts: str, *, owner: ZkCoordinator, session_timeout_s: float, security: ZkSecurity, session: tuple[int, bytes] | None
     ) -> None:
         self._owner = owner
         self.session_timeout_s = session_timeout_s
-        handler = _Handler(max(0.3, session_timeout_s / 10))
+        self.is_introducing = False
+        handler = _Handler(max(0.3, session_timeout_s / 10), security)
         super().__init__(
             hosts=hosts,
             timeout=session_timeout_s,
@@ -264,13 +295,7 @@ class _Client(KazooClient):  # type: ignore[misc]
             read_only=False,
             randomize_hosts=True,
             auth_data=[(security.auth_scheme, security.auth_credential)] if security.auth_scheme else None,
-            use_ssl=security.tls,
-            ca=security.ca_file or None,
-            certfile=security.cert_file or None,
-            keyfile=security.key_file or None,
-            keyfile_password=security.key_password or None,
-            verify_certs=security.verify,
-            check_hostname=security.tls and security.verify and security.check_hostname,
+            use_ssl=security.tls,  # for kazoo's log; the handler connects
         )
         self._connection = _Connection(self, self._conn_retry.copy())
 
@@ -278,11 +303,19 @@ class _Client(KazooClient):  # type: ignore[misc]
         if state == self._state:
             return
         if state == KeeperState.AUTH_FAILED:
-            self.handler.last_error = "ZooKeeper refuses the identity (authentication failed)"
+            self._owner.identity_refused = True
         link_state = _STATES.get(state, LinkState.DEAD)
+        if link_state is LinkState.CONNECTED and self.is_introducing:
+            super()._session_callback(state)  # told to nobody until the server knows who we are: it may refuse that
+            return
         self._owner.link_changing(self, link_state)  # before kazoo fails what is pending
         super()._session_callback(state)
         self._owner.link_changed(self, link_state)
+
+    def introduced(self) -> None:
+        """The session is there and the server has taken the identity: now it is connected."""
+        self._owner.identity_refused = False
+        self._owner.link_changed(self, LinkState.CONNECTED)
 
     def push(self, request: Any, reply: Any) -> None:
         self._queue.append((request, reply))
@@ -369,25 +402,39 @@ class ZkCoordinator(SessionCoordinator):
         self.hosts, _, prefix = hosts.partition("/")
         self._wanted_timeout_s = session_timeout_s
         self._security = security or ZkSecurity()
+        self.identity_refused = False  #: the server has turned down who we say we are; the link tries again, with pauses
         super().__init__(f"{prefix}/{chroot.strip('/')}", acl=acl, window=window)
 
     @classmethod
     def connect(cls, hosts: str, chroot: str = "", *, connect_timeout_s: float = 5.0, **options: Any) -> ZkCoordinator:
         """A connected coordinator; `options` as the constructor.
 
-        Raises: NotConnected when no server listens at `hosts`; CoordinationUnavailable when one does and gives no
-            session within `connect_timeout_s` (no quorum, or TLS on one side only).
+        Raises: as `require_connected`.
         """
         coordinator = cls(hosts, chroot, **options)
-        if coordinator.wait_connected(connect_timeout_s):
-            return coordinator
-        error = coordinator._link.last_error
-        coordinator.close(timeout_s=1.0)
-        if error:
-            msg = f"no ZooKeeper at {coordinator.hosts}: {error}"
-            raise NotConnected(msg, hint="start a cluster with `rmgr dev`, or name one with --zk or RMGR_ZK")
-        msg = f"ZooKeeper at {coordinator.hosts} gave no session within {connect_timeout_s:g} s"
-        raise CoordinationUnavailable(msg, hint="has the ensemble a quorum, and is TLS on at both ends? `rmgr doctor` tells")
+        try:
+            coordinator.require_connected(connect_timeout_s)
+        except BaseException:
+            coordinator.close(timeout_s=1.0)
+            raise
+        return coordinator
+
+    def require_connected(self, timeout_s: float) -> None:
+        """Waits for the session.
+
+        Raises: NotConnected when no server answers; CoordinationUnavailable when some do and give no session (no quorum);
+            PermissionDenied when the identity is refused. Each names every server and what it does.
+        """
+        end = time.monotonic() + timeout_s
+        while not self.wait_connected(max(0.0, min(0.2, end - time.monotonic()))):
+            if self.identity_refused:  # it will not change its mind
+                msg = f"ZooKeeper at {self.hosts} refuses the identity of this process (authentication failed)"
+                raise PermissionDenied(msg, hint="do [security] dir and zookeeper_tls fit this cluster? rmgr doctor looks closer")
+            if time.monotonic() >= end:
+                break
+        else:
+            return
+        raise explain(self.hosts, look_at_all(self.hosts, self._security), timeout_s)
 
     def _open(self, session: tuple[int, bytes] | None) -> _Client:
         client = _Client(self.hosts, owner=self, session_timeout_s=self._wanted_timeout_s, security=self._security, session=session)

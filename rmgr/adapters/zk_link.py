@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
 from rmgr.adapters.zk_wire import Acl
+from rmgr.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,29 @@ class ZkSecurity:
     check_hostname: bool = True
     auth_scheme: str = ""
     auth_credential: str = field(default="", repr=False)
+
+    def context(self) -> ssl.SSLContext:
+        """How a connection is protected. The files are read each time: certificates are renewed while daemons run.
+
+        With a `ca_file` nobody else's word counts, the authorities of the operating system included.
+        Raises: ConfigError naming the file that is missing or unusable.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = self.verify and self.check_hostname
+        context.verify_mode = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
+        at = self.ca_file
+        try:
+            if self.ca_file:
+                context.load_verify_locations(self.ca_file)
+            else:
+                context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+            at = f"{self.cert_file}, {self.key_file}"
+            if self.cert_file and self.key_file:
+                context.load_cert_chain(self.cert_file, self.key_file, self.key_password or None)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"{at}: {error.strerror or error}", hint="[security] dir must name a complete bundle: rmgr doctor") from error
+        return context
 
 
 class Trouble(Enum):

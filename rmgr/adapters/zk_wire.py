@@ -7,7 +7,9 @@ Also the few bytes of raw protocol that tests and `rmgr doctor` need: four-lette
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import struct
 import time
 from dataclasses import dataclass
@@ -139,22 +141,24 @@ def decode_multi(multi: Multi, root: str, buffer: bytes | bytearray, offset: int
 # -- raw protocol for doctors and tests -----------------------------------------------------------------------------
 
 
-def four_letter(host: str, port: int, word: str, *, timeout_s: float = 2.0) -> str:
-    """The server's answer to a four-letter word (`ruok`, `srvr`, `mntr`): plain TCP, whitelist permitting.
+def four_letter(host: str, port: int, word: str, *, timeout_s: float = 2.0, tls: ssl.SSLContext | None = None) -> str:
+    """The server's answer to a four-letter word (`ruok`, `srvr`, `mntr`): TCP, or TLS with `tls`; whitelist permitting.
 
     Raises: Unavailable when there is no answer within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     parts: list[bytes] = []
     try:
-        with socket.create_connection((host, port), timeout=timeout_s) as link:
-            link.sendall(word.encode())
-            while True:
-                link.settimeout(max(0.001, deadline - time.monotonic()))
-                part = link.recv(65536)
-                if not part:
-                    break
-                parts.append(part)
+        with socket.create_connection((host, port), timeout=timeout_s) as plain:
+            plain.settimeout(max(0.001, deadline - time.monotonic()))
+            with tls.wrap_socket(plain, server_hostname=host) if tls else contextlib.nullcontext(plain) as link:
+                link.sendall(word.encode())
+                while True:
+                    link.settimeout(max(0.001, deadline - time.monotonic()))
+                    part = link.recv(65536)
+                    if not part:
+                        break
+                    parts.append(part)
     except OSError as error:
         msg = f"ZooKeeper at {host}:{port} does not answer '{word}': {error}"
         raise Unavailable(msg, hint="is the server running, and is the word in its 4lw.commands.whitelist?") from error

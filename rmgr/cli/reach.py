@@ -36,8 +36,10 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
     try:
         if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
             session.note(f"ZooKeeper at {hosts} does not answer; waiting up to {wait_s:.0f} s")
-            if not coordinator.wait_connected(max(0.1, end - time.monotonic())):
-                raise NotConnected(f"no ZooKeeper answers at {hosts}", hint=_nobody_there(session))
+            try:
+                coordinator.require_connected(max(0.1, end - time.monotonic()))
+            except NotConnected as error:
+                raise NotConnected(error.message, hint=_nobody_there(session)) from error
         meta = verify(coordinator, config.cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
         belong_together(session, tree=meta.cluster_id)
     except BaseException:

@@ -35,7 +35,7 @@ from rmgr.daemons.starter_node import NodeAgent, Shared
 from rmgr.daemons.starter_records import Records, expander
 from rmgr.daemons.starter_registry import Identity, Registry
 from rmgr.daemons.starter_service import NodeAnswering
-from rmgr.errors import ConfigError, CoordinationUnavailable, StoreUnavailable
+from rmgr.errors import ConfigError, StoreUnavailable
 from rmgr.model.ids import check_name
 from rmgr.model.node import Meta
 from rmgr.model.resources import Capacity, NodeAttributes
@@ -68,10 +68,7 @@ def run(config: Config) -> int:
     coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s)
     try:
         wait_s = config.cluster.connect_timeout_s
-        if not coordinator.wait_connected(wait_s):
-            raise CoordinationUnavailable(
-                f"no ZooKeeper answers at {hosts} within {wait_s:.0f} s", hint="is it running? rmgr doctor looks closer"
-            )
+        coordinator.require_connected(wait_s)
         store = _open_store(config)
         meta = verify(coordinator, config.cluster.cluster_id or remembered(store), wait_s=_META_WAIT_S)
         store.bind_cluster(meta.cluster_id)

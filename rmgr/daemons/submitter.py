@@ -146,10 +146,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
     wait_s = config.cluster.connect_timeout_s
     coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s)
     try:
-        if not coordinator.wait_connected(wait_s):
-            raise CoordinationUnavailable(
-                f"no ZooKeeper answers at {hosts} within {wait_s:.0f} s", hint="is it running? rmgr doctor looks closer"
-            )
+        coordinator.require_connected(wait_s)
         store = _open_store(config.cluster.store, wait_s)
         try:
             meta = verify(coordinator, config.cluster.cluster_id or remembered(store, timeout_s=wait_s), wait_s=wait_s)

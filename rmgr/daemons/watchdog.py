@@ -32,7 +32,7 @@ from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.daemons.leader_view import LeaderAnswering
 from rmgr.daemons.watchdog_election import Candidacy
-from rmgr.errors import CoordinationUnavailable, RmgrError, StoreUnavailable, Unavailable, WrongCluster
+from rmgr.errors import RmgrError, StoreUnavailable, Unavailable, WrongCluster
 from rmgr.model.node import EpochRecord, Meta
 from rmgr.runtime.advertise import advertised
 from rmgr.runtime.failpoint import failpoint
@@ -255,10 +255,7 @@ def run(config: Config) -> int:
     coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s)
     try:
         wait_s = config.cluster.connect_timeout_s
-        if not coordinator.wait_connected(wait_s):
-            raise CoordinationUnavailable(
-                f"no ZooKeeper answers at {hosts} within {wait_s:.0f} s", hint="is it running? rmgr doctor looks closer"
-            )
+        coordinator.require_connected(wait_s)
         store = _open_store(config)
         meta = set_up(coordinator, store, config.cluster.cluster_id)
         log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store)

@@ -179,11 +179,11 @@ def test_the_connection_comes_back_when_its_thread_died(proxied: tuple[ZkCoordin
 def test_nobody_listening_is_told_apart_from_nobody_answering() -> None:
     with pytest.raises(NotConnected) as refused:
         ZkCoordinator.connect(f"127.0.0.1:{free_port()}", "/t", connect_timeout_s=0.5)
-    assert "refused" in refused.value.message
+    assert "it refuses connections" in refused.value.message
     assert refused.value.hint
-    with pytest.raises(NotConnected, match="no host name resolves"):
-        ZkCoordinator.connect("nowhere.invalid:2181", "/t", connect_timeout_s=1.0)
-    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(CoordinationUnavailable):
+    with pytest.raises(NotConnected, match="the name does not resolve"):
+        ZkCoordinator.connect("nowhere.invalid:2181", "/t", connect_timeout_s=0.5)
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(CoordinationUnavailable, match="it does not answer"):
         ZkCoordinator.connect(f"127.0.0.1:{mute.getsockname()[1]}", "/t", connect_timeout_s=0.5)
 
 

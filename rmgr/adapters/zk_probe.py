@@ -1,0 +1,142 @@
+"""Why there is no session: each server of an ensemble looked at by itself, all at once, and one sentence about them.
+
+Needs no session and no rights: a TCP connection (TLS where the cluster uses it) and the four-letter word `srvr`.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rmgr.adapters.zk_link import ZkSecurity
+from rmgr.adapters.zk_wire import four_letter
+from rmgr.errors import CoordinationUnavailable, NotConnected, RmgrError, Unavailable
+
+_STANDARD_PORT = 2181
+
+
+class Finding(StrEnum):
+    """What one server does."""
+
+    SERVES = "serves"
+    ANSWERS = "answers and does not tell its state (srvr is not in its 4lw.commands.whitelist)"
+    NO_QUORUM = "answers, and has no quorum"
+    REFUSES = "refuses connections"
+    SILENT = "does not answer"
+    UNKNOWN = "has no address: the name does not resolve"
+    UNREACHABLE = "cannot be reached"
+    CLOSES = "closes the connection"
+    TLS = "fails the TLS handshake"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What was seen of one server. report: the answer to `srvr`."""
+
+    server: str
+    finding: Finding
+    detail: str = ""
+    report: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """`zk1:2181 refuses connections`."""
+        return f"{self.server} {self.what}"
+
+    @property
+    def what(self) -> str:
+        """`refuses connections`."""
+        return f"{self.finding}" + (f" ({self.detail})" if self.detail else "")
+
+
+def split_hosts(hosts: str) -> list[str]:
+    """`zk1:2181, zk2` -> ["zk1:2181", "zk2:2181"]."""
+    servers = [server.strip() for server in hosts.partition("/")[0].split(",") if server.strip()]
+    return [server if server.rpartition(":")[2].isdigit() and ":" in server else f"{server}:{_STANDARD_PORT}" for server in servers]
+
+
+def look(server: str, security: ZkSecurity | None = None, *, timeout_s: float = 1.0) -> Look:
+    """Looks at one server. Never raises for what the server does. Cost: up to `timeout_s`, a name's resolution comes on top."""
+    host, _, port = server.rpartition(":")
+    security = security or ZkSecurity()
+    try:
+        text = four_letter(host.strip("[]"), int(port), "srvr", timeout_s=timeout_s, tls=security.context() if security.tls else None)
+    except Unavailable as error:
+        return _why(server, error.__cause__, timeout_s)
+    if "Mode:" in text:
+        return Look(server=server, finding=Finding.SERVES, report=text)
+    if "not in the whitelist" in text:
+        return Look(server=server, finding=Finding.ANSWERS)
+    if "not currently serving" in text:
+        return Look(server=server, finding=Finding.NO_QUORUM)
+    return Look(server=server, finding=Finding.CLOSES, detail="" if security.tls else "is it a port for TLS? [security] zookeeper_tls")
+
+
+def look_at_all(hosts: str, security: ZkSecurity | None = None, *, timeout_s: float = 1.0) -> list[Look]:
+    """Looks at every server at the same time; one whose name takes longer to resolve is SILENT."""
+    servers = split_hosts(hosts)
+    seen: list[Look] = [Look(server=server, finding=Finding.SILENT, detail=f"{timeout_s:g} s") for server in servers]
+
+    def put(index: int) -> None:
+        seen[index] = look(servers[index], security, timeout_s=timeout_s)
+
+    threads = [threading.Thread(target=put, args=(index,), name="zookeeper-look", daemon=True) for index in range(len(servers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_s + 0.5)
+    return list(seen)
+
+
+def explain(hosts: str, looks: Sequence[Look], waited_s: float) -> RmgrError:
+    """The error for "no session within `waited_s`": names every server, what it does, and what to do about it."""
+    found = {look.finding for look in looks}
+    sentences = "; ".join(look.sentence for look in looks) if len(looks) > 1 else "".join(f"it {look.what}" for look in looks)
+    if Finding.SERVES in found:
+        return CoordinationUnavailable(
+            f"ZooKeeper at {hosts} gave no session within {waited_s:g} s: {sentences}",
+            hint="it is overloaded, or the way there loses data: try again with a longer --timeout; its log tells more",
+        )
+    if Finding.TLS in found:
+        return NotConnected(
+            f"no ZooKeeper at {hosts}: {sentences}",
+            hint="the certificate of a server and ca.crt of the bundle must belong together, be in date and name the host: rmgr doctor",
+        )
+    if found & {Finding.ANSWERS, Finding.NO_QUORUM}:
+        hint = f"more than half of the {len(looks)} servers must run: start the others"
+        return CoordinationUnavailable(f"ZooKeeper at {hosts} has no quorum: {sentences}", hint=hint)
+    if found & {Finding.SILENT, Finding.CLOSES}:
+        hint = "does it hang, is a firewall in between, is TLS on at both ends? rmgr doctor looks closer"
+        return CoordinationUnavailable(f"ZooKeeper at {hosts} gave no session within {waited_s:g} s: {sentences}", hint=hint)
+    return NotConnected(f"no ZooKeeper at {hosts}: {sentences}", hint="start a cluster with `rmgr dev`, or name one with --zk or RMGR_ZK")
+
+
+def _why(server: str, cause: BaseException | None, timeout_s: float) -> Look:
+    match cause:
+        case ssl.SSLCertVerificationError():
+            return Look(server=server, finding=Finding.TLS, detail=tls_sentence(cause))
+        case ssl.SSLError():
+            return Look(server=server, finding=Finding.TLS, detail=tls_sentence(cause))
+        case TimeoutError():
+            return Look(server=server, finding=Finding.SILENT, detail=f"{timeout_s:g} s")
+        case ConnectionRefusedError():
+            return Look(server=server, finding=Finding.REFUSES)
+        case socket.gaierror():
+            return Look(server=server, finding=Finding.UNKNOWN)
+        case ConnectionError():
+            return Look(server=server, finding=Finding.CLOSES)
+        case OSError():
+            return Look(server=server, finding=Finding.UNREACHABLE, detail=cause.strerror or str(cause))
+    return Look(server=server, finding=Finding.UNREACHABLE, detail=str(cause))
+
+
+def tls_sentence(error: ssl.SSLError) -> str:
+    """What went wrong in a handshake, without OpenSSL's numbers."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return str(error.verify_message)
+    reason = (error.reason or str(error)).replace("_", " ").lower()
+    return "it does not speak TLS" if reason in {"wrong version number", "record layer failure"} else reason
