@@ -46,16 +46,23 @@ class SlotCgroup:
     def _all(self) -> list[Path]:
         return ([self._unified] if self._unified is not None else []) + list(self._v1.values())
 
-    def add(self, pid: int, *, uid: int = -1, gid: int = -1) -> None:
+    def add(self, pid: int) -> None:
         """Puts a spawner in before it has started anything. Raises: OSError."""
+        for door in self.doors:
+            _write(Path(door), str(pid))
+
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """The files that take the pid of a spawner."""
+        return tuple(str((path / "main" if path is self._unified else path) / "cgroup.procs") for path in self._all())
+
+    def give(self, uid: int, gid: int) -> None:
+        """A user may make groups of his own below these, and move his processes among them; the limits here stay root's."""
         for path in self._all():
-            _write((path / "main" if path is self._unified else path) / "cgroup.procs", str(pid))
-        if uid >= 0:
-            for path in self._all():
-                for directory in (path, path / "main"):
-                    for entry in (directory, directory / "cgroup.procs", directory / "cgroup.kill", directory / "cgroup.subtree_control"):
-                        if entry.exists():
-                            os.chown(entry, uid, gid)
+            for directory in (path, path / "main"):
+                for entry in (directory, directory / "cgroup.procs", directory / "cgroup.kill", directory / "cgroup.subtree_control"):
+                    if entry.exists():
+                        os.chown(entry, uid, gid)
 
     @property
     def unified(self) -> str:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -36,10 +37,11 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from rmgr.adapters import leftovers
+from rmgr.adapters import distrust, leftovers
+from rmgr.adapters.accounts import Account, acting
 from rmgr.adapters.cgroup import CgroupConfig, Cgroups, SlotCgroup
 from rmgr.adapters.channel import Channel, Loop
 from rmgr.adapters.worker import Worker, WorkerSpec
@@ -58,11 +60,12 @@ from rmgr.model.states import Reason
 from rmgr.runner.board import Board
 from rmgr.runner.outputs import read_live
 
-__all__ = ["CgroupConfig", "NodeRunner", "Slot", "Worker", "WorkerSpec"]
+__all__ = ["Account", "CgroupConfig", "NodeRunner", "Slot", "Worker", "WorkerSpec"]
 
 #: Variables of the Starter that never reach work.
 _PRIVATE = ("RMGR_", "NOTIFY_SOCKET", "WATCHDOG_", "LISTEN_")
 _ROOT = str(Path(__file__).resolve().parents[2])
+_BECOME = str(Path(__file__).resolve().parents[1] / "runner" / "privileges.py")
 
 
 class NodeRunner:
@@ -76,7 +79,7 @@ class NodeRunner:
         cgroups: where to make cgroups; None = none.
         pids_limit: processes and threads of one slot, where the system can limit them; 0 = no limit.
         environ: environment of work; default: this process's without RMGR_* and the service manager's variables.
-        no_new_privs: setuid programs gain nothing in work.
+        no_new_privs: setuid programs gain nothing in work (of accounts they never do).
     Cost: a thread; a spawner of about 12 MiB a slot.
     """
 
@@ -103,7 +106,7 @@ class NodeRunner:
         self.cache.mkdir(exist_ok=True)
         self.environ = dict(environ) if environ is not None else {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
         self.lease_end_ns = 0
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[str, Slot] = {}  #: by name: a place may have a spawner for each of several users
         self._on_events = on_events
         self._seq = itertools.count(1)
         self._opened = itertools.count(1)
@@ -116,14 +119,15 @@ class NodeRunner:
         """The number of one attempt of one task on this node; numbers grow, send them in that order."""
         return next(self._seq)
 
-    def open_slot(self, number: int, *, python: str = "", uid: int = -1, gid: int = -1, groups: tuple[int, ...] = ()) -> Slot:
+    def open_slot(self, number: int, *, python: str = "", account: Account | None = None) -> Slot:
         """Starts a spawner; `SlotUp` follows (about 0.1 s), work may be given at once.
 
-        python: interpreter of its workers (rmgr must be importable there), "" = this one. uid, gid, groups: who its
-        work runs as. Raises: OSError when it cannot be started (no memory, no descriptors, full disk).
+        python: interpreter of its workers (rmgr must be importable there), "" = this one. account: who it and its work
+        run as (this process must be root then), None = as this process. Raises: OSError when it cannot be started (no
+        memory, no descriptors, full disk).
         """
-        slot = Slot(self, number, next(self._opened), python=python or sys.executable, uid=uid, gid=gid, groups=groups)
-        self.slots[number] = slot
+        slot = Slot(self, number, next(self._opened), python=python or sys.executable, account=account)
+        self.slots[slot.name] = slot
         return slot
 
     def put_file(self, name: str, data: bytes) -> str:
@@ -179,10 +183,9 @@ class NodeRunner:
 class Slot:
     """One place to run work in: a spawner, at most one command at a time, and its Python workers."""
 
-    def __init__(
-        self, runner: NodeRunner, number: int, serial: int, *, python: str, uid: int, gid: int, groups: tuple[int, ...]
-    ) -> None:
+    def __init__(self, runner: NodeRunner, number: int, serial: int, *, python: str, account: Account | None) -> None:
         self.runner = runner
+        self.account = account
         self.number = number
         self.name = f"s{number}-{serial}"
         self.directory = runner.directory / self.name
@@ -198,16 +201,18 @@ class Slot:
         self._board: Board | None = None
         self._closing = False
         self._gone = threading.Event()
-        self.directory.mkdir(mode=0o755)
-        if uid >= 0:
-            os.chown(self.directory, uid, gid)
+        self.directory.mkdir(mode=0o755 if account is None else 0o700)
+        if account is not None:
+            os.chown(self.directory, account.uid, account.gid)
         self._cgroup = group = runner.slot_cgroup(self.name)
+        if group is not None and account is not None:
+            group.give(account.uid, account.gid)
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [python, "-P", "-m", "rmgr.runner.spawner", str(theirs.fileno())],
+                self._command(python, theirs.fileno()),
                 stdin=subprocess.DEVNULL,
-                cwd=self.directory,
+                cwd=self.directory if account is None else "/",
                 env=self._environ(),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -219,8 +224,8 @@ class Slot:
             theirs.close()
         self.pid = self._process.pid
         leftovers.record_spawner(runner.directory, self.name, pid=self.pid, marker=self.marker)
-        if group is not None:
-            group.add(self.pid, uid=uid, gid=gid)
+        if group is not None and account is None:
+            group.add(self.pid)
         self._channel = Channel(
             runner.loop, ours, frames.FromSpawner, on_frames=self._on_frames, on_end=self._on_end, passes_fds=True
         )
@@ -234,16 +239,31 @@ class Slot:
                 freezer=group.v1("freezer") if group is not None else "",
                 memory=group.v1("memory") if group is not None else "",
                 pids=group.v1("pids") if group is not None else "",
-                uid=uid,
-                gid=gid,
-                groups=groups,
                 no_new_privs=runner.no_new_privs,
                 lease_end_ns=runner.lease_end_ns,
             )
         )
 
+    def _command(self, python: str, fd: int) -> list[str]:
+        """The spawner; for an account, what first becomes that account (in this interpreter, which is trusted: `python` may be his)."""
+        argv = [python, "-P", "-m", "rmgr.runner.spawner", str(fd)]
+        account = self.account
+        if account is None:
+            return argv
+        plan = {
+            "uid": account.uid,
+            "gid": account.gid,
+            "groups": account.groups,
+            "cgroups": self._cgroup.doors if self._cgroup is not None else (),
+            "fd": fd,
+            "directory": str(self.directory),
+            "argv": argv,
+        }
+        return [sys.executable, "-I", "-S", _BECOME, json.dumps(plan)]
+
     def _environ(self) -> dict[str, str]:
-        environ = self.runner.environ | {"RMGR_SLOT": self.marker}
+        environ = self.runner.environ if self.account is None else self.account.environment(self.runner.environ)
+        environ = environ | {"RMGR_SLOT": self.marker}
         environ["RMGR_SPAWNER_PYTHONPATH"] = environ.get("PYTHONPATH", "")
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, environ.get("PYTHONPATH", ""))))
         return environ
@@ -315,7 +335,8 @@ class Slot:
             started = self._commands.get(seq)
         if started is None:
             return None
-        read = read_live(started.out if stream == "stdout" else started.err, offset, limit, started.cap)
+        with acting(self.account):
+            read = read_live(started.out if stream == "stdout" else started.err, offset, limit, started.cap)
         with self._lock:
             return read if seq in self._commands else None
 
@@ -342,37 +363,59 @@ class Slot:
     # -- the selector thread's side ------------------------------------------------------------------------------------
 
     def _on_frames(self, received: list[object], fds: list[int]) -> None:
-        for frame in received:
-            match frame:
-                case frames.SpawnerUp():
-                    board = fds.pop(0)
-                    self._board = Board(board)
-                    os.close(board)
-                    self.is_up, self.features = True, frame.features
-                    self.runner.emit(SlotUp(self, frame.pid, frame.features))
-                case frames.WorkerForked():
-                    sock, board = fds.pop(0), fds.pop(0)
-                    leftovers.record_spawner(self.runner.directory, f"{self.name}.w{frame.worker}", pid=frame.pid, marker=self.marker)
-                    self.workers[frame.worker].attach(frame.pid, frame.directory, sock, board)
-                case frames.WorkerGone():
-                    self._worker_gone(frame)
-                case frames.CommandEnds():
-                    with self._lock:
-                        for started in frame.started:
-                            self._commands[started.seq] = started
-                        for end in frame.ends:
-                            self._commands.pop(end.seq, None)
-                    if frame.started:
-                        self.runner.emit(CommandsStarted(self, frame.started))
-                    if frame.ends:
-                        self.runner.emit(CommandsEnded(self, frame.ends))
-                case frames.CommandsReturned():
-                    with self._lock:
-                        for seq in frame.seqs:
-                            self._commands.pop(seq, None)
-                    self.runner.emit(TasksReturned(self, None, frame.seqs, frame.reason))
-                case frames.Surprise():
-                    self.runner.emit(Surprised(self, frame.what, frame.detail))
+        with self.guarded():
+            for frame in received:
+                self._on_frame(frame, fds)
+
+    def _on_frame(self, frame: object, fds: list[int]) -> None:
+        match frame:
+            case frames.SpawnerUp():
+                distrust.check_process(self.pid, self.account)
+                distrust.check_board(fds[0], self.account)
+                board = fds.pop(0)
+                self._board = Board(board)
+                os.close(board)
+                self.is_up, self.features = True, frame.features
+                self.runner.emit(SlotUp(self, frame.pid, frame.features))
+            case frames.WorkerForked():
+                distrust.check_process(frame.pid, self.account)
+                distrust.check_board(fds[1], self.account)
+                sock, board = fds.pop(0), fds.pop(0)
+                leftovers.record_spawner(self.runner.directory, f"{self.name}.w{frame.worker}", pid=frame.pid, marker=self.marker)
+                self.workers[frame.worker].attach(frame.pid, frame.directory, sock, board)
+            case frames.WorkerGone():
+                distrust.check_output(frame.out, frame.err)
+                self._worker_gone(frame)
+            case frames.CommandEnds():
+                for end in frame.ends:
+                    distrust.check_end(end, self.account)
+                with self._lock:
+                    for started in frame.started:
+                        self._commands[started.seq] = started
+                    for end in frame.ends:
+                        self._commands.pop(end.seq, None)
+                if frame.started:
+                    self.runner.emit(CommandsStarted(self, frame.started))
+                if frame.ends:
+                    self.runner.emit(CommandsEnded(self, frame.ends))
+            case frames.CommandsReturned():
+                with self._lock:
+                    for seq in frame.seqs:
+                        self._commands.pop(seq, None)
+                self.runner.emit(TasksReturned(self, None, frame.seqs, frame.reason))
+            case frames.Surprise():
+                self.runner.emit(Surprised(self, frame.what, frame.detail))
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """What a user's processes tell may make no sense: his slot ends then, the Starter goes on."""
+        try:
+            yield
+        except distrust.NONSENSE as error:
+            if self.account is None:
+                raise
+            self.runner.emit(Surprised(self, "imposture", f"work of {self.account.name}: {type(error).__name__}: {error}"))
+            self.kill()
 
     def _worker_gone(self, gone: WorkerGone) -> None:
         with self._lock:
@@ -404,8 +447,7 @@ class Slot:
         if self._cgroup is not None:
             self._cgroup.close()
         leftovers.forget(self.runner.directory, self.name)
-        if self.runner.slots.get(self.number) is self:
-            del self.runner.slots[self.number]
+        self.runner.slots.pop(self.name, None)
         events: list[WorkEvent] = [Surprised(self, "leftovers", f"{killed} processes of {self.marker}")] if killed else []
         events.append(
             SlotLost(

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from rmgr.adapters import distrust
+from rmgr.adapters.accounts import acting
 from rmgr.adapters.channel import Channel
 from rmgr.adapters.workevents import (
     TasksEnded,
@@ -173,7 +175,8 @@ class Worker:
             cap = board.output_cap
         except ValueError:  # it has just ended: the board is closed
             return None
-        read = read_live(os.path.join(self.directory, stream), offset, limit, cap)
+        with acting(self.slot.account):
+            read = read_live(os.path.join(self.directory, stream), offset, limit, cap)
         return read if self.running()[0] == seq else None
 
     # -- the selector thread's side ----------------------------------------------------------------------------------
@@ -242,6 +245,10 @@ class Worker:
         )
 
     def _on_frames(self, received: list[object], _fds: list[int]) -> None:
+        with self.slot.guarded():
+            self._take(received)
+
+    def _take(self, received: list[object]) -> None:
         self._heard = True
         events: list[WorkEvent] = []
         for frame in received:
@@ -268,6 +275,7 @@ class Worker:
                     self.is_ready = True
                     events.append(WorkerReady(self.slot, self))
                 case frames.WorkerRefused():
+                    distrust.check_output(frame.out, frame.err)
                     self._refuse(frame.error, frame.summary, frame.initializer, frame.out, frame.err)
                 case frames.Leaving():
                     self.is_leaving = True
@@ -279,6 +287,9 @@ class Worker:
 
     def _account(self, ends: tuple[TaskEnd, ...]) -> tuple[TaskEnd, ...]:
         """Those not accounted for before (a result may arrive by the socket and from the board)."""
+        if self.slot.account is not None:
+            for end in ends:
+                distrust.check_end(end, self.slot.account)
         with self._lock:
             self._highest = max(self._highest, ends[-1].seq)
             pop = self._outstanding.pop
@@ -351,9 +362,10 @@ class Worker:
             return
         data, count = self._board.unsent()
         if count:
-            known = self._account(_ends.decode(b"\xdd" + count.to_bytes(4, "big") + data))
-            if known:
-                self.slot.runner.emit(TasksEnded(self.slot, self, known))
+            with self.slot.guarded():
+                known = self._account(_ends.decode(b"\xdd" + count.to_bytes(4, "big") + data))
+                if known:
+                    self.slot.runner.emit(TasksEnded(self.slot, self, known))
 
 
 def _parts(batch: TaskBatch) -> list[TaskBatch]:

@@ -74,7 +74,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=1):
     directory, "" = none; the spawner and its commands live in its child `main`, workers and isolated commands in
     children of their own. freezer, memory, pids: the same in v1 hierarchies, "" = none. has_memory: the v2 children can
     limit memory.
-    uid, gid, groups: who to become, -1 = nobody else. no_new_privs: setuid programs gain nothing.
+    no_new_privs: setuid programs gain nothing.
     """
 
     slot: int
@@ -85,9 +85,6 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=1):
     memory: str = ""
     pids: str = ""
     has_memory: bool = False
-    uid: int = -1
-    gid: int = -1
-    groups: tuple[int, ...] = ()
     no_new_privs: bool = False
     lease_end_ns: int = 0
 

@@ -12,6 +12,7 @@ than any store stays invisible.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import tempfile
@@ -41,11 +42,13 @@ _NUMBER = {reason: number for number, reason in enumerate(_REASONS)}
 def create_board() -> int:
     """Descriptor of a new, zeroed board (memory where the system has memfd, else an unlinked file)."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("rmgr-board", os.MFD_CLOEXEC)
+        fd = os.memfd_create("rmgr-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
         fd, path = tempfile.mkstemp(prefix="rmgr-board-")
         os.unlink(path)
     os.ftruncate(fd, SIZE)
+    if hasattr(os, "memfd_create"):  # whoever maps it may rely on its size, whoever else has it
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return fd
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import os
 import sys
 import time
 
@@ -55,12 +54,3 @@ def oom_kills() -> int:
             if line.startswith(b"oom_kill "):
                 return int(line.split()[1])
     return 0
-
-
-def become(uid: int, gid: int, groups: tuple[int, ...]) -> None:
-    """Drops to another user for good. Raises: OSError."""
-    if gid >= 0:
-        os.setgroups(groups or (gid,))
-        os.setresgid(gid, gid, gid)
-    if uid >= 0:
-        os.setresuid(uid, uid, uid)

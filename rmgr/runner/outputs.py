@@ -98,7 +98,7 @@ def read_live(path: str, offset: int, limit: int, cap: int) -> tuple[bytes, int]
     what is missed, and what follows the gap. `limit` does not count that line.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:

@@ -29,7 +29,7 @@ from rmgr.runner.board import Board, create_board
 from rmgr.runner.command import Launcher
 from rmgr.runner.commands import Commands
 from rmgr.runner.contain import Children, Forks, Group, kill_strangers, send_group, write_file
-from rmgr.runner.kernel import CLOCK, become, become_subreaper, forbid_new_privileges, prefer_for_oom
+from rmgr.runner.kernel import CLOCK, become_subreaper, forbid_new_privileges, prefer_for_oom
 from rmgr.runner.workers import Workers
 
 _MS = 1_000_000
@@ -388,7 +388,6 @@ def main(fd: int) -> None:
     prefer_for_oom(_OOM_SCORE)
     try:
         os.chdir(setup.directory)
-        become(setup.uid, setup.gid, setup.groups)
     except OSError as error:
         control.sendall(frames.encode(frames.Surprise("spawner_failed", f"{error}")))
         raise SystemExit(1) from None

@@ -12,7 +12,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from rmgr.adapters.process import Slot, Worker, WorkerSpec
+from rmgr.adapters.process import Account, Slot, Worker, WorkerSpec
 from rmgr.adapters.workevents import (
     SlotUp,
     TasksEnded,
@@ -297,8 +297,8 @@ def test_work_runs_as_another_user_without_new_privileges(tmp_path_factory: pyte
     directory = Path(tempfile.mkdtemp(prefix="rmgr-test-", dir="/tmp"))
     directory.chmod(0o755)
     try:
-        with WorkNode(directory / "run", no_new_privs=True) as node:
-            slot = node.slot(0, uid=65534, gid=65534)
+        with WorkNode(directory / "run") as node:
+            slot = node.slot(0, account=Account(name="nobody", uid=65534, gid=65534, groups=(65534,)))
             end = node.end_of(node.shell(slot, "id -u; id -g; id -G; grep NoNewPrivs /proc/self/status; touch mine && echo wrote"))
             assert end.out.data == b"65534\n65534\n65534\nNoNewPrivs:\t1\nwrote\n", end
             worker = node.worker(slot)
