@@ -6,7 +6,6 @@ codes with `code` and `hint` in the trailing metadata, and arrive as the same cl
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +16,28 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from rmgr import errors
+from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.rpc_auth import Doorkeeper, Refused, ServerIdentity, open_channel
 from rmgr.adapters.rpc_convert import from_message, to_message
+from rmgr.adapters.rpc_errors import ERROR_KEY, fail, named_error, rebuild
+from rmgr.model.identity import Role
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
 from rmgr.v1 import leader_pb2, leader_pb2_grpc, node_pb2, node_pb2_grpc
+
+__all__ = [
+    "ERROR_KEY",
+    "LeaderAnswers",
+    "LeaderClient",
+    "LogPiece",
+    "NodeAnswers",
+    "NodeClient",
+    "NodeStats",
+    "RpcServer",
+    "RunningTask",
+    "fail",
+    "named_error",
+    "rebuild",
+]
 
 #: Longest message either side accepts: gRPC's own default, kept on purpose; larger things are streamed.
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -35,23 +53,8 @@ OPTIONS = (
 )
 #: Metadata of a call through a gateway: the endpoint of the daemon that is to answer it.
 TARGET_KEY = "rmgr-endpoint"
-#: Trailing metadata of a failed call: class, code and hint of the error.
-ERROR_KEY = "rmgr-error"
-#: A message of an error is cut after so many characters: it travels in a header, and headers are limited.
-_ERROR_CHARS = 2000
 #: A reply of `Jobs` stays below the message limit at about 1 KiB a job.
 MAX_JOBS_PER_REPLY = 3000
-
-_STATUS = {
-    "USAGE": grpc.StatusCode.INVALID_ARGUMENT,
-    "NOT_FOUND": grpc.StatusCode.NOT_FOUND,
-    "PERMISSION": grpc.StatusCode.PERMISSION_DENIED,
-    "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
-    "RESOURCE_EXHAUSTED": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "INFEASIBLE": grpc.StatusCode.FAILED_PRECONDITION,
-    "CONFLICT": grpc.StatusCode.ABORTED,
-}
-
 
 # -- what a daemon answers ------------------------------------------------------------------------------------------------
 
@@ -146,16 +149,31 @@ class RpcServer:
 
     Args:
         listen: HOST:PORT, port 0 = any free one. threads: handlers at once (a followed log holds one).
+        credentials: callers must show a certificate of the same cluster (`rpc_auth`); None: an open cluster.
+        is_revoked, refused: see `rpc_auth.Doorkeeper`.
     """
 
-    def __init__(self, listen: str, *, threads: int = 32) -> None:
+    def __init__(
+        self,
+        listen: str,
+        *,
+        threads: int = 32,
+        credentials: Credentials | None = None,
+        is_revoked: Callable[[str], bool] = lambda _: False,
+        refused: Refused | None = None,
+    ) -> None:
+        self._identity = ServerIdentity(credentials) if credentials is not None else None
+        doors = [Doorkeeper(credentials.identity.cluster, is_revoked=is_revoked, refused=refused)] if credentials is not None else []
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
-        self._server = grpc.server(self._pool, options=OPTIONS, maximum_concurrent_rpcs=threads * 4)
+        self._server = grpc.server(self._pool, options=OPTIONS, maximum_concurrent_rpcs=threads * 4, interceptors=doors)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         host = listen.rpartition(":")[0]
         try:
-            port = self._server.add_insecure_port(listen)
+            if self._identity is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                port = self._server.add_secure_port(listen, self._identity.credentials)
         except RuntimeError as error:
             raise errors.Unavailable(f"cannot listen on {listen}: {error}", hint="is the port taken? use port 0 for a free one") from error
         self.endpoint = f"{host}:{port}"
@@ -177,6 +195,11 @@ class RpcServer:
         self._server.start()
         self.set_healthy(True)
 
+    def renew(self, credentials: Credentials) -> None:
+        """Shows a renewed certificate from now on."""
+        if self._identity is not None:
+            self._identity.renew(credentials)
+
     def set_healthy(self, healthy: bool) -> None:
         """What the health service says of the whole daemon."""
         status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -187,13 +210,6 @@ class RpcServer:
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 1.0)
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def fail(context: grpc.ServicerContext, error: errors.RmgrError) -> None:
-    """Ends a call with `error`; raises, so that the handler ends as well."""
-    told = {"type": type(error).__name__, "code": error.code, "hint": error.hint[:_ERROR_CHARS]}
-    context.set_trailing_metadata(((ERROR_KEY, json.dumps(told)),))
-    context.abort(_STATUS.get(error.code, grpc.StatusCode.INTERNAL), error.message[:_ERROR_CHARS])
 
 
 def _answer(context: grpc.ServicerContext, call: Callable[[], Any]) -> Any:
@@ -272,13 +288,15 @@ class _NodeServicer(node_pb2_grpc.NodeServicer):
 class _Client:
     """A channel to one endpoint; every call has a deadline and raises errors of `rmgr.errors`.
 
-    via: endpoint of a gateway that passes the calls on, "" = none.
+    via: endpoint of a gateway that passes the calls on, "" = none. credentials: who we are, None in an open cluster.
     """
 
-    def __init__(self, endpoint: str, *, timeout_s: float = 5.0, via: str = "") -> None:
+    role: Role  #: what the other end must prove to be
+
+    def __init__(self, endpoint: str, *, timeout_s: float = 5.0, via: str = "", credentials: Credentials | None = None) -> None:
         self.endpoint = endpoint
         self.timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(via or endpoint, options=OPTIONS)
+        self._channel = open_channel(via or endpoint, credentials, Role.SUBMITTER if via else self.role, OPTIONS)
         self._metadata = ((TARGET_KEY, endpoint),) if via else ()
 
     def close(self) -> None:
@@ -306,30 +324,10 @@ class _Client:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def named_error(name: str, message: str, hint: str) -> errors.RmgrError:
-    """The error of class `name` of `rmgr.errors`; a class that this release does not know is an RmgrError."""
-    kind = getattr(errors, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, errors.RmgrError)):
-        kind = errors.RmgrError
-    made = kind.__new__(kind)
-    errors.RmgrError.__init__(made, message, hint=hint)
-    return made
-
-
-def rebuild(error: grpc.RpcError, endpoint: str) -> errors.RmgrError:
-    """The error of the peer as its own class, or Unavailable when there was no answer."""
-    trailing = dict(error.trailing_metadata() or ())  # type: ignore[attr-defined]
-    if ERROR_KEY in trailing:
-        told = json.loads(trailing[ERROR_KEY])
-        return named_error(told["type"], error.details() or "", told["hint"])  # type: ignore[attr-defined]
-    code = error.code()  # type: ignore[attr-defined]
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return errors.Unavailable(f"{endpoint} did not answer in time", hint="rmgr doctor")
-    return errors.Unavailable(f"{endpoint} cannot be reached ({code.name.lower().replace('_', ' ')})", hint="rmgr doctor")
-
-
 class LeaderClient(_Client):
     """Questions to the leading WatchDog."""
+
+    role = Role.WATCHDOG
 
     def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
         """Submissions, oldest first."""
@@ -360,6 +358,8 @@ class LeaderClient(_Client):
 
 class NodeClient(_Client):
     """Questions to a Starter."""
+
+    role = Role.STARTER
 
     def logs(
         self,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc_gateway_dial import Gateways
 from rmgr.adapters.rpc_gateway_link import GatewayLink
 from rmgr.adapters.zk_ops import Watch, to_stamped
@@ -28,23 +29,28 @@ class GatewayCoordinator(SessionCoordinator):
     Args:
         session_timeout_s: asked for; `session_timeout_s` says what it became.
         window: most operations on the way at once.
+        credentials: who we are, None in an open cluster.
     """
 
     _link: GatewayLink
 
-    def __init__(self, gateways: str, *, session_timeout_s: float = 10.0, window: int = 256) -> None:
-        self._gateways = Gateways(gateways)
+    def __init__(
+        self, gateways: str, *, session_timeout_s: float = 10.0, window: int = 256, credentials: Credentials | None = None
+    ) -> None:
+        self._gateways = Gateways(gateways, credentials)
         self._wanted_timeout_s = session_timeout_s
         super().__init__("", window=window)
 
     @classmethod
-    def connect(cls, gateways: str, *, session_timeout_s: float = 10.0, connect_timeout_s: float = 5.0) -> GatewayCoordinator:
+    def connect(
+        cls, gateways: str, *, session_timeout_s: float = 10.0, connect_timeout_s: float = 5.0, credentials: Credentials | None = None
+    ) -> GatewayCoordinator:
         """A connected coordinator.
 
         Raises: NotConnected when no gateway answers; CoordinationUnavailable when one does and ZooKeeper gives it no
             session within `connect_timeout_s`; what the gateway said when it turned this client away (PermissionDenied, ...).
         """
-        coordinator = cls(gateways, session_timeout_s=session_timeout_s)
+        coordinator = cls(gateways, session_timeout_s=session_timeout_s, credentials=credentials)
         try:
             coordinator.wait_ready(connect_timeout_s)
         except BaseException:

@@ -10,13 +10,14 @@ from urllib.parse import quote
 
 import grpc
 
+from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import OPTIONS
+from rmgr.adapters.rpc_auth import USER_KEY, open_channel
 from rmgr.errors import UsageError
+from rmgr.model.identity import Role
 
 #: Version of the messages of gateway.proto.
 VERSION = 1
-#: Metadata of every call: the user, percent-encoded.
-USER_KEY = "rmgr-user"
 #: A connection of its own for each purpose, so that a large value does not stand before a heartbeat.
 _OPTIONS = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
 
@@ -24,11 +25,13 @@ _OPTIONS = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_mes
 class Gateways:
     """Args:
     text: "HOST:PORT,HOST:PORT"; a client begins with any of them and goes on to the next when one fails.
+    credentials: who we are, None in an open cluster.
 
     Raises: UsageError. Thread-safe.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
         self.endpoints = tuple(parse(part) for part in text.split(",") if part.strip())
         if not self.endpoints:
             raise UsageError(f"{text!r} names no gateway", hint="--gateway HOST:PORT, or several: HOST:PORT,HOST:PORT")
@@ -57,7 +60,7 @@ class Gateways:
             if self._closed:
                 raise ValueError("closed")
             if endpoint not in self._channels:
-                self._channels[endpoint] = grpc.insecure_channel(endpoint, options=_OPTIONS)
+                self._channels[endpoint] = open_channel(endpoint, self._credentials, Role.SUBMITTER, _OPTIONS)
             return self._channels[endpoint]
 
     def close(self) -> None:
@@ -78,7 +81,7 @@ def parse(text: str) -> str:
 
 
 def user_name() -> str:
-    """Who this process works for, as the gateway is told."""
+    """Who this process works for, as the gateway of an open cluster is told."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):

@@ -11,8 +11,11 @@ from typing import Any, Protocol
 
 import grpc
 
+from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import ERROR_KEY, OPTIONS, TARGET_KEY, fail
+from rmgr.adapters.rpc_auth import caller_of, open_channel, speaking_for
 from rmgr.errors import QueueFull, RmgrError, Unavailable
+from rmgr.model.identity import Role
 
 LEADER_METHODS = ("Jobs", "Nodes", "Queues", "Status", "Explain")
 NODE_METHODS = ("Running", "Stats")
@@ -40,10 +43,14 @@ class Routes(Protocol):
 
 
 class Forwarder:
-    """The servicers of `rmgr.v1.Leader` and `rmgr.v1.Node` in a gateway."""
+    """The servicers of `rmgr.v1.Leader` and `rmgr.v1.Node` in a gateway.
 
-    def __init__(self, routes: Routes) -> None:
+    credentials: the gateway's own, None in an open cluster. Daemons are told for whom it speaks.
+    """
+
+    def __init__(self, routes: Routes, *, credentials: Credentials | None = None) -> None:
         self._routes = routes
+        self._credentials = credentials
         self._channels: dict[str, grpc.Channel] = {}
         self._lock = threading.Lock()
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
@@ -69,10 +76,10 @@ class Forwarder:
     def _unary(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Any]:
         def pass_on(request: bytes, context: grpc.ServicerContext) -> Any:
             endpoint = self._target(context, route)
-            call = self._channel(endpoint).unary_unary(f"/rmgr.v1.{service}/{name}")
+            call = self._channel(endpoint, service).unary_unary(f"/rmgr.v1.{service}/{name}")
             self._routes.count("passed_on", name)
             try:
-                return call(request, timeout=_left_s(context) or _DEFAULT_S)
+                return call(request, timeout=_left_s(context) or _DEFAULT_S, metadata=speaking_for(caller_of(context)))
             except grpc.RpcError as error:
                 return self._failed(context, endpoint, error)
 
@@ -84,7 +91,8 @@ class Forwarder:
             if not self._streams.acquire(blocking=False):
                 fail(context, QueueFull(f"{MAX_STREAMS} logs are followed through this gateway already"))
             try:
-                call = self._channel(endpoint).unary_stream(f"/rmgr.v1.{service}/{name}")(request, timeout=_left_s(context))
+                begin = self._channel(endpoint, service).unary_stream(f"/rmgr.v1.{service}/{name}")
+                call = begin(request, timeout=_left_s(context), metadata=speaking_for(caller_of(context)))
                 self._routes.count("passed_on", name)
                 if not context.add_callback(call.cancel):
                     call.cancel()
@@ -109,10 +117,11 @@ class Forwarder:
             fail(context, error)
             raise
 
-    def _channel(self, endpoint: str) -> grpc.Channel:
+    def _channel(self, endpoint: str, service: str) -> grpc.Channel:
+        role = Role.WATCHDOG if service == "Leader" else Role.STARTER
         with self._lock:
             if endpoint not in self._channels:
-                self._channels[endpoint] = grpc.insecure_channel(endpoint, options=OPTIONS)
+                self._channels[endpoint] = open_channel(endpoint, self._credentials, role, OPTIONS)
             return self._channels[endpoint]
 
     def _forget(self, endpoint: str) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
-from urllib.parse import unquote
 
 import grpc
 
 from rmgr.adapters.rpc import fail
-from rmgr.adapters.rpc_gateway_dial import USER_KEY
+from rmgr.adapters.rpc_auth import caller_of
 from rmgr.adapters.rpc_gateway_server import Gate
 from rmgr.adapters.rpc_gateway_store import MESSAGE_BYTES, PAGE_KEYS
 from rmgr.coord.ports import Encoding, Store
@@ -198,8 +197,7 @@ class _Call:
         self._gate = gate
         self._room = room
         self._context = context
-        metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
-        self._user = unquote(metadata.get(USER_KEY, ""))
+        self._caller = caller_of(context)
 
     @property
     def store(self) -> Store:
@@ -211,7 +209,7 @@ class _Call:
         return _DEFAULT_S if left_s is None else min(_LONGEST_S, left_s)
 
     def permit(self, verb: str, keys: list[str]) -> None:
-        self._gate.permit_store(self._user, verb, keys)
+        self._gate.permit_store(self._caller, verb, keys)
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
         self._gate.count(what, kind, amount)

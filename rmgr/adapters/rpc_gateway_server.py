@@ -10,20 +10,22 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import grpc
 
 from rmgr.adapters.rpc import fail
+from rmgr.adapters.rpc_auth import Caller, caller_of
 from rmgr.adapters.rpc_gateway_convert import error_to, multi_from, outcome_to, stat_to, znode_to
 from rmgr.adapters.rpc_gateway_dial import VERSION
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Create, Exists, Multi, Stamped, Stat, Unknown
 from rmgr.coord.ports import SessionState, Store
-from rmgr.errors import CoordinationUnavailable, QueueFull, RequestTooLarge, RmgrError, StateConflict, UsageError
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, QueueFull, RequestTooLarge, RmgrError, StateConflict, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 
 #: Requests of one session under way; our own clients stay far below.
@@ -46,21 +48,21 @@ _LOOK_S = 0.5
 
 
 class Gate(Protocol):
-    """What the daemon decides and counts. Called on threads of the server."""
+    """What the daemon decides and counts. Called on threads of the server. caller: who the client is, as his certificate says."""
 
     endpoint: str
     store: Store
 
-    def open(self, user: str, session_timeout_s: float) -> SessionCoordinator:
+    def open(self, caller: Caller, session_timeout_s: float) -> SessionCoordinator:
         """A session of its own, that connects in the background."""
 
-    def permit_commit(self, user: str, multi: Multi) -> None:
+    def permit_commit(self, caller: Caller, multi: Multi) -> None:
         """Raises PermissionDenied."""
 
-    def permit_create(self, user: str, path: str) -> None:
+    def permit_create(self, caller: Caller, path: str) -> None:
         """Raises PermissionDenied."""
 
-    def permit_store(self, user: str, verb: str, keys: Sequence[str]) -> None:
+    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
         """verb: PUT, DELETE, SWEEP, BIND; reading is free. Raises PermissionDenied."""
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
@@ -71,11 +73,12 @@ class Sessions:
     """The servicer of `rmgr.v1.Gateway`.
 
     Args:
-        most: sessions at once.
+        most: sessions at once. is_revoked: told the key_id of a client now and then; his session ends when it says True.
     """
 
-    def __init__(self, gate: Gate, *, most: int = 200) -> None:
+    def __init__(self, gate: Gate, *, most: int = 200, is_revoked: Callable[[str], bool] = lambda _: False) -> None:
         self._gate = gate
+        self._is_revoked = is_revoked
         self._most = most
         self._live: set[_Session] = set()
         self._lock = threading.Lock()
@@ -138,13 +141,15 @@ class Sessions:
             now = time.monotonic()
             for session in live:
                 session.look(now)
+                if session.key_id and self._is_revoked(session.key_id):
+                    session.say(PermissionDenied("your key was revoked", hint="ask the cluster's admin for a new one"))
 
 
 class _Session:
     def __init__(self, gate: Gate, context: grpc.ServicerContext) -> None:
         self._gate = gate
         self._context = context
-        self._user = ""
+        self._caller = Caller()
         self._coordinator: SessionCoordinator | None = None
         self._out: queue.SimpleQueue[tuple[Any, ...] | RmgrError | None] = queue.SimpleQueue()
         self._moved = threading.Condition()
@@ -162,6 +167,11 @@ class _Session:
 
     # -- life
 
+    @property
+    def key_id(self) -> str:
+        """Of the client's key, "" in an open cluster and before his first word."""
+        return self._caller.identity.key_id if self._caller.identity is not None else ""
+
     def run(self, requests: Iterator[Any]) -> Iterator[Any]:
         """What the client is told, until one side ends it."""
         if not self._context.add_callback(self._gone):
@@ -174,9 +184,10 @@ class _Session:
             raise UsageError("the first message of a session is a hello")
         least_s, most_s = _TIMEOUTS_S
         timeout_s = min(most_s, max(least_s, hello.session_timeout_ms / 1000))
-        self._user = hello.user
+        caller = caller_of(self._context)
+        self._caller = replace(caller, claimed=hello.user) if caller.is_open else caller
         self._silence_s = timeout_s
-        self._coordinator = self._gate.open(hello.user, timeout_s)
+        self._coordinator = self._gate.open(self._caller, timeout_s)
         self._gate.count("sessions", "opened")
         self._coordinator.listen(self._on_state)
         threading.Thread(target=self._read, args=(requests,), name="gateway-reader", daemon=True).start()
@@ -285,7 +296,7 @@ class _Session:
             multi = multi_from(ask.commit)
             for path in (multi.proof.path, *(op.path for op in multi.ops), *((multi.guard.path,) if multi.guard else ())):
                 check_path(path)
-            self._gate.permit_commit(self._user, multi)
+            self._gate.permit_commit(self._caller, multi)
             future = coordinator.commit(multi, timeout_s=timeout_s)
             future.add_done_callback(lambda done: self._gate.count("committed", f"{multi.name} {_outcome_name(done)}"))
             return future
@@ -293,7 +304,7 @@ class _Session:
             return coordinator.sync(timeout_s=timeout_s)
         if kind == "create":
             path = check_path(ask.create)
-            self._gate.permit_create(self._user, path)
+            self._gate.permit_create(self._caller, path)
             return coordinator.commit(Multi(name="MAKE", ops=(Create(path),), proof=Exists(path)), timeout_s=timeout_s)
         if kind not in {"get", "stat", "children"}:
             raise UsageError("unknown kind of request", hint="is the client newer than the gateway? rmgr version")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import ERROR_KEY, rebuild
 from rmgr.adapters.rpc_gateway_dial import Gateways, user_metadata
 from rmgr.adapters.store_rules import CHUNK_BYTES, Deadline, check_key, check_limit, check_prefix, check_size, expiry_ms, key_exists, pieces
@@ -35,10 +36,13 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
 
 
 class GatewayStore:
-    """A `Store` (coord/ports.py) behind `gateways` ("HOST:PORT,..."). Opens nothing until it is asked."""
+    """A `Store` (coord/ports.py) behind `gateways` ("HOST:PORT,..."). Opens nothing until it is asked.
 
-    def __init__(self, gateways: str) -> None:
-        self._gateways = Gateways(gateways)
+    credentials: who we are, None in an open cluster.
+    """
+
+    def __init__(self, gateways: str, *, credentials: Credentials | None = None) -> None:
+        self._gateways = Gateways(gateways, credentials)
         self._metadata = user_metadata()
         self._closed = False
 

@@ -17,6 +17,7 @@ from prometheus_client import start_http_server
 
 from rmgr import log as logs
 from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway_forward import MAX_STREAMS, Forwarder
 from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
@@ -58,32 +59,32 @@ class Gateway:
         self._metrics = metrics
         self._log = log
 
-    def open(self, user: str, session_timeout_s: float) -> SessionCoordinator:
+    def open(self, caller: Caller, session_timeout_s: float) -> SessionCoordinator:
         """See `Gate`."""
-        self._log.info("gateway_session_opened", user=user, timeout_s=session_timeout_s)
+        self._log.info("gateway_session_opened", user=caller.user, timeout_s=session_timeout_s)
         return ZkCoordinator(self._hosts, self._chroot, session_timeout_s=session_timeout_s)
 
-    def permit_commit(self, user: str, multi: Multi) -> None:
+    def permit_commit(self, caller: Caller, multi: Multi) -> None:
         """See `Gate`."""
-        self._permit(user, multi.name, lambda: submitter_rights.check_commit(user, multi))
+        self._permit(caller, multi.name, lambda: submitter_rights.check_commit(caller.user, multi))
 
-    def permit_create(self, user: str, path: str) -> None:
+    def permit_create(self, caller: Caller, path: str) -> None:
         """See `Gate`."""
-        self._permit(user, "MAKE", lambda: submitter_rights.check_create(user, path))
+        self._permit(caller, "MAKE", lambda: submitter_rights.check_create(caller.user, path))
 
-    def permit_store(self, user: str, verb: str, keys: Sequence[str]) -> None:
+    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
         """See `Gate`."""
-        self._permit(user, verb, lambda: submitter_rights.check_store(user, verb, keys))
+        self._permit(caller, verb, lambda: submitter_rights.check_store(caller.user, verb, keys))
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
         """See `Gate`."""
         self._metrics.count(what, kind, amount)
 
-    def _permit(self, user: str, op: str, check: Any) -> None:
+    def _permit(self, caller: Caller, op: str, check: Any) -> None:
         try:
             check()
         except RmgrError as error:
-            self._log.warning("gateway_refused", user=user, op=op, why=error.message)
+            self._log.warning("gateway_refused", user=caller.user, op=op, why=error.message)
             raise
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway import GatewayCoordinator
 from rmgr.adapters.rpc_gateway_rows import Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
@@ -29,14 +30,14 @@ class OpenGate:
         self.counts: dict[tuple[str, str], float] = {}
         self._connect = connect
 
-    def open(self, user: str, session_timeout_s: float) -> SessionCoordinator:
+    def open(self, caller: Caller, session_timeout_s: float) -> SessionCoordinator:
         assert self._connect is not None
         self.opened.append(self._connect(session_timeout_s))
         return self.opened[-1]
 
-    def permit_commit(self, user: str, multi: Multi) -> None: ...
-    def permit_create(self, user: str, path: str) -> None: ...
-    def permit_store(self, user: str, verb: str, keys: Sequence[str]) -> None: ...
+    def permit_commit(self, caller: Caller, multi: Multi) -> None: ...
+    def permit_create(self, caller: Caller, path: str) -> None: ...
+    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None: ...
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
         self.counts[what, kind] = self.counts.get((what, kind), 0) + amount

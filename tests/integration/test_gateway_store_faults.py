@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters import rpc_gateway_rows
+from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway_store import GatewayStore
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
@@ -186,8 +187,8 @@ def test_without_any_gateway_a_call_ends_in_time(two: Two) -> None:
 
 def test_refusals_arrive_as_what_they_are(behind: Store) -> None:
     class Strict(OpenGate):
-        def permit_store(self, user: str, verb: str, keys: Sequence[str]) -> None:
-            raise PermissionDenied(f"{verb} {list(keys)}: not for {user}")
+        def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
+            raise PermissionDenied(f"{verb} {list(keys)}: not for {caller.user}")
 
     server = GatewayServer(Strict(store=behind))
     store = GatewayStore(server.endpoint)

@@ -1,0 +1,207 @@
+"""Who calls, and what he may call: mutual TLS for every gRPC channel and server of a secured cluster, denied by default.
+
+A server asks every caller for a certificate of the cluster's authority; `METHODS` says which roles may call which method,
+and what is not listed there nobody may. A client names the role that it expects to find (`<role>.rmgr` in the server's
+certificate), so addresses do not matter. Without credentials (an open cluster, on loopback only) nothing is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+import grpc
+
+from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.pki import KEY_SCHEME
+from rmgr.adapters.rpc_errors import fail
+from rmgr.errors import PermissionDenied, UsageError
+from rmgr.model.identity import Identity, Role, parse_uri
+
+#: Metadata of a call: the user, percent-encoded. Believed from gateways only; in an open cluster from everybody.
+USER_KEY = "rmgr-user"
+#: And his role: `user` or `operator`.
+ROLE_KEY = "rmgr-role"
+
+_PEOPLE = frozenset({Role.USER, Role.OPERATOR, Role.ADMIN})
+_ASKERS = _PEOPLE | {Role.SUBMITTER}
+_DAEMONS = frozenset({Role.WATCHDOG, Role.STARTER, Role.SUBMITTER})
+_STORE = ("Put", "PutRows", "Write", "Get", "GetMany", "Read", "Head", "Delete", "Keys", "Usage", "Sweep", "Bind", "Health")
+#: Full name of a method -> roles that may call it.
+METHODS: dict[str, frozenset[Role]] = {
+    **{f"/rmgr.v1.Leader/{name}": _ASKERS for name in ("Jobs", "Nodes", "Queues", "Status", "Explain")},
+    **{f"/rmgr.v1.Node/{name}": _ASKERS for name in ("Logs", "Running", "Stats")},
+    "/rmgr.v1.Gateway/Session": _PEOPLE,
+    **{f"/rmgr.v1.Store/{name}": _PEOPLE for name in _STORE},
+    "/rmgr.v1.Join/Redeem": frozenset({Role.JOIN}),
+    "/rmgr.v1.Join/Renew": _DAEMONS,
+    **{f"/grpc.health.v1.Health/{name}": frozenset(Role) for name in ("Check", "Watch", "List")},
+}
+
+#: (method, who called or None, why): for the audit.
+Refused = Callable[[str, Identity | None, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who makes a call.
+
+    identity: the holder of the connection's certificate, None in an open cluster. on_behalf_of: the person a gateway
+    speaks for. claimed: the user that the caller of an open cluster says he is.
+    """
+
+    identity: Identity | None = None
+    on_behalf_of: Identity | None = None
+    claimed: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """An open cluster: nobody is asked who he is, everybody may do everything."""
+        return self.identity is None
+
+    @property
+    def who(self) -> Identity | None:
+        """Whose wish the call is."""
+        return self.on_behalf_of or self.identity
+
+    @property
+    def user(self) -> str:
+        """His name; "" = not known, or not a person (a gateway that speaks for nobody)."""
+        if self.identity is None:
+            return self.claimed
+        who = self.on_behalf_of or self.identity
+        return who.name if who.is_person or who.role is Role.ADMIN else ""
+
+    def is_operator(self, operators: Iterable[str] = ()) -> bool:
+        """May act on everybody's work: an operator or admin by certificate, or a user whose name is among `operators`."""
+        who = self.who
+        if who is None:
+            return True
+        return who.role in (Role.OPERATOR, Role.ADMIN) or (who.role is Role.USER and who.name in tuple(operators))
+
+
+def caller_of(context: grpc.ServicerContext) -> Caller:
+    """Who makes this call. Cost: 10 us. Raises PermissionDenied when his certificate names nobody."""
+    metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+    told = unquote(metadata.get(USER_KEY, ""))
+    names = context.auth_context().get("x509_subject_alternative_name")
+    if context.auth_context().get("transport_security_type") != [b"ssl"]:
+        return Caller(claimed=told)
+    identity = _identity([name.decode("utf-8", "replace") for name in names or ()])
+    person: Identity | None = None
+    if identity.role is Role.SUBMITTER and told:
+        role = Role.OPERATOR if metadata.get(ROLE_KEY) == Role.OPERATOR else Role.USER
+        person = Identity(name=told, role=role, cluster=identity.cluster)
+    return Caller(identity=identity, on_behalf_of=person)
+
+
+def speaking_for(caller: Caller) -> tuple[tuple[str, str], ...]:
+    """Metadata with which a gateway passes a call of `caller` on."""
+    role = Role.OPERATOR if not caller.is_open and caller.is_operator() else Role.USER
+    return ((USER_KEY, quote(caller.user)), (ROLE_KEY, role.value)) if caller.user else ()
+
+
+def open_channel(endpoint: str, credentials: Credentials | None, role: Role, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+    """A channel to a daemon that must prove to be a `role` of the cluster; a plain one without credentials."""
+    if credentials is None:
+        return grpc.insecure_channel(endpoint, options=options)
+    certificate, key = credentials.tls_pair
+    secured = grpc.ssl_channel_credentials(credentials.ca_pem, key, certificate)
+    return grpc.secure_channel(endpoint, secured, options=(*options, ("grpc.ssl_target_name_override", f"{role}.rmgr")))
+
+
+class ServerIdentity:
+    """The certificate that a server shows. `renew` changes it for connections made from then on, without a restart."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._now = self._shown = credentials
+
+    def renew(self, credentials: Credentials) -> None:
+        """After the bundle's files were renewed."""
+        self._now = credentials
+
+    @property
+    def credentials(self) -> grpc.ServerCredentials:
+        """For `Server.add_secure_port`: whoever has no certificate of the cluster does not get past the handshake."""
+        return grpc.dynamic_ssl_server_credentials(_configuration(self._now), self._fetch, require_client_authentication=True)
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        if self._now is self._shown:
+            return None
+        self._shown = self._now
+        return _configuration(self._shown)
+
+
+class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Lets a call through when `METHODS` has it for the caller's role, and he was not revoked.
+
+    Args:
+        cluster: the trust domain that certificates must name. is_revoked: told a key_id.
+        refused: is told of every call that was turned away.
+    """
+
+    def __init__(self, cluster: str, *, is_revoked: Callable[[str], bool] = lambda _: False, refused: Refused | None = None) -> None:
+        self._cluster = cluster
+        self._is_revoked = is_revoked
+        self._refused = refused or (lambda *_: None)
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        """See grpc: wraps the method's handler."""
+        handler = continuation(details)
+        return None if handler is None else _wrapped(handler, lambda context: self._check(details.method, context))
+
+    def _check(self, method: str, context: grpc.ServicerContext) -> None:
+        """Ends the call (by an exception) unless it may go on."""
+        who: Identity | None = None
+        try:
+            who = caller_of(context).identity
+            if who is None or who.cluster != self._cluster:
+                raise PermissionDenied("this cluster is secured, and the call does not say who makes it")
+            if who.role not in METHODS.get(method, frozenset()):
+                raise PermissionDenied(f"{method} is not for a {who.role} such as {who.name}")
+            if not who.key_id or self._is_revoked(who.key_id):
+                raise PermissionDenied(f"the key of {who.role} {who.name} was revoked", hint="ask the cluster's admin for a new one")
+        except PermissionDenied as error:
+            self._refused(method, who, error.message)
+            fail(context, error)
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------------
+
+
+def _identity(names: Sequence[str]) -> Identity:
+    """From the SAN entries of a certificate that TLS has verified."""
+    uri = next((name for name in names if name.startswith("rmgr://")), "")
+    key_id = next((name.removeprefix(KEY_SCHEME) for name in names if name.startswith(KEY_SCHEME)), "")
+    try:
+        who = parse_uri(uri)
+    except UsageError:
+        raise PermissionDenied("the certificate of the caller names nobody of this cluster") from None
+    return Identity(name=who.name, role=who.role, cluster=who.cluster, key_id=key_id)
+
+
+def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
+    certificate, key = credentials.tls_pair
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=credentials.ca_pem)
+
+
+def _wrapped(handler: Any, check: Callable[[grpc.ServicerContext], None]) -> Any:
+    """The same handler, asked after `check`."""
+    make, behaviour = next(
+        (make, behaviour)
+        for make, behaviour in (
+            (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
+            (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
+            (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
+            (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
+        )
+        if behaviour is not None
+    )
+
+    def checked(request: Any, context: grpc.ServicerContext) -> Any:
+        check(context)
+        return behaviour(request, context)
+
+    return make(checked, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
