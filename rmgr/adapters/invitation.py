@@ -1,0 +1,121 @@
+"""The token of `rmgr admin add-node`, and the encryption of what it opens.
+
+A token is everything that a new machine has to know: whom to trust (the cluster's authority), where to ask, and a
+certificate of its own, good for one hour and one question. Its private key also opens the credentials that wait in
+ZooKeeper, so neither those who read ZooKeeper nor the WatchDogs ever see them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from dataclasses import dataclass
+
+import msgspec
+
+from rmgr.errors import UsageError
+
+_PREFIX = "rmgr1."
+_NONCE_BYTES = 12
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """ca, certificate: DER. key: private scalar of the P-256 key of `certificate`, 32 bytes, the one secret in it.
+
+    endpoints: HOST:PORT of WatchDogs. zk, store, zookeeper_tls: what the new machine's configuration says.
+    """
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+    invitation: str
+    name: str
+    role: str
+    endpoints: tuple[str, ...] = ()
+    zk: str = ""
+    store: str = ""
+    zookeeper_tls: bool = False
+    session_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPair:
+    """PEM of a certificate, its key, and the authority that signed it."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+
+
+def encode(token: Token) -> str:
+    """One word without spaces, about 1.3 kB."""
+    return _PREFIX + base64.urlsafe_b64encode(msgspec.msgpack.encode(token)).rstrip(b"=").decode()
+
+
+def decode(text: str) -> Token:
+    """Reverse of `encode`. Raises UsageError, without any of the token in it."""
+    text = "".join(text.split())
+    if not text.startswith(_PREFIX):
+        raise UsageError("this is not a token to join a cluster", hint="rmgr admin add-node NAME prints the whole command; copy all of it")
+    body = text.removeprefix(_PREFIX)
+    try:
+        return msgspec.msgpack.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=Token)
+    except (msgspec.DecodeError, binascii.Error, ValueError):
+        raise UsageError(
+            "the token is damaged: a part of it is missing or was changed", hint="copy the whole line that rmgr admin add-node printed"
+        ) from None
+
+
+def tls_pair(token: Token) -> TlsPair:
+    """What its holder dials with."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.derive_private_key(int.from_bytes(token.key, "big"), ec.SECP256R1())
+    pem = serialization.Encoding.PEM
+    return TlsPair(
+        ca=x509.load_der_x509_certificate(token.ca).public_bytes(pem),
+        certificate=x509.load_der_x509_certificate(token.certificate).public_bytes(pem),
+        key=key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+
+
+# -- what a secret opens ------------------------------------------------------------------------------------------------------
+
+
+def seal(secret: bytes, purpose: str, content: bytes) -> bytes:
+    """AES-256-GCM under a key derived from `secret` for `purpose`; the random nonce stands in front."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    nonce = os.urandom(_NONCE_BYTES)
+    return nonce + AESGCM(_key(secret, purpose)).encrypt(nonce, content, purpose.encode())
+
+
+def unseal(secret: bytes, purpose: str, sealed: bytes) -> bytes:
+    """Reverse of `seal`. Raises UsageError when the secret is another one or a byte was changed."""
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    try:
+        return AESGCM(_key(secret, purpose)).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], purpose.encode())
+    except (InvalidTag, ValueError):
+        raise UsageError(f"what was sealed for {purpose!r} does not open: the secret is another one, or it was changed") from None
+
+
+def seal_files(secret: bytes, purpose: str, files: dict[str, bytes]) -> bytes:
+    """Files by name, encrypted together."""
+    return seal(secret, purpose, msgspec.msgpack.encode(files))
+
+
+def unseal_files(secret: bytes, purpose: str, sealed: bytes) -> dict[str, bytes]:
+    """Reverse of `seal_files`. Raises UsageError."""
+    return msgspec.msgpack.decode(unseal(secret, purpose, sealed), type=dict[str, bytes])
+
+
+def _key(secret: bytes, purpose: str) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=b"rmgr " + purpose.encode()).derive(secret)

@@ -1,0 +1,89 @@
+"""What a WatchDog does for machines that enter a secured cluster, and for daemons whose secret was rotated.
+
+Both may ask any WatchDog, leading or not: ZooKeeper decides who comes first, a WatchDog only carries words.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import Any
+
+from rmgr.adapters.invitation import seal, unseal
+from rmgr.coord import join_ops, paths
+from rmgr.coord.multi import Committed, Unknown
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_record
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, UsageError
+from rmgr.model.identity import Role
+from rmgr.model.joining import AclRecord, Invitation, SealedSecret
+
+#: What `/secrets/<role>` is sealed for.
+_PURPOSE = "zookeeper secret of {role}, generation {generation}"
+_TIMEOUT_S = 5.0
+_TRIES = 5
+
+
+class Joining:
+    """Implements `rpc_join.JoinAnswers`. Called on threads of the server.
+
+    Args:
+        secret: of the WatchDogs in ZooKeeper, which opens `/secrets`. secrets: role -> secret, as this WatchDog's bundle has them.
+    """
+
+    def __init__(self, coordinator: Coordinator, secrets: dict[str, str], log: Any) -> None:
+        self._coordinator = coordinator
+        self._secrets = secrets
+        self._log = log
+
+    def redeem(self, invitation: str, nonce: str) -> Invitation:
+        """Hands over what waits for the holder of a token, once.
+
+        Raises: PermissionDenied (used, expired, withdrawn); CoordinationUnavailable (ask again with the same nonce).
+        """
+        path = paths.join(invitation)
+        for _ in range(_TRIES):
+            found = self._coordinator.get(path, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
+            if found is None:
+                raise PermissionDenied("nothing waits for this token: it was withdrawn, or is over", hint="rmgr admin add-node NAME")
+            record = decode_record(found.data, Invitation, path)
+            multi = join_ops.redeem(record, found.version, nonce, time.time_ns() // 1000)
+            if multi is None:
+                return record
+            outcome = self._coordinator.commit(multi, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
+            if isinstance(outcome, Committed):
+                self._log.info("audit", who=record.name, role=str(record.role), what="join", target=record.key_id, allowed=True)
+                return record
+            if isinstance(outcome, Unknown):
+                raise CoordinationUnavailable("it is not known whether the token was redeemed", hint="the same command again is safe")
+        raise CoordinationUnavailable("others keep changing the invitation", hint="type the command again")
+
+    def renew(self, role: Role, generation: int) -> tuple[int, str]:
+        """(generation, "role:secret"): the newest secret of the caller's role. Raises: PermissionDenied, CoordinationUnavailable."""
+        asked = [self._coordinator.get(path, timeout_s=_TIMEOUT_S) for path in (paths.ACL, paths.secret(role))]
+        acl, sealed = (future.result(_TIMEOUT_S + 1) for future in asked)
+        if sealed is None:
+            secret = self._secrets.get(role)
+            if secret is None:
+                raise PermissionDenied(f"{role} has no secret of ZooKeeper")
+            return 0, f"{role}:{secret}"
+        record = decode_record(sealed.data, SealedSecret, paths.secret(role))
+        current = decode_record(acl.data, AclRecord, paths.ACL).generation if acl is not None else record.generation
+        self._log.info("secret_renewed", role=str(role), generation=record.generation, why=f"the caller had {generation} of {current}")
+        return record.generation, f"{role}:{open_secret(self._secrets[Role.WATCHDOG], role, record)}"
+
+
+def seal_secret(watchdogs: str, role: str, generation: int, secret: str) -> SealedSecret:
+    """What `/secrets/<role>` is to hold. watchdogs: the secret of their own role."""
+    sealed = seal(watchdogs.encode(), _PURPOSE.format(role=role, generation=generation), secret.encode())
+    return SealedSecret(generation=generation, sealed=base64.b64encode(sealed).decode())
+
+
+def open_secret(watchdogs: str, role: str, record: SealedSecret) -> str:
+    """Reverse of `seal_secret`. Raises CoordinationUnavailable where the WatchDogs' own secret is another one."""
+    purpose = _PURPOSE.format(role=role, generation=record.generation)
+    try:
+        return unseal(watchdogs.encode(), purpose, base64.b64decode(record.sealed)).decode()
+    except UsageError as error:
+        hint = "give this WatchDog the newest bundle of its role"
+        raise CoordinationUnavailable(f"the secret of {role} cannot be opened: {error.message}", hint=hint) from None

@@ -1,0 +1,119 @@
+"""Machines that enter a secured cluster: tokens redeemed over real TLS, once."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import structlog
+
+from rmgr.adapters import rpc_join
+from rmgr.adapters.invitation import TlsPair, seal
+from rmgr.adapters.memory import MemoryCoordinator, MemoryTree
+from rmgr.adapters.pki import issue
+from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc_auth import METHODS
+from rmgr.client.bootstrap import bootstrap
+from rmgr.coord import join_ops, paths
+from rmgr.coord.multi import Committed
+from rmgr.daemons.watchdog_join import Joining, seal_secret
+from rmgr.errors import PermissionDenied, Unavailable
+from rmgr.model.identity import Role
+from rmgr.model.joining import AclRecord, Invitation
+from tests.harness.bundles import Bundles, session_bundles
+
+
+@dataclass
+class Door:
+    """A WatchDog's server, as far as those who join see it."""
+
+    bundles: Bundles
+    coordinator: MemoryCoordinator
+    endpoint: str
+    revoked: set[str]
+
+    def invite(self, name: str = "n9", *, lasts_s: float = 60.0) -> TlsPair:
+        files = issue(self.bundles.ca, f"{name}-token", Role.JOIN)
+        invitation = Invitation(
+            id=f"{name}-token",
+            name=name,
+            role=Role.STARTER,
+            key_id="k",
+            expires_us=int((time.time() + lasts_s) * 1e6),
+            sealed=base64.b64encode(seal(b"s", "x", b"bundle")).decode(),
+        )
+        assert isinstance(self.coordinator.commit(join_ops.invite(invitation)).result(5), Committed)
+        return TlsPair(files["ca.crt"], files["tls.crt"], files["tls.key"])
+
+    def redeem(self, pair: TlsPair, nonce: str = "me") -> tuple[str, Role, str]:
+        return rpc_join.redeem([self.endpoint], pair, nonce, timeout_s=5.0)
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    bundles = session_bundles()
+    coordinator = MemoryCoordinator(MemoryTree())
+    bootstrap(coordinator)
+    credentials = bundles.credentials(Role.WATCHDOG)
+    revoked: set[str] = set()
+    server = RpcServer("127.0.0.1:0", credentials=credentials, is_revoked=revoked.__contains__)
+    server.add_generic(rpc_join.handler(Joining(coordinator, dict(credentials.zookeeper_secrets), structlog.get_logger())))
+    server.start()
+    yield Door(bundles, coordinator, server.endpoint, revoked)
+    server.stop(0.0)
+    coordinator.close()
+
+
+def test_a_token_works_once_and_again_only_for_the_same_machine(door: Door) -> None:
+    pair = door.invite()
+    name, role, sealed = door.redeem(pair)
+    assert (name, role) == ("n9", Role.STARTER)
+    assert door.redeem(pair) == (name, role, sealed)
+    with pytest.raises(PermissionDenied, match="used already"):
+        door.redeem(pair, "somebody else")
+
+
+def test_an_expired_or_withdrawn_token_opens_nothing(door: Door) -> None:
+    with pytest.raises(PermissionDenied, match="expired"):
+        door.redeem(door.invite("n1", lasts_s=-1.0))
+    pair = door.invite("n2")
+    found = door.coordinator.get(paths.join("n2-token")).result(5)
+    assert found is not None
+    assert isinstance(door.coordinator.commit(join_ops.withdraw("n2-token", found.version)).result(5), Committed)
+    with pytest.raises(PermissionDenied, match="nothing waits"):
+        door.redeem(pair)
+
+
+def test_no_other_role_redeems_and_no_token_of_another_cluster(door: Door) -> None:
+    starter = door.bundles.credentials(Role.STARTER)
+    with pytest.raises(PermissionDenied, match="not for a starter"):
+        door.redeem(TlsPair(starter.ca_pem, *starter.tls_pair))
+    other = session_bundles("elsewhere")
+    files = issue(other.ca, "n9-token", Role.JOIN)
+    with pytest.raises((PermissionDenied, Unavailable)):
+        door.redeem(TlsPair(files["ca.crt"], files["tls.crt"], files["tls.key"]))
+
+
+def test_a_token_is_good_for_nothing_else(door: Door) -> None:
+    assert [method for method, roles in METHODS.items() if Role.JOIN in roles and "Health" not in method] == ["/rmgr.v1.Join/Redeem"]
+    assert door.redeem(door.invite("n3"))[0] == "n3"
+
+
+def test_a_rotated_secret_reaches_its_role_and_no_revoked_key(door: Door) -> None:
+    starter = door.bundles.credentials(Role.STARTER)
+    secrets = door.bundles.ca.secrets
+    assert rpc_join.renew([door.endpoint], starter, 0) == (0, f"starter:{secrets['starter']}")
+    record = AclRecord(generation=1, roles={"starter": ("starter:old", "starter:new")})
+    sealed = seal_secret(secrets["watchdog"], "starter", 1, "brand-new")
+    assert b"brand-new" not in base64.b64decode(sealed.sealed)
+    outcome = door.coordinator.commit(join_ops.publish_acl(record, None, {"starter": sealed}, {})).result(5)
+    assert isinstance(outcome, Committed)
+    assert rpc_join.renew([door.endpoint], starter, 0) == (1, "starter:brand-new")
+    door.revoked.add(starter.identity.key_id)
+    with pytest.raises(PermissionDenied, match="revoked"):
+        rpc_join.renew([door.endpoint], starter, 0)
+    with pytest.raises(PermissionDenied, match="not for a user"):
+        rpc_join.renew([door.endpoint], door.bundles.credentials(Role.USER, "ann"), 0)
