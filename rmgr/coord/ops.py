@@ -15,6 +15,7 @@ import msgspec
 from rmgr.coord import paths
 from rmgr.coord.multi import Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Set
 from rmgr.coord.records import encode_block, encode_failed, encode_fragment, encode_record
+from rmgr.coord.seal import narrowed
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey, runs
 from rmgr.model.node import NodeRecord, StarterEntry
 from rmgr.model.outcome import FailedRange, Fragment
@@ -133,11 +134,12 @@ def take_out(
 
 
 def cut(data: BlockData, old_first: int, first: int, count: int) -> BlockData:
-    """The part of a block that covers `count` tasks from `first`: its payloads sliced, its mask shifted."""
+    """The part of a block that covers `count` tasks from `first`: its payloads sliced, its mask shifted, its seal narrowed."""
     payloads = data.payloads[first - data.base : first - data.base + count] if data.payloads else ()
     mask = (data.done >> (first - old_first)) & ((1 << count) - 1)
     started = min(max(data.started - (first - old_first), 0), count)
-    return msgspec.structs.replace(data, payloads=payloads, base=first if payloads else data.base, done=mask, started=started)
+    seal = narrowed(data.seal, data.payloads, data.base, first, count) if data.seal is not None else None
+    return msgspec.structs.replace(data, payloads=payloads, base=first if payloads else data.base, done=mask, started=started, seal=seal)
 
 
 def _runs_without(key: BlockKey, gone: frozenset[int]) -> list[tuple[int, int]]:

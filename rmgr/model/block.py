@@ -62,6 +62,21 @@ class PastAttempt(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     error: str = ""
 
 
+class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Signature of a block by the user who submitted it (`coord/seal.py` says of what).
+
+    key_id: of the signer. first, count: the block as it was signed; a part of it keeps them. not_after_s: seconds since
+    the epoch after which it starts nothing. signature: Ed25519, 64 bytes. proof: what a part needs to be recognised.
+    """
+
+    key_id: str
+    first: int
+    count: int
+    not_after_s: int
+    signature: bytes = b""
+    proof: tuple[bytes, ...] = ()
+
+
 class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Data of a block, waiting or claimed.
 
@@ -73,7 +88,7 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     keyed: payloads are encoded `KeyedPayload`s. serial: its tasks run one after another in one slot and it is never
     taken in part nor split (a cap on slots in flight). claimed_us: wall clock of the claim, for people.
     past: attempts that all its tasks have behind them. stamp: random, set by the writer: makes the bytes of each
-    change unique, so that they prove it.
+    change unique, so that they prove it. seal: the user's signature, None in an open cluster.
     """
 
     function: str = ""
@@ -92,6 +107,7 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     claimed_us: int = 0
     past: tuple[PastAttempt, ...] = ()
     stamp: str = ""
+    seal: Seal | None = None
 
 
 class KeyedPayload(msgspec.Struct, frozen=True, array_like=True):

@@ -22,7 +22,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     row). pickled: encoding of the value (else raw bytes). value_size: bytes of the value in its row, -1 = inline.
     error: "Type: message" in one line. log: the last part of its output, inline, (stdout, stderr) tails.
     log_parts: how many parts of (stdout, stderr) lie in the store before the inline rest.
-    outputs: number of keyed output values in rows.
+    outputs: number of keyed output values in rows. value_sha256: of the bytes of the value in its row.
     """
 
     index: int
@@ -42,6 +42,14 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     outputs: int = 0
     attempt: int = 0  #: 0 = the fragment's
     past: tuple[PastAttempt, ...] = ()
+    value_sha256: bytes = b""
+
+
+class FragmentSeal(msgspec.Struct, frozen=True, array_like=True):
+    """Signature of a fragment by the Starter that made it (`coord/seal.py` says of what): key id, and 64 bytes of Ed25519."""
+
+    key_id: str
+    signature: bytes
 
 
 class Fragment(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -49,7 +57,8 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     node: where they ran ("" for outcomes decided by a Submitter or the leader). attempt: of all its tasks unless an
     outcome says otherwise. base_us: microseconds since the epoch. row: store key of the encoded outcomes when they do
-    not fit; `count` and `ranges` ((state, first, count) runs) then say what is in it.
+    not fit, whose name ends in the SHA-256 of its bytes; `ranges` ((state, first, count) runs) then say what is in it.
+    seal: of the Starter, over all other fields: readers of a release that does not know a field of it cannot verify it.
     """
 
     node: str = ""
@@ -58,6 +67,7 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     outcomes: tuple[Outcome, ...] = ()
     row: str = ""
     ranges: tuple[tuple[State, int, int], ...] = ()
+    seal: FragmentSeal | None = None
 
 
 class FailedRange(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

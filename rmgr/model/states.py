@@ -49,6 +49,7 @@ class Reason(StrEnum):
     START_FAILED = "START_FAILED"  #: command or function that cannot be started (no such file, cannot be unpickled)
     POISON = "POISON"  #: lost its node five times while it was alone in its block
     OUTPUT_EXISTS = "OUTPUT_EXISTS"
+    UNTRUSTED = "UNTRUSTED"  #: not what its user signed, or nobody signed it: nothing of it was run
     # losses: `resubmit` lets it run again
     NODE_LOST = "NODE_LOST"
     DATA_LOST = "DATA_LOST"

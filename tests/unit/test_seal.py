@@ -1,0 +1,266 @@
+"""What is signed: every field of a record and of a block is on one side, and what the limits of a znode say to a seal."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import nullcontext
+from dataclasses import fields, replace
+
+import msgspec
+import pytest
+
+from rmgr.coord import ops
+from rmgr.coord.multi import MAX_ZNODE_BYTES
+from rmgr.coord.records import decode_block, decode_fragment, encode_block, encode_failed, encode_fragment
+from rmgr.coord.seal import (
+    BLOCK_UNSIGNED,
+    KEY_UNSIGNED,
+    RECORD_UNSIGNED,
+    NotSealed,
+    block_statement,
+    check_shape,
+    fragment_statement,
+    named_digest,
+    needs_seal,
+    row_digest,
+    seal_block,
+    seal_fragment,
+    spec_digest,
+)
+from rmgr.model.block import MAX_INLINE_BYTES, MAX_TASKS, BlockData, BlockKey, PastAttempt
+from rmgr.model.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.resources import Request
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Dependency, OnDisconnect, Phase, PythonEnvironment, Submission, Upload, Work
+
+RECORD = Submission(id=7, name="n", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
+KEY = BlockKey(priority=0, seq=1, submission=7, first=10, count=6, attempt=1, cores=1, memory_mib=0)
+#: Another value for every signed field of a record.
+OTHER_RECORD: dict[str, object] = {
+    "name": "m",
+    "user": "bob",
+    "queue": "other",
+    "work": Work.PYTHON,
+    "request": Request(cores=2),
+    "resubmit": False,
+    "retries": 1,
+    "backoff_us": 1,
+    "on_disconnect": OnDisconnect.EXCLUSIVE,
+    "after": (Dependency(condition="ok", submission=1),),
+    "submitted_us": 1,
+    "array": "1-6",
+    "max_running": 1,
+    "command": Command(argv=("false",)),
+    "python": PythonEnvironment(),
+    "function": "f" * 64,
+    "account": "a",
+    "host": "h",
+    "grace_us": 1,
+    "spec_sha256": "e" * 64,
+}
+OTHER_PARTS: list[object] = [
+    *(
+        Command(argv=("true",), **other)
+        for other in (
+            {"script_sha256": "a" * 64},
+            {"script_name": "x"},
+            {"env": {"LD_PRELOAD": "x"}},
+            {"cwd": "/"},
+            {"out": "o"},
+            {"err": "e"},
+            {"stdin_sha256": "b" * 64},
+            {"uploads": (Upload(name="u", sha256="c" * 64),)},
+            {"input_files": (("k", "f"),)},
+            {"output_files": (("k", "f"),)},
+        )
+    ),
+    *(
+        PythonEnvironment(**other)
+        for other in (
+            {"python": "/bin/python"},
+            {"version": "3.11"},
+            {"sys_path": ("/x",)},
+            {"modules": ("d" * 64,)},
+            {"initializer": "e" * 64},
+            {"worker_group": "g"},
+        )
+    ),
+    *(
+        Request(**other)
+        for other in ({"cores": 2}, {"memory_bytes": 1}, {"time_limit_us": 1}, {"features": ("gpu",)}, {"resources": {"gpu": 1}})
+    ),
+]
+#: Another value for every signed field of a block; `payloads` and `row` are the arguments.
+OTHER_BLOCK: dict[str, object] = {
+    "function": "e" * 64,
+    "resubmit": False,
+    "retries": 3,
+    "keyed": True,
+    "serial": True,
+    "payloads": (b"x",) * 6,
+    "row": f"args/0000000007/0000000010/{'a' * 64}",
+}
+
+
+def signature(text: bytes) -> bytes:
+    return hashlib.sha512(text).digest()
+
+
+def sealed(data: BlockData, key: BlockKey = KEY) -> BlockData:
+    return seal_block(key, data, cluster_id="c", user="ann", spec=spec_digest(RECORD), key_id="k" * 32, not_after_s=9, sign=signature)
+
+
+def statement(data: BlockData, key: BlockKey = KEY, **other: object) -> bytes:
+    assert data.seal is not None
+    told = {"cluster_id": "c", "user": "ann", "spec": spec_digest(RECORD)} | other
+    text = block_statement(key, data, seal=data.seal, payloads=data.payloads, base=data.base, **told)  # type: ignore[arg-type]
+    return signature(text)
+
+
+def test_every_field_of_a_record_is_signed_or_listed_with_the_reason_why_not() -> None:
+    assert {field.name for field in fields(Submission)} == OTHER_RECORD.keys() | RECORD_UNSIGNED.keys()
+    assert not OTHER_RECORD.keys() & RECORD_UNSIGNED.keys()
+    known = spec_digest(RECORD)
+    for name, value in OTHER_RECORD.items():
+        assert spec_digest(replace(RECORD, **{name: value})) != known, name
+    changed = replace(
+        RECORD, id=8, phase=Phase.CLOSED, reason="r", reason_detail="d", owner="o", priority=5, closed_us=4, token="t"
+    )
+    assert spec_digest(changed) == known
+
+
+def test_every_field_of_what_runs_and_what_it_needs_is_signed() -> None:
+    for kind, name in ((Command, "command"), (PythonEnvironment, "python"), (Request, "request")):
+        others = [other for other in OTHER_PARTS if type(other) is kind]
+        bare = kind(argv=("true",)) if kind is Command else kind()
+        names = {field.name for field in fields(kind)} - {"newer", "argv"}
+        assert {field for field in names if any(getattr(other, field) != getattr(bare, field) for other in others)} == names
+        digests = {spec_digest(replace(RECORD, **{name: other})) for other in (bare, *others)}
+        assert len(digests) == len(others) + 1
+
+
+def test_every_field_of_a_block_is_signed_or_listed_with_the_reason_why_not() -> None:
+    assert set(BlockData.__struct_fields__) == OTHER_BLOCK.keys() | BLOCK_UNSIGNED.keys()
+    assert {field.name for field in fields(BlockKey)} == KEY_UNSIGNED.keys() | {"submission", "cores", "memory_mib"}
+    data = sealed(BlockData(function="f" * 64, base=10, payloads=tuple(bytes([n]) for n in range(6)), stamp="s"))
+    known = statement(data)
+    assert data.seal is not None
+    assert known == data.seal.signature
+    for name, value in OTHER_BLOCK.items():
+        changed = msgspec.structs.replace(data, **{name: value})
+        assert statement(changed) != known, name
+    assert statement(data, replace(KEY, submission=8)) != known
+    for other in ({"cluster_id": "d"}, {"user": "bob"}, {"spec": b"other"}):
+        assert statement(data, **other) != known
+    for later in ({"not_after_s": 10}, {"first": 9, "count": 7}, {"count": 7}):
+        seal = msgspec.structs.replace(data.seal, **later)
+        with pytest.raises(NotSealed) if "count" in later else nullcontext():
+            assert statement(msgspec.structs.replace(data, seal=seal)) != known
+
+
+def test_a_task_outside_the_signed_range_is_refused() -> None:
+    data = sealed(BlockData())
+    for first, count in ((9, 2), (10, 7), (16, 1), (0, 1)):
+        with pytest.raises(NotSealed, match=r"not among 10\.\.15"):
+            statement(data, replace(KEY, first=first, count=count))
+
+
+def test_arguments_in_a_row_are_named_by_their_content() -> None:
+    row = f"args/0000000007/0000000010/{'a' * 64}"
+    data = sealed(BlockData(base=10, row=row))
+    known = statement(data)
+    assert statement(ops.cut(data, 10, 12, 2), replace(KEY, first=12, count=2)) == known
+    with pytest.raises(NotSealed, match="named by its content"):
+        statement(msgspec.structs.replace(data, row="args/0000000007/0000000010/some-guid"))
+    with pytest.raises(NotSealed, match="named by its content"):
+        statement(msgspec.structs.replace(data, base=11))
+    assert row_digest(f"frag/1/{'a' * 64}") is None
+    assert named_digest(f"frag/0000000001/{'a' * 64}") == "a" * 64
+    assert named_digest(f"frag/0000000001/{'A' * 64}") is None
+
+
+def test_a_block_may_ask_for_nothing_but_what_its_record_asks_for() -> None:
+    record = replace(RECORD, request=Request(cores=2, memory_bytes=3 << 20))
+    check_shape(replace(KEY, cores=2, memory_mib=3), record)
+    for cores, memory in ((1, 3), (2, 0), (3, 3), (2, 4)):
+        with pytest.raises(NotSealed, match="its submission for 2 and 3"):
+            check_shape(replace(KEY, cores=cores, memory_mib=memory), record)
+
+
+def test_a_seal_that_does_not_fit_its_block_is_cut_without_harm() -> None:
+    data = sealed(BlockData(base=10, payloads=tuple(bytes([n]) * 40 for n in range(6))))
+    assert data.seal is not None
+    for base, seal in ((11, {}), (3, {}), (10, {"first": 400}), (10, {"count": -3}), (10, {"count": 10**9}), (10, {"proof": (b"x",) * 99})):
+        bent = msgspec.structs.replace(data, base=base, seal=msgspec.structs.replace(data.seal, **seal))
+        part = ops.cut(bent, 10, 12, 2)
+        try:
+            found = statement(part, replace(KEY, first=12, count=2))
+        except NotSealed:
+            continue
+        assert found != data.seal.signature
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 40, 47])
+def test_a_part_is_never_larger_than_its_block_and_the_largest_fits_a_znode(size: int) -> None:
+    count = min(MAX_TASKS, MAX_INLINE_BYTES // (size + 5))
+    key = replace(KEY, first=10**9, count=count)
+    payloads = (b"\xff" * size,) * (count - 1) + (b"1" * max(1, size),)
+    data = sealed(BlockData(function="f" * 64, base=key.first, payloads=payloads, stamp="s" * 12), key)
+    whole = len(encode_block(data))
+    assert whole < MAX_ZNODE_BYTES - 2048
+    for low in range(0, count, 7):
+        for high in {low + 1, min(low + 5, count), min(low + 40, count), count}:
+            part = ops.cut(data, key.first, key.first + low, high - low)
+            assert len(encode_block(part)) <= whole + 64  # headers; groups of empty arguments
+            assert statement(part, replace(key, first=key.first + low, count=high - low)) == data.seal.signature  # type: ignore[union-attr]
+
+
+def test_a_failed_record_with_a_long_past_has_room_for_the_proof() -> None:
+    payloads = (*(b"1" * 33 for _ in range(100)), b"x" * 7500, *(b"2" * 33 for _ in range(20)))
+    key = replace(KEY, count=len(payloads))
+    past = tuple(PastAttempt(attempt=n, node="n" * 63, reason=Reason.EXIT_CODE, exit_code=1, error="e" * 250) for n in range(1, 9))
+    data = sealed(BlockData(base=10, payloads=payloads, past=past), key)
+    part = ops.cut(data, 10, 110, 1)
+    about = {"reason": Reason.EXIT_CODE, "node": "n" * 63, "error": "e" * 250}
+    record = FailedRange(queue="q" * 63, seq=1, priority=0, cores=1, memory_mib=0, block=encode_block(part), **about)
+    assert len(encode_failed(record)) < MAX_ZNODE_BYTES
+    assert statement(part, replace(key, first=110, count=1)) == data.seal.signature  # type: ignore[union-attr]
+
+
+def test_a_seal_survives_the_codecs() -> None:
+    data = sealed(BlockData(base=10, payloads=tuple(bytes([n]) * 40 for n in range(6))))
+    part = ops.cut(data, 10, 13, 2)
+    assert decode_block(encode_block(part)) == part
+    wide = msgspec.structs.replace(data, done=(1 << 256) - 2)
+    assert decode_block(encode_block(wide)) == wide
+    fragment = Fragment(node="n", outcomes=(Outcome(index=3, value=b"v", value_sha256=b"h" * 32),))
+    signed = seal_fragment(fragment, cluster_id="c", submission=7, key_id="k", sign=bytes)
+    assert decode_fragment(encode_fragment(signed)) == signed
+    assert signed.seal is not None
+    assert signed.seal.signature == fragment_statement(decode_fragment(encode_fragment(signed)), cluster_id="c", submission=7)
+
+
+def test_every_change_of_a_fragment_changes_what_is_signed() -> None:
+    fragment = Fragment(node="n", base_us=5, outcomes=(Outcome(index=3, value=b"v"),))
+    known = fragment_statement(fragment, cluster_id="c", submission=7)
+    others = {
+        "node": "m",
+        "attempt": 2,
+        "base_us": 6,
+        "outcomes": (Outcome(index=3, value=b"w"),),
+        "row": "frag/1/x",
+        "ranges": ((State.COMPLETED, 0, 1),),
+    }
+    assert others.keys() | {"seal"} == set(Fragment.__struct_fields__)
+    for name, value in others.items():
+        assert fragment_statement(msgspec.structs.replace(fragment, **{name: value}), cluster_id="c", submission=7) != known, name
+    assert fragment_statement(fragment, cluster_id="d", submission=7) != known
+    assert fragment_statement(fragment, cluster_id="c", submission=8) != known
+
+
+def test_a_seal_is_needed_where_something_completed_or_could_be_unpickled() -> None:
+    failed = Outcome(index=1, state=State.FAILED, reason=Reason.EXIT_CODE, error="exit code 1", log=(b"text", b""))
+    assert not needs_seal(Fragment(outcomes=(failed, Outcome(index=2, state=State.CANCELLED))))
+    for precious in ({"state": State.COMPLETED}, {"value": b"p"}, {"value_size": 0}, {"outputs": 1}):
+        assert needs_seal(Fragment(outcomes=(failed, msgspec.structs.replace(failed, **precious))))
+    assert needs_seal(Fragment(row="frag/1/x"))
