@@ -91,7 +91,7 @@ def _check(settings: ClusterSettings, text: str, name: str) -> None:
 
 def _values(kind: type[Any], table: dict[str, Any], text: str, name: str, *, section: str, hidden: set[str]) -> dict[str, Any]:
     """Keyword arguments of `kind` from a TOML table."""
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in hidden}
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in hidden | {"newer"}}
     shown = {_shown(field): field for field in fields}
     hints = get_type_hints(kind)
     values = {}
@@ -152,7 +152,7 @@ def to_document(settings: ClusterSettings) -> dict[str, Any]:
 
 def _items(record: Any, hidden: set[str]) -> Iterable[tuple[str, Any]]:
     for field in dataclasses.fields(record):
-        if field.name not in hidden:
+        if field.name not in hidden | {"newer"}:
             yield field.name, getattr(record, field.name)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from rmgr.coord import skew
 from rmgr.errors import WrongCluster
 from rmgr.model.block import MAX_TASKS, BlockData, KeyedPayload
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
@@ -30,12 +31,15 @@ _keyed = msgspec.msgpack.Decoder(KeyedPayload)
 
 
 def encode_record(record: object) -> bytes:
-    """Canonical JSON (sorted keys, no spaces) of a frozen dataclass."""
-    return _json.encode(record)
+    """Canonical JSON (sorted keys, no spaces) of a frozen dataclass, with what a newer release had written into it."""
+    return skew.restore(_json.encode(record))
 
 
 def decode_record(data: bytes, kind: type[T], path: str = "") -> T:
-    """Bytes of a znode -> record of `kind`. Raises WrongCluster naming `path` when they are something else."""
+    """Bytes of a znode -> record of `kind`; what it does not know stays in its `newer`, what is missing has its default.
+
+    Raises: WrongCluster naming `path` when they are something else.
+    """
     decoder = _json_decoders.get(kind)
     if decoder is None:
         decoder = _json_decoders[kind] = msgspec.json.Decoder(kind)
@@ -45,6 +49,7 @@ def decode_record(data: bytes, kind: type[T], path: str = "") -> T:
         raise WrongCluster(f"the record at {path or kind.__name__} cannot be read: {error}", hint="rmgr version; rmgr doctor") from error
     if getattr(record, "format", FORMAT) > FORMAT:
         raise WrongCluster(f"the record at {path} was written by a newer release of rmgr", hint="rmgr version; upgrade this installation")
+    skew.keep(record, data)
     return record  # type: ignore[return-value]
 
 
@@ -57,8 +62,21 @@ class _WideBlock(BlockData, frozen=True, array_like=True, kw_only=True):
 _wide_block = msgspec.msgpack.Decoder(_WideBlock)
 
 
+class _NewerBlock(BlockData, frozen=True, array_like=True, kw_only=True):
+    """A block with elements at its end that a newer release wrote: cut and replaced like any other, and written with them."""
+
+    newer: tuple[Any, ...] = ()
+
+
+_FIELDS = len(BlockData.__struct_fields__)
+_any = msgspec.msgpack.Decoder()
+
+
 def encode_block(data: BlockData) -> bytes:
     """Data of a block's znode."""
+    if type(data) is _NewerBlock:
+        known = {name: getattr(data, name) for name in BlockData.__struct_fields__}
+        return _pack.encode([*_any.decode(encode_block(BlockData(**known))), *data.newer])
     if data.done < _WIDE:
         return _pack.encode(data)
     fields = {name: getattr(data, name) for name in data.__struct_fields__}
@@ -68,6 +86,11 @@ def encode_block(data: BlockData) -> bytes:
 
 def decode_block(data: bytes) -> BlockData:
     """Data of a block's znode. Raises msgspec.DecodeError."""
+    if skew.array_length(data) > _FIELDS:
+        elements = _any.decode(data)
+        known = decode_block(_pack.encode(elements[:_FIELDS]))
+        values = {name: getattr(known, name) for name in BlockData.__struct_fields__}
+        return _NewerBlock(**values, newer=tuple(elements[_FIELDS:]))
     try:
         return _block.decode(data)
     except msgspec.ValidationError:
@@ -109,6 +132,11 @@ def decode_outcomes(data: bytes) -> tuple[Outcome, ...]:
 def encode_page(fragments: tuple[Fragment, ...]) -> bytes:
     """The store row of fragments that left ZooKeeper, oldest first (their own rows stay)."""
     return _pack.encode(fragments)
+
+
+def join_page(fragments: list[bytes]) -> bytes:
+    """The same from encoded fragments: byte for byte, whatever release wrote them."""
+    return skew.array_of(fragments)
 
 
 def decode_page(data: bytes) -> tuple[Fragment, ...]:

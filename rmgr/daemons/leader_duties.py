@@ -17,7 +17,7 @@ from rmgr.coord.closing import history_rows, paged_with, summary
 from rmgr.coord.keeping import Close, DropFailed, EndTail, FailedSeen, Page, Resubmit, cancel_reason, close
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Holds, Multi, Outcome, Set, Stamped
 from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_page, encode_record
+from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_record, join_page
 from rmgr.coord.rules import Again, rule
 from rmgr.daemons.leader_desk import Desk, version_of
 from rmgr.daemons.leader_follow import Followed
@@ -203,17 +203,17 @@ class Duties:
 
     def page(self, followed: Followed, duty: Page, done: Done) -> None:
         """The oldest fragments go to one row of the store; /done says that they are there."""
-        fragments: list[Fragment] = []
+        fragments: list[bytes] = []
         last = duty.first + duty.count - 1
 
         def arrived(found: Stamped | None) -> None:
             if found is not None:
-                fragments.append(decode_fragment(found.data))
+                fragments.append(found.data)
 
         def complete(found: Stamped | None) -> None:
             arrived(found)
             if len(fragments) == duty.count:
-                self._write_page(followed, duty, tuple(fragments), done)
+                self._write_page(followed, duty, fragments, done)
             else:  # paged by somebody else
                 followed.refresh()
                 done(False)
@@ -222,8 +222,9 @@ class Duties:
             self._desk.get(paths.fragment(followed.number, number), arrived)
         self._desk.get(paths.fragment(followed.number, last), complete, failed=partial(done, False))
 
-    def _write_page(self, followed: Followed, duty: Page, fragments: tuple[Fragment, ...], done: Done) -> None:
-        key, data = keys.page(followed.number, duty.first), encode_page(fragments)
+    def _write_page(self, followed: Followed, duty: Page, encoded: list[bytes], done: Done) -> None:
+        fragments = tuple(decode_fragment(data) for data in encoded)
+        key, data = keys.page(followed.number, duty.first), join_page(encoded)  # as they are: a newer release may know more
         paged, version = paged_with(followed.paged, fragments), followed.done_version
 
         def commit(_: None) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rmgr.model.resources import Capacity, NodeAttributes
+from rmgr.model.version import Newer, newer
 
 
 class NodeState(StrEnum):
@@ -39,6 +40,9 @@ class NodeRecord:
     registered_us: int = 0
     reason: str = ""  #: why it was fenced
     version: str = ""  #: rmgr version of the Starter
+    key_id: str = ""  #: of the Starter's signing key, "" in an open cluster
+    protocol: int = 1  #: that it speaks, see `model/version.py`
+    newer: Newer = newer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,8 @@ class EpochRecord:
     pid: int = 0
     since_us: int = 0
     candidate: str = ""  #: name of its entry in /watchdogs
+    version: str = ""  #: rmgr version of the WatchDog
+    protocol: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +89,9 @@ class Meta:
     format: int = 1
     cluster_id: str
     created_us: int = 0
+    protocol: int = 1  #: that every process of the cluster speaks; raised by the leader once all daemons do
+    oldest: int = 1  #: the oldest protocol that may join
+    newer: Newer = newer()
 
 
 class Order(StrEnum):

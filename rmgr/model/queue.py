@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rmgr.model.version import Newer, newer
+
 
 class Dispatch(StrEnum):
     """How work of a queue reaches nodes."""
@@ -33,6 +35,7 @@ class QueueSpec:
     rank: int = 0  #: Starters look at queues of higher rank first
     backfill_pull: bool = False  #: let later blocks start on a node that drains for a large one
     users: tuple[str, ...] = ()  #: who may submit; empty = everyone
+    newer: Newer = newer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class ClusterSettings:
     log_retention_us: int = 7 * 24 * 3_600_000_000
     operators: tuple[str, ...] = ()
     extra: dict[str, str] = field(default_factory=dict)
+    newer: Newer = newer()
 
     def queue(self, name: str) -> QueueSpec | None:
         """The queue of that name, None when there is none."""

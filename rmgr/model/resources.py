@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rmgr.model.version import Newer, newer
+
 MIB = 1024 * 1024
 
 
@@ -20,6 +22,7 @@ class Request:
     time_limit_us: int = 0
     features: tuple[str, ...] = ()
     resources: dict[str, int] = field(default_factory=dict)
+    newer: Newer = newer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,7 @@ class Capacity:
     cores: int
     memory_bytes: int
     resources: dict[str, int] = field(default_factory=dict)
+    newer: Newer = newer()
 
     def fits(self, request: Request) -> bool:
         """An empty node of this capacity could run `request`."""
@@ -47,3 +51,4 @@ class NodeAttributes:
     site: str = ""
     speed: float = 1.0  #: relative to the cluster's reference node
     features: tuple[str, ...] = ()
+    newer: Newer = newer()

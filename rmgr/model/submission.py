@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rmgr.model.resources import Request
+from rmgr.model.version import Newer, newer
 
 
 class Phase(StrEnum):
@@ -38,6 +39,7 @@ class Dependency:
 
     condition: Condition
     submission: int
+    newer: Newer = newer()
 
 
 class OnDisconnect(StrEnum):
@@ -54,6 +56,7 @@ class Upload:
     name: str
     sha256: str
     is_dir: bool = False
+    newer: Newer = newer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,7 @@ class Command:
     uploads: tuple[Upload, ...] = ()
     input_files: tuple[tuple[str, str], ...] = ()  #: (key in the data store, file name in the work directory)
     output_files: tuple[tuple[str, str], ...] = ()  #: (key, file name)
+    newer: Newer = newer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,7 @@ class PythonEnvironment:
     modules: tuple[str, ...] = ()  #: sha256 of shipped zip archives (store family mod/)
     initializer: str = ""  #: sha256 of a stored (function, args) pickle, run once a worker (Executor)
     worker_group: str = ""  #: workers are shared only inside the group (an Executor with an initializer)
+    newer: Newer = newer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +131,7 @@ class Submission:
     host: str = ""  #: where it was submitted
     grace_us: int = 5_000_000  #: between SIGTERM and SIGKILL at the time limit
     spec_sha256: str = ""  #: when command or python do not fit the znode they are in this row of the store
+    newer: Newer = newer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +142,7 @@ class Tail:
     complete: bool = False
     enqueued: str = ""  #: guid of the last ENQUEUE: makes its bytes unique, so that they prove it
     reigns: tuple[tuple[int, str], ...] = ()  #: (first index, owner's guid): who submitted what, one entry an owner
+    newer: Newer = newer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,3 +151,4 @@ class Paged:
 
     base: int = 0
     counts: dict[str, int] = field(default_factory=dict)
+    newer: Newer = newer()

@@ -1,0 +1,74 @@
+"""Releases side by side: which may work together in one cluster, and what an older one keeps of a newer one's records.
+
+A *protocol* is what records and RPC look like to a release; it rises by one when a release writes something that the
+release before does not know. A cluster is upgraded one process at a time, so releases whose protocols differ by one
+work together; everything else is refused. The rules for whoever changes a record:
+
+- fields are only added, with a default; their type and meaning never change; none is used again;
+- JSON records keep fields that they do not know (`Newer`) when an older release rewrites them;
+- MessagePack structs get new fields at the end only; blocks keep trailing elements that they do not know;
+- a new value of an enum is written only when `Meta.oldest` has reached the release that knows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+#: What this release speaks, and the oldest that it works with.
+PROTOCOL = 1
+#: Releases side by side: protocols that may differ by this much.
+SKEW = 1
+
+Newer = dict[str, Any] | UnsetType
+
+
+def newer() -> Any:
+    """The field of a record for what a newer release wrote into it; see `coord/skew.py`."""
+    return field(default=UNSET, hash=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """What a process runs. version: of the package, for people."""
+
+    version: str = ""
+    protocol: int = PROTOCOL
+
+    def __str__(self) -> str:
+        return f"{self.version or 'an unknown version'} (protocol {self.protocol})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a release may not join a cluster, and what to do."""
+
+    what: str
+    hint: str
+
+
+def refusal(mine: Release, *, protocol: int, oldest: int) -> Refusal | None:
+    """May `mine` join?
+
+    Args:
+        protocol: that all processes of the cluster speak. oldest: the oldest that may join it.
+    Returns: None if it may.
+    """
+    if mine.protocol < oldest:
+        return Refusal(
+            what=f"this rmgr {mine} is too old for the cluster, which speaks protocol {protocol} and lets in {oldest} and later",
+            hint="upgrade this installation",
+        )
+    if mine.protocol > protocol + SKEW:
+        return Refusal(
+            what=f"this rmgr {mine} is too new for the cluster, which speaks protocol {protocol}: one release at a time",
+            hint=f"upgrade every daemon to a release with protocol {protocol + SKEW} first",
+        )
+    return None
+
+
+def raised(protocol: int, members: list[int]) -> int:
+    """The protocol of a cluster whose leader and members speak `members`: theirs once all do, never back."""
+    return max(protocol, min(members, default=protocol))
