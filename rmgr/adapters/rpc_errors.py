@@ -13,7 +13,7 @@ ERROR_KEY = "rmgr-error"
 #: A message of an error is cut after so many characters: it travels in a header, and headers are limited.
 _ERROR_CHARS = 2000
 #: What gRPC says of a server whose certificate is not the one that was expected.
-_NOT_THE_ONE = ("CERTIFICATE_VERIFY_FAILED", "is not in peer certificate")
+_NOT_THE_ONE = ("CERTIFICATE_VERIFY_FAILED", "Verification Check failed", "is not in peer certificate")
 
 _STATUS = {
     "USAGE": grpc.StatusCode.INVALID_ARGUMENT,
@@ -63,4 +63,7 @@ def rebuild(error: grpc.RpcError, endpoint: str) -> errors.RmgrError:
             f"what answers at {endpoint} does not speak TLS: that cluster is open, and here are credentials",
             hint="is the address right? for an open cluster unset [security] dir (RMGR_SECURITY_DIR)",
         )
+    if details.startswith("failed to connect") and details.endswith("Socket closed"):
+        hint = "it hangs up at once: if that cluster is secured, set RMGR_SECURITY_DIR to your bundle of it; rmgr doctor"
+        return errors.Unavailable(f"{endpoint} does not talk to us", hint=hint)
     return errors.Unavailable(f"{endpoint} cannot be reached ({code.name.lower().replace('_', ' ')})", hint="rmgr doctor")
