@@ -21,6 +21,7 @@ FEW = 2
 #: `NodeRecord.reason` of a node whose Starter left nothing behind.
 STOPPED = "stopped"
 LOST = "its Starter's session ended"
+REVOKED = "its Starter's key was revoked"
 
 
 def guids(entries: Iterable[str]) -> frozenset[str]:
@@ -28,13 +29,19 @@ def guids(entries: Iterable[str]) -> frozenset[str]:
     return frozenset(paths.entry_guid(name) for name in entries)
 
 
-def lost(records: Mapping[str, NodeRecord], alive: Collection[str]) -> list[str]:
-    """Nodes that are up by their record and have no Starter, by name."""
-    return sorted(name for name, record in records.items() if record.state is NodeState.UP and record.guid not in alive)
+def lost(records: Mapping[str, NodeRecord], alive: Collection[str], revoked: Collection[str] = ()) -> list[str]:
+    """Nodes that are up by their record and have no Starter, or one whose key is no longer believed, by name."""
+    return sorted(
+        name
+        for name, record in records.items()
+        if record.state is NodeState.UP and (record.guid not in alive or (record.key_id and record.key_id in revoked))
+    )
 
 
-def fence_reason(claimed: int) -> str:
+def fence_reason(claimed: int, *, revoked: bool = False) -> str:
     """What FENCE writes down: a Starter that ended in good order has nothing claimed."""
+    if revoked:
+        return REVOKED
     return LOST if claimed else STOPPED
 
 

@@ -82,6 +82,7 @@ class NodeKeeper:
         self._names = names_below(desk, paths.NODES, self._on_names)
         self._starters = names_below(desk, paths.STARTERS, self._on_starters)
         self._drained = names_below(desk, paths.DRAINS, self._on_drains)
+        self._revoked = names_below(desk, paths.REVOKED, self._look_soon)
         self._starters.is_chatty = self._drained.is_chatty = True
         self._cases: dict[str, _Case] = {}
         self._clearings: dict[str, _Clearing] = {}
@@ -97,11 +98,13 @@ class NodeKeeper:
         """Reads everything; records before entries (see `coord/liveness.py`)."""
         self._names.refresh()
         self._drained.refresh()
+        self._revoked.refresh()
 
     def resync(self) -> None:
         """Compares memory with znodes, watches or not."""
         self._names.refresh()
         self._drained.refresh()
+        self._revoked.refresh()
         for name in self._slice(sorted(self.records)):
             self._fetch(name, drift=True)
         self._starters.refresh()
@@ -114,7 +117,8 @@ class NodeKeeper:
 
     def hurry(self) -> bool:
         """Whether nothing is being read."""
-        return not any([self._names.hurry(), self._starters.hurry(), self._drained.hurry()]) and not self._unread
+        waits = [mirror.hurry() for mirror in (self._names, self._starters, self._drained, self._revoked)]
+        return not any(waits) and not self._unread
 
     # -- facts
 
@@ -213,7 +217,7 @@ class NodeKeeper:
         self._looks = False
         if not self._listed:
             return
-        lost = set(liveness.lost(self.records, self.alive))
+        lost = set(liveness.lost(self.records, self.alive, self._revoked.value or ()))
         for name in [known for known in self._cases if known not in lost]:
             self._drop(name)
         for name in sorted(lost - self._cases.keys()) if not self._unread else ():
@@ -280,7 +284,7 @@ class NodeKeeper:
             self._look()
             return
         failpoint("leader.before_fence")
-        reason = liveness.fence_reason(case.claimed)
+        reason = liveness.fence_reason(case.claimed, revoked=self.records[name].key_id in (self._revoked.value or ()))
         multi = fence(self._desk.epoch_version, self.records[name], self._versions[name], reason)
         self._desk.commit(multi, partial(self._on_fenced, name, case, reason), urgent=True)
 

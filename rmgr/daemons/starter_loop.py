@@ -27,10 +27,11 @@ from rmgr.daemons.starter_metrics import StarterMetrics
 from rmgr.daemons.starter_node import NodeAgent
 from rmgr.daemons.starter_registry import Registry, Stopping
 from rmgr.daemons.starter_watch import Watched
-from rmgr.errors import CoordinationUnavailable, RmgrError, StateConflict, WrongCluster
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, StateConflict, WrongCluster
 from rmgr.model.node import Drain
 from rmgr.model.queue import ClusterSettings, Dispatch
 from rmgr.model.states import Reason
+from rmgr.model.units import format_size
 from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.lease import Lease
@@ -49,6 +50,8 @@ _ROUND_S = 1.0
 _KILL_GRACE_S, _LAST_COMMITS_S = 2.0, 5.0
 #: What taking the process apart may cost after that.
 _CLOSE_S = 8.0
+#: Inputs that have been waited for so long are somebody else's to read.
+_STARVED_S = 2.0
 #: Without contact a Starter that is told to stop waits this long.
 _NO_CONTACT_S = 3.0
 
@@ -59,6 +62,7 @@ class Starter:
     Args:
         mailbox: what everything posts into (made by the caller, who needs it for the parts).
         cluster_id: any other cluster is refused at each new session.
+        spool_cap: bytes of finished outputs that may wait for the store. store_note: what is wrong with it, for people.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class Starter:
         cluster_id: str,
         stop_grace_s: float,
         log: Any,
+        spool_cap: int = 1 << 30,
+        store_note: Callable[[], str] = str,
     ) -> None:
         self.agents = agents
         self.settings = settings
@@ -91,6 +97,8 @@ class Starter:
         self._partition = partition
         self._cluster_id = cluster_id
         self._stop_grace_s = stop_grace_s
+        self._spool_cap = spool_cap
+        self._store_note = store_note
         self._log = log
         self._lease = Lease(coordinator)
         self._session = SessionState.LOST
@@ -165,6 +173,8 @@ class Starter:
             notifier.ready()
         drains = "; ".join(f"{agent.name} drained: {why}" for agent in self.agents.values() for why in agent.drains.values())
         serving = f"serving {', '.join(self.agents)}" if self._was_acting else f"degraded: nothing is claimed, {self._why_not()}"
+        if note := self._store_note():
+            serving = f"{serving}; degraded: {note}"
         notifier.tell(f"{serving}; {drains}" if drains else serving)
 
     def _handle(self, letter: Call) -> None:
@@ -197,6 +207,7 @@ class Starter:
             self._was_acting = acting
             self._log.info("acting" if acting else "acting_stopped", why="" if acting else self._why_not())
         self._check_disk(now_s)
+        self._check_store(now_s)
         if acting:
             self._renew_leases(now_s)
             hungry = self._hungry
@@ -249,7 +260,7 @@ class Starter:
                     hint="ZooKeeper was wiped or is another one; rmgr doctor tells more",
                 )
             self._registry.register(list(self.agents.values()))
-        except (StateConflict, WrongCluster) as error:
+        except (PermissionDenied, StateConflict, WrongCluster) as error:
             self._log.error("starter_gives_up", error=error.message)
             self.failure = error
             self._finished = True
@@ -349,6 +360,23 @@ class Starter:
                 agent.drains["disk"] = why
             elif not why and agent.drains.pop("disk", None) is not None:
                 self._log.info("node_resumed", node=agent.name, why="there is room on the disk again")
+
+    def _check_store(self, now_s: float) -> None:
+        """A store that is away: running work goes on; nothing new is begun when its inputs cannot come or its outputs find no room."""
+        is_drained = any("store" in agent.drains for agent in self.agents.values())
+        starved_s = self._io.starved_since_s
+        pending = self._io.pending_bytes
+        why = ""
+        if pending >= (self._spool_cap // 2 if is_drained and self._io.down_since_s else self._spool_cap):
+            why = f"outputs that wait for the data store fill the spool ({format_size(pending)} of {format_size(self._spool_cap)})"
+        elif starved_s and now_s - starved_s > _STARVED_S:
+            why = "the data store does not answer, so inputs of work cannot be read"
+        for agent in self.agents.values():
+            if why and "store" not in agent.drains:
+                self._log.error("node_drained", node=agent.name, why=why)
+                agent.drains["store"] = why
+            elif not why and agent.drains.pop("store", None) is not None:
+                self._log.info("node_resumed", node=agent.name, why="the data store answers again")
 
     # -- the end -------------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from rmgr.coord.records import decode_block, decode_record
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_node import NodeAgent
-from rmgr.errors import CoordinationUnavailable, StateConflict
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, StateConflict
 from rmgr.model.block import BlockKey
 from rmgr.model.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.states import Reason
@@ -53,6 +53,7 @@ class Identity:
     endpoint: str
     host: str = socket.gethostname()
     pid: int = os.getpid()
+    key_id: str = ""  #: of its signing key, "" in an open cluster
 
 
 class Registry:
@@ -84,15 +85,23 @@ class Registry:
     def register(self, agents: Sequence[NodeAgent]) -> None:
         """New incarnations, then ADOPT or FAIL of what stands; `agents` and committer are ready to act afterwards.
 
-        Raises: StateConflict when another live Starter serves one of the nodes; CoordinationUnavailable, also when the
-            session was lost meanwhile (call again); Stopping.
+        Raises: StateConflict when another live Starter serves one of the nodes; PermissionDenied when its key was revoked;
+            CoordinationUnavailable, also when the session was lost meanwhile (call again); Stopping.
         """
+        self._check_revoked()
         self._drop_old_entry()
         fences = self._take_names(agents)
         failpoint("starter.after_register")
         for agent in agents:
             self._take_over(agent, fences[agent.name])
         self._committer.start(fences)
+
+    def _check_revoked(self) -> None:
+        """Raises PermissionDenied: nobody believes this Starter any more, so there is no point in trying."""
+        key_id = self._identity.key_id
+        if key_id and self._wait(self._coordinator.stat(paths.revoked(key_id))) is not None:
+            hint = "a new one comes from the cluster's admin: rmgr admin add-node NAME"
+            raise PermissionDenied(f"the key of this Starter ({key_id}) was revoked", hint=hint)
 
     # -- names -------------------------------------------------------------------------------------------------------------
 
@@ -139,6 +148,7 @@ class Registry:
                 pid=self._identity.pid,
                 registered_us=now_us,
                 version=_version(),
+                key_id=self._identity.key_id,
             )
             for agent, record in zip(agents, records, strict=True)
         ]

@@ -61,9 +61,10 @@ class Inline(Executor):
 class Starter:
     """A Starter without work: registers nodes, claims and completes blocks when told to."""
 
-    def __init__(self, coordinator: Coordinator, *nodes: str) -> None:
+    def __init__(self, coordinator: Coordinator, *nodes: str, key_id: str = "") -> None:
         self.coordinator = coordinator
         self.nodes = nodes
+        self.key_id = key_id
         self.guid = f"s{next(_guids)}"
         self.versions: dict[str, int] = {}
         self.register()
@@ -79,6 +80,7 @@ class Starter:
                 state=NodeState.UP,
                 guid=self.guid,
                 capacity=Capacity(cores=2, memory_bytes=0),
+                key_id=self.key_id,
             )
             records.append((record, None if found is None else found.version))
         entry = StarterEntry(guid=self.guid, nodes=self.nodes, endpoint="", host="h", pid=1)
@@ -295,8 +297,8 @@ class Bench:
         for coordinator in self._opened:
             coordinator.close()
 
-    def starter(self, *nodes: str) -> Starter:
-        return Starter(self.connect(), *nodes)
+    def starter(self, *nodes: str, key_id: str = "") -> Starter:
+        return Starter(self.connect(), *nodes, key_id=key_id)
 
     def count(self, metric: Any) -> float:
         return float(metric._value.get())

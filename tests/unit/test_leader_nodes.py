@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.coord import election, paths
+from rmgr.coord import election, join_ops, paths
 from rmgr.coord.leader_ops import fence, order, take_over
 from rmgr.coord.multi import Conflict, Delete, Gone, Multi
 from rmgr.coord.ops import mark_idle
+from rmgr.model.identity import Role
+from rmgr.model.joining import Revocation
 from rmgr.model.node import EpochRecord, InboxOrder, NodeState, Order
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason
@@ -70,6 +72,24 @@ def test_what_was_committed_before_the_end_stays_and_only_the_rest_fails(bench: 
     bench.advance(2 * GRACE_S)
     assert sorted(bench.look.outcomes(number)) == [1, 2]
     assert [(k.first, k.count) for k in bench.look.pending()] == [(0, 1), (3, 1)]
+
+
+def test_a_node_whose_key_is_revoked_is_fenced_however_often_it_registers(bench: Bench) -> None:
+    bench.lead()
+    starter, other = bench.starter("n1", key_id="k1"), bench.starter("n2", key_id="k2")
+    number = bench.submitter.submit(4)
+    starter.claim("n1")
+    revocation = Revocation(key_id="k1", name="n1", role=Role.STARTER, by="ann", since_us=1)
+    committed(bench.outside, join_ops.revoke(revocation))
+    bench.advance(2 * GRACE_S)
+    record = bench.look.node("n1")
+    assert (record.state, record.reason) == (NodeState.FENCED, "its Starter's key was revoked")
+    assert sum(key.count for key in bench.look.pending()) == 4
+    assert bench.look.failed(number) == {}
+    starter.register()
+    bench.advance(2 * GRACE_S)
+    assert (bench.look.node("n1").state, bench.look.node("n1").incarnation) == (NodeState.FENCED, 2)
+    assert (bench.look.node("n2").state, bench.look.node("n2").guid) == (NodeState.UP, other.guid)
 
 
 def test_a_starter_that_ended_with_nothing_claimed_is_down_at_once(bench: Bench) -> None:
