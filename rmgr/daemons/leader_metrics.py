@@ -32,5 +32,6 @@ class LeaderMetrics:
         self.nodes_up = Gauge("rmgr_leader_nodes_up", "nodes whose Starter is alive", registry=registry)
         self.submissions = Gauge("rmgr_leader_submissions", "submissions in memory", registry=registry)
         self.backlog = Gauge("rmgr_leader_commit_backlog", "commits that wait or are on the way", registry=registry)
+        self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)
         self.loop_errors = Counter("rmgr_watchdog_loop_errors", "letters whose handling raised (always 0)", registry=registry)
         self.pass_seconds = Histogram("rmgr_leader_pass_seconds", "time of one turn of the loop", registry=registry)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmgr.client.snapshot import read_claimed
 from rmgr.coord import answers
-from rmgr.coord.ports import Coordinator, Store
+from rmgr.coord.ports import Coordinator
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
-from rmgr.errors import CoordinationUnavailable, RmgrError, Unavailable
+from rmgr.errors import CoordinationUnavailable, Unavailable
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Claimed blocks, and the health of the store, are at most so old.
-CLAIMED_S, HEALTH_S = 0.5, 5.0
+#: Claimed blocks are at most so old.
+CLAIMED_S = 0.5
 ANSWER_S = 4.0
 
 
@@ -36,6 +36,7 @@ class LeaderAnswering:
     """Implements `adapters.rpc.LeaderAnswers`; called on threads of the server.
 
     Args:
+        store: what is known of the data store ("ok", "since", "problem"); does not wait.
         leader: the reign under way, None while this WatchDog does not lead.
         call: runs a function in the loop, its result in a future.
     """
@@ -43,7 +44,7 @@ class LeaderAnswering:
     def __init__(
         self,
         coordinator: Coordinator,
-        store: Store,
+        store: Callable[[], dict[str, object]],
         leader: Callable[[], Leader | None],
         call: Callable[[Callable[[], Any]], Future[Any]],
         *,
@@ -58,7 +59,6 @@ class LeaderAnswering:
         self._hosts = hosts
         self._lock = threading.Lock()
         self._claimed: tuple[float, tuple[ClaimedBlock, ...]] = (float("-inf"), ())
-        self._health: tuple[float, str | None] = (float("-inf"), None)
 
     def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str) -> list[JobView]:
         """Submissions, oldest first."""
@@ -80,9 +80,7 @@ class LeaderAnswering:
         """Health and counts."""
         snapshot = self._snapshot()
         zookeeper: dict[str, object] = {"ok": True, "hosts": self._hosts, "session_timeout_s": self._coordinator.session_timeout_s}
-        problem = self._store_problem()
-        store: dict[str, object] = {"ok": True} if problem is None else {"ok": False, "problem": problem}
-        view = answers.status(snapshot, zookeeper=zookeeper, store=store, now_us=time.time_ns() // 1000)
+        view = answers.status(snapshot, zookeeper=zookeeper, store=self._store(), now_us=time.time_ns() // 1000)
         leader = self._leader()
         mass = leader.mass_loss if leader is not None else None
         if mass is None:
@@ -125,16 +123,6 @@ class LeaderAnswering:
                 blocks = tuple(ClaimedBlock(node=node, key=key, done=data.done, claimed_us=data.claimed_us) for node, key, data in found)
                 self._claimed = (started_s, blocks)
             return self._claimed[1]
-
-    def _store_problem(self) -> str | None:
-        with self._lock:
-            if time.monotonic() - self._health[0] > HEALTH_S:
-                try:
-                    problem = self._store.health(timeout_s=2.0)
-                except RmgrError as error:
-                    problem = error.message
-                self._health = (time.monotonic(), problem)
-            return self._health[1]
 
 
 def _without_final(claimed: Sequence[ClaimedBlock], facts: ClusterSnapshot) -> tuple[ClaimedBlock, ...]:

@@ -1,7 +1,8 @@
 """Work with the data store and with files on a few threads; what came of it arrives as a letter of the mailbox.
 
-While the store is away its jobs are tried again until it answers: nothing is dropped, `pending_bytes` tells how much
-waits. Everything else that goes wrong (missing rows, a full disk) is handed to the caller as the exception it is.
+While the store is away every job is tried once (so that it can move what it holds to disk) and then waits; one of them is
+tried now and then, and when that succeeds all go on. Nothing is dropped, `pending_bytes` tells how much waits. Whatever
+else goes wrong (missing rows, a full disk) is handed to the caller as the exception it is.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rmgr.coord.ports import Store
@@ -19,7 +21,15 @@ from rmgr.errors import StoreUnavailable
 T = TypeVar("T")
 
 #: Pause between two attempts while the store is away, doubled up to the second value.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    call: Callable[[Store], Any]
+    done: Callable[[Any], None]
+    size: int
+    is_read: bool
 
 
 class StoreIO:
@@ -32,8 +42,13 @@ class StoreIO:
     def __init__(self, store: Store, post: Callable[[Callable[[], None]], None], *, threads: int = 4) -> None:
         self.store = store
         self.down_since_s = 0.0  #: monotonic time since which the store does not answer, 0.0 = it does
+        self.starved_since_s = 0.0  #: since when something that is to be read waits for it, 0.0 = nothing does
         self._post = post
-        self._jobs: deque[tuple[Callable[[Store], Any], Callable[[Any], None], int]] = deque()
+        self._jobs: deque[_Job] = deque()
+        self._parked: deque[_Job] = deque()  #: met a store that was away
+        self._retry_s = 0.0
+        self._pause_s = _FIRST_PAUSE_S
+        self._is_trying = False  #: one that was parked is on its way
         self._arrived = threading.Condition()
         self._closing = threading.Event()
         self._pending_bytes = 0
@@ -50,13 +65,16 @@ class StoreIO:
     @property
     def is_idle(self) -> bool:
         """Nothing waits and nothing runs."""
-        return not self._jobs and not self._busy
+        return not self._jobs and not self._parked and not self._busy
 
-    def run(self, job: Callable[[Store], T], done: Callable[[T | Exception], None], *, size: int = 0) -> None:
-        """Runs `job` soon; `size`: bytes that wait with it. Jobs start in order and end in any. From any thread."""
+    def run(self, job: Callable[[Store], T], done: Callable[[T | Exception], None], *, size: int = 0, is_read: bool = False) -> None:
+        """Runs `job` soon; `size`: bytes that wait with it; `is_read`: work cannot start before it. From any thread.
+
+        Jobs start in order and end in any.
+        """
         with self._arrived:
             self._pending_bytes += size
-            self._jobs.append((job, done, size))
+            self._jobs.append(_Job(job, done, size, is_read))
             self._arrived.notify()
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -64,6 +82,7 @@ class StoreIO:
         self._closing.set()
         with self._arrived:
             self._jobs.clear()
+            self._parked.clear()
             self._arrived.notify_all()
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
@@ -71,34 +90,63 @@ class StoreIO:
 
     def _work(self) -> None:
         while True:
-            with self._arrived:
-                while not self._jobs:
-                    if self._closing.is_set():
-                        return
-                    self._arrived.wait()
-                job, done, size = self._jobs.popleft()
-                self._busy += 1
-            result = self._run(job)
-            with self._arrived:
-                self._busy -= 1
-                self._pending_bytes -= size
-            if not self._closing.is_set():
-                self._post(lambda done=done, result=result: done(result))  # type: ignore[misc]
-            del job, done, result
-
-    def _run(self, job: Callable[[Store], Any]) -> Any:
-        pause_s = _FIRST_PAUSE_S
-        while True:
+            taken = self._take()
+            if taken is None:
+                return
+            job, was_parked = taken
             try:
-                result = job(self.store)
-            except StoreUnavailable as error:
-                if not self.down_since_s:
-                    self.down_since_s = time.monotonic()
-                if self._closing.wait(pause_s * random.uniform(0.7, 1.3)):
-                    return error
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                result = job.call(self.store)
+            except StoreUnavailable:
+                self._park(job, was_parked=was_parked)
             except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the caller is told
-                return error
+                self._over(job, error, was_parked=was_parked)
             else:
-                self.down_since_s = 0.0
-                return result
+                self._over(job, result, was_parked=was_parked)
+                del result
+            del job, taken
+
+    def _take(self) -> tuple[_Job, bool] | None:
+        """The next job, and whether it was parked; None at the end."""
+        with self._arrived:
+            while not self._closing.is_set():
+                if self._jobs:
+                    self._busy += 1
+                    return self._jobs.popleft(), False
+                wait_s = None
+                if self._parked and not self._is_trying:
+                    wait_s = self._retry_s - time.monotonic()
+                    if wait_s <= 0:
+                        self._busy += 1
+                        self._is_trying = True
+                        return self._parked.popleft(), True
+                self._arrived.wait(wait_s)
+        return None
+
+    def _park(self, job: _Job, *, was_parked: bool) -> None:
+        now_s = time.monotonic()
+        with self._arrived:
+            self._busy -= 1
+            self.down_since_s = self.down_since_s or now_s
+            if job.is_read:
+                self.starved_since_s = self.starved_since_s or now_s
+            if was_parked:
+                self._is_trying = False
+            self._parked.append(job)
+            if was_parked or len(self._parked) == 1:
+                self._retry_s = now_s + self._pause_s * random.uniform(0.7, 1.3)
+                self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+            self._arrived.notify()
+
+    def _over(self, job: _Job, result: Any, *, was_parked: bool) -> None:
+        with self._arrived:
+            self._busy -= 1
+            self._pending_bytes -= job.size
+            if was_parked:  # it met an absent store before, so this time the store has answered; others may not have asked it
+                self._is_trying = False
+                self._jobs.extendleft(reversed(self._parked))
+                self._parked.clear()
+                self._pause_s = _FIRST_PAUSE_S
+                self.down_since_s = self.starved_since_s = 0.0
+                self._arrived.notify_all()
+        if not self._closing.is_set():
+            self._post(lambda: job.done(result))

@@ -48,11 +48,14 @@ class _Ended:
 class NodeAnswering:
     """`adapters.rpc.NodeAnswers` of one Starter."""
 
-    def __init__(self, starter: Starter, store: Store, *, disk: DiskWatch, spooled: Callable[[], int]) -> None:
+    def __init__(
+        self, starter: Starter, store: Store, *, disk: DiskWatch, spooled: Callable[[], int], store_note: Callable[[], str] = str
+    ) -> None:
         self._starter = starter
         self._store = store
         self._disk = disk
         self._spooled = spooled
+        self._store_note = store_note
 
     # -- output ------------------------------------------------------------------------------------------------------------
 
@@ -185,6 +188,7 @@ class NodeAnswering:
     def stats(self) -> list[NodeStats]:
         """One entry a virtual node."""
         load, free, spooled = os.getloadavg()[0], self._disk.free_bytes, self._spooled()
+        note = self._store_note()
 
         def look() -> list[NodeStats]:
             return [
@@ -196,7 +200,7 @@ class NodeAnswering:
                     load=load,
                     disk_free_bytes=free,
                     spooled_bytes=spooled,
-                    reason="; ".join(agent.drains.values()),
+                    reason="; ".join([*agent.drains.values(), *([note] if note else [])]),
                 )
                 for agent in self._starter.agents.values()
             ]

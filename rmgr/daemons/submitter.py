@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,22 +20,22 @@ from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway_forward import MAX_STREAMS, Forwarder
 from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
-from rmgr.adapters.stores import open_store
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_session import SessionCoordinator
-from rmgr.client.bootstrap import read_meta, remembered, verify
+from rmgr.client.bootstrap import read_meta, verify
 from rmgr.config import Config
 from rmgr.coord.multi import Multi
 from rmgr.coord.ports import SessionState, Store
 from rmgr.daemons import submitter_rights
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_routes import ClusterRoutes
-from rmgr.errors import ConfigError, CoordinationUnavailable, RmgrError, StoreUnavailable, WrongCluster
+from rmgr.errors import ConfigError, CoordinationUnavailable, RmgrError, WrongCluster
 from rmgr.model.node import Meta
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.store_watch import WatchedStore, meet_store
 
 #: Clients at once: each costs four threads and a session of ZooKeeper.
 MAX_SESSIONS = 200
@@ -134,8 +133,8 @@ def run(config: Config, *, insecure: bool = False) -> int:
 
     Args:
         insecure: it may listen where other machines can reach it, although nobody is asked who he is.
-    Raises: ConfigError for such a place without `insecure`; NotConnected, CoordinationUnavailable, StoreUnavailable,
-        WrongCluster at the start.
+    Raises: ConfigError for such a place without `insecure`; NotConnected, CoordinationUnavailable, WrongCluster at the
+        start. A data store that does not answer is no reason to end: it is waited for in the background.
     """
     own = config.submitter
     for key, listen in (("listen", own.listen), ("metrics", own.metrics)):
@@ -148,9 +147,10 @@ def run(config: Config, *, insecure: bool = False) -> int:
     coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s)
     try:
         coordinator.require_connected(wait_s)
-        store = _open_store(config.cluster.store, wait_s)
+        store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s, create=False)
         try:
-            meta = verify(coordinator, config.cluster.cluster_id or remembered(store, timeout_s=wait_s), wait_s=wait_s)
+            meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=wait_s)
+            store.belong_to(meta.cluster_id)
             log.info("submitter_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store)
             return _serve(config, coordinator, store, meta, log)
         finally:
@@ -173,7 +173,7 @@ def check_loopback(key: str, listen: str) -> None:
         )
 
 
-def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta, log: Any) -> int:
+def _serve(config: Config, coordinator: ZkCoordinator, store: WatchedStore, meta: Meta, log: Any) -> int:
     metrics = GatewayMetrics()
     hosts, chroot = config.cluster.hosts_and_chroot()
     gateway = Gateway(hosts, chroot, store, metrics, log)
@@ -184,6 +184,7 @@ def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta,
     for handler in (sessions.handler, Rows(gateway).handler, *forwarder.handlers):
         server.add_generic(handler)
     metrics.sessions.set_function(lambda: len(sessions))
+    metrics.store_up.set_function(lambda: store.is_up)
     server.start()
     host, _, port = config.submitter.metrics.rpartition(":")
     exporter, _ = start_http_server(int(port), addr=host, registry=metrics.registry)
@@ -200,7 +201,8 @@ def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta,
             failpoint("submitter.round")
             watch.look()
             notifier.ready()
-            notifier.tell(f"serving {len(sessions)} clients" if watch.is_there else "degraded: no contact with ZooKeeper")
+            told = f"serving {len(sessions)} clients" if watch.is_there else "degraded: no contact with ZooKeeper"
+            notifier.tell(f"{told}; degraded: {store.note()}" if store.note() else told)
     finally:
         notifier.stopping()
         guard.stop()
@@ -212,15 +214,3 @@ def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta,
         signals.restore()
     log.info("submitter_stopped")
     return 0
-
-
-def _open_store(url: str, wait_s: float) -> Store:
-    """The cluster's data store; waits for one that is not there yet."""
-    end_s = time.monotonic() + wait_s
-    while True:
-        try:
-            return open_store(url, create=False) if url.startswith("sqlite:") else open_store(url)
-        except StoreUnavailable:
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(0.2)

@@ -19,9 +19,8 @@ from prometheus_client import start_http_server
 
 from rmgr import log as logs
 from rmgr.adapters.rpc import RpcServer
-from rmgr.adapters.stores import open_store
 from rmgr.adapters.zk import ZkCoordinator
-from rmgr.client.bootstrap import bootstrap, remembered
+from rmgr.client.bootstrap import bootstrap
 from rmgr.config import Config
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
@@ -32,7 +31,7 @@ from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.daemons.leader_view import LeaderAnswering
 from rmgr.daemons.watchdog_election import Candidacy
-from rmgr.errors import RmgrError, StoreUnavailable, Unavailable, WrongCluster
+from rmgr.errors import RmgrError, Unavailable, VersionMismatch, WrongCluster
 from rmgr.model.node import EpochRecord, Meta
 from rmgr.runtime.advertise import advertised
 from rmgr.runtime.failpoint import failpoint
@@ -40,8 +39,10 @@ from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
+from rmgr.runtime.release import check_release, release
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.store_watch import WatchedStore, meet_store
 
 Thunk = Callable[[], None]
 
@@ -77,7 +78,15 @@ class Watchdog:
         self._lease = Lease(coordinator)
         self._session = 0
         self._stopping = False
-        record = EpochRecord(leader=self.guid, endpoint=endpoint, host=socket.gethostname(), pid=os.getpid())
+        mine = release()
+        record = EpochRecord(
+            leader=self.guid,
+            endpoint=endpoint,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=mine.version,
+            protocol=mine.protocol,
+        )
         self._candidacy = Candidacy(
             coordinator,
             record,
@@ -192,6 +201,11 @@ class Watchdog:
             self.failure = WrongCluster(f"ZooKeeper {told}; cluster {self.meta.cluster_id} was there", hint="rmgr doctor")
             self._stopping = True
             return
+        try:
+            check_release(meta)  # the cluster may have gone on without us
+        except VersionMismatch as error:
+            self.failure, self._stopping = error, True
+            return
         self._candidacy.enter()
 
     # -- reigns
@@ -247,7 +261,8 @@ def _wall_us() -> int:
 def run(config: Config) -> int:
     """Runs a WatchDog until SIGTERM or SIGINT; returns its exit code.
 
-    Raises: NotConnected, CoordinationUnavailable, StoreUnavailable, Unavailable, WrongCluster at the start.
+    Raises: ConfigError, NotConnected, CoordinationUnavailable, Unavailable, WrongCluster at the start. A data store that does
+        not answer is no reason to end: it is waited for in the background.
     """
     hosts, chroot = config.cluster.hosts_and_chroot()
     log = logs.setup(config.log, "watchdog")
@@ -256,22 +271,29 @@ def run(config: Config) -> int:
     try:
         wait_s = config.cluster.connect_timeout_s
         coordinator.require_connected(wait_s)
-        store = _open_store(config)
-        meta = set_up(coordinator, store, config.cluster.cluster_id)
-        log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store)
-        return _serve(config, coordinator, store, meta, log, metrics)
+        store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s)
+        try:
+            meta = bootstrap(coordinator, config.cluster.cluster_id or known)
+            store.belong_to(meta.cluster_id)
+            log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store)
+            return _serve(config, coordinator, store, meta, log, metrics)
+        finally:
+            store.close()
     finally:
         coordinator.close(timeout_s=2.0)
 
 
-def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta, log: Any, metrics: LeaderMetrics) -> int:
+def _serve(config: Config, coordinator: ZkCoordinator, store: WatchedStore, meta: Meta, log: Any, metrics: LeaderMetrics) -> int:
     server = RpcServer(config.watchdog.listen, threads=_RPC_THREADS)
     endpoint = advertised(server.endpoint, config.watchdog.advertise)
     watchdog = Watchdog(coordinator, store, meta, endpoint=endpoint, resync_s=config.watchdog.resync_s, log=log, metrics=metrics)
     hosts = config.cluster.hosts_and_chroot()[0]
     server.add_leader(
-        LeaderAnswering(coordinator, store, lambda: watchdog.leader, watchdog.call, cluster_id=lambda: meta.cluster_id, hosts=hosts)
+        LeaderAnswering(
+            coordinator, store.facts, lambda: watchdog.leader, watchdog.call, cluster_id=lambda: meta.cluster_id, hosts=hosts
+        )
     )
+    metrics.store_up.set_function(lambda: store.is_up)
     server.start()
     host, _, port = config.watchdog.metrics.rpartition(":")
     try:
@@ -294,31 +316,8 @@ def _serve(config: Config, coordinator: ZkCoordinator, store: Store, meta: Meta,
         guard.stop()
         server.stop(0.2)
         exporter.shutdown()
-        store.close()
         signals.restore()
     if watchdog.failure is not None:
         raise watchdog.failure
     log.info("watchdog_stopped")
     return 0
-
-
-def set_up(coordinator: Coordinator, store: Store, cluster_id: str) -> Meta:
-    """The cluster's tree, made if there is none yet, and its store bound to it.
-
-    Raises: WrongCluster when tree, store and configuration do not belong together.
-    """
-    meta = bootstrap(coordinator, cluster_id or remembered(store))
-    store.bind_cluster(meta.cluster_id)
-    return meta
-
-
-def _open_store(config: Config) -> Store:
-    """Opens the data store; waits for one that does not answer yet."""
-    end_s = time.monotonic() + config.cluster.connect_timeout_s
-    while True:
-        try:
-            return open_store(config.cluster.store)
-        except StoreUnavailable:
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(0.2)

@@ -49,7 +49,11 @@ class WatchdogThread:
             metrics=self.metrics,
         )
         answering = LeaderAnswering(
-            self.coordinator, self.store, lambda: self.watchdog.leader, self.watchdog.call, cluster_id=lambda: self.meta.cluster_id
+            self.coordinator,
+            lambda: {"ok": True},
+            lambda: self.watchdog.leader,
+            self.watchdog.call,
+            cluster_id=lambda: self.meta.cluster_id,
         )
         self.server.add_leader(answering)
         self.server.start()

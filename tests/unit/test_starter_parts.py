@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,34 @@ def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None
     assert isinstance(found[1], ZeroDivisionError)
     work.close()
     assert not any(thread.name == "store-0" and thread.is_alive() for thread in threading.enumerate())
+
+
+def test_every_job_meets_an_absent_store_once_and_all_go_on_when_it_is_back() -> None:
+    inner = MemoryStore(uuid.uuid4().hex)
+    inner.outage = "away"
+    letters: deque[Callable[[], None]] = deque()
+    work = StoreIO(inner, letters.append, threads=2)
+    tried: list[int] = []
+
+    def job(number: int, store: Any) -> None:
+        tried.append(number)
+        store.put(f"k{number}", b"v")
+
+    for number in range(20):  # more than there are threads: none of them is held by the outage
+        work.run(partial(job, number), lambda _result: None, size=1, is_read=number == 7)
+    until(lambda: set(tried) == set(range(20)))
+    assert work.pending_bytes == 20
+    assert work.starved_since_s > 0
+    local: list[Any] = []
+    work.run(lambda _store: 1, local.append)  # does not ask the store, and says nothing about it
+    until(lambda: letters)
+    letters.popleft()()
+    assert local == [1]
+    assert work.down_since_s > 0
+    inner.outage = ""
+    until(lambda: len(letters) == 20)
+    assert (work.pending_bytes, work.down_since_s, work.starved_since_s) == (0, 0.0, 0.0)
+    work.close()
 
 
 def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> None:

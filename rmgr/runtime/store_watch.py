@@ -1,0 +1,284 @@
+"""The data store as a daemon has it: it may be away at the start and go at any time, and it must be our cluster's.
+
+`WatchedStore` is a `Store` in front of another one. A thread looks at it (often while it is away) and knows since when
+it does not serve and why. Until it is known whose store it is, and for as long as it is another cluster's, nothing is
+read from it or written to it: every call fails at once with `StoreUnavailable`, and whoever waits for the store waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from rmgr.adapters.store_rules import CLUSTER_ID_KEY
+from rmgr.adapters.stores import open_store
+from rmgr.coord.ports import Encoding, Store
+from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
+
+T = TypeVar("T")
+
+#: Between two looks at a store that serves, and at one that does not (s).
+CALM_S, AWAY_S = 5.0, 0.5
+_HEALTH_S = 2.0
+#: How long a daemon waits at its start for a store that begins to answer, before it goes on without.
+FIRST_S = 2.0
+
+
+def meet_store(url: str, *, log: Any, patience_s: float, create: bool = True) -> tuple[WatchedStore, str | None]:
+    """A daemon's store, and the cluster id that it remembers (None: none, or it is away).
+
+    Args:
+        patience_s: for a file that another process holds; it cannot be away for long, so then the daemon gives up.
+        create: make a file that does not exist.
+    Raises: `ConfigError`, `UsageError`; `StoreUnavailable` for a file only: a server that is away is waited for later.
+    """
+    store = WatchedStore(partial(open_store, url, create=create), log=log)
+    try:
+        is_file = url.startswith("sqlite:")
+        known = store.meet(wait_s=patience_s if is_file else FIRST_S)
+        if is_file and store.failure is not None:
+            raise store.failure
+    except BaseException:
+        store.close()
+        raise
+    return store, known
+
+
+class WatchedStore:
+    """A `Store` (coord/ports.py) that knows whether it serves. Thread-safe.
+
+    Args:
+        opener: opens the real store; tried again and again while it raises StoreUnavailable.
+    """
+
+    def __init__(self, opener: Callable[[], Store], *, log: Any, calm_s: float = CALM_S, away_s: float = AWAY_S) -> None:
+        self._opener = opener
+        self._log = log
+        self._calm_s = calm_s
+        self._away_s = away_s
+        self._store: Store | None = None
+        self._cluster_id = ""
+        self._is_ours = True  #: False: it is not known, or known not to be
+        self.failure: StoreUnavailable | None = None  #: why `meet` did not meet it
+        self._trouble = ""
+        self._away_since: datetime | None = None
+        self._away_since_s = 0.0
+        self._look_now = threading.Event()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()  #: of one look
+        self._thread: threading.Thread | None = None
+
+    # -- the start
+
+    def meet(self, *, wait_s: float = FIRST_S) -> str | None:
+        """Opens the store; returns the cluster id that it remembers, None when it remembers none, or is away.
+
+        Raises: what no waiting heals (`ConfigError`, `UsageError`: wrong URL, keyspace, credentials, schema).
+        """
+        end_s = time.monotonic() + wait_s
+        while True:
+            try:
+                store = self._opened()
+                found = store.get(CLUSTER_ID_KEY, timeout_s=max(0.5, wait_s))
+            except StoreUnavailable as error:
+                if time.monotonic() < end_s:
+                    time.sleep(0.1)
+                    continue
+                self.failure = error
+                self._tell(_sentence(error))
+                return None
+            return found[0].decode() if found else None
+
+    def belong_to(self, cluster_id: str) -> None:
+        """From now on the store must be this cluster's; binds a new one. Then it is looked at by a thread.
+
+        Raises: `WrongCluster`, `ConfigError` when that can be told now.
+        """
+        self._cluster_id = cluster_id
+        self._is_ours = False
+        if not self._trouble:
+            try:
+                self._opened().bind_cluster(cluster_id, timeout_s=_HEALTH_S * 2)
+                self._is_ours = True
+            except StoreUnavailable as error:
+                self._tell(_sentence(error))
+        self._thread = threading.Thread(target=self._watch, name="store-watch", daemon=True)
+        self._thread.start()
+
+    # -- what is known of it
+
+    @property
+    def trouble(self) -> str:
+        """Why it does not serve, "" while it does; at most a few seconds old. Never waits."""
+        return self._trouble
+
+    @property
+    def is_up(self) -> bool:
+        """It serves."""
+        return not self._trouble
+
+    def facts(self) -> dict[str, object]:
+        """For `rmgr status`: ok, and while it does not serve since when (ISO 8601) and why."""
+        since, trouble = self._away_since, self._trouble
+        if not trouble:
+            return {"ok": True}
+        told = f"away since {since:%H:%M:%S} UTC: {trouble}" if since else trouble
+        return {"ok": False, "since": since.isoformat(timespec="seconds").replace("+00:00", "Z") if since else None, "problem": told}
+
+    def note(self) -> str:
+        """One clause for people, "" while it serves."""
+        since = self._away_since
+        return f"data store away since {since:%H:%M:%S} UTC" if self._trouble and since else ""
+
+    # -- the port
+
+    def put(
+        self,
+        key: str,
+        value: bytes | Iterable[bytes],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put`."""
+        self._through(lambda store: store.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, timeout_s=timeout_s))
+
+    def put_many(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put_many`."""
+        self._through(lambda store: store.put_many(rows, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, timeout_s=timeout_s))
+
+    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
+        """See `Store.get`."""
+        return self._through(lambda store: store.get(key, timeout_s=timeout_s))
+
+    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
+        """See `Store.get_many`."""
+        return self._through(lambda store: store.get_many(keys, timeout_s=timeout_s))
+
+    def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
+        """See `Store.stream`."""
+        chunks = self._through(lambda store: store.stream(key, timeout_s=timeout_s))
+        return None if chunks is None else self._streamed(chunks)
+
+    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
+        """See `Store.head`."""
+        return self._through(lambda store: store.head(key, timeout_s=timeout_s))
+
+    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
+        """See `Store.delete`."""
+        return self._through(lambda store: store.delete(key, timeout_s=timeout_s))
+
+    def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.keys`."""
+        return self._through(lambda store: store.keys(prefix, after=after, limit=limit, timeout_s=timeout_s))
+
+    def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
+        """See `Store.usage`."""
+        return self._through(lambda store: store.usage(prefix, timeout_s=timeout_s))
+
+    def sweep(self, *, timeout_s: float = 30.0) -> int:
+        """See `Store.sweep`."""
+        return self._through(lambda store: store.sweep(timeout_s=timeout_s))
+
+    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
+        """See `Store.bind_cluster`."""
+        self._through(lambda store: store.bind_cluster(cluster_id, timeout_s=timeout_s))
+
+    def health(self, *, timeout_s: float = 5.0) -> str | None:  # noqa: ARG002 - the port's
+        """What the last look has found; never waits."""
+        return self._trouble or None
+
+    def close(self) -> None:
+        """Ends the thread, closes the real store. Idempotent."""
+        self._closing.set()
+        self._look_now.set()
+        if self._thread is not None:
+            self._thread.join(_HEALTH_S + 1.0)
+        if self._store is not None:
+            self._store.close()
+
+    # -- inside
+
+    def _through(self, call: Callable[[Store], T]) -> T:
+        store = self._store
+        if store is None or not self._is_ours:
+            why = self._trouble or "it is not known yet whose it is"
+            raise StoreUnavailable(f"the data store is not used: {why}", hint="rmgr waits for it; rmgr doctor looks closer")
+        try:
+            return call(store)
+        except (ConfigError, WrongCluster) as error:  # it came back as something else: wait for the right one
+            self._look_now.set()
+            raise StoreUnavailable(error.message, hint=error.hint) from error
+        except StoreUnavailable:
+            self._look_now.set()
+            raise
+
+    def _streamed(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            yield from chunks
+        except StoreUnavailable:
+            self._look_now.set()
+            raise
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            self._store = self._opener()
+        return self._store
+
+    def _watch(self) -> None:
+        while True:
+            hurry = self._look_now.wait(self._away_s if self._trouble else self._calm_s)
+            if self._closing.is_set():
+                return
+            self._look_now.clear()
+            self._tell(self._look())
+            if hurry and not self._trouble:
+                self._closing.wait(0.1)  # many calls failed at once: one look is enough
+
+    def _look(self) -> str:
+        try:
+            store = self._opened()
+            if problem := store.health(timeout_s=_HEALTH_S):
+                return problem
+            if self._trouble or not self._is_ours:  # it was away: is it still the same one?
+                store.bind_cluster(self._cluster_id, timeout_s=_HEALTH_S)
+                self._is_ours = True
+        except WrongCluster as error:
+            self._is_ours = False
+            return _sentence(error)
+        except RmgrError as error:
+            return _sentence(error)
+        except Exception as error:  # noqa: BLE001 - loop boundary of the thread: a surprise of an adapter must not end the watch
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _tell(self, trouble: str) -> None:
+        if self._closing.is_set():
+            return
+        if trouble and not self._trouble:
+            self._away_since, self._away_since_s = datetime.now(UTC), time.monotonic()
+            self._log.warning("store_away", why=trouble)
+        elif trouble and trouble != self._trouble and not self._is_ours:
+            self._log.warning("store_refused", why=trouble)
+        elif not trouble and self._trouble:
+            self._log.info("store_back", elapsed_s=round(time.monotonic() - self._away_since_s, 1))
+            self._away_since = None
+        self._trouble = trouble
+
+
+def _sentence(error: RmgrError) -> str:
+    return f"{error.message} ({error.hint})" if error.hint and isinstance(error, ConfigError | WrongCluster) else error.message

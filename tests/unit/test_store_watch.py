@@ -1,0 +1,129 @@
+"""A daemon's store: away at the start, away later, back, or another cluster's."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from rmgr.adapters.memory_store import MemoryStore
+from rmgr.errors import ConfigError, StoreUnavailable, WrongCluster
+from rmgr.runtime.store_watch import WatchedStore
+
+
+class Server:
+    """A store that is opened by name, and may be away, before it is opened or after."""
+
+    def __init__(self) -> None:
+        self.inner = MemoryStore(uuid.uuid4().hex)
+        self.refusal: Exception | None = None
+
+    def __call__(self) -> MemoryStore:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.inner
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def events() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def watched(server: Server, events: list[str]) -> Iterator[WatchedStore]:
+    def write(_logger: Any, _level: str, event: dict[str, Any]) -> Any:
+        events.append(event["event"])
+        raise structlog.DropEvent
+
+    store = WatchedStore(server, log=structlog.wrap_logger(None, processors=[write]), calm_s=0.02, away_s=0.02)
+    yield store
+    store.close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end_s, "not within 5 s"
+        time.sleep(0.005)
+
+
+def test_a_store_that_serves_is_bound_and_used(server: Server, watched: WatchedStore) -> None:
+    assert watched.meet() is None
+    watched.belong_to("ours")
+    watched.put("in/1", b"v")
+    assert server.inner.get("in/1") is not None
+    assert watched.facts() == {"ok": True}
+    assert WatchedStore(server, log=None).meet() == "ours"
+
+
+def test_away_at_the_start_is_no_error_and_calls_fail_at_once_until_it_is_back(
+    server: Server, watched: WatchedStore, events: list[str]
+) -> None:
+    server.refusal = StoreUnavailable("nobody there")
+    assert watched.meet(wait_s=0.0) is None
+    watched.belong_to("ours")
+    with pytest.raises(StoreUnavailable, match="nobody there"):
+        watched.get("in/1")
+    facts = watched.facts()
+    assert facts["ok"] is False
+    assert str(facts["problem"]).startswith("away since ")
+    assert watched.note().startswith("data store away since ")
+    server.refusal = None
+    until(lambda: watched.is_up)
+    watched.put("in/1", b"v")
+    assert events == ["store_away", "store_back"]
+
+
+def test_a_store_that_goes_later_is_noticed_and_comes_back(server: Server, watched: WatchedStore, events: list[str]) -> None:
+    watched.meet()
+    watched.belong_to("ours")
+    server.inner.outage = "a digger cut the cable"
+    until(lambda: not watched.is_up)
+    assert "digger" in watched.trouble
+    server.inner.outage = ""
+    until(lambda: watched.is_up)
+    assert events == ["store_away", "store_back"]
+
+
+def test_a_store_of_another_cluster_ends_the_start(server: Server, watched: WatchedStore) -> None:
+    server.inner.bind_cluster("theirs")
+    assert watched.meet() == "theirs"
+    with pytest.raises(WrongCluster):
+        watched.belong_to("ours")
+
+
+def test_a_store_that_turns_out_to_be_another_clusters_when_it_is_back_is_never_used(
+    server: Server, watched: WatchedStore, events: list[str]
+) -> None:
+    server.refusal = StoreUnavailable("nobody there")
+    watched.meet(wait_s=0.0)
+    watched.belong_to("ours")
+    server.inner.bind_cluster("theirs")
+    server.refusal = None
+    until(lambda: "theirs" in watched.trouble)
+    with pytest.raises(StoreUnavailable, match="theirs"):
+        watched.put("in/1", b"v")
+    assert server.inner.get("in/1") is None
+    assert "store_refused" in events
+
+
+def test_what_no_waiting_heals_ends_the_start_and_is_only_told_later(server: Server, watched: WatchedStore) -> None:
+    server.refusal = ConfigError("there is no keyspace 'rmgr'", hint="rmgr admin init-store")
+    with pytest.raises(ConfigError):
+        watched.meet()
+    server.refusal = StoreUnavailable("nobody there")
+    watched.meet(wait_s=0.0)
+    watched.belong_to("ours")
+    server.refusal = ConfigError("there is no keyspace 'rmgr'", hint="rmgr admin init-store")
+    until(lambda: "init-store" in watched.trouble)
+    with pytest.raises(StoreUnavailable, match="init-store"):
+        watched.get("in/1")
