@@ -128,6 +128,7 @@ def node(view: NodeView) -> dict[str, Any]:
         "features": list(view.features),
         "seen": iso(view.seen_us),
         "endpoint": view.endpoint,
+        "version": view.version,
     }
 
 
@@ -158,6 +159,7 @@ def leader(view: LeaderView | None) -> dict[str, Any] | None:
         "epoch": view.epoch,
         "since": iso(view.since_us),
         "endpoint": view.endpoint,
+        "version": view.version,
     }
 
 

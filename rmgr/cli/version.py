@@ -9,23 +9,19 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.render import emit
 
-#: Of records and multis: `coord/records.FORMAT`; processes of one cluster must agree on it.
-PROTOCOL = 1
-
 
 def rmgr_version() -> str:
     """Version of the installed package; "unknown" when it runs from a plain directory."""
-    from importlib import metadata
+    from rmgr.runtime.release import package_version
 
-    try:
-        return metadata.version("rmgr")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    return package_version() or "unknown"
 
 
 @command("version", examples="rmgr version\nrmgr version --json")
 def version(session: Session) -> None:
-    """Versions of rmgr, of Python, and of the protocol that processes of one cluster must share."""
+    """Versions of rmgr, of Python, and of the protocol; processes of one cluster may differ by one protocol."""
+    from rmgr.model.version import PROTOCOL
+
     python = platform.python_version()
     if session.json:
         emit({"version": rmgr_version(), "python": python, "protocol": PROTOCOL})

@@ -17,6 +17,8 @@ from rmgr.coord.records import decode_record, encode_record
 from rmgr.errors import CoordinationUnavailable, NotConnected, WrongCluster
 from rmgr.model.node import Meta
 from rmgr.model.queue import ClusterSettings
+from rmgr.model.version import SKEW
+from rmgr.runtime.release import check_release, release
 
 _WIPED = "ZooKeeper was wiped, or it is another one: restore its data, or give rmgr a new data store; rmgr doctor tells more"
 
@@ -85,7 +87,8 @@ def read_settings(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Clust
 def _found(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float) -> Meta:
     """SETUP: id, counter and settings appear together; of several founders one wins."""
     coordinator.ensure(["/"], timeout_s=timeout_s)
-    meta = Meta(cluster_id=uuid.uuid4().hex, created_us=time.time_ns() // 1000)
+    protocol = release().protocol
+    meta = Meta(cluster_id=uuid.uuid4().hex, created_us=time.time_ns() // 1000, protocol=protocol, oldest=max(1, protocol - SKEW))
     data = encode_record(meta)
     ops = (Create(paths.META, data), Create(paths.IDS, encode_record(1)), Create(paths.CONFIG, encode_record(settings)))
     answer = coordinator.commit(Multi(name="SETUP", ops=ops, proof=Exists(paths.META, data)), timeout_s=timeout_s).result(timeout_s + 1.0)
@@ -102,6 +105,7 @@ def _found(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float
 def _check(meta: Meta, cluster_id: str | None) -> None:
     if cluster_id and meta.cluster_id != cluster_id:
         raise WrongCluster(f"ZooKeeper belongs to cluster {meta.cluster_id}, but cluster {cluster_id} is expected", hint=_WIPED)
+    check_release(meta)
 
 
 def _queue_directories(settings: ClusterSettings) -> list[str]:

@@ -123,6 +123,7 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
         features=record.attributes.features,
         endpoint=record.endpoint if alive else "",
         seen_us=record.registered_us if alive else 0,  # when a dead one was last alive is not recorded
+        version=record.version,
     )
 
 
@@ -179,7 +180,13 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
     if snapshot.epoch is not None and snapshot.leader_alive:
         record = snapshot.epoch
         leader = LeaderView(
-            id=record.leader, host=record.host, pid=record.pid, epoch=record.epoch, since_us=record.since_us, endpoint=record.endpoint
+            id=record.leader,
+            host=record.host,
+            pid=record.pid,
+            epoch=record.epoch,
+            since_us=record.since_us,
+            endpoint=record.endpoint,
+            version=record.version,
         )
     else:
         problems.append("no WatchDog leads: pulled work goes on, lost nodes are not noticed (start one: rmgr watchdog)")

@@ -16,10 +16,11 @@ from rmgr.coord.ops import cut
 from rmgr.coord.records import decode_block, encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.coord.rules import Again, pieces, remember, rule
 from rmgr.model.block import BlockKey, pending_indices, runs
-from rmgr.model.node import EpochRecord, InboxOrder, NodeRecord, NodeState
+from rmgr.model.node import EpochRecord, InboxOrder, Meta, NodeRecord, NodeState
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Paged, Submission
+from rmgr.model.version import SKEW
 
 #: Outcomes with an error text each that surely fit one znode.
 OUTCOMES_PER_FRAGMENT = 64
@@ -181,6 +182,12 @@ def page(submission: int, paged: Paged, version: int, first: int, count: int) ->
     ops: list[Op] = [Set(paths.done(submission), data, version)]
     ops += [Delete(paths.fragment(submission, number)) for number in range(first, first + count)]
     return Multi(name="PAGE", ops=tuple(ops), proof=Holds(paths.done(submission), data))
+
+
+def raise_protocol(meta: Meta, version: int, protocol: int) -> Multi:
+    """PROTOCOL: every daemon speaks `protocol` now; what is two releases older may not join any more."""
+    data = encode_record(replace(meta, protocol=protocol, oldest=max(meta.oldest, protocol - SKEW)))
+    return Multi(name="PROTOCOL", ops=(Set(paths.META, data, version),), proof=Holds(paths.META, data))
 
 
 def no_outcome(state: State, reason: Reason, indices: Sequence[int], error: str = "") -> Fragment:

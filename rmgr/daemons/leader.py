@@ -18,9 +18,10 @@ from rmgr.coord.snapshot import ClusterSnapshot
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import data_of, names_below
 from rmgr.daemons.leader_nodes import NodeKeeper
+from rmgr.daemons.leader_release import ReleaseKeeper
 from rmgr.daemons.leader_subs import SubmissionKeeper
 from rmgr.errors import WrongCluster
-from rmgr.model.node import EpochRecord
+from rmgr.model.node import EpochRecord, NodeRecord
 from rmgr.model.queue import ClusterSettings
 
 
@@ -42,6 +43,7 @@ class Leader:
         self._watchdogs = names_below(desk, paths.WATCHDOGS, lambda: None)
         window_s = 2 * desk.coordinator.session_timeout_s
         self.nodes = NodeKeeper(desk, lambda: self.settings, self._queue_of, window_s=window_s)
+        self._release = ReleaseKeeper(desk, self._living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(desk, lambda: self.settings, lambda: self.node_names)
 
     def start(self) -> None:
@@ -112,9 +114,14 @@ class Leader:
         self._desk.after(self._jitter(), self._resync)
         self._config.refresh()
         self._watchdogs.refresh()
+        self._release.look()
         self.nodes.resync()
         self.submissions.resync()
         self._desk.metrics.backlog.set(self._desk.backlog)
+
+    def _living(self) -> list[NodeRecord]:
+        """Nodes whose Starters are there."""
+        return [record for record in self.nodes.records.values() if record.guid in self.nodes.alive]
 
     def _jitter(self) -> float:
         return self._resync_s * random.uniform(0.5, 1.5)

@@ -27,7 +27,7 @@ from rmgr.daemons.starter_metrics import StarterMetrics
 from rmgr.daemons.starter_node import NodeAgent
 from rmgr.daemons.starter_registry import Registry, Stopping
 from rmgr.daemons.starter_watch import Watched
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, StateConflict, WrongCluster
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, StateConflict, VersionMismatch, WrongCluster
 from rmgr.model.node import Drain
 from rmgr.model.queue import ClusterSettings, Dispatch
 from rmgr.model.states import Reason
@@ -37,6 +37,7 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
+from rmgr.runtime.release import check_release
 from rmgr.runtime.stall import StallGuard
 
 T = TypeVar("T")
@@ -259,8 +260,9 @@ class Starter:
                     f"this Starter belongs to cluster {self._cluster_id}; ZooKeeper now has {found}",
                     hint="ZooKeeper was wiped or is another one; rmgr doctor tells more",
                 )
+            check_release(meta)  # the cluster may have gone on without us
             self._registry.register(list(self.agents.values()))
-        except (PermissionDenied, StateConflict, WrongCluster) as error:
+        except (PermissionDenied, StateConflict, VersionMismatch, WrongCluster) as error:
             self._log.error("starter_gives_up", error=error.message)
             self.failure = error
             self._finished = True

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from importlib import metadata
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,6 +30,7 @@ from rmgr.model.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.states import Reason
 from rmgr.model.submission import Submission
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.release import release
 
 T = TypeVar("T")
 
@@ -147,7 +147,8 @@ class Registry:
                 host=self._identity.host,
                 pid=self._identity.pid,
                 registered_us=now_us,
-                version=_version(),
+                version=release().version,
+                protocol=release().protocol,
                 key_id=self._identity.key_id,
             )
             for agent, record in zip(agents, records, strict=True)
@@ -289,13 +290,6 @@ class Registry:
     def _pause(self, seconds: float) -> None:
         self._progress()
         time.sleep(seconds)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("rmgr")
-    except metadata.PackageNotFoundError:
-        return ""  # run from a source tree that is not installed
 
 
 def _lives(record: NodeRecord) -> bool:

@@ -99,6 +99,7 @@ class NodeView:
     features: tuple[str, ...] = ()
     endpoint: str = ""
     seen_us: int = 0
+    version: str = ""  #: rmgr version of its Starter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +127,7 @@ class LeaderView:
     epoch: int
     since_us: int
     endpoint: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class JobView(_message.Message):
     def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_us: _Optional[int] = ..., started_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., exit_code: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ..., priority: _Optional[int] = ..., cpu_us: _Optional[int] = ..., max_rss_kib: _Optional[int] = ..., work: _Optional[str] = ..., command: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., after: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("id", "state", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "running", "load", "incarnation", "pid", "host", "reason", "partition", "site", "speed", "features", "endpoint", "seen_us")
+    __slots__ = ("id", "state", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "running", "load", "incarnation", "pid", "host", "reason", "partition", "site", "speed", "features", "endpoint", "seen_us", "version")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class NodeView(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     SEEN_US_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     cores: int
@@ -98,7 +99,8 @@ class NodeView(_message.Message):
     features: _containers.RepeatedScalarFieldContainer[str]
     endpoint: str
     seen_us: int
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ...) -> None: ...
+    version: str
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class QueueView(_message.Message):
     __slots__ = ("id", "partition", "dispatch", "policy", "state", "pending", "running", "held_tasks", "limits")
@@ -130,20 +132,22 @@ class QueueView(_message.Message):
     def __init__(self, id: _Optional[str] = ..., partition: _Optional[str] = ..., dispatch: _Optional[str] = ..., policy: _Optional[str] = ..., state: _Optional[str] = ..., pending: _Optional[int] = ..., running: _Optional[int] = ..., held_tasks: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class LeaderView(_message.Message):
-    __slots__ = ("id", "host", "pid", "epoch", "since_us", "endpoint")
+    __slots__ = ("id", "host", "pid", "epoch", "since_us", "endpoint", "version")
     ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SINCE_US_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     id: str
     host: str
     pid: int
     epoch: int
     since_us: int
     endpoint: str
-    def __init__(self, id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., since_us: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    version: str
+    def __init__(self, id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., since_us: _Optional[int] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class StatusView(_message.Message):
     __slots__ = ("healthy", "leader", "zookeeper_json", "store_json", "counts", "nodes", "cluster_id", "problems", "watchdogs", "uptime_s")
