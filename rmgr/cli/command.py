@@ -137,11 +137,13 @@ def _add_completion(made: click.Command) -> None:
             parameter._custom_shell_complete = offer  # noqa: SLF001 - what click's own `shell_complete=` sets
 
 
-def command_group(name: str, *, examples: str, **attributes: Any) -> Callable[[Callable[..., Any]], RmgrGroup]:
+def command_group(
+    name: str, *, examples: str, kind: type[RmgrGroup] = RmgrGroup, **attributes: Any
+) -> Callable[[Callable[..., Any]], RmgrGroup]:
     """Makes a group (`rmgr config`, with `show`, `check`, ... below it) of a function that gets the `Session`."""
 
     def decorate(function: Callable[..., Any]) -> RmgrGroup:
-        made = click.command(name, cls=RmgrGroup, epilog=_epilog(examples, ""), **attributes)(_with_session(function))
+        made = click.command(name, cls=kind, epilog=_epilog(examples, ""), **attributes)(_with_session(function))
         made.params += global_options()
         return made
 

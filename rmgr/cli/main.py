@@ -43,6 +43,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "policy": ("policy:policy", "Scheduling policies: list, show, set, check"),
         "config": ("config:config", "Configuration and cluster settings: show, check, apply"),
     },
+    "Security": {
+        "admin": ("admin:admin", "Set up and secure a cluster: init, init-store, add-node, revoke, ..."),
+        "join": ("join:join", "Make this machine a part of a secured cluster"),
+    },
     "Data": {
         "store": ("store:store", "Values in the data store: ls, put, get, rm, du"),
     },

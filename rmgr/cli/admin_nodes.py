@@ -1,0 +1,161 @@
+"""`rmgr admin add-node`, `identities`, `revoke`: who belongs to a secured cluster. The admin's directory decides who may."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.cli.params import DURATION, one_of
+from rmgr.errors import NotConnected
+from rmgr.model.identity import Role, check_name
+
+if TYPE_CHECKING:
+    from rmgr.adapters.pki import Authority
+    from rmgr.client.securing import Known
+
+_EXITS = "0 done, 2 usage, 3 nobody of that name, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
+_LASTS_S = 3600.0
+_DAEMONS = ("starter", "watchdog", "submitter")
+_ROLES = tuple(role.value for role in Role if role is not Role.JOIN)
+
+
+def authority_option(function: Any) -> Any:
+    """`--authority DIR`: where the cluster's authority lies."""
+    return click.option(
+        "--authority",
+        metavar="DIR",
+        help="the admin's directory, made by rmgr admin init  [[security] dir, where that is one]",
+    )(function)
+
+
+def as_admin(session: Session, directory: str | None) -> Authority:
+    """The cluster's authority; from now on the session has the admin's rights. Raises ConfigError, NotConnected."""
+    from rmgr.adapters.credentials import load_ca
+
+    where = directory or session.config().security.dir
+    if not where:
+        raise NotConnected("which cluster's authority?", hint="name the directory that rmgr admin init made: --authority DIR")
+    authority = load_ca(Path(where).expanduser())
+    session.config({"security": {"dir": str(Path(where).expanduser())}})
+    return authority
+
+
+@command(
+    "add-node",
+    examples="""\
+    rmgr admin add-node n4
+    rmgr admin add-node n4 --hosts n4.example.org,10.0.0.4 --expires 15m""",
+    exits=_EXITS,
+)
+@click.argument("name")
+@click.option("--hosts", metavar="A,B", default="", help="names and addresses of the machine  [NAME]")
+@click.option("--role", type=one_of("role", _DAEMONS), default="starter", metavar="ROLE", help="starter, watchdog or submitter  [starter]")
+@click.option("--expires", "lasts_s", type=DURATION, default=_LASTS_S, metavar="DURATION", help="how long the token works  [1h]")
+@authority_option
+def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float, authority: str | None) -> None:
+    """Invites a machine: prints the one command that makes it a part of the cluster.
+
+    The token in it works once, and ends. Whoever has it can take the machine's place: pass it on as you would a password.
+    """
+    from rmgr.adapters.invitation import Token
+    from rmgr.cli.render import emit
+    from rmgr.client import securing
+
+    check_name(name)
+    ca = as_admin(session, authority)
+    cluster, coordinator = session.config().cluster, session.coordinator()
+    endpoints = securing.watchdogs(coordinator)
+    if not endpoints:
+        raise NotConnected("no WatchDog runs whom the new machine could ask", hint="rmgr status; rmgr watchdog")
+    securing.withdraw(coordinator, name=name)
+    draft = Token(
+        ca=b"",
+        certificate=b"",
+        key=b"",
+        invitation="",
+        name=name,
+        role=role,
+        endpoints=endpoints,
+        zk=cluster.zk,
+        store=cluster.store,
+        zookeeper_tls=session.config().security.zookeeper_tls,
+        session_timeout_s=cluster.session_timeout_s,
+    )
+    named = tuple(part.strip() for part in hosts.split(",") if part.strip()) or (name,)
+    token = securing.invite(coordinator, ca, draft, hosts=named, lasts_s=lasts_s)
+    line = f"echo {token} | rmgr join -"  # the shell's own echo: a secret among a program's arguments would be seen by all
+    if session.json:
+        emit({"name": name, "role": role, "token": token, "command": line, "expires_in": lasts_s})
+        return
+    from rmgr.model.units import format_duration
+
+    sys.stdout.write(f"{line}\n")
+    session.note(f"type that on {name}, as the user who will run its {role}, within {format_duration(round(lasts_s * 1e6))}; it works once")
+
+
+@command("identities", examples="rmgr admin identities\nrmgr admin identities --json", exits=_EXITS)
+@authority_option
+def identities(session: Session, authority: str | None) -> None:
+    """Lists whose keys the cluster knows: users and daemons that were here, machines that were invited, what was revoked."""
+    from rmgr.cli.render import Column, Layout, emit, table
+    from rmgr.client import securing
+
+    ca = as_admin(session, authority)
+    found = securing.identities(session.coordinator(), ca.cert_pem)
+    if session.json:
+        emit({"identities": [_shape(one) for one in found]})
+        return
+    columns = (
+        Column(name="NAME", text=lambda one: one.identity.name, is_id=True),
+        Column(name="ROLE", text=lambda one: str(one.identity.role)),
+        Column(name="KEY", text=lambda one: one.identity.key_id, is_id=True),
+        Column(name="STATE", text=_state, state=True),
+    )
+    table(found, columns, Layout())
+
+
+@command(
+    "revoke",
+    examples="""\
+    rmgr admin revoke n4 --reason 'stolen'
+    rmgr admin revoke ann --role user
+    rmgr admin revoke 5f0c2b61c0ffee00c0ffee00c0ffee00      # one key""",
+    exits=_EXITS,
+)
+@click.argument("whom", metavar="NAME|KEY_ID")
+@click.option("--role", type=one_of("role", _ROLES), metavar="ROLE", help="which one, where a name has several")
+@click.option("--reason", metavar="TEXT", default="", help="kept with the revocation")
+@authority_option
+def revoke(session: Session, whom: str, role: str | None, reason: str, authority: str | None) -> None:
+    """Believes a node or a user no longer, for ever.
+
+    His calls are refused, what he signs is not run, a node is fenced and its work goes elsewhere.
+    """
+    from rmgr.cli.render import emit
+    from rmgr.client import securing
+
+    ca = as_admin(session, authority)
+    made = securing.revoke(
+        session.coordinator(), ca.cert_pem, whom, role=Role(role) if role else None, by=session.me, reason=reason
+    )
+    if session.json:
+        emit({"revoked": [{"name": one.name, "role": one.role, "key": one.key_id} for one in made]})
+        return
+    for one in made:
+        sys.stdout.write(f"{one.role} {one.name} is revoked (key {one.key_id})\n")
+
+
+def _state(one: Known) -> str:
+    if one.is_revoked:
+        return "revoked"
+    return "invited" if one.invited else "known"
+
+
+def _shape(one: Known) -> dict[str, str]:
+    who = one.identity
+    return {"name": who.name, "role": who.role, "key": who.key_id, "state": _state(one)}

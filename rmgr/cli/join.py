@@ -1,0 +1,114 @@
+"""`rmgr join`: this machine becomes a part of a secured cluster."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from rmgr.adapters.invitation import Token
+
+_MOST = 64 * 1024
+
+
+@command(
+    "join",
+    examples="""\
+    echo rmgr1.kpQE... | rmgr join -            # as rmgr admin add-node printed it
+    rmgr join token.txt --dir /etc/rmgr""",
+    exits="0 joined, 2 the token is damaged or the directory is taken, 4 the token was used or has expired, 5 no WatchDog answers",
+)
+@click.argument("source", metavar="FILE", default="-")
+@click.option("--dir", "directory", metavar="DIR", help="where credentials and configuration go  [/etc/rmgr for root, else ~/.config/rmgr]")
+@click.option("--watchdog", "endpoints", multiple=True, metavar="HOST:PORT", help="ask this one, where the token's addresses do not lead")
+def join(session: Session, source: str, directory: str | None, endpoints: tuple[str, ...]) -> None:
+    """Makes this machine a part of a secured cluster: fetches its credentials and writes its configuration.
+
+    The token is read from FILE, or with - from standard input. A lost answer costs nothing: the same command again, on the same machine, gets the same credentials.
+    """
+    from rmgr.adapters import invitation, rpc_join
+    from rmgr.adapters.credentials import write_files
+    from rmgr.cli.render import emit
+    from rmgr.client.securing import purpose
+
+    told = invitation.decode(_read(session, source))
+    where = Path(directory).expanduser() if directory else _default_directory()
+    bundle, config = where / f"{told.role}.d", where / f"{told.role}.toml"
+    for path in (bundle / "tls.key", config):
+        if path.exists():
+            raise ConfigError(f"{path} is there already: this machine has joined a cluster", hint="another --dir, or remove it first")
+    nonce = _nonce(where, told.invitation)
+    asked = endpoints or told.endpoints
+    name, role, sealed = rpc_join.redeem(asked, invitation.tls_pair(told), nonce.read_text(), timeout_s=session.left_s(20.0) or 20.0)
+    files = invitation.unseal_files(told.key, purpose(name), base64.b64decode(sealed))
+    files["watchdogs.json"] = (json.dumps(list(asked)) + "\n").encode()
+    write_files(bundle, files)
+    config.write_text(_config(told, bundle))
+    nonce.unlink(missing_ok=True)
+    start = f"rmgr {role} --config {config}"
+    if session.json:
+        emit({"name": name, "role": role, "bundle": str(bundle), "config": str(config), "command": start})
+        return
+    sys.stdout.write(f"this machine is {role} {name} now: credentials in {bundle}, configuration in {config}\nstart it: {start}\n")
+
+
+def _read(session: Session, source: str) -> str:
+    """The token's text: of standard input, of a file, or (seen by everybody on this machine) the argument itself."""
+    if source == "-":
+        if sys.stdin.isatty():
+            session.note("paste the token, then Enter:")
+            return sys.stdin.readline()
+        return sys.stdin.read(_MOST)
+    if source.startswith("rmgr1."):
+        session.note("a token among the arguments can be seen by everybody on this machine; better: echo TOKEN | rmgr join -")
+        return source
+    try:
+        with open(source, encoding="utf-8") as file:
+            return file.read(_MOST)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the token cannot be read from {source}: {error}", hint="echo TOKEN | rmgr join -") from None
+
+
+def _default_directory() -> Path:
+    if os.geteuid() == 0:
+        return Path("/etc/rmgr")
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "rmgr"
+
+
+def _nonce(where: Path, number: str) -> Path:
+    """What this machine calls itself while it redeems a token, kept until it has."""
+    where.mkdir(parents=True, exist_ok=True)
+    path = where / f".{number}"
+    if not path.exists():
+        path.write_text(secrets.token_hex(16))
+        path.chmod(0o600)
+    return path
+
+
+def _config(told: Token, bundle: Path) -> str:
+    """Configuration of the daemon that this machine will run."""
+    lines = [
+        f"# Written by rmgr join for {told.role} {told.name}; deploy/rmgr.toml explains every key.",
+        "[cluster]",
+        f"zk = {json.dumps(told.zk)}",
+        f"store = {json.dumps(told.store)}",
+        f"session_timeout_s = {told.session_timeout_s}",
+        "",
+        "[security]",
+        f"dir = {json.dumps(str(bundle))}",
+        f"zookeeper_tls = {str(told.zookeeper_tls).lower()}",
+    ]
+    if told.role == "starter":
+        lines += ["", "[starter]", f"node = {json.dumps(told.name)}"]
+    return "\n".join(lines) + "\n"

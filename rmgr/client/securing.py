@@ -1,0 +1,200 @@
+"""What the admin of a secured cluster does to it: invites machines, revokes keys, and finds who is known.
+
+Needs the directory of the cluster's authority and a session with the admin's rights. Rotation is in `rotating.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from rmgr.adapters import invitation
+from rmgr.adapters.pki import Authority, issue, verify_certificate
+from rmgr.coord import join_ops, paths
+from rmgr.coord.multi import Committed, Conflict, ConflictKind, Multi, Outcome
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_record
+from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, StateConflict
+from rmgr.model.identity import Identity, Role
+from rmgr.model.joining import Invitation, Revocation
+from rmgr.model.node import EpochRecord
+
+T = TypeVar("T")
+
+_TIMEOUT_S = 10.0
+#: A certificate to join with lasts a little longer than the invitation, which says clearly that it is over.
+_MARGIN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """An identity of the cluster. invited: its machine has not come yet."""
+
+    identity: Identity
+    is_revoked: bool = False
+    invited: str = ""
+
+
+def invite(
+    coordinator: Coordinator,
+    authority: Authority,
+    draft: invitation.Token,
+    *,
+    hosts: Sequence[str] = (),
+    lasts_s: float,
+    now_s: Callable[[], float] = time.time,
+) -> str:
+    """Makes credentials for a new machine, leaves them encrypted in ZooKeeper, and returns the token that opens them.
+
+    Args:
+        draft: name, role and what the machine's configuration says; certificates and key are filled in here.
+        hosts: names and addresses of the machine. lasts_s: until the token ends.
+    Raises: StateConflict when there is a living identity of this name; CoordinationUnavailable.
+    """
+    role = Role(draft.role)
+    for known in identities(coordinator, authority.cert_pem):
+        if known.identity.name == draft.name and known.identity.role is role and not known.is_revoked and not known.invited:
+            raise StateConflict(
+                f"there is a {role} {draft.name} already (key {known.identity.key_id})",
+                hint=f"choose another name, or first: rmgr admin revoke {draft.name}",
+            )
+    number = f"join-{secrets.token_hex(8)}"
+    files = issue(authority, draft.name, role, hosts=hosts)
+    ticket = issue(authority, number, Role.JOIN, days=(lasts_s + _MARGIN_S) / 86400.0)  # type: ignore[arg-type] - parts of a day
+    token = _filled(draft, number, ticket)
+    record = Invitation(
+        id=number,
+        name=draft.name,
+        role=role,
+        key_id=verify_certificate(files["sign.crt"], authority.cert_pem).identity.key_id,
+        expires_us=int((now_s() + lasts_s) * 1e6),
+        sealed=base64.b64encode(invitation.seal_files(token.key, purpose(draft.name), files)).decode(),
+    )
+    _commit(coordinator, join_ops.invite(record))
+    return invitation.encode(token)
+
+
+def purpose(name: str) -> str:
+    """What a bundle is sealed for."""
+    return f"the credentials of {name}"
+
+
+def withdraw(coordinator: Coordinator, *, name: str = "", now_s: float | None = None) -> list[Invitation]:
+    """Removes invitations that are over, and all of `name`; returns what was removed."""
+    now_us = int((time.time() if now_s is None else now_s) * 1e6)
+    gone = []
+    for record, version in _invitations(coordinator):
+        if record.name == name or record.expires_us < now_us:
+            _commit(coordinator, join_ops.withdraw(record.id, version))
+            gone.append(record)
+    return gone
+
+
+def watchdogs(coordinator: Coordinator) -> tuple[str, ...]:
+    """Where the WatchDogs of the cluster answer, the leader first."""
+    found = _wait(coordinator.get(paths.EPOCH))
+    leader = decode_record(found.data, EpochRecord, paths.EPOCH).endpoint if found is not None else ""
+    names = _wait(coordinator.children(paths.WATCHDOGS)) or []
+    entries = [_wait(coordinator.get(f"{paths.WATCHDOGS}/{name}")) for name in sorted(names)]
+    others = [decode_record(entry.data, EpochRecord, paths.WATCHDOGS).endpoint for entry in entries if entry is not None]
+    living = [endpoint for endpoint in dict.fromkeys(others) if endpoint]
+    return tuple(sorted(living, key=lambda endpoint: endpoint != leader))
+
+
+def identities(coordinator: Coordinator, ca_pem: bytes) -> list[Known]:
+    """Everybody whose key is known, and whoever was invited, by role and name. Cost: one read each."""
+    revoked = set(_wait(coordinator.children(paths.REVOKED)) or ())
+    names = _wait(coordinator.children(paths.IDENTITIES)) or []
+    asked = [coordinator.get(paths.identity(name), timeout_s=_TIMEOUT_S) for name in names]
+    known: dict[str, Known] = {}
+    for answer in asked:
+        found = _wait(answer)
+        if found is None:
+            continue
+        try:
+            who = verify_certificate(found.data, ca_pem).identity
+        except PermissionDenied:  # over, or of another authority: worth nothing
+            continue
+        known[who.key_id] = Known(identity=who, is_revoked=who.key_id in revoked)
+    for record, _ in _invitations(coordinator):
+        who = Identity(name=record.name, role=record.role, cluster="", key_id=record.key_id)
+        known.setdefault(record.key_id, Known(identity=who, is_revoked=record.key_id in revoked, invited=record.id))
+    return sorted(known.values(), key=lambda one: (one.identity.role, one.identity.name, one.identity.key_id))
+
+
+def revoke(coordinator: Coordinator, ca_pem: bytes, whom: str, *, role: Role | None, by: str, reason: str = "") -> list[Revocation]:
+    """The keys of `whom` (a name, or one key id) are worth nothing from now on; returns what was revoked (again).
+
+    Raises: NotFound; StateConflict when the name stands for several roles and none was given; CoordinationUnavailable.
+    """
+    found = [one for one in identities(coordinator, ca_pem) if whom in (one.identity.name, one.identity.key_id)]
+    if role is not None:
+        found = [one for one in found if one.identity.role is role]
+    if not found:
+        told = f"no {role or 'identity'} {whom} is known to this cluster"
+        raise NotFound(told, hint="its name or key id as `rmgr admin identities` lists it")
+    roles = sorted({one.identity.role for one in found})
+    if len(roles) > 1:
+        raise StateConflict(f"{whom} is the name of a {' and of a '.join(roles)}", hint=f"say which: --role {roles[0]}")
+    made = []
+    for one in found:
+        who = one.identity
+        record = Revocation(key_id=who.key_id, name=who.name, role=who.role, by=by, since_us=time.time_ns() // 1000, reason=reason)
+        outcome = _committed(coordinator, join_ops.revoke(record))
+        if isinstance(outcome, Conflict) and outcome.kind is not ConflictKind.NODE_EXISTS:
+            raise StateConflict(f"{whom} could not be revoked: {outcome.kind} at {outcome.path}", hint="rmgr doctor")
+        made.append(record)
+    withdraw(coordinator, name=found[0].identity.name)
+    return made
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------------
+
+
+def _filled(draft: invitation.Token, number: str, ticket: dict[str, bytes]) -> invitation.Token:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    der = serialization.Encoding.DER
+    key = serialization.load_pem_private_key(ticket["tls.key"], password=None)
+    return msgspec.structs.replace(
+        draft,
+        ca=x509.load_pem_x509_certificate(ticket["ca.crt"]).public_bytes(der),
+        certificate=x509.load_pem_x509_certificate(ticket["tls.crt"]).public_bytes(der),
+        key=key.private_numbers().private_value.to_bytes(32, "big"),  # type: ignore[union-attr] - a P-256 key, as `issue` makes it
+        invitation=number,
+    )
+
+
+def _invitations(coordinator: Coordinator) -> list[tuple[Invitation, int]]:
+    out = []
+    for name in sorted(_wait(coordinator.children(paths.JOINS)) or ()):
+        found = _wait(coordinator.get(paths.join(name)))
+        if found is not None:
+            out.append((decode_record(found.data, Invitation, paths.join(name)), found.version))
+    return out
+
+
+def _committed(coordinator: Coordinator, multi: Multi) -> Outcome:
+    outcome = _wait(coordinator.commit(multi, timeout_s=_TIMEOUT_S))
+    if isinstance(outcome, Committed | Conflict):
+        return outcome
+    told = f"it is not known whether {multi.name} was committed: {outcome.cause}"
+    raise CoordinationUnavailable(told, hint="the same command again is safe")
+
+
+def _commit(coordinator: Coordinator, multi: Multi) -> None:
+    outcome = _committed(coordinator, multi)
+    if isinstance(outcome, Conflict) and outcome.kind is not ConflictKind.NO_NODE:
+        raise StateConflict(f"{multi.name}: {outcome.kind} at {outcome.path}", hint="type the command again")
+
+
+def _wait(future: Future[T]) -> T:
+    return future.result(_TIMEOUT_S + 1.0)
