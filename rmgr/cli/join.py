@@ -35,7 +35,8 @@ _MOST = 64 * 1024
 def join(session: Session, source: str, directory: str | None, endpoints: tuple[str, ...]) -> None:
     """Makes this machine a part of a secured cluster: fetches its credentials and writes its configuration.
 
-    The token is read from FILE, or with - from standard input. A lost answer costs nothing: the same command again, on the same machine, gets the same credentials.
+    The token is read from FILE, or with - from standard input. A lost answer costs nothing: the same command again, on
+    the same machine, gets the same credentials.
     """
     from rmgr.adapters import invitation, rpc_join
     from rmgr.adapters.credentials import write_files
