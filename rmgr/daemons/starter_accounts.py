@@ -1,0 +1,157 @@
+"""Whose rights the work of a node has: the local account of the user who submitted it, or a refusal that says what to do.
+
+Only where the Starter is root and `[security] run_as` says so; the user is the one whose key has signed the work. Files
+that all users share in a Starter's cache (functions, modules, scripts, input) are copied for each, readable by him alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rmgr.adapters.accounts import Account, find_account
+from rmgr.config import SecurityConfig
+from rmgr.coord.ports import Store
+from rmgr.daemons.starter_fetch import Failure, Fetched
+from rmgr.daemons.starter_io import StoreIO
+from rmgr.errors import ConfigError, PermissionDenied
+from rmgr.model.states import Reason
+
+#: How long an account is believed as it was: groups change, people leave.
+_FRESH_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Work runs as its users, whose uids are at least `min_uid`."""
+
+    min_uid: int
+
+
+def runs_as_user(security: SecurityConfig, *, euid: int) -> bool:
+    """Whether work runs as its user. Raises: ConfigError when that is asked for and cannot be had."""
+    match security.run_as:
+        case "self":
+            return False
+        case "auto":
+            return euid == 0 and bool(security.dir)
+        case "user" if euid != 0:
+            raise ConfigError('[security] run_as = "user" takes a Starter that is root', hint='start it as root, or say run_as = "self"')
+        case "user" if not security.dir:
+            raise ConfigError(
+                '[security] run_as = "user" takes a secured cluster: nobody proves who he is in an open one',
+                hint='name the credentials, [security] dir = DIR, or say run_as = "self"',
+            )
+        case "user":
+            return True
+    raise ConfigError(f"[security] run_as = {security.run_as!r} is not known", hint="user, self or auto")
+
+
+def policy_of(security: SecurityConfig, directory: Path) -> Policy | None:
+    """How work runs as its users, None: it runs as the Starter. directory: the Starter's. Raises: ConfigError."""
+    if not runs_as_user(security, euid=os.geteuid()):
+        return None
+    check_reachable(directory.parent, Path(sys.executable), Path(__file__))
+    return Policy(min_uid=security.min_uid)
+
+
+def open_to_users(directory: Path, nodes: Sequence[str]) -> None:
+    """Users may pass through the Starter's directories to their own, and look into none; its cache is closed to them."""
+    for path in (directory, *(directory / name for name in nodes), *(directory / name / "run" for name in nodes)):
+        path.chmod(0o711)
+    (directory / "blobs").chmod(0o700)
+
+
+def check_reachable(*paths: Path) -> None:
+    """Every user can get to these. Raises: ConfigError naming what is in his way."""
+    for path in paths:
+        resolved = path.resolve()
+        closed = next((place for place in (resolved, *resolved.parents) if place.is_dir() and not place.stat().st_mode & 0o001), None)
+        if closed is not None:
+            raise ConfigError(
+                f"work runs as its users here, and they cannot get to {resolved}: {closed} is closed to them",
+                hint=f'chmod o+x {closed}, choose another place (--work-dir), or say [security] run_as = "self"',
+            )
+
+
+def choose(user: str, account: Account | None, *, node: str, min_uid: int) -> Account:
+    """The account that work of `user` runs as. Raises: PermissionDenied naming node, user and what to do."""
+    if account is None:
+        raise PermissionDenied(
+            f"node {node} has no local account {user!r}, and work runs as its user there: "
+            f'useradd {user} on {node}, or [security] run_as = "self" for its Starter'
+        )
+    if account.uid == 0:
+        raise PermissionDenied(f"work of {user!r} is refused on node {node}: it would run as root (uid 0); submit it as an ordinary user")
+    if account.uid < min_uid:
+        raise PermissionDenied(
+            f"work of {user!r} is refused on node {node}: its uid {account.uid} is below {min_uid}; "
+            f"submit it as an ordinary user, or lower [security] min_uid of that Starter"
+        )
+    return account
+
+
+class Accounts:
+    """Accounts of the users whose work a node has. `directory`: for their copies of files, made if absent."""
+
+    def __init__(
+        self, policy: Policy, io: StoreIO, *, node: str, wake: Callable[[], None], directory: Path, clock: Callable[[], float]
+    ) -> None:
+        self._policy = policy
+        self._node = node
+        self._clock = clock
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o711)
+        self._found: Fetched[Account] = Fetched(io, wake, lambda _store, key: self.resolve(key.partition("\0")[0]), keep=256)
+        self._copies: Fetched[str] = Fetched(io, wake, self._copy, keep=512)
+        self._who: dict[str, Account] = {}
+
+    def get(self, user: str) -> Account | Failure | None:
+        """Who work of `user` runs as, why it does not, or None: it is being looked up. Owner's thread only."""
+        found = self._found.get(f"{user}\0{int(self._clock() / _FRESH_S)}")
+        return replace(found, reason=Reason.START_FAILED, blames_node=False) if isinstance(found, Failure) else found
+
+    def resolve(self, user: str) -> Account:
+        """The same at once, on an IO thread. Raises: PermissionDenied."""
+        return choose(user, find_account(user), node=self._node, min_uid=self._policy.min_uid)
+
+    def copy(self, account: Account, path: str) -> str | Failure | None:
+        """A file of the cache as `account` may read it, and no other user; None: it is on its way. Owner's thread only."""
+        if not path:
+            return path
+        self._who[f"{account.uid}"] = account
+        return self._copies.get(f"{account.uid}\0{path}")
+
+    def _copy(self, _store: Store, key: str) -> str:
+        uid, _, path = key.partition("\0")
+        target = self._directory / f"{uid}-{os.path.basename(path)}"
+        part = target.with_suffix(f".{os.urandom(4).hex()}")
+        try:
+            with open(path, "rb") as source, part.open("xb") as file:
+                os.fchmod(file.fileno(), 0o400)
+                shutil.copyfileobj(source, file, 1024 * 1024)
+                os.fchown(file.fileno(), int(uid), self._who[uid].gid)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+        return str(target)
+
+
+def hand_over(path: Path, account: Account) -> None:
+    """Gives a file, or a directory with all that is in it, to its user, closed to all others. It must not be his already.
+
+    Nothing is followed out of it, and no user can be in it meanwhile: the directory is opened to its owner last.
+    """
+    if path.is_dir() and not path.is_symlink():
+        for root, directories, files in os.walk(path, topdown=False):
+            for name in (*directories, *files):
+                os.lchown(os.path.join(root, name), account.uid, account.gid)
+        path.chmod(0o700)
+    else:
+        path.chmod(0o400)
+    os.lchown(path, account.uid, account.gid)
