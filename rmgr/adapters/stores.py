@@ -16,8 +16,8 @@ def open_store(url: str, *, create: bool = True, **options: Any) -> Store:
     """Opens the store that `url` names.
 
     Args:
-        url: `sqlite:PATH` (also `sqlite:///PATH`), or `memory:NAME`, a store within this process for tests:
-            the same name is the same store.
+        url: `sqlite:PATH` (also `sqlite:///PATH`); `cassandra://host1,host2/keyspace?...` (`cassandra_url.py`), which
+            connects in the background; or `memory:NAME`, a store within this process for tests: the same name is the same store.
         create: make a SQLite file that does not exist; False for those who only use a store.
         options: keyword arguments of the adapter.
     Raises: `UsageError` for a URL that no adapter understands; `StoreUnavailable` from the adapter.
@@ -30,10 +30,14 @@ def open_store(url: str, *, create: bool = True, **options: Any) -> Store:
 
 
 def check_url(url: str) -> str:
-    """Returns `url` if `open_store` has an adapter for it, else raises `UsageError`; opens nothing."""
+    """Returns `url` if `open_store` has an adapter for it and understands it, else raises `UsageError`; opens nothing."""
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in _OPENERS:
         raise UsageError(f"{url!r} is not the URL of a store", hint=f"use {_EXAMPLES}")
+    if scheme == "cassandra":
+        from rmgr.adapters.cassandra_url import parse_url
+
+        parse_url(url)
     return url
 
 
@@ -52,11 +56,11 @@ def _memory(rest: str, _create: bool, options: dict[str, Any]) -> Store:
     return MemoryStore(rest, **options)
 
 
-def _cassandra(rest: str, _create: bool, _options: dict[str, Any]) -> Store:
-    raise UsageError(
-        f"this build of rmgr has no Cassandra adapter yet, so it cannot open 'cassandra:{rest.partition('?')[0]}'",
-        hint="it comes with the cassandra extra (pip install 'rmgr[cassandra]'); until then use sqlite:PATH",
-    )
+def _cassandra(rest: str, _create: bool, options: dict[str, Any]) -> Store:
+    from rmgr.adapters.cassandra_store import CassandraStore
+    from rmgr.adapters.cassandra_url import parse_url
+
+    return CassandraStore(parse_url(f"cassandra:{rest}"), **options)
 
 
 _OPENERS: dict[str, Callable[[str, bool, dict[str, Any]], Store]] = {"sqlite": _sqlite, "memory": _memory, "cassandra": _cassandra}

@@ -1,6 +1,6 @@
 """The data store adapters as the conformance suite gets at them, and what its tests share.
 
-A new adapter joins by one entry in `ADAPTERS`.
+A new adapter joins by one entry in `ADAPTERS`; tests take it with `ready`, which brings up what it stands on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from tests.harness import cassandra_keyspaces
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
@@ -25,6 +29,8 @@ class Adapter:
     is_durable: bool  # outlives the process, and other processes may open it at the same time
     damage: Callable[[Path, str, int], None] | None  # flips a bit in chunk n of a value behind the store's back
     remove_chunk: Callable[[Path, str, int], None] | None
+    sweeps_expired: bool = True  # else they go by themselves, and `sweep` does not count them
+    is_atomic: bool = True  # the rows of one put_many are seen together
 
 
 def _sqlite_damage(folder: Path, key: str, number: int) -> None:
@@ -56,7 +62,23 @@ ADAPTERS = {
         remove_chunk=_sqlite_remove_chunk,
     ),
     "memory": Adapter(url=lambda _: "memory:", options={}, is_durable=False, damage=None, remove_chunk=None),
+    "cassandra": Adapter(
+        url=cassandra_keyspaces.fresh,
+        options={"grace_s": 0.0, "hour_s": 0.2},
+        is_durable=True,
+        damage=cassandra_keyspaces.damage,
+        remove_chunk=cassandra_keyspaces.remove_chunk,
+        sweeps_expired=False,
+        is_atomic=False,
+    ),
 }
+
+
+def ready(request: pytest.FixtureRequest) -> Adapter:
+    """The adapter that a test is parametrised with, once it can be used."""
+    if request.param == "cassandra":
+        cassandra_keyspaces.use(request.getfixturevalue("cassandra").contact)
+    return ADAPTERS[request.param]
 
 
 def pattern(size: int, seed: int = 0) -> bytes:

@@ -16,12 +16,12 @@ from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import DataLost, UsageError
-from tests.harness.store_adapters import ADAPTERS, Adapter, pattern, start
+from tests.harness.store_adapters import ADAPTERS, Adapter, pattern, ready, start
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
 def adapter(request: pytest.FixtureRequest) -> Adapter:
-    return ADAPTERS[request.param]
+    return ready(request)
 
 
 @pytest.fixture
@@ -138,7 +138,10 @@ def test_a_writer_killed_in_mid_write_leaves_whole_values_only(durable: Adapter,
         assert big in (b"a" * 6_000_000, b"b" * 6_000_000)
         rows = store.get_many([f"row/{i}" for i in range(200)])
         assert len(rows) == 200
-        assert len({value for value, _ in rows.values()}) == 1, "rows of one put_many are seen together"
+        kinds = {value for value, _ in rows.values()}
+        assert kinds <= {b"a" * 50, b"b" * 50}
+        if durable.is_atomic:
+            assert len(kinds) == 1, "rows of one put_many are seen together"
         store.put("after", b"alive", timeout_s=5)
         assert store.get("after") == (b"alive", Encoding.RAW)
 
@@ -172,13 +175,6 @@ os.kill(os.getpid(), 9)
 def test_a_malformed_url_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
         open_store(url)
-
-
-def test_cassandra_says_that_it_comes_with_its_extra() -> None:
-    with pytest.raises(UsageError, match="no Cassandra adapter yet") as caught:
-        open_store("cassandra://host1,host2/rmgr?user=me&password=secret")
-    assert "cassandra extra" in caught.value.hint
-    assert "secret" not in caught.value.message
 
 
 def test_sqlite_urls_name_a_path(tmp_path: Path) -> None:

@@ -15,8 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.sqlite import STAGE_BYTES, SqliteStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
+from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import KeyExists
+from tests.harness import cassandra_keyspaces
+from tests.harness.cassandra_nodes import SharedNode
 
 #: Few keys, so that they meet again; with prefixes of each other and characters beyond ASCII.
 KEYS = st.sampled_from(["a", "a/", "a/1", "a/2", "a0", "b", "é", "🦄", "\U0010ffff", "\U0010ffffx"])
@@ -154,9 +157,29 @@ class MemoryAgainstDict(StoreAgainstDict):
         return MemoryStore(self.name)
 
 
+class CassandraAgainstDict(StoreAgainstDict):
+    count = 0
+
+    def __init__(self) -> None:
+        CassandraAgainstDict.count += 1
+        self.url = cassandra_keyspaces.fresh(Path(f"model-{CassandraAgainstDict.count}"))
+        super().__init__()
+
+    def open(self) -> Store:
+        return open_store(self.url, grace_s=0.0, hour_s=0.2)
+
+
 @pytest.mark.parametrize(("machine", "examples"), [(SqliteAgainstDict, 30), (MemoryAgainstDict, 60)])
 def test_a_store_behaves_as_a_dictionary(machine: type[RuleBasedStateMachine], examples: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]),
+    )
+
+
+def test_cassandra_behaves_as_a_dictionary(cassandra: SharedNode) -> None:
+    cassandra_keyspaces.use(cassandra.contact)
+    run_state_machine_as_test(
+        CassandraAgainstDict,
+        settings=settings(max_examples=6, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]),
     )

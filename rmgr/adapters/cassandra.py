@@ -1,0 +1,394 @@
+"""Cassandra through its driver: one connection, its policies, and what its errors mean. The only file that imports the driver.
+
+What is changed from the driver's defaults, and why (facts 8 and 9, section 2 of the notes on reliability):
+- a retry policy that repeats idempotent statements only, at the next node, twice at most: the default repeats anything;
+- reconnection every 2 s without end: the constant policy gives up after 64 tries, the default one waits up to 10 minutes;
+- a node that let a request time out goes to the end of the plan for some seconds: heartbeats find it only later;
+- heartbeats every 3 s instead of 30, so that a frozen node is taken for dead soon;
+- speculative execution for reads, never for writes; LOCAL_QUORUM instead of LOCAL_ONE; a fixed protocol version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from rmgr.adapters.cassandra_link import Lost
+from rmgr.adapters.cassandra_schema import VERSION_NAME, no_keyspace, version_problem
+from rmgr.adapters.cassandra_statements import STATEMENTS, Request, ask
+from rmgr.adapters.cassandra_url import CassandraTarget
+from rmgr.errors import ConfigError, PermissionDenied, RmgrError, StoreUnavailable
+
+try:
+    import cassandra as driver
+    from cassandra import ConsistencyLevel, ProtocolVersion
+    from cassandra.auth import PlainTextAuthProvider
+    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+    from cassandra.connection import ConnectionException, ProtocolError
+    from cassandra.policies import (
+        ConstantReconnectionPolicy,
+        ConstantSpeculativeExecutionPolicy,
+        DCAwareRoundRobinPolicy,
+        RetryPolicy,
+        TokenAwarePolicy,
+    )
+    from cassandra.query import BatchStatement, BatchType, SimpleStatement, tuple_factory
+except ImportError as error:
+    raise ConfigError(
+        f"the Cassandra driver cannot be imported: {error}", hint="install it: pip install 'rmgr[cassandra]', or use --store sqlite:PATH"
+    ) from error
+except Exception as error:
+    # DependencyException: no event loop of the driver works with this Python (asyncore is gone from 3.12 on).
+    raise ConfigError(
+        f"the Cassandra driver does not work with this Python: {error}",
+        hint="it needs a wheel with its own event loop: pip install --only-binary cassandra-driver --upgrade 'cassandra-driver>=3.30'",
+    ) from error
+
+DRIVER_VERSION = driver.__version__
+_LOG = logging.getLogger("rmgr.store")
+_READS = "reads"
+_HEARTBEAT_S = 3.0
+_SPECULATE_S = 0.5
+_WARY_S = 10.0
+_RECONNECT_S = 2.0
+_PROBE_TTL_S = 60
+
+
+# -- policies ---------------------------------------------------------------------------------------------------------------
+
+
+class IdempotentRetry(RetryPolicy):
+    """Idempotent statements once more at the next node, twice at most; everything else is told to the caller."""
+
+    def on_read_timeout(self, query: Any, *_: Any, retry_num: int = 0, **__: Any) -> tuple[int, None]:
+        return self._decide(query, retry_num)
+
+    def on_write_timeout(self, query: Any, *_: Any, retry_num: int = 0, **__: Any) -> tuple[int, None]:
+        return self._decide(query, retry_num)
+
+    def on_unavailable(self, query: Any, *_: Any, retry_num: int = 0, **__: Any) -> tuple[int, None]:
+        return self._decide(query, retry_num)
+
+    def on_request_error(self, query: Any, *_: Any, retry_num: int = 0, **__: Any) -> tuple[int, None]:
+        return self._decide(query, retry_num)
+
+    def _decide(self, query: Any, retry_num: int) -> tuple[int, None]:
+        again = getattr(query, "is_idempotent", False) is True and retry_num < 2
+        return (self.RETRY_NEXT_HOST if again else self.RETHROW), None
+
+
+class WaryPlan(TokenAwarePolicy):
+    """Replicas of the local data centre first; nodes that let a request time out go last for 10 s."""
+
+    def __init__(self, local_dc: str) -> None:
+        super().__init__(DCAwareRoundRobinPolicy(local_dc))
+        self._slow_until: dict[Any, float] = {}
+
+    def doubt(self, host: Any) -> None:
+        """`host` let a request time out."""
+        self._slow_until[host] = time.monotonic() + _WARY_S
+
+    def make_query_plan(self, working_keyspace: Any = None, query: Any = None) -> Iterator[Any]:
+        now_s = time.monotonic()
+        last = []
+        for host in super().make_query_plan(working_keyspace, query):
+            if self._slow_until.get(host, 0.0) > now_s:
+                last.append(host)
+            else:
+                yield host
+        yield from last
+
+
+# -- one connection ----------------------------------------------------------------------------------------------------------
+
+
+class DriverConnection:
+    """A `Connection` (cassandra_link.py): a driver's Cluster and Session. Made by `dial` for stores, by `enter` for the schema."""
+
+    def __init__(self, target: CassandraTarget, cluster: Cluster, session: Session, plan: WaryPlan) -> None:
+        self._target = target
+        self._cluster = cluster
+        self._session = session
+        self._plan = plan
+        self._prepared: dict[str, Any] = {}
+        self._probe_name = f"probe/{socket.gethostname()}/{os.getpid() % 64}"
+
+    def prepare(self) -> None:
+        """Prepares all statements; the driver prepares them again on nodes that come back."""
+        for name, statement in STATEMENTS.items():
+            prepared = self._session.prepare(statement.cql.format(ks=self._target.keyspace))
+            prepared.is_idempotent = True
+            self._prepared[name] = prepared
+
+    def send(self, request: Request, timeout_s: float, *, host: Any = None) -> Future[list[Any]]:
+        """See `Connection.send`."""
+        future: Future[list[Any]] = Future()
+        statement = self._prepared[request.name]
+        if len(request.rows) == 1:
+            bound = statement.bind(request.rows[0])
+        else:
+            bound = BatchStatement(batch_type=BatchType.UNLOGGED)
+            bound.is_idempotent = True
+            for row in request.rows:
+                bound.add(statement, row)
+        profile = EXEC_PROFILE_DEFAULT if request.is_write else _READS
+        try:
+            answer = self._session.execute_async(bound, timeout=timeout_s, execution_profile=profile, host=host)
+        except Exception as error:  # noqa: BLE001 - whatever the driver has against it is the request's failure
+            future.set_exception(self._meaning(error))
+            return future
+        answer.add_callbacks(lambda rows: future.set_result(rows or []), lambda error: future.set_exception(self._meaning(error)))
+        return future
+
+    def send_to_others(self, request: Request, timeout_s: float) -> list[Future[list[Any]]]:
+        """See `Connection.send_to_others`: three nodes at most; where there is one, that one again."""
+        hosts = self._local_hosts()
+        return [self.send(request, timeout_s, host=host) for host in random.sample(hosts, min(3, len(hosts)))]
+
+    def nodes_up(self) -> int:
+        """See `Connection.nodes_up`."""
+        return len(self._local_hosts())
+
+    def datacenters(self) -> tuple[str, ...]:
+        """The data centres that the cluster has."""
+        return tuple(sorted({host.datacenter for host in self._cluster.metadata.all_hosts() if host.datacenter}))
+
+    def probe(self, timeout_s: float, *, write: bool) -> None:
+        """See `Connection.probe`."""
+        if write:
+            request = ask("set_info", self._probe_name, str(time.time_ns()), time.time_ns() // 1000, _PROBE_TTL_S)
+        else:
+            request = ask("info", VERSION_NAME)
+        try:
+            self.send(request, timeout_s).result(timeout_s + 1.0)
+        except TimeoutError:
+            raise Lost("no answer, not even of the driver", is_outage=True) from None
+
+    def run(self, cql: str, values: tuple[Any, ...] = (), *, timeout_s: float = 15.0) -> list[Any]:
+        """Carries out one statement for the administrator, a change of the schema included, which all nodes then agree on.
+
+        Raises: `Lost`, `RmgrError`.
+        """
+        try:
+            future = self._session.execute_async(SimpleStatement(cql), values or None, timeout=timeout_s)
+            rows = future.result().all()
+        except Exception as error:
+            raise self._meaning(error) from error
+        if not future.is_schema_agreed:
+            raise StoreUnavailable(
+                "the nodes of Cassandra do not agree on the schema", hint="nodetool describecluster; then type the command again"
+            )
+        return rows
+
+    def close(self) -> None:
+        """See `Connection.close`."""
+        with contextlib.suppress(Exception):
+            self._cluster.shutdown()
+
+    def _local_hosts(self) -> list[Any]:
+        return [host for host, state in self._session.get_pool_state().items() if state["open_count"] and not state["shutdown"]]
+
+    def _meaning(self, error: Exception) -> Exception:
+        if isinstance(error, driver.OperationTimedOut) and error.last_host is not None:
+            self._plan.doubt(error.last_host)
+        return meaning(error, self._target)
+
+
+def dial(target: CassandraTarget) -> DriverConnection:
+    """Connects, verifies the schema and prepares all statements. Raises: `Lost` (try again), `RmgrError` (time does not heal it)."""
+    connection = enter(target)
+    try:
+        try:
+            rows = connection.run(
+                f"SELECT value FROM {target.keyspace}.info WHERE name = %s",  # noqa: S608 - the URL's grammar has checked it
+                (VERSION_NAME,),
+                timeout_s=target.request_timeout_s * 2,
+            )
+        except ConfigError:
+            if not connection.run("SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = %s", (target.keyspace,)):
+                raise no_keyspace(target.keyspace) from None
+            rows = []
+        problem = version_problem(target.keyspace, int(rows[0][0]) if rows else 0)
+        if problem is not None:
+            raise problem
+        try:
+            connection.prepare()
+        except Exception as error:
+            raise meaning(error, target) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def enter(target: CassandraTarget) -> DriverConnection:
+    """Connects, and verifies nothing but the data centre. Raises: `Lost`, `RmgrError`."""
+    _tame_driver_log()
+    plan = WaryPlan(target.local_dc)
+    shared = {
+        "load_balancing_policy": plan,
+        "retry_policy": IdempotentRetry(),
+        "consistency_level": ConsistencyLevel.name_to_value[target.consistency],
+        "request_timeout": target.request_timeout_s,
+        "row_factory": tuple_factory,
+    }
+    speculative = ConstantSpeculativeExecutionPolicy(_SPECULATE_S, 1)
+    cluster = Cluster(
+        list(target.hosts),
+        port=target.port,
+        protocol_version=ProtocolVersion.V5,
+        auth_provider=PlainTextAuthProvider(target.user, target.password()) if target.user else None,
+        ssl_context=_tls(target) if target.tls else None,
+        execution_profiles={
+            EXEC_PROFILE_DEFAULT: ExecutionProfile(**shared),
+            _READS: ExecutionProfile(**shared, speculative_execution_policy=speculative),
+        },
+        reconnection_policy=ConstantReconnectionPolicy(_RECONNECT_S, max_attempts=None),
+        connect_timeout=target.connect_timeout_s,
+        control_connection_timeout=target.connect_timeout_s,
+        idle_heartbeat_interval=_HEARTBEAT_S,
+        idle_heartbeat_timeout=_HEARTBEAT_S,
+        monitor_reporting_enabled=False,
+        application_name="rmgr",
+    )
+    try:
+        session = cluster.connect()
+        connection = DriverConnection(target, cluster, session, plan)
+    except Exception as error:
+        known = tuple(sorted({host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter}))
+        cluster.shutdown()
+        if known and target.local_dc not in known:
+            raise _no_datacenter(target, known) from error
+        raise meaning(error, target) from error
+    if target.local_dc not in connection.datacenters():
+        connection.close()
+        raise _no_datacenter(target, connection.datacenters())
+    return connection
+
+
+def _no_datacenter(target: CassandraTarget, known: tuple[str, ...]) -> ConfigError:
+    return ConfigError(
+        f"Cassandra has no data centre {target.local_dc!r}: it has {', '.join(known) or 'none'}", hint="local_dc=NAME in the store's URL"
+    )
+
+
+def _tls(target: CassandraTarget) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=target.ca or None)
+        context.check_hostname = target.check_hostname
+        if target.cert:
+            context.load_cert_chain(target.cert, target.key)
+    except (OSError, ssl.SSLError) as error:
+        named = ", ".join(name for name in (target.ca, target.cert, target.key) if name)
+        raise ConfigError(
+            f"the certificates of the store ({named}) cannot be used: {error}", hint="ca=, cert= and key= name PEM files"
+        ) from None
+    return context
+
+
+class _Tamed(logging.Handler):
+    """The driver tells of every connection that fails; here that is a detail of our own one line about it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _LOG.debug("driver: %s", record.getMessage())
+
+
+def _tame_driver_log() -> None:
+    log = logging.getLogger("cassandra")
+    if log.level == logging.NOTSET and not log.handlers:  # an application that has set it up keeps what it wants
+        log.addHandler(_Tamed())
+        log.propagate = False
+
+
+# -- what errors mean ----------------------------------------------------------------------------------------------------------
+
+
+def meaning(error: BaseException, target: CassandraTarget) -> Exception:
+    """`Lost` for what may pass, an `RmgrError` for what no time heals."""
+    match error:
+        case RmgrError() | Lost():
+            return error
+        case NoHostAvailable():
+            return _of_several(error, target)
+        case driver.OperationTimedOut():
+            host = getattr(error.last_host, "address", "") or "any node"
+            return Lost(f"no answer from {host} within {target.request_timeout_s:g} s", is_outage=False)
+        case driver.Unavailable():
+            return Lost(
+                f"{error.alive_replicas} of the {error.required_replicas} replicas that {target.consistency} needs are up", is_outage=True
+            )
+        case driver.Timeout():
+            doing = "written" if isinstance(error, driver.WriteTimeout) else "read"
+            return Lost(f"{error.received_responses} of {error.required_responses} replicas have {doing} in time", is_outage=False)
+        case driver.CoordinationFailure():
+            doing = "write" if isinstance(error, driver.WriteFailure) else "read"
+            return Lost(f"{error.failures} nodes could not {doing} (read-only, or no space left on them?)", is_outage=False)
+        case driver.AuthenticationFailed():
+            return _not_admitted(target)
+        case driver.Unauthorized():
+            hint = f"GRANT SELECT, MODIFY ON KEYSPACE {target.keyspace} TO {target.user or 'NAME'}"
+            return PermissionDenied(f"user {target.user or 'anonymous'!r} may not do this in Cassandra: {_text(error)}", hint=hint)
+        case driver.InvalidRequest() | driver.UnsupportedOperation() | ProtocolError():
+            return _refused(error)
+        case ssl.SSLCertVerificationError():
+            return ConfigError(
+                f"Cassandra's certificate is not accepted: {error.verify_message}", hint="ca=FILE, check_hostname=0, or a new certificate"
+            )
+        case ssl.SSLError():
+            return ConfigError(
+                f"TLS with Cassandra fails: {error.reason or error}", hint="does this port speak TLS? ca=, cert=, key= in the store's URL"
+            )
+        case ConnectionException() | OSError():
+            return Lost(_text(error), is_outage=True)
+    return Lost(f"{type(error).__name__}: {_text(error)}", is_outage=False)
+
+
+def _of_several(error: NoHostAvailable, target: CassandraTarget) -> Exception:
+    """Of what each node said, the part that no time heals, else a summary."""
+    causes = dict(error.errors) if isinstance(error.errors, dict) else {}
+    meanings = {getattr(host, "address", str(host)): meaning(_root(cause), target) for host, cause in causes.items()}
+    for found in meanings.values():
+        if isinstance(found, RmgrError):
+            return found
+    if len(meanings) == 1:
+        return next(iter(meanings.values()))
+    told = "; ".join(sorted({str(found) for found in meanings.values()}))
+    return Lost(f"no node can be reached{': ' + told if told else ''}", is_outage=True)
+
+
+def _root(error: Any) -> BaseException:
+    cause = getattr(error, "__cause__", None) or error
+    return cause if isinstance(cause, BaseException) else ConnectionException(str(cause))
+
+
+def _not_admitted(target: CassandraTarget) -> PermissionDenied:
+    if not target.user:
+        hint = "user=NAME&password_file=FILE in the store's URL"
+        return PermissionDenied("Cassandra asks for a user and a password, and the store's URL names none", hint=hint)
+    hint = f"check user= in the store's URL and the file {target.password_file}"
+    return PermissionDenied(f"Cassandra does not admit user {target.user!r}: wrong name or password", hint=hint)
+
+
+def _refused(error: Exception) -> Exception:
+    text = _text(error)
+    if isinstance(error, ProtocolError | driver.UnsupportedOperation) or "protocol" in text.lower():
+        return ConfigError(
+            f"this server does not speak the protocol of Cassandra 4 and later: {text}", hint="rmgr needs Cassandra 4.0 or later"
+        )
+    lower = text.lower()
+    if "does not exist" in lower or "unconfigured table" in lower or "undefined column" in lower:
+        return ConfigError(f"the data store lacks a part of rmgr's schema: {text}", hint="rmgr admin init-store")
+    return StoreUnavailable(f"Cassandra refuses: {text}")
+
+
+def _text(error: BaseException) -> str:
+    message = getattr(error, "message", "") or (error.args[-1] if error.args else "") or type(error).__name__
+    return str(message).strip()[:300]

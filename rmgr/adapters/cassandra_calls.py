@@ -1,0 +1,107 @@
+"""Requests to Cassandra under a caller's deadline: bounded concurrency, jittered repetition, and refusal while it is away.
+
+Two deadlines lie around each other. A request has a short one (2 s), after which it is sent again, to another node: all
+requests are idempotent. A call of the store has the caller's; it ends earlier when the cluster is known not to serve.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from rmgr.adapters.cassandra_link import Connection, Link, Lost
+from rmgr.adapters.cassandra_statements import Request
+from rmgr.adapters.store_rules import Deadline
+from rmgr.errors import StoreUnavailable
+
+Rows = list[Any]
+
+#: Requests of one call in flight.
+WINDOW = 64
+#: How long an outage is waited out before the call fails and the link is told (s); a coordinator that was wrong about its peers is not one.
+PATIENCE_S = 1.5
+_FIRST_PAUSE_S = 0.03
+_LONGEST_PAUSE_S = 0.5
+_GRACE_S = 1.0  # the driver ends a request by itself; this is for a driver that does not
+
+
+class Calls:
+    """Sends requests through whatever connection the link has."""
+
+    def __init__(self, link: Link, *, request_timeout_s: float) -> None:
+        self._link = link
+        self._request_timeout_s = request_timeout_s
+
+    def one(self, request: Request, deadline: Deadline, doing: str) -> Rows:
+        """The rows of one request. Raises: `StoreUnavailable`, or what the link found wrong."""
+        return next(self.each((request,), deadline, doing))
+
+    def all(self, requests: Iterable[Request], deadline: Deadline, doing: str, *, window: int = WINDOW) -> list[Rows]:
+        """The rows of every request, in their order."""
+        return list(self.each(requests, deadline, doing, window=window))
+
+    def each(self, requests: Iterable[Request], deadline: Deadline, doing: str, *, window: int = WINDOW) -> Iterator[Rows]:
+        """As `all`, one after the other while later ones are in flight; takes no more than `window` ahead from `requests`."""
+        flying: deque[tuple[Request, Future[Rows], float]] = deque()
+        for request in requests:
+            flying.append(self._send(request, deadline, doing))
+            if len(flying) >= window:
+                yield self._settle(*flying.popleft(), deadline, doing)
+        while flying:
+            yield self._settle(*flying.popleft(), deadline, doing)
+
+    def elsewhere(self, request: Request, deadline: Deadline, doing: str) -> list[Rows]:
+        """The rows of a read as other coordinators see them; those that do not answer are left out."""
+        connection = self._connection(deadline, doing, is_write=False)
+        answers = []
+        for future in connection.send_to_others(request, self._timeout_s(deadline)):
+            try:
+                answers.append(future.result(self._timeout_s(deadline) + _GRACE_S))
+            except (Lost, TimeoutError):
+                continue
+        return answers
+
+    def forget(self, request: Request) -> None:
+        """Sends a write whose outcome nobody needs to know: what it would have said also follows from time passing."""
+        connection = self._link.serving
+        if connection is not None:
+            connection.send(request, self._request_timeout_s)
+
+    def _send(self, request: Request, deadline: Deadline, doing: str) -> tuple[Request, Future[Rows], float]:
+        connection = self._connection(deadline, doing, is_write=request.is_write)
+        return request, connection.send(request, self._timeout_s(deadline)), time.monotonic()
+
+    def _connection(self, deadline: Deadline, doing: str, *, is_write: bool) -> Connection:
+        deadline.check(doing)
+        return self._link.connection(deadline, doing, is_write=is_write)
+
+    def _timeout_s(self, deadline: Deadline) -> float:
+        return max(0.05, min(self._request_timeout_s, deadline.left_s()))
+
+    def _settle(self, request: Request, future: Future[Rows], sent_s: float, deadline: Deadline, doing: str) -> Rows:
+        """Waits for one request and sends it again, to another node, as long as that may help."""
+        first_s, tries, pause_s = sent_s, 0, _FIRST_PAUSE_S
+        while True:
+            try:
+                return future.result(self._request_timeout_s + _GRACE_S)
+            except Lost as error:
+                lost = error
+            except TimeoutError:
+                lost = Lost("no answer, not even of the driver", is_outage=False)
+            tries += 1
+            spent_s = time.monotonic() - first_s
+            if spent_s > PATIENCE_S and (lost.is_outage or tries >= 2):
+                self._link.report(lost, is_write=request.is_write)
+                raise StoreUnavailable(f"cannot {doing}: {lost}", hint="it is asked again in the background; rmgr doctor looks closer")
+            if deadline.left_s() <= pause_s:
+                raise StoreUnavailable(
+                    f"cannot {doing} within {deadline.timeout_s:g} s: {lost}", hint="try again; rmgr doctor looks closer"
+                )
+            threading.Event().wait(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            _, future, _ = self._send(request, deadline, doing)

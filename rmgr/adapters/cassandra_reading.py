@@ -1,0 +1,148 @@
+"""Values read from Cassandra, and never wrong bytes: every piece is hashed, and a bad one is asked for at other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+from rmgr.adapters.cassandra_calls import Calls
+from rmgr.adapters.cassandra_layout import chunk_place
+from rmgr.adapters.cassandra_rows import Manifest, manifest_of
+from rmgr.adapters.cassandra_statements import Request, ask
+from rmgr.adapters.store_rules import Deadline, data_lost, verify
+from rmgr.coord.ports import Encoding
+from rmgr.errors import DataLost, StoreUnavailable
+
+#: Chunks of one value in flight while it is read whole: 4 MiB; while it is streamed: 2 MiB.
+_WINDOW = 8
+_STREAM_CHUNKS = 4
+
+
+class Replaced(Exception):
+    """The chunks of a manifest are gone because the value is another one by now."""
+
+
+class Reader:
+    """Reads values of one store."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def manifest(self, key: str, deadline: Deadline, doing: str) -> Manifest | None:
+        """The live manifest of `key`."""
+        found = manifest_of(self._calls.one(ask("value", key), deadline, doing))
+        return found if found is not None and found.is_live else None
+
+    def existing(self, keys: list[str], deadline: Deadline, doing: str) -> list[str]:
+        """Those of `keys` that have a live value."""
+        answers = self._calls.all([ask("value", key) for key in keys], deadline, doing)
+        found = zip(keys, map(manifest_of, answers), strict=True)
+        return [key for key, manifest in found if manifest is not None and manifest.is_live]
+
+    def get(self, key: str, deadline: Deadline) -> tuple[bytes, Encoding] | None:
+        """The value whole; read again from the start when it is replaced meanwhile."""
+        doing = f"read {key!r}"
+        while True:
+            manifest = self.manifest(key, deadline, doing)
+            if manifest is None:
+                return None
+            try:
+                return self._whole(key, manifest, deadline, doing), Encoding(manifest.encoding)
+            except Replaced:
+                deadline.check(doing)
+
+    def get_many(self, keys: list[str], deadline: Deadline) -> dict[str, tuple[bytes, Encoding]]:
+        """Values of those `keys` that have one."""
+        doing = f"read {len(keys)} values"
+        found: dict[str, tuple[bytes, Encoding]] = {}
+        for key, rows in zip(keys, self._calls.each([ask("value", key) for key in keys], deadline, doing), strict=True):
+            manifest = manifest_of(rows)
+            if manifest is None or not manifest.is_live:
+                continue
+            if manifest.chunks:
+                value = self.get(key, deadline)
+                if value is not None:
+                    found[key] = value
+            else:
+                found[key] = self._inline(key, manifest, deadline, doing), Encoding(manifest.encoding)
+        return found
+
+    def stream(self, key: str, timeout_s: float) -> Iterator[bytes] | None:
+        """Chunks of the value, four read at a time."""
+        deadline = Deadline(timeout_s)
+        doing = f"read {key!r}"
+        manifest = self.manifest(key, deadline, doing)
+        if manifest is None:
+            return None
+        if manifest.chunks:
+            return self._stream(key, manifest, timeout_s)
+        value = self._inline(key, manifest, deadline, doing)
+        return iter((value,) if value else ())
+
+    def _whole(self, key: str, manifest: Manifest, deadline: Deadline, doing: str) -> bytes:
+        if not manifest.chunks:
+            return self._inline(key, manifest, deadline, doing)
+        requests = [_chunk_request(manifest, number) for number in range(manifest.chunks)]
+        answers = self._calls.each(requests, deadline, doing, window=_WINDOW)
+        whole = b"".join(
+            self._checked(key, manifest, request, rows, deadline, doing) for request, rows in zip(requests, answers, strict=True)
+        )
+        return verify(key, whole, manifest.size, manifest.digest)
+
+    def _stream(self, key: str, manifest: Manifest, timeout_s: float) -> Iterator[bytes]:
+        doing = f"read {key!r}"
+        seen_bytes = 0
+        digest = sha256()
+        for start in range(0, manifest.chunks, _STREAM_CHUNKS):
+            deadline = Deadline(timeout_s)
+            requests = [_chunk_request(manifest, number) for number in range(start, min(start + _STREAM_CHUNKS, manifest.chunks))]
+            for request, rows in zip(requests, self._calls.all(requests, deadline, doing), strict=True):
+                try:
+                    data = self._checked(key, manifest, request, rows, deadline, doing)
+                except Replaced:
+                    raise StoreUnavailable(
+                        f"the value of {key!r} was replaced or deleted while it was read", hint="read it again"
+                    ) from None
+                seen_bytes += len(data)
+                digest.update(data)
+                if request is requests[-1] and start + len(requests) == manifest.chunks and digest.digest() != manifest.digest:
+                    raise data_lost(key, f"{seen_bytes:,} of {manifest.size:,} bytes read, the hash differs")
+                yield data
+
+    def _inline(self, key: str, manifest: Manifest, deadline: Deadline, doing: str) -> bytes:
+        try:
+            return verify(key, manifest.inline, manifest.size, manifest.digest)
+        except DataLost:
+            for rows in self._calls.elsewhere(ask("value", key), deadline, doing):
+                other = manifest_of(rows)
+                if other is not None and other.is_live and not other.chunks and sha256(other.inline).digest() == other.digest:
+                    return other.inline
+            raise
+
+    def _checked(self, key: str, manifest: Manifest, request: Request, rows: list[Any], deadline: Deadline, doing: str) -> bytes:
+        """The bytes of one chunk, from another node if these are bad."""
+        data = _good(rows)
+        if data is not None:
+            return data
+        now = self.manifest(key, deadline, doing)
+        if now is None or now.generation != manifest.generation:
+            raise Replaced
+        for answer in self._calls.elsewhere(request, deadline, doing):
+            data = _good(answer)
+            if data is not None:
+                return data
+        number = request.rows[0][2]
+        raise data_lost(key, f"chunk {number} of {manifest.chunks} is {'damaged' if rows else 'missing'} on every node that was asked")
+
+
+def _chunk_request(manifest: Manifest, number: int) -> Request:
+    return ask("chunk", *chunk_place(manifest.generation, number))
+
+
+def _good(rows: list[Any]) -> bytes | None:
+    """The bytes of a chunk if they are there and have their hash."""
+    if not rows or not rows[0][1]:
+        return None
+    data, digest = rows[0]
+    return data if sha256(data).digest() == digest else None

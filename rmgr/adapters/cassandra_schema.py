@@ -1,0 +1,225 @@
+"""The tables in Cassandra, their versions, and what `rmgr admin init-store` has to do to reach the newest one. Pure text.
+
+Only that command changes the schema: CREATE TABLE from two nodes at once corrupts a table silently (CASSANDRA-9424), so
+it holds a lock, and the id of every table follows from its name, so that even two would make the same table. A daemon
+reads the version (`version_problem`) and refuses to work with another one.
+
+To change the schema, append a `Migration`. Never edit one that was released; its statements may run twice.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rmgr.errors import ConfigError
+
+_NAMESPACE = uuid.UUID("5b7b1f52-7a5e-5d0c-9f8e-2f1d6f0b6d11")
+_INIT = "rmgr admin init-store"
+#: Rows of the table `info`: the version, and when the first one was made (ms since 1970).
+VERSION_NAME, FOUNDED_NAME = "schema_version", "founded_ms"
+#: Expired rows that nobody ever writes again need not wait ten days for a repair, only for hints (three hours).
+_SHORT_GRACE = "gc_grace_seconds = 10800"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table: `columns` and `options` as CQL has them; `idea` is its comment."""
+
+    name: str
+    columns: str
+    idea: str
+    options: str = ""
+
+    def cql(self, keyspace: str) -> str:
+        """Its CREATE TABLE; the id depends on keyspace and name alone."""
+        identity = uuid.uuid5(_NAMESPACE, f"{keyspace}.{self.name}")
+        options = f" AND {self.options}" if self.options else ""
+        return (
+            f"CREATE TABLE IF NOT EXISTS {keyspace}.{self.name} ({self.columns}) WITH ID = {identity} AND comment = '{self.idea}'{options}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """What leads from the version before to `version`. `statements` hold `{ks}` for the keyspace and may run twice."""
+
+    version: int
+    what: str
+    tables: tuple[Table, ...] = ()
+    statements: tuple[str, ...] = ()
+
+    def cql(self, keyspace: str) -> list[str]:
+        """All statements, in order."""
+        return [table.cql(keyspace) for table in self.tables] + [text.format(ks=keyspace) for text in self.statements]
+
+
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(
+        version=1,
+        what="values, their chunks and the index of their keys",
+        tables=(
+            Table(name="info", columns="name text PRIMARY KEY, value text", idea="facts of this store; probes of its health"),
+            Table(
+                name="value",
+                # One cell, so that of two writers of the same microsecond one wins whole.
+                columns="key text PRIMARY KEY, manifest frozen<tuple<bigint, blob, text, bigint, uuid, int, blob>>",
+                idea="size, sha256, encoding, expires_ms, generation and number of chunks, or the bytes of a small value; size -1: deleted",
+            ),
+            Table(
+                name="chunk",
+                columns="generation uuid, bucket int, number int, data blob, sha256 blob, PRIMARY KEY ((generation, bucket), number)",
+                idea="pieces of 512 KiB of one writing of a large value",
+            ),
+            Table(
+                name="key_index",
+                columns="scope text, bucket int, key text, entry frozen<tuple<bigint, bigint>>, PRIMARY KEY ((scope, bucket), key)",
+                idea="which keys there are, for listings: size and expires_ms",
+            ),
+            Table(
+                name="scope",
+                columns="family text, scope text, since_ms bigint, PRIMARY KEY (family, scope)",
+                idea="which scopes the index has",
+                options="gc_grace_seconds = 86400",
+            ),
+        ),
+    ),
+    Migration(
+        version=2,
+        what="create-once without a compare-and-set; collection of chunks that no value refers to",
+        tables=(
+            Table(
+                name="claim",
+                columns="key text, claimant uuid, held boolean, PRIMARY KEY (key, claimant)",
+                idea="who is about to create a key that must be new",
+                options=_SHORT_GRACE,
+            ),
+            Table(
+                name="journal",
+                columns="hour bigint, part int, generation uuid, key text, PRIMARY KEY ((hour, part), generation)",
+                idea="chunks that may be unreferenced once their hour is over",
+                options=_SHORT_GRACE,
+            ),
+        ),
+    ),
+)
+NEWEST = MIGRATIONS[-1].version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a cluster has: replication is None without the keyspace, version 0 without a schema."""
+
+    nodes_up: int
+    datacenters: tuple[str, ...]
+    replication: dict[str, int] | None = None
+    version: int = 0
+    auth_replication: int | None = None  #: of system_auth in the local data centre, when passwords are asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing to do: `cql` to run, or (empty) the version to write down."""
+
+    what: str
+    cql: str = ""
+    version: int = 0
+
+
+def plan(
+    found: Found,
+    *,
+    keyspace: str,
+    local_dc: str,
+    replication_factor: int,
+    change_replication: bool,
+    force: bool,
+    migrations: Sequence[Migration] = MIGRATIONS,
+) -> list[Step]:
+    """What leads from `found` to the newest schema, nothing when it is there.
+
+    Args:
+        change_replication: alter the replication of a keyspace that exists (data follows only with a repair).
+        force: accept a replication factor above the number of nodes.
+        migrations: up to the version that is wanted.
+    Raises: `ConfigError` naming the part and the fix.
+    """
+    if local_dc not in found.datacenters:
+        known = ", ".join(found.datacenters) or "none"
+        raise ConfigError(f"Cassandra has no data centre {local_dc!r}: it has {known}", hint="local_dc=NAME in the store's URL")
+    current = None if found.replication is None else found.replication.get(local_dc, 0)
+    changes = current is None or (change_replication and current != replication_factor)
+    if changes and replication_factor > found.nodes_up and not force:
+        hint = f"start more nodes, or --replication-factor {max(found.nodes_up, 1)}, or --force if the others come later"
+        raise ConfigError(f"{found.nodes_up} nodes are up in {local_dc}, replication factor {replication_factor} needs as many", hint=hint)
+    if found.version > NEWEST:
+        raise too_new(keyspace, found.version)
+    return [*_keyspace(found, keyspace, local_dc, replication_factor, changes), *_migrate(found.version, keyspace, migrations)]
+
+
+def _keyspace(found: Found, keyspace: str, local_dc: str, factor: int, changes: bool) -> Iterator[Step]:
+    if not changes:
+        return
+    replication = {**(found.replication or {}), local_dc: factor}
+    options = ", ".join(f"'{name}': {count}" for name, count in sorted(replication.items()))
+    verb, how = ("CREATE", " IF NOT EXISTS") if found.replication is None else ("ALTER", "")
+    cql = f"{verb} KEYSPACE{how} {keyspace} WITH replication = {{'class': 'NetworkTopologyStrategy', {options}}} AND durable_writes = true"
+    yield Step(what=f"{verb.lower()} keyspace {keyspace}, replication factor {factor} in {local_dc}", cql=cql)
+
+
+def _migrate(version: int, keyspace: str, migrations: Sequence[Migration]) -> Iterator[Step]:
+    for migration in migrations:
+        if migration.version <= version:
+            continue
+        what = f"version {migration.version}: {migration.what}"
+        yield from (Step(what=what, cql=cql) for cql in migration.cql(keyspace))
+        yield Step(what=f"schema version {migration.version}", version=migration.version)
+
+
+def advice(found: Found, *, keyspace: str, local_dc: str, wanted: int, effective: int) -> list[str]:
+    """What an operator should know or type after `plan` was carried out; `effective` is the keyspace's replication factor now."""
+    lines = []
+    before = effective if found.replication is None else found.replication.get(local_dc, 0)
+    if before != effective:
+        lines.append(f"existing data follows only with a repair, on every node, one after the other: nodetool repair -full {keyspace}")
+    elif effective != wanted:
+        lines.append(
+            f"keyspace {keyspace} has replication factor {effective} in {local_dc}, not {wanted}; to change it: "
+            f"{_INIT} --replication-factor {wanted}, then nodetool repair -full {keyspace} on every node"
+        )
+    if effective < 3:
+        lines.append(f"replication factor {effective}: with one node lost, data is unavailable or gone; use 3 for real clusters")
+    if found.auth_replication is not None and found.auth_replication < min(3, found.nodes_up):
+        lines.append(
+            "logins fail when a node is away: ALTER KEYSPACE system_auth WITH replication = "
+            f"{{'class': 'NetworkTopologyStrategy', '{local_dc}': {min(3, found.nodes_up)}}}, then nodetool repair -full system_auth"
+        )
+    return lines
+
+
+def version_problem(keyspace: str, version: int) -> ConfigError | None:
+    """Why a daemon of this release must not use a schema of `version`; None when it is the right one."""
+    if version == NEWEST:
+        return None
+    if version > NEWEST:
+        return too_new(keyspace, version)
+    if version == 0:
+        return ConfigError(f"keyspace {keyspace} of the data store has no tables of rmgr yet", hint=f"make them, once: {_INIT}")
+    return ConfigError(f"the data store has schema version {version}, this rmgr needs {NEWEST}", hint=f"upgrade it: {_INIT}")
+
+
+def too_new(keyspace: str, version: int) -> ConfigError:
+    """The error for a schema that a later release made."""
+    return ConfigError(
+        f"keyspace {keyspace} of the data store has schema version {version}, this rmgr knows {NEWEST} and older ones",
+        hint="upgrade rmgr on this machine: pip install --upgrade rmgr",
+    )
+
+
+def no_keyspace(keyspace: str) -> ConfigError:
+    """The error for a keyspace that does not exist."""
+    return ConfigError(
+        f"there is no keyspace {keyspace!r} in this Cassandra",
+        hint=f"check the name in the store's URL, or make it, once: {_INIT}",
+    )

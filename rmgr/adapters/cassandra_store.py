@@ -1,0 +1,333 @@
+"""The data store of clusters: a `Store` (coord/ports.py) in one keyspace of Cassandra, for many processes on many machines.
+
+A value of up to 64 KiB lies in its manifest, one cell; a larger one in chunks of 512 KiB of a new generation, which nobody
+ever changes, and the manifest that names them comes last: readers see the old value or the new one, whole, and check its
+SHA-256. Every write is an upsert with its own timestamp and may be repeated. Nothing is deleted: a marker with a TTL takes
+the place of a value. Acknowledged means: a quorum of the replicas of the local data centre has it (its commit log, that is:
+synced every 10 s by default; a power cut of all replicas at once can lose what came in between).
+
+What it promises of order: replaced and deleted values go above the timestamp they had, so clocks of machines need not
+agree; two writers who replace one key at the same time leave one of the two values. Families whose keys name their content
+(`coord/keys.py`) are written without looking. `overwrite=False`: see cassandra_once.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Self
+from uuid import uuid4
+
+from rmgr.adapters.cassandra_calls import Calls
+from rmgr.adapters.cassandra_layout import WriteClock, bucket_of, chunk_place, is_immutable, scope_of
+from rmgr.adapters.cassandra_link import Connection, Link
+from rmgr.adapters.cassandra_listing import Listing
+from rmgr.adapters.cassandra_once import Claims, Seen, look
+from rmgr.adapters.cassandra_reading import Reader
+from rmgr.adapters.cassandra_rows import (
+    DELETED,
+    INLINE_BYTES,
+    Lifetime,
+    Manifest,
+    index_requests,
+    lifetime,
+    small,
+    value_requests,
+)
+from rmgr.adapters.cassandra_statements import Request, ask
+from rmgr.adapters.cassandra_sweep import HOUR_S, Journal, Register
+from rmgr.adapters.cassandra_url import CassandraTarget
+from rmgr.adapters.store_rules import (
+    CHUNK_BYTES,
+    Deadline,
+    bind,
+    check_key,
+    check_limit,
+    check_prefix,
+    check_size,
+    key_exists,
+    pieces,
+)
+from rmgr.coord.ports import Encoding
+from rmgr.errors import RmgrError, UsageError
+
+#: Chunks of one upload in flight: 4 MiB.
+UPLOAD_WINDOW = 8
+#: Readers of a value that is replaced or deleted may go on for so long.
+GRACE_S = 300.0
+_GROUP_BYTES = 4 * 2**20
+
+
+class CassandraStore:
+    """A `Store`. Opening it never waits and never fails because the cluster is away: see `Link`."""
+
+    def __init__(
+        self,
+        target: CassandraTarget,
+        *,
+        dial: Callable[[CassandraTarget], Connection] | None = None,
+        grace_s: float = GRACE_S,
+        hour_s: float = HOUR_S,
+    ) -> None:
+        """Begins to connect in the background.
+
+        Args:
+            dial: makes a connection; another one for tests.
+            grace_s: how long chunks of replaced and deleted values stay. hour_s: see `Journal`.
+        Raises: `ConfigError` when the driver cannot be imported.
+        """
+        if dial is None:
+            from rmgr.adapters.cassandra import dial
+        make = dial
+        self.url = target.url
+        self._target = target
+        self._clock = WriteClock()
+        self._link = Link(lambda: make(target), where=target.where)
+        self._calls = Calls(self._link, request_timeout_s=target.request_timeout_s)
+        self._reader = Reader(self._calls)
+        self._listing = Listing(self._calls)
+        self._claims = Claims(self._calls, self._clock)
+        self._journal = Journal(self._calls, self._listing, self._clock, grace_s=grace_s, hour_s=hour_s)
+        self._register = Register(self._calls, self._clock)
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        key: str,
+        value: bytes | Iterable[bytes],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put`. Holds at most 5 MiB of an iterable: eight chunks on their way and the one that is read."""
+        deadline = Deadline(timeout_s)
+        check_key(key)
+        life = lifetime(ttl_s)
+        chunks = _chunks(key, value)
+        doing = f"put {key!r}"
+        if not overwrite and self._reader.manifest(key, deadline, doing) is not None:
+            raise key_exists([key])  # early; what decides is the claim
+        first = next(chunks, b"")
+        if len(first) <= INLINE_BYTES:  # then it is the only one: all but the last are full
+            manifest = small(first, encoding.value, life)
+        else:
+            manifest = self._upload(key, _again(first, chunks), encoding, life, deadline)
+        self._write({key: manifest}, life, overwrite=overwrite, deadline=deadline, doing=doing)
+
+    def put_many(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put_many`. In groups of up to 4 MiB; the rows of a group are seen one by one as they are written."""
+        deadline = Deadline(timeout_s)
+        life = lifetime(ttl_s)
+        for key, value in rows:
+            check_key(key)
+            if not isinstance(value, bytes):
+                raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
+            check_size(key, len(value))
+        for group in _groups(dict(rows)):
+            doing = f"put {len(group)} values ({next(iter(group))!r} ...)" if len(group) > 1 else f"put {next(iter(group))!r}"
+            if not overwrite:
+                self._refuse_existing(group, deadline, doing)
+            manifests = {
+                key: small(value, encoding.value, life)
+                if len(value) <= INLINE_BYTES
+                else self._upload(key, _chunks(key, value), encoding, life, deadline)
+                for key, value in group.items()
+            }
+            self._write(manifests, life, overwrite=overwrite, deadline=deadline, doing=doing)
+
+    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
+        """See `Store.delete`. A marker takes the value's place for a day; chunks are freed by `sweep`."""
+        deadline = Deadline(timeout_s)
+        check_key(key)
+        doing = f"delete {key!r}"
+        manifest, seen = look(self._calls, [key], deadline, doing)[key]
+        stamps = {key: self._clock.next_us(seen)}
+        if manifest is None:  # perhaps a writer died between index and value
+            entry = ask("index", scope_of(key), bucket_of(key), key, key + "\x01", 1)
+            if any(size >= 0 for _, (size, _) in self._calls.one(entry, deadline, doing)):
+                self._calls.all(index_requests({key: DELETED}, stamps, 0), deadline, doing)
+            return False
+        if not manifest.is_live:
+            return False
+        if manifest.generation is not None:
+            self._calls.one(self._journal.note(manifest.generation, key), deadline, doing)
+        self._calls.all(value_requests({key: DELETED}, stamps, 0), deadline, doing)
+        self._calls.all(index_requests({key: DELETED}, stamps, 0), deadline, doing)
+        return True
+
+    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
+        """See `Store.bind_cluster`."""
+        bind(self, cluster_id, timeout_s=timeout_s)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
+        """See `Store.get`. A damaged or missing piece is asked for at other nodes before it is `DataLost`."""
+        check_key(key)
+        return self._reader.get(key, Deadline(timeout_s))
+
+    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
+        """See `Store.get_many`. One request a key, 64 at a time."""
+        return self._reader.get_many(list(dict.fromkeys(map(check_key, keys))), Deadline(timeout_s))
+
+    def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
+        """See `Store.stream`. `timeout_s` holds for every four chunks; the last one is handed out only after the hash agreed.
+
+        Raises while iterating: `StoreUnavailable` if the value was replaced longer ago than the grace of `sweep`.
+        """
+        check_key(key)
+        return self._reader.stream(key, timeout_s)
+
+    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
+        """See `Store.head`."""
+        check_key(key)
+        manifest = self._reader.manifest(key, Deadline(timeout_s), f"read {key!r}")
+        return None if manifest is None else (manifest.size, Encoding(manifest.encoding))
+
+    def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.keys`. Cheap for a prefix that names its family (and submission): 16 requests; see `Listing`."""
+        check_prefix(prefix)
+        check_prefix(after)
+        check_limit(limit)
+        found: list[str] = []
+        for key, _ in self._listing.entries(prefix, after, limit, Deadline(timeout_s), f"list {prefix!r}"):
+            found.append(key)
+            if len(found) == limit:
+                break
+        return found
+
+    def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
+        """See `Store.usage`. Reads every entry of the index below `prefix`, no value."""
+        check_prefix(prefix)
+        sizes = [size for _, size in self._listing.entries(prefix, "", 10_000, Deadline(timeout_s), f"measure {prefix!r}")]
+        return len(sizes), sum(sizes)
+
+    # -- looking after it ---------------------------------------------------------------------------------------------
+
+    def sweep(self, *, timeout_s: float = 30.0) -> int:
+        """See `Store.sweep`. Frees chunks without a value; expired rows Cassandra drops by itself, they are not counted."""
+        return self._journal.sweep(Deadline(timeout_s))
+
+    def health(self, *, timeout_s: float = 5.0) -> str | None:
+        """See `Store.health`. Reads a row and writes one, each at the configured consistency; says which of the two fails."""
+        deadline = Deadline(timeout_s)
+        mark = str(time.time_ns())
+        name = f"health/{id(self) % 1024}"
+        for doing, request in (
+            ("read", ask("info", name)),
+            ("write", ask("set_info", name, mark, self._clock.next_us(), 60)),
+        ):
+            try:
+                self._calls.one(request, deadline, f"{doing} a probe")
+            except RmgrError as error:
+                known = self._link.problem()
+                return f"{error.message} (reads work, writes do not)" if doing == "write" and not known else known or error.message
+        return None
+
+    def close(self) -> None:
+        """See `Store.close`. Everything that was acknowledged is in Cassandra already."""
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- private ------------------------------------------------------------------------------------------------------
+
+    def _upload(self, key: str, chunks: Iterable[bytes], encoding: Encoding, life: Lifetime, deadline: Deadline) -> Manifest:
+        """Writes the chunks of a new generation; returns the manifest that is to refer to them."""
+        doing = f"put {key!r}"
+        generation = uuid4()
+        # It counts as unreferenced only from when this call is over, so no sweep takes the chunks while it lasts.
+        self._calls.one(self._journal.note(generation, key, later_s=deadline.timeout_s), deadline, doing)
+        digest = sha256()
+        size = count = 0
+
+        def requests() -> Iterator[Request]:
+            nonlocal size, count
+            for data in chunks:
+                digest.update(data)
+                yield ask("set_chunk", *chunk_place(generation, count), data, sha256(data).digest(), self._clock.next_us(), life.ttl_s)
+                size += len(data)
+                count += 1
+
+        for _ in self._calls.each(requests(), deadline, doing, window=UPLOAD_WINDOW):
+            pass
+        return Manifest(size, digest.digest(), encoding.value, life.expires_ms, generation, count, b"")
+
+    def _write(self, manifests: Mapping[str, Manifest], life: Lifetime, *, overwrite: bool, deadline: Deadline, doing: str) -> None:
+        """Makes values visible: scopes, then the index, then the manifests."""
+        if overwrite:
+            self._publish(manifests, self._seen(manifests, deadline, doing), life, deadline, doing)
+            return
+        claim, seen = self._claims.raise_for(list(manifests), deadline, doing)
+        try:
+            self._publish(manifests, seen, life, claim.deadline(deadline), doing)
+        finally:
+            claim.withdraw()
+
+    def _publish(self, manifests: Mapping[str, Manifest], seen: Seen, life: Lifetime, deadline: Deadline, doing: str) -> None:
+        replaced = [(key, old.generation) for key, (old, _) in seen.items() if old is not None and old.generation is not None]
+        self._calls.all([self._journal.note(generation, key) for key, generation in replaced], deadline, doing)
+        stamps = {key: self._clock.next_us(seen.get(key, (None, None))[1]) for key in manifests}
+        scopes, now_s = {scope_of(key) for key in manifests}, time.monotonic()
+        self._calls.all(self._register.requests(scopes, now_s), deadline, doing)
+        self._register.written(scopes, now_s)
+        self._calls.all(index_requests(manifests, stamps, life.ttl_s), deadline, doing)
+        self._calls.all(value_requests(manifests, stamps, life.ttl_s), deadline, doing)
+
+    def _seen(self, manifests: Mapping[str, Manifest], deadline: Deadline, doing: str) -> Seen:
+        """What the writes are to go above: of keys whose value may change, and of large values, whose chunks are to be freed."""
+        mutable = [key for key, manifest in manifests.items() if manifest.generation is not None or not is_immutable(key)]
+        return look(self._calls, mutable, deadline, doing)
+
+    def _refuse_existing(self, group: Mapping[str, bytes], deadline: Deadline, doing: str) -> None:
+        """Raises `KeyExists` before chunks are uploaded in vain; groups of small values leave it to their claim."""
+        if any(len(value) > INLINE_BYTES for value in group.values()):
+            taken = self._reader.existing(list(group), deadline, doing)
+            if taken:
+                raise key_exists(sorted(taken))
+
+
+def _chunks(key: str, value: bytes | Iterable[bytes]) -> Iterator[bytes]:
+    """The value in pieces of `CHUNK_BYTES`; checks type and size."""
+    if isinstance(value, str):
+        raise UsageError(f"the value of {key!r} must be bytes, not text; encode it first")
+    if not isinstance(value, bytes | bytearray | memoryview):
+        return pieces(key, value, CHUNK_BYTES)
+    check_size(key, memoryview(value).nbytes)
+    whole = bytes(value)
+    return (whole[start : start + CHUNK_BYTES] for start in range(0, len(whole), CHUNK_BYTES))
+
+
+def _again(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from rest
+
+
+def _groups(rows: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """Rows in groups of up to 4 MiB (or one larger row)."""
+    group: dict[str, bytes] = {}
+    weight = 0
+    for key, value in rows.items():
+        if group and weight + len(value) > _GROUP_BYTES:
+            yield group
+            group, weight = {}, 0
+        group[key] = value
+        weight += len(value)
+    if group:
+        yield group
