@@ -31,12 +31,19 @@ def _listen_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--listen", metavar="HOST:PORT", help="gRPC; port 0 = any free one  [127.0.0.1:0]")(function)
 
 
+def _security_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    function = click.option("--insecure", is_flag=True, help="listen where other machines reach it, although nobody is asked who he is")(
+        function
+    )
+    return click.option("--security-dir", metavar="DIR", help="its bundle of credentials (rmgr admin init)  [RMGR_SECURITY_DIR]")(function)
+
+
 def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
     """Loads the configuration with the options on top and hands over to the daemon."""
     log = {"level": values.get("log_level"), "format": values.get("log_format")}
     own = {key: value for key, value in values.items() if not key.startswith("log_l") and not key.startswith("log_f")}
     insecure = own.pop("insecure", False)  # never from a file or a variable: it must be typed
-    config = session.config({role: own, "log": log})
+    config = session.config({role: own, "log": log, "security": {"dir": own.pop("security_dir", None)}})
     typed = {"insecure": True} if insecure else {}
     ended = importlib.import_module(f"rmgr.daemons.{role}").run(config, **typed)
     if isinstance(ended, int) and ended:
@@ -65,6 +72,7 @@ def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
 @click.option("--spool-cap", "spool_cap_bytes", type=SIZE, metavar="SIZE", help="outputs kept while the store is away  [1G]")
 @click.option("--python", metavar="PATH", help="interpreter of workers  [this one]")
 @_listen_options
+@_security_options
 @_log_options
 def starter(session: Session, **values: Any) -> None:
     """Runs work on this machine: pulls tasks from the queues, runs them, reports what became of them.
@@ -83,6 +91,7 @@ def starter(session: Session, **values: Any) -> None:
 )
 @click.option("--resync", "resync_s", type=DURATION, metavar="DURATION", help="full comparison of memory and znodes  [20s]")
 @_listen_options
+@_security_options
 @_log_options
 def watchdog(session: Session, **values: Any) -> None:
     """Watches over nodes and work. Run two or more: one leads, the others take over when it dies."""
@@ -97,8 +106,8 @@ def watchdog(session: Session, **values: Any) -> None:
     RMGR_GATEWAY=gate:7071 rmgr submit -- echo hello       # elsewhere""",
     exits=_EXITS,
 )
-@click.option("--insecure", is_flag=True, help="listen where other machines reach it, although nobody is asked who he is")
 @_listen_options
+@_security_options
 @_log_options
 def submitter(session: Session, **values: Any) -> None:
     """A gateway for clients that cannot reach ZooKeeper: the same operations over gRPC."""

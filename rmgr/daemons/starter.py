@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,13 +15,14 @@ from prometheus_client import start_http_server
 
 from rmgr import log as logs
 from rmgr.adapters.cgroup import CgroupConfig
+from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.process import NodeRunner
-from rmgr.adapters.rpc import RpcServer
-from rmgr.adapters.stores import open_store
+from rmgr.adapters.trust import Trust
 from rmgr.adapters.zk import ZkCoordinator
-from rmgr.client.bootstrap import read_settings, remembered, verify
+from rmgr.client.bootstrap import read_settings, verify
 from rmgr.config import Config, StarterConfig
 from rmgr.coord.ports import Coordinator, Store
+from rmgr.daemons.starter_accounts import open_to_users, policy_of, runs_as_user
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Fetcher
@@ -35,7 +35,8 @@ from rmgr.daemons.starter_node import NodeAgent, Shared
 from rmgr.daemons.starter_records import Records, expander
 from rmgr.daemons.starter_registry import Identity, Registry
 from rmgr.daemons.starter_service import NodeAnswering
-from rmgr.errors import ConfigError, StoreUnavailable
+from rmgr.errors import ConfigError
+from rmgr.model.identity import Role
 from rmgr.model.ids import check_name
 from rmgr.model.node import Meta
 from rmgr.model.resources import Capacity, NodeAttributes
@@ -43,8 +44,10 @@ from rmgr.runtime.advertise import advertised
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
+from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, zookeeper_options
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.store_watch import WatchedStore, meet_store
 
 __all__ = ["run"]
 
@@ -55,25 +58,32 @@ MAX_NODES = 60
 _META_WAIT_S = 30.0
 
 
-def run(config: Config) -> int:
+def run(config: Config, *, insecure: bool = False) -> int:
     """Runs a Starter until SIGTERM or SIGINT; returns its exit code.
 
-    Raises: ConfigError; NotConnected, CoordinationUnavailable, StoreUnavailable, WrongCluster at the start; StateConflict
-        when another live Starter serves the node.
+    Args: insecure: see `runtime.secured.check_exposure`.
+    Raises: ConfigError; NotConnected, CoordinationUnavailable, WrongCluster at the start; StateConflict when another live
+        Starter serves the node. A data store that does not answer is no reason to end: it is waited for in the background.
     """
     names = node_names(config.starter)
+    credentials = credentials_of(config, Role.STARTER)
+    check_exposure(credentials, listen=config.starter.listen, metrics=config.starter.metrics, insecure=insecure)
+    options = zookeeper_options(config, credentials, insecure=insecure)
     log = logs.setup(config.log, "starter", nodes=list(names))
     hosts, chroot = config.cluster.hosts_and_chroot()
-    directory = work_directory(config.starter, names[0])
-    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s)
+    directory = work_directory(config.starter, names[0], shared=runs_as_user(config.security, euid=os.geteuid()))
+    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
     try:
         wait_s = config.cluster.connect_timeout_s
         coordinator.require_connected(wait_s)
-        store = _open_store(config)
-        meta = verify(coordinator, config.cluster.cluster_id or remembered(store), wait_s=_META_WAIT_S)
-        store.bind_cluster(meta.cluster_id)
-        log.info("starter_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store, directory=str(directory))
-        return _serve(config, names, directory, coordinator, store, meta, log)
+        store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s)
+        try:
+            meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=_META_WAIT_S)
+            store.belong_to(meta.cluster_id)
+            log.info("starter_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store, directory=str(directory))
+            return _serve(config, names, directory, coordinator, store, meta, log, credentials)
+        finally:
+            store.close()
     finally:
         coordinator.close(timeout_s=2.0)
 
@@ -86,9 +96,12 @@ def node_names(config: StarterConfig) -> tuple[str, ...]:
     return (base,) if config.nodes == 1 else tuple(check_name("node", f"{base}-{number}") for number in range(config.nodes))
 
 
-def work_directory(config: StarterConfig, node: str) -> Path:
-    """The directory for everything that work needs on this node, made if absent. Raises ConfigError."""
-    service = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]  # systemd's StateDirectory=
+def work_directory(config: StarterConfig, node: str, *, shared: bool = False) -> Path:
+    """The directory for everything that work needs on this node, made if absent. Raises ConfigError.
+
+    shared: other users' work runs in it, so it cannot be in a home.
+    """
+    service = os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or ("/var/lib/rmgr" if shared else "")  # systemd's StateDirectory=
     home = Path(service) if service else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmgr"
     directory = Path(config.work_dir).resolve() if config.work_dir else home / node
     try:
@@ -143,6 +156,9 @@ def build(
     endpoint: str = "",
     progress: Callable[[], None] = lambda: None,
     cgroups: CgroupConfig | None = None,
+    store_note: Callable[[], str] = str,
+    credentials: Credentials | None = None,  # noqa: ARG001 - for the gate before all work
+    trust: Trust | None = None,  # noqa: ARG001 - for the gate before all work
 ) -> Parts:
     """Puts a Starter together; leftovers of older incarnations are ended first. Nothing is registered yet."""
     own = config.starter
@@ -156,6 +172,7 @@ def build(
         """Slots report before their agent is made; the letter is opened after."""
         mailbox.put(lambda: agents[name].on_work(events))
 
+    users = policy_of(config.security, directory)
     for name in names:
         runner = NodeRunner(
             directory=str(directory / name / "run"),
@@ -166,7 +183,7 @@ def build(
         runners.append(runner)
         for line in runner.reaped:
             log.warning("leftover_ended", node=name, detail=line)
-    files = [directory / "blobs", *(directory / name / "stage" for name in names)]
+    files = [directory / "blobs", *(directory / name / kind for name in names for kind in ("stage", "private"))]
     for left in files:
         shutil.rmtree(left, ignore_errors=True)
 
@@ -180,6 +197,8 @@ def build(
         starter.on_fenced(node)
 
     fetcher = Fetcher(io, nothing, directory / "blobs")
+    if users is not None:
+        open_to_users(directory, names)
     settings = read_settings(coordinator)
     committer = Committer(
         coordinator, post=mailbox.put, after=mailbox.after, on_fenced=fenced, count=metrics.count, log=log
@@ -209,6 +228,8 @@ def build(
         spool_cap=own.spool_cap_bytes,
         python=own.python,
         log=log,
+        users=users,
+        separate=bool(config.security.dir),
     )
     attributes = NodeAttributes(partition=own.partition, site=own.site, speed=own.speed, features=own.features)
     for name, runner in zip(names, runners, strict=True):
@@ -231,17 +252,27 @@ def build(
         cluster_id=meta.cluster_id,
         stop_grace_s=own.stop_grace_s,
         log=log,
+        spool_cap=own.spool_cap_bytes,
+        store_note=store_note,
     )
     starter.use_settings(settings)
     return Parts(starter, io, runners, metrics, disk, files)
 
 
 def _serve(
-    config: Config, names: tuple[str, ...], directory: Path, coordinator: ZkCoordinator, store: Store, meta: Meta, log: Any
+    config: Config,
+    names: tuple[str, ...],
+    directory: Path,
+    coordinator: ZkCoordinator,
+    store: WatchedStore,
+    meta: Meta,
+    log: Any,
+    credentials: Credentials | None = None,
 ) -> int:
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the Starter's loop", on_progress=notifier.beat)
-    server = RpcServer(config.starter.listen)
+    trust = open_trust(coordinator, credentials)
+    server = open_server(config.starter.listen, credentials, trust, log)
     parts = build(
         config,
         names,
@@ -253,8 +284,14 @@ def _serve(
         endpoint=advertised(server.endpoint, config.starter.advertise),
         progress=guard.progress,
         cgroups=CgroupConfig(),
+        store_note=store.note,
+        credentials=credentials,
+        trust=trust,
     )
-    server.add_node(NodeAnswering(parts.starter, store, disk=parts.disk, spooled=lambda: parts.io.pending_bytes))
+    parts.metrics.store_up.set_function(lambda: store.is_up)
+    server.add_node(
+        NodeAnswering(parts.starter, store, disk=parts.disk, spooled=lambda: parts.io.pending_bytes, store_note=store.note)
+    )
     server.start()
     host, _, port = config.starter.metrics.rpartition(":")
     exporter, _ = start_http_server(int(port), addr=host, registry=parts.metrics.registry)
@@ -271,22 +308,8 @@ def _serve(
         server.stop(0.2)
         parts.close()
         exporter.shutdown()
-        store.close()
         signals.restore()
     if parts.starter.failure is not None:
         raise parts.starter.failure
     log.info("starter_stopped")
     return 0
-
-
-def _open_store(config: Config) -> Store:
-    """Opens the data store; waits for one that does not answer yet."""
-    end_s = time.monotonic() + config.cluster.connect_timeout_s
-    while True:
-        try:
-            return open_store(config.cluster.store)
-        except StoreUnavailable:
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(0.2)
-

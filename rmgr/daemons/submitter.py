@@ -6,7 +6,6 @@ change itself (`submitter_rights`). Holds no state that matters: kill it, start 
 
 from __future__ import annotations
 
-import ipaddress
 import sys
 import threading
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from prometheus_client import start_http_server
 
 from rmgr import log as logs
+from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway_forward import MAX_STREAMS, Forwarder
@@ -29,10 +29,12 @@ from rmgr.coord.ports import SessionState, Store
 from rmgr.daemons import submitter_rights
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_routes import ClusterRoutes
-from rmgr.errors import ConfigError, CoordinationUnavailable, RmgrError, WrongCluster
+from rmgr.errors import CoordinationUnavailable, RmgrError, WrongCluster
+from rmgr.model.identity import Role
 from rmgr.model.node import Meta
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.notify import Notifier
+from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, zookeeper_options
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore, meet_store
@@ -50,18 +52,21 @@ _SWITCH_S = 0.0005
 class Gateway:
     """What the servicers ask: `rpc_gateway_server.Gate` of one cluster."""
 
-    def __init__(self, hosts: str, chroot: str, store: Store, metrics: GatewayMetrics, log: Any) -> None:
+    def __init__(
+        self, hosts: str, chroot: str, store: Store, metrics: GatewayMetrics, log: Any, options: dict[str, Any] | None = None
+    ) -> None:
         self.endpoint = ""
         self.store = store
         self._hosts = hosts
         self._chroot = chroot
+        self._options = options or {}
         self._metrics = metrics
         self._log = log
 
     def open(self, caller: Caller, session_timeout_s: float) -> SessionCoordinator:
         """See `Gate`."""
         self._log.info("gateway_session_opened", user=caller.user, timeout_s=session_timeout_s)
-        return ZkCoordinator(self._hosts, self._chroot, session_timeout_s=session_timeout_s)
+        return ZkCoordinator(self._hosts, self._chroot, session_timeout_s=session_timeout_s, **self._options)
 
     def permit_commit(self, caller: Caller, multi: Multi) -> None:
         """See `Gate`."""
@@ -132,19 +137,18 @@ def run(config: Config, *, insecure: bool = False) -> int:
     """Runs a gateway until SIGTERM or SIGINT; returns its exit code.
 
     Args:
-        insecure: it may listen where other machines can reach it, although nobody is asked who he is.
+        insecure: see `runtime.secured.check_exposure`.
     Raises: ConfigError for such a place without `insecure`; NotConnected, CoordinationUnavailable, WrongCluster at the
         start. A data store that does not answer is no reason to end: it is waited for in the background.
     """
-    own = config.submitter
-    for key, listen in (("listen", own.listen), ("metrics", own.metrics)):
-        if not insecure:
-            check_loopback(key, listen)
+    credentials = credentials_of(config, Role.SUBMITTER)
+    check_exposure(credentials, listen=config.submitter.listen, metrics=config.submitter.metrics, insecure=insecure)
+    options = zookeeper_options(config, credentials, insecure=insecure)
     hosts, chroot = config.cluster.hosts_and_chroot()
     sys.setswitchinterval(_SWITCH_S)
     log = logs.setup(config.log, "submitter")
     wait_s = config.cluster.connect_timeout_s
-    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s)
+    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
     try:
         coordinator.require_connected(wait_s)
         store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s, create=False)
@@ -152,35 +156,30 @@ def run(config: Config, *, insecure: bool = False) -> int:
             meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=wait_s)
             store.belong_to(meta.cluster_id)
             log.info("submitter_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store)
-            return _serve(config, coordinator, store, meta, log)
+            return _serve(config, coordinator, store, meta, log, credentials, options)
         finally:
             store.close()
     finally:
         coordinator.close(timeout_s=2.0)
 
 
-def check_loopback(key: str, listen: str) -> None:
-    """Raises ConfigError when other machines can reach `listen` (HOST:PORT)."""
-    host = listen.rpartition(":")[0].strip("[]")
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback:
-        raise ConfigError(
-            f"--{key} {listen}: other machines reach the gateway there, and nobody is asked who he is",
-            hint="listen on 127.0.0.1, or type --insecure where everybody on the network may do anything",
-        )
-
-
-def _serve(config: Config, coordinator: ZkCoordinator, store: WatchedStore, meta: Meta, log: Any) -> int:
+def _serve(
+    config: Config,
+    coordinator: ZkCoordinator,
+    store: WatchedStore,
+    meta: Meta,
+    log: Any,
+    credentials: Credentials | None,
+    options: dict[str, Any],
+) -> int:
     metrics = GatewayMetrics()
     hosts, chroot = config.cluster.hosts_and_chroot()
-    gateway = Gateway(hosts, chroot, store, metrics, log)
-    server = RpcServer(config.submitter.listen, threads=MAX_SESSIONS + MAX_STREAMS + MAX_CALLS + 64)
+    gateway = Gateway(hosts, chroot, store, metrics, log, options)
+    trust = open_trust(coordinator, credentials)
+    server = open_server(config.submitter.listen, credentials, trust, log, threads=MAX_SESSIONS + MAX_STREAMS + MAX_CALLS + 64)
     gateway.endpoint = server.endpoint
-    sessions = Sessions(gateway, most=MAX_SESSIONS)
-    forwarder = Forwarder(ClusterRoutes(coordinator, metrics.count))
+    sessions = Sessions(gateway, most=MAX_SESSIONS, is_revoked=trust.is_revoked if trust is not None else lambda _: False)
+    forwarder = Forwarder(ClusterRoutes(coordinator, metrics.count), credentials=credentials)
     for handler in (sessions.handler, Rows(gateway).handler, *forwarder.handlers):
         server.add_generic(handler)
     metrics.sessions.set_function(lambda: len(sessions))

@@ -18,7 +18,7 @@ from typing import Any
 from prometheus_client import start_http_server
 
 from rmgr import log as logs
-from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import bootstrap
 from rmgr.config import Config
@@ -32,6 +32,7 @@ from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.daemons.leader_view import LeaderAnswering
 from rmgr.daemons.watchdog_election import Candidacy
 from rmgr.errors import RmgrError, Unavailable, VersionMismatch, WrongCluster
+from rmgr.model.identity import Role
 from rmgr.model.node import EpochRecord, Meta
 from rmgr.runtime.advertise import advertised
 from rmgr.runtime.failpoint import failpoint
@@ -40,6 +41,7 @@ from rmgr.runtime.lease import Lease
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.release import check_release, release
+from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, zookeeper_options
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore, meet_store
@@ -258,16 +260,20 @@ def _wall_us() -> int:
 # -- the process --------------------------------------------------------------------------------------------------------------
 
 
-def run(config: Config) -> int:
+def run(config: Config, *, insecure: bool = False) -> int:
     """Runs a WatchDog until SIGTERM or SIGINT; returns its exit code.
 
+    Args: insecure: see `runtime.secured.check_exposure`.
     Raises: ConfigError, NotConnected, CoordinationUnavailable, Unavailable, WrongCluster at the start. A data store that does
         not answer is no reason to end: it is waited for in the background.
     """
     hosts, chroot = config.cluster.hosts_and_chroot()
+    credentials = credentials_of(config, Role.WATCHDOG)
+    check_exposure(credentials, listen=config.watchdog.listen, metrics=config.watchdog.metrics, insecure=insecure)
+    options = zookeeper_options(config, credentials, insecure=insecure)
     log = logs.setup(config.log, "watchdog")
     metrics = LeaderMetrics()
-    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s)
+    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
     try:
         wait_s = config.cluster.connect_timeout_s
         coordinator.require_connected(wait_s)
@@ -276,15 +282,24 @@ def run(config: Config) -> int:
             meta = bootstrap(coordinator, config.cluster.cluster_id or known)
             store.belong_to(meta.cluster_id)
             log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store)
-            return _serve(config, coordinator, store, meta, log, metrics)
+            return _serve(config, coordinator, store, meta, log, metrics, credentials)
         finally:
             store.close()
     finally:
         coordinator.close(timeout_s=2.0)
 
 
-def _serve(config: Config, coordinator: ZkCoordinator, store: WatchedStore, meta: Meta, log: Any, metrics: LeaderMetrics) -> int:
-    server = RpcServer(config.watchdog.listen, threads=_RPC_THREADS)
+def _serve(
+    config: Config,
+    coordinator: ZkCoordinator,
+    store: WatchedStore,
+    meta: Meta,
+    log: Any,
+    metrics: LeaderMetrics,
+    credentials: Credentials | None = None,
+) -> int:
+    trust = open_trust(coordinator, credentials)
+    server = open_server(config.watchdog.listen, credentials, trust, log, threads=_RPC_THREADS)
     endpoint = advertised(server.endpoint, config.watchdog.advertise)
     watchdog = Watchdog(coordinator, store, meta, endpoint=endpoint, resync_s=config.watchdog.resync_s, log=log, metrics=metrics)
     hosts = config.cluster.hosts_and_chroot()[0]

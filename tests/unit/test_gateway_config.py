@@ -8,8 +8,10 @@ import pytest
 
 from rmgr.adapters.rpc_gateway_dial import Gateways
 from rmgr.config import load
-from rmgr.daemons.submitter import check_loopback
 from rmgr.errors import ConfigError, NotConnected, UsageError
+from rmgr.model.identity import Role
+from rmgr.runtime.secured import check_exposure
+from tests.harness.bundles import session_bundles
 
 
 @pytest.fixture
@@ -66,11 +68,20 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.0.0.9:7071", "localhost:1", "[::1]:0"])
 def test_loopback_needs_no_word(listen: str) -> None:
-    check_loopback("listen", listen)
+    check_exposure(None, listen=listen, metrics=listen, insecure=False)
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7071", "[::]:7071", "10.0.0.5:7071", "gate.example:7071", ":7071"])
 def test_anywhere_else_needs_insecure_to_be_typed(listen: str) -> None:
-    with pytest.raises(ConfigError, match="nobody is asked") as caught:
-        check_loopback("listen", listen)
-    assert "--insecure" in caught.value.hint
+    for listens, metrics in ((listen, "127.0.0.1:0"), ("127.0.0.1:0", listen)):
+        with pytest.raises(ConfigError, match="nobody is asked") as caught:
+            check_exposure(None, listen=listens, metrics=metrics, insecure=False)
+        assert "--insecure" in caught.value.hint
+    check_exposure(None, listen=listen, metrics=listen, insecure=True)
+
+
+def test_with_credentials_grpc_may_listen_anywhere_metrics_may_not() -> None:
+    mine = session_bundles().credentials(Role.WATCHDOG)
+    check_exposure(mine, listen="0.0.0.0:7070", metrics="127.0.0.1:0", insecure=False)
+    with pytest.raises(ConfigError, match="--metrics"):
+        check_exposure(mine, listen="0.0.0.0:7070", metrics="0.0.0.0:9100", insecure=False)

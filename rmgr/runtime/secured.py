@@ -1,0 +1,130 @@
+"""How a process of a secured cluster goes out and lets others in: its credentials, its way to ZooKeeper, where it may listen.
+
+One place for daemons and clients. An open cluster has no credentials; then daemons listen on loopback only, unless
+`--insecure` was typed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, Any
+
+from rmgr.errors import ConfigError
+from rmgr.model.identity import Identity, Role
+
+if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
+    from rmgr.adapters.rpc import RpcServer
+    from rmgr.adapters.rpc_auth import Refused
+    from rmgr.adapters.trust import Trust
+    from rmgr.config import Config
+    from rmgr.coord.ports import Coordinator
+
+
+def credentials_of(config: Config, *roles: Role) -> Credentials | None:
+    """The bundle that the configuration names, None for an open cluster.
+
+    Args:
+        roles: what its holder may be; none = anything.
+    Raises: ConfigError naming the file and what to do.
+    """
+    if not config.security.dir:
+        return None
+    from rmgr.adapters.credentials import from_config
+
+    return from_config(config.security, roles=roles)
+
+
+def zookeeper_options(config: Config, credentials: Credentials | None, *, insecure: bool = False) -> dict[str, Any]:
+    """Keyword arguments of every `ZkCoordinator` of this process: TLS, its role's digest, and the access lists of what it makes.
+
+    Raises: ConfigError where the secret would travel in clear to another machine, unless `insecure`.
+    """
+    if credentials is None:
+        return {}
+    from rmgr.adapters.zk_acl import RoleLists
+    from rmgr.adapters.zk_link import ZkSecurity
+
+    tls = config.security.zookeeper_tls
+    hosts = config.cluster.hosts_and_chroot()[0]
+    far = next((host for host in hosts.split(",") if not is_loopback(host)), "")
+    if credentials.zookeeper_auth is None:
+        raise ConfigError(
+            f"the credentials in {credentials.directory} are for a gateway only, and --zk {hosts} names ZooKeeper itself",
+            hint="name a gateway instead: --gateway HOST:PORT or RMGR_GATEWAY",
+        )
+    if far and not tls and not insecure:
+        raise ConfigError(
+            f"the secret of role {credentials.identity.role} would travel in clear to ZooKeeper at {far.strip()}",
+            hint="set zookeeper_tls = true in [security] (RMGR_SECURITY_ZOOKEEPER_TLS=true), and give ZooKeeper its certificates",
+        )
+    scheme, secret = credentials.zookeeper_auth
+    security = ZkSecurity(
+        tls=tls,
+        ca_file=credentials.path("ca.crt") if tls else "",
+        cert_file=credentials.path("tls.crt") if tls else "",
+        key_file=credentials.path("tls.key") if tls else "",
+        auth_scheme=scheme,
+        auth_credential=secret,
+    )
+    return {"security": security, "acl": RoleLists({role: (digest_id,) for role, digest_id in credentials.roles.items()})}
+
+
+def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str, insecure: bool) -> None:
+    """Raises ConfigError where other machines could reach what nobody guards, unless `--insecure` was typed.
+
+    Args: listen, metrics: HOST:PORT. gRPC is guarded where there are credentials; metrics are plain HTTP and never are.
+    """
+    if insecure:
+        return
+    if credentials is None and not is_loopback(listen):
+        raise ConfigError(
+            f"--listen {listen}: other machines reach this daemon there, and nobody is asked who he is",
+            hint="listen on 127.0.0.1, name credentials with [security] dir (rmgr admin init makes them), "
+            "or type --insecure where everybody on the network may do anything",
+        )
+    if not is_loopback(metrics):
+        raise ConfigError(
+            f"--metrics {metrics}: other machines read them there, and nobody is asked who he is",
+            hint="serve them on 127.0.0.1, or type --insecure where everybody on the network may read the names of nodes and queues",
+        )
+
+
+def open_server(listen: str, credentials: Credentials | None, trust: Trust | None, log: Any, *, threads: int = 32) -> RpcServer:
+    """The gRPC server of a daemon: in a secured cluster it asks everybody who he is, and refuses whose key was revoked."""
+    from rmgr.adapters.rpc import RpcServer
+
+    if credentials is None:
+        return RpcServer(listen, threads=threads)
+    is_revoked = trust.is_revoked if trust is not None else lambda _: False
+    return RpcServer(listen, threads=threads, credentials=credentials, is_revoked=is_revoked, refused=audited(log))
+
+
+def open_trust(coordinator: Coordinator, credentials: Credentials | None) -> Trust | None:
+    """Whose keys count at present, None in an open cluster."""
+    if credentials is None:
+        return None
+    from rmgr.adapters.trust import Trust
+
+    return Trust(coordinator, credentials.ca_pem)
+
+
+def is_loopback(address: str) -> bool:
+    """HOST:PORT (or HOST) that only this machine reaches."""
+    host, colon, port = address.strip().rpartition(":")
+    host = (host if colon and port.isdigit() else address.strip()).strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def audited(log: Any) -> Refused:
+    """Writes every gRPC call that was turned away to the log, as `audit` with its closed fields."""
+
+    def refused(method: str, who: Identity | None, why: str) -> None:
+        log.warning(
+            "audit", who=who.name if who else "", role=who.role.value if who else "", what=method, target="", allowed=False, why=why
+        )
+
+    return refused
