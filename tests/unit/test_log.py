@@ -1,0 +1,82 @@
+"""Log lines: closed fields, no secret wherever it hides, and an audit that says who wanted what."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from rmgr import log as logs
+from rmgr.config import LogConfig
+from rmgr.log import audit, redacted
+
+PEM = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIKtSECRETq\n-----END PRIVATE KEY-----"
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----"
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        (f"key: {PEM} end", "key: *** end"),
+        (PEM[:50], "***"),  # cut off
+        (f"loaded {CERTIFICATE}", f"loaded {CERTIFICATE}"),
+        ("cassandra://anna:hunter2@h1,h2/ks", "cassandra://anna:***@h1,h2/ks"),
+        ("sqlite:/var/lib/rmgr/store.db", "sqlite:/var/lib/rmgr/store.db"),
+        ("cassandra://h1:9042/ks?user=rmgr", "cassandra://h1:9042/ks?user=rmgr"),
+        ("login failed, password=hunter2&x=1", "login failed, password=***&x=1"),
+        ('{"secret": "hunter2", "a": 1}', '{"secret": "***", "a": 1}'),
+        ("rmgr join rmgr1.AbCdEf0123456789_-xyz", "rmgr join rmgr1.***"),
+        ("the secret of success", "the secret of success"),
+        ("rmgr://cluster/user/anna", "rmgr://cluster/user/anna"),
+    ],
+)
+def test_a_text_loses_its_secrets_and_nothing_else(text: str, clean: str) -> None:
+    assert redacted(text) == clean
+
+
+def test_secrets_are_found_inside_of_things() -> None:
+    assert redacted({"a": [("x", PEM)], "zk_password": "p", "n": 1}) == {"a": [["x", "***"]], "zk_password": "***", "n": 1}
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Sets logging up as a daemon does."""
+
+    def made(role: str) -> Any:
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own
+        return logs.setup(LogConfig(format="json"), role)
+
+    yield made
+    structlog.reset_defaults()
+
+
+def test_no_log_line_has_a_secret_whoever_writes_it(start: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    log = start("starter")
+    log.info("credentials_loaded", detail=PEM, zookeeper="digest://starter:geheim@h", value={"password": "geheim"})
+    try:
+        raise ValueError("cannot log in as rmgr, password=geheim")
+    except ValueError:
+        log.exception("store_failed")
+    logging.getLogger("driver").error("auth failed for %s", "cassandra://u:geheim@h/k")
+    text = capsys.readouterr().err
+    assert "geheim" not in text
+    assert "SECRETq" not in text
+    assert "cannot log in as rmgr" in text
+    assert "driver: auth failed for cassandra://u:***@h/k" in text
+
+
+def test_the_audit_says_who_wanted_what_and_by_which_rule(start: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    log = start("submitter")
+    audit(log, who="ben", role="user", what="cancel", target="42", allowed=False, why="it belongs to anna")
+    audit(log, who="olga", role="operator", what="drain", target="n1", allowed=True, why="operator")
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    first, second = ({key: line[key] for key in ("event", "level", "who", "role", "what", "target", "allowed", "why")} for line in told)
+    assert first == {
+        "event": "audit", "level": "warning", "who": "ben", "role": "user", "what": "cancel", "target": "42", "allowed": False,
+        "why": "it belongs to anna",
+    }  # fmt: skip
+    assert (second["level"], second["allowed"]) == ("info", True)
