@@ -32,6 +32,7 @@ __all__ = [
     "NodeAnswers",
     "NodeClient",
     "NodeStats",
+    "OwnClient",
     "RpcServer",
     "RunningTask",
     "fail",
@@ -291,7 +292,7 @@ class _Client:
     via: endpoint of a gateway that passes the calls on, "" = none. credentials: who we are, None in an open cluster.
     """
 
-    role: Role  #: what the other end must prove to be
+    role = Role.WATCHDOG  #: what the other end must prove to be
 
     def __init__(self, endpoint: str, *, timeout_s: float = 5.0, via: str = "", credentials: Credentials | None = None) -> None:
         self.endpoint = endpoint
@@ -327,8 +328,6 @@ class _Client:
 class LeaderClient(_Client):
     """Questions to the leading WatchDog."""
 
-    role = Role.WATCHDOG
-
     def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
         """Submissions, oldest first."""
         reply = self._call(leader_pb2_grpc.LeaderStub(self._channel).Jobs, leader_pb2.JobsRequest(ids=ids, ended=ended, user=user))
@@ -354,6 +353,15 @@ class LeaderClient(_Client):
         """Why it is in its state. Raises NotFound."""
         request = leader_pb2.ExplainRequest(submission=submission, index=index)
         return from_message(ExplainView, self._call(leader_pb2_grpc.LeaderStub(self._channel).Explain, request))
+
+
+class OwnClient(_Client):
+    """Questions of a daemon's machine to the daemon itself: it must show a certificate of `role`, None = of the same as ours."""
+
+    def __init__(self, endpoint: str, *, timeout_s: float = 5.0, credentials: Credentials | None = None, role: Role | None = None) -> None:
+        if credentials is not None:
+            self.role = role or credentials.identity.role
+        super().__init__(endpoint, timeout_s=timeout_s, credentials=credentials)
 
 
 class NodeClient(_Client):

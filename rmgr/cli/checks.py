@@ -20,6 +20,7 @@ from rmgr.errors import RmgrError
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
     from rmgr.adapters.rpc import LeaderClient
     from rmgr.cli.context import Session
 
@@ -311,7 +312,7 @@ def cluster(session: Session) -> Checks:
     else:
         from rmgr.adapters.rpc import LeaderClient
 
-        with LeaderClient(epoch.endpoint, timeout_s=3.0, via=session.via) as leader:
+        with LeaderClient(epoch.endpoint, timeout_s=3.0, via=session.via, credentials=session.credentials()) as leader:
             serving = _answers(leader) if session.via else leader.is_serving()  # a gateway's health is its own
         detail = f"{epoch.leader} on {epoch.host}, epoch {epoch.epoch}, {epoch.endpoint}"
         fix = "" if serving else f"it cannot be reached at {epoch.endpoint} from here: firewall, or --listen of the WatchDog"
@@ -329,7 +330,7 @@ def cluster(session: Session) -> Checks:
     detail = f"{len(up)} of {len(views)} up" + (f"; {', '.join(bad[:10])}" if bad else "")
     fix = "start a Starter: rmgr starter" if not up else f"look at the Starter's log on {bad[0].split()[0]}, start it again" if bad else ""
     yield Check(name="nodes", ok=bool(up), detail=detail, fix=fix)
-    yield from _starters({view.endpoint: view.id for view in views if view.endpoint}, session.via)
+    yield from _starters({view.endpoint: view.id for view in views if view.endpoint}, session.via, session.credentials())
     waiting = sum(progress.total - progress.final for _, progress in facts.submissions.values())
     yield Check(name="work", ok=True, detail=f"{len(facts.submissions)} submissions in memory, {waiting} tasks not ended")
 
@@ -342,7 +343,7 @@ def _answers(leader: LeaderClient) -> bool:
     return True
 
 
-def _starters(endpoints: dict[str, str], via: str) -> Checks:
+def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | None) -> Checks:
     """Each Starter answers, its clock is ours, and it has room."""
     from rmgr.adapters.rpc import NodeClient
 
@@ -350,7 +351,7 @@ def _starters(endpoints: dict[str, str], via: str) -> Checks:
     worst = 0.0
     for endpoint, node in endpoints.items():
         try:
-            with NodeClient(endpoint, timeout_s=2.0, via=via) as client:
+            with NodeClient(endpoint, timeout_s=2.0, via=via, credentials=credentials) as client:
                 asked_s = time.time()
                 told_s = client.time_us() / 1e6
                 answered_s = time.time()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
     from rmgr.adapters.rpc_gateway import GatewayCoordinator
     from rmgr.adapters.zk import ZkCoordinator
     from rmgr.cli.query import Query
@@ -39,6 +40,7 @@ class Session:
     store_id: str = ""
     started: float = field(default_factory=time.monotonic)
     _config: Config | None = None
+    _credentials: Credentials | None = None
     _coordinator: ZkCoordinator | GatewayCoordinator | None = None
     _store: Store | None = None
     _query: Query | None = None
@@ -58,6 +60,14 @@ class Session:
 
                 check_url(self._config.cluster.store)
         return self._config
+
+    def credentials(self) -> Credentials | None:
+        """Who we are, None in an open cluster; read on first use. Raises ConfigError."""
+        if self._credentials is None:
+            from rmgr.runtime.secured import credentials_of
+
+            self._credentials = credentials_of(self.config())
+        return self._credentials
 
     def coordinator(self) -> ZkCoordinator | GatewayCoordinator:
         """The session in ZooKeeper or through a gateway, opened on first use.

@@ -167,7 +167,7 @@ class LiveOutput:
         from rmgr.adapters.rpc import NodeClient
 
         try:
-            with NodeClient(endpoint, timeout_s=2.0, via=self._session.via) as client:
+            with NodeClient(endpoint, timeout_s=2.0, via=self._session.via, credentials=self._session.credentials()) as client:
                 running = client.running(self._number)
         except RmgrError:  # it is going, or cannot be reached from here: the stored output comes at the end
             self._silent_s[endpoint] = time.monotonic() + _SILENT_S
@@ -188,7 +188,7 @@ class LiveOutput:
         from rmgr.adapters.rpc import NodeClient
 
         stream = _Stream(attempt, node, [0, 0])
-        stream.client = NodeClient(endpoint, via=self._session.via)
+        stream.client = NodeClient(endpoint, via=self._session.via, credentials=self._session.credentials())
         self._streams[position] = stream
         self.on_attempt(position, attempt, node)
         stream.thread = threading.Thread(target=self._read, args=(position, stream), name=f"logs-{position}", daemon=True)

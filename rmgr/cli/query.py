@@ -10,6 +10,7 @@ from rmgr.errors import NotFound, Unavailable
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView
 
 if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
     from rmgr.adapters.rpc import LeaderClient
     from rmgr.cli.context import Session
     from rmgr.coord.snapshot import ClusterSnapshot
@@ -61,7 +62,8 @@ class Query:
         """All nodes, by name, with what their Starters tell of themselves where they answer within a second."""
         from rmgr.coord import answers
 
-        return _measured(self._ask(lambda leader: leader.nodes(), answers.nodes), self._session.via)
+        nodes = self._ask(lambda leader: leader.nodes(), answers.nodes)
+        return _measured(nodes, self._session.via, self._session.credentials())
 
     def queues(self) -> list[QueueView]:
         """All queues, by name."""
@@ -127,7 +129,8 @@ class Query:
             return None
         from rmgr.adapters.rpc import LeaderClient
 
-        self._leader = LeaderClient(epoch.endpoint, timeout_s=self._session.left_s(LEADER_S) or LEADER_S, via=self._session.via)
+        timeout_s = self._session.left_s(LEADER_S) or LEADER_S
+        self._leader = LeaderClient(epoch.endpoint, timeout_s=timeout_s, via=self._session.via, credentials=self._session.credentials())
         return self._leader
 
     def _say_local(self, why: str) -> None:
@@ -164,7 +167,7 @@ class Query:
         return replace(view, healthy=False, problems=(*view.problems, problem))
 
 
-def _measured(nodes: list[NodeView], via: str) -> list[NodeView]:
+def _measured(nodes: list[NodeView], via: str, credentials: Credentials | None) -> list[NodeView]:
     """With load, memory and running tasks as each Starter tells them; a node whose session lives was seen just now."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -173,7 +176,7 @@ def _measured(nodes: list[NodeView], via: str) -> list[NodeView]:
 
     def ask(endpoint: str) -> dict[str, NodeStats]:
         try:
-            with NodeClient(endpoint, timeout_s=ASK_S, via=via) as client:
+            with NodeClient(endpoint, timeout_s=ASK_S, via=via, credentials=credentials) as client:
                 return {item.node: item for item in client.stats()}
         except Unavailable:
             return {}

@@ -29,10 +29,12 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
     hosts, chroot = config.cluster.hosts_and_chroot()
     from rmgr.adapters.zk import ZkCoordinator
     from rmgr.client.bootstrap import verify
+    from rmgr.runtime.secured import zookeeper_options
 
     wait_s = session.left_s() or config.cluster.connect_timeout_s
     end = time.monotonic() + wait_s
-    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s)
+    options = zookeeper_options(config, session.credentials())
+    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
     try:
         if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
             session.note(f"ZooKeeper at {hosts} does not answer; waiting up to {wait_s:.0f} s")
@@ -55,7 +57,7 @@ def _through_gateway(session: Session) -> GatewayCoordinator:
     cluster = session.config().cluster
     wait_s = session.left_s() or cluster.connect_timeout_s
     end = time.monotonic() + wait_s
-    coordinator = GatewayCoordinator(cluster.gateway, session_timeout_s=cluster.session_timeout_s)
+    coordinator = GatewayCoordinator(cluster.gateway, session_timeout_s=cluster.session_timeout_s, credentials=session.credentials())
     try:
         if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
             session.note(f"no session through the gateway at {coordinator.hosts} yet; waiting up to {wait_s:.0f} s")
@@ -77,7 +79,7 @@ def open_data_store(session: Session) -> Store:
     if config.cluster.uses_gateway:
         from rmgr.adapters.rpc_gateway_store import GatewayStore
 
-        return GatewayStore(config.cluster.gateway)
+        return GatewayStore(config.cluster.gateway, credentials=session.credentials())
     if not config.cluster.store:
         raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH or RMGR_STORE   (rmgr dev sets it)")
     store = open_store(config.cluster.store, create=False)
@@ -103,4 +105,3 @@ def _nobody_there(session: Session) -> str:
     if session.zk or not session.config().source:
         return "start a cluster: rmgr dev   (or name another: --zk HOSTS, RMGR_ZK); rmgr doctor looks closer"
     return f"is it running? its address comes from {session.config().source}; rmgr doctor looks closer"
-

@@ -93,6 +93,7 @@ def opened(session: Session) -> Iterator[Opened]:
     def locate(user_key: str, pointer: keys.Pointer) -> str:
         from rmgr.adapters.zk import ZkCoordinator
         from rmgr.client.pointers import locate as locate_in_cluster
+        from rmgr.runtime.secured import zookeeper_options
 
         final = keys.final(pointer)
         if store.head(final, timeout_s=timeout_s) is not None:
@@ -101,7 +102,8 @@ def opened(session: Session) -> Iterator[Opened]:
             return locate_in_cluster(session.coordinator(), store, user_key, pointer, timeout_s=min(timeout_s, 10.0))
         hosts, chroot = cluster.hosts_and_chroot()
         wait_s = session.left_s(cluster.connect_timeout_s) or cluster.connect_timeout_s
-        coordinator = ZkCoordinator.connect(hosts, chroot, connect_timeout_s=wait_s, session_timeout_s=cluster.session_timeout_s)
+        options = zookeeper_options(session.config(), session.credentials())
+        coordinator = ZkCoordinator.connect(hosts, chroot, connect_timeout_s=wait_s, session_timeout_s=cluster.session_timeout_s, **options)
         try:
             return locate_in_cluster(coordinator, store, user_key, pointer, timeout_s=min(timeout_s, 10.0))
         finally:

@@ -21,11 +21,12 @@ from rmgr.coord.ports import Coordinator, SessionState
 from rmgr.errors import NotConnected
 
 if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
     from rmgr.config import Config
 
 #: Before the interpreter goes: what must be waited for, and what must be closed.
 _ENDINGS: dict[str, Callable[[], None]] = {}
-_connections: dict[tuple[str, str, str], Connection] = {}
+_connections: dict[tuple[str, str, str, str], Connection] = {}
 _lock = threading.Lock()
 _ending = threading.Event()
 
@@ -33,10 +34,13 @@ _ending = threading.Event()
 class Connection:
     """Everything a client has of one cluster. Thread-safe.
 
-    Attributes: store (values by key), submitter (tasks as bytes), functions, config.
+    Attributes: store (values by key), submitter (tasks as bytes), functions, config, credentials (None: an open cluster).
     """
 
-    def __init__(self, submitter: SubmitterPort, config: Config, coordinator: Coordinator | None) -> None:
+    def __init__(
+        self, submitter: SubmitterPort, config: Config, coordinator: Coordinator | None, credentials: Credentials | None = None
+    ) -> None:
+        self.credentials = credentials
         self.submitter = submitter
         self.config = config
         self.coordinator = coordinator
@@ -102,7 +106,7 @@ def connect(
 
         config = load({"cluster": {"zk": zk, "store": store, "gateway": gateway}})
     cluster = config.cluster
-    key = (cluster.zk, cluster.store, cluster.gateway)
+    key = (cluster.zk, cluster.store, cluster.gateway, config.security.dir)
     with _lock:
         known = _connections.get(key)
         if known is not None and known.is_usable:
@@ -126,13 +130,16 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.zk import ZkCoordinator
     from rmgr.client.bootstrap import remembered, verify
     from rmgr.client.engine import Engine
+    from rmgr.runtime.secured import credentials_of, zookeeper_options
 
-    coordinator = ZkCoordinator.connect(hosts, chroot, session_timeout_s=cluster.session_timeout_s, connect_timeout_s=timeout_s)
+    credentials = credentials_of(config)
+    options = zookeeper_options(config, credentials)
+    coordinator = ZkCoordinator.connect(hosts, chroot, session_timeout_s=cluster.session_timeout_s, connect_timeout_s=timeout_s, **options)
     try:
         data = open_store(cluster.store, **({"create": False} if cluster.store.startswith("sqlite:") else {}))
         try:
             verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
-            return Connection(Engine(coordinator, data), config, coordinator)
+            return Connection(Engine(coordinator, data), config, coordinator, credentials)
         except BaseException:
             data.close()
             raise
@@ -146,13 +153,17 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.rpc_gateway_store import GatewayStore
     from rmgr.client.bootstrap import remembered, verify
     from rmgr.client.engine import Engine
+    from rmgr.runtime.secured import credentials_of
 
     cluster = config.cluster
-    coordinator = GatewayCoordinator.connect(cluster.gateway, session_timeout_s=cluster.session_timeout_s, connect_timeout_s=timeout_s)
-    data = GatewayStore(cluster.gateway)
+    credentials = credentials_of(config)
+    coordinator = GatewayCoordinator.connect(
+        cluster.gateway, session_timeout_s=cluster.session_timeout_s, connect_timeout_s=timeout_s, credentials=credentials
+    )
+    data = GatewayStore(cluster.gateway, credentials=credentials)
     try:
         verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
-        return Connection(Engine(coordinator, data), config, coordinator)
+        return Connection(Engine(coordinator, data), config, coordinator, credentials)
     except BaseException:
         data.close()
         coordinator.close(timeout_s=1.0)
