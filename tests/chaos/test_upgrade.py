@@ -1,0 +1,94 @@
+"""An upgrade under load, one daemon at a time: old and new daemons work side by side and nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from breakable import Chaos, eventually
+from ledger import read_ledger
+
+from rmgr.coord import paths
+from rmgr.coord.records import decode_record
+from rmgr.model.node import Meta
+from rmgr.model.states import State
+from rmgr.model.version import PROTOCOL
+
+pytestmark = pytest.mark.chaos
+
+HARNESS = Path(__file__).parents[1] / "harness" / "next_release"
+
+
+def ahead(releases: int) -> dict[str, str]:
+    """Variables of a daemon that is so many releases ahead of this one."""
+    return {"PYTHONPATH": str(HARNESS), "RMGR_TEST_RELEASES_AHEAD": str(releases), "RMGR_WATCHDOG_RESYNC_S": "0.5"}
+
+
+def meta(chaos: Chaos) -> Meta:
+    found = chaos.cluster.coordinator.get(paths.META).result(10)
+    assert found is not None
+    return decode_record(found.data, Meta)
+
+
+def replace_starter(chaos: Chaos, name: str) -> None:
+    chaos.cluster.kill(name, signal.SIGTERM)
+    eventually(f"{name} has drained", lambda: chaos.cluster.process(name).state == "dead", within=15)
+    chaos.add_node(name, cores=2, **ahead(1))
+
+
+def replace_watchdog(chaos: Chaos, name: str) -> None:
+    chaos.cluster.kill(name, signal.SIGTERM)
+    eventually(f"{name} has ended", lambda: chaos.cluster.process(name).state == "dead", within=15)
+    chaos.cluster.start_watchdog(name, environment=ahead(1))
+    eventually(f"{name} stands for election", lambda: chaos.cluster.snapshot().watchdogs == 2, within=15)
+
+
+def test_a_rolling_upgrade_loses_no_work_and_fails_no_attempt(chaos: Chaos) -> None:
+    #  n1 n2 w1 w2   all old          n1' n2 w1 w2   a new Starter beside old WatchDogs
+    #  n1' n2 w1' w2  and so on       n1' n2' w1' w2'  the cluster's protocol rises
+    chaos.start(nodes=2, cores=2)
+    number = chaos.submit(80, 0.5)
+    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=20)
+    assert meta(chaos).protocol == PROTOCOL
+
+    replace_starter(chaos, "n1")
+    old = sum(span.node == "n1" for span in read_ledger(chaos.ledger))
+    replace_watchdog(chaos, "w1")
+    eventually("the new Starter works", lambda: sum(span.node == "n1" for span in read_ledger(chaos.ledger)) > old, within=15)
+    assert chaos.cluster.snapshot().nodes["n1"].protocol == PROTOCOL + 1
+    assert meta(chaos).protocol == PROTOCOL, "old daemons are still there"
+    replace_watchdog(chaos, "w2")
+    replace_starter(chaos, "n2")
+    eventually("the cluster speaks the new protocol", lambda: meta(chaos).protocol == PROTOCOL + 1, within=15)
+    assert meta(chaos).oldest == PROTOCOL
+
+    chaos.add_node("n3", cores=2)  # of the release before: it may still join
+    chaos.cluster.wait_healthy(nodes=3, deadline_s=20)
+    late = chaos.submit(8, 0.2)
+    tasks = chaos.finish(within=60)
+    assert {view.state for view in tasks.values()} == {State.COMPLETED}
+    assert {view.attempt for sub in (number, late) for view in chaos.tasks(sub)} == {1}, "drained, not killed"
+    versions = {node["id"]: node["version"] for node in json_nodes(chaos)}
+    assert (versions["n1"], versions["n2"]) == ("0.2.0", "0.2.0")
+    for name in ("n1", "n2", "n3", "w1", "w2"):
+        log = chaos.cluster.log_file(name).read_text()
+        assert "Traceback" not in log, f"{name}: {log[-3000:]}"
+
+
+def json_nodes(chaos: Chaos) -> list[dict[str, str]]:
+    import json
+
+    done = chaos.rmgr("nodes", "--json")
+    assert done.returncode == 0, done.stderr
+    nodes: list[dict[str, str]] = json.loads(done.stdout)["nodes"]
+    return nodes
+
+
+def test_a_daemon_or_client_two_releases_away_is_told_what_to_do(chaos: Chaos) -> None:
+    chaos.start(nodes=0, watchdogs=1)
+    for words in (["starter", "--node", "n9"], ["watchdog"], ["jobs"]):
+        refused = chaos.rmgr(*words, **ahead(2))
+        assert refused.returncode == 2, (words, refused)
+        assert f"0.3.0 (protocol {PROTOCOL + 2}) is too new for the cluster, which speaks protocol {PROTOCOL}" in refused.stderr
+        assert f"upgrade every daemon to a release with protocol {PROTOCOL + 1} first" in refused.stderr
