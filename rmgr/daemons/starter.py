@@ -17,7 +17,7 @@ from rmgr import log as logs
 from rmgr.adapters.cgroup import CgroupConfig
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.process import NodeRunner
-from rmgr.adapters.trust import Trust
+from rmgr.adapters.trust import Trust, publish
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import read_settings, verify
 from rmgr.config import Config, StarterConfig
@@ -35,6 +35,7 @@ from rmgr.daemons.starter_node import NodeAgent, Shared
 from rmgr.daemons.starter_records import Records, expander
 from rmgr.daemons.starter_registry import Identity, Registry
 from rmgr.daemons.starter_service import NodeAnswering
+from rmgr.daemons.starter_trust import Gate
 from rmgr.errors import ConfigError
 from rmgr.model.identity import Role
 from rmgr.model.ids import check_name
@@ -81,6 +82,8 @@ def run(config: Config, *, insecure: bool = False) -> int:
             meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=_META_WAIT_S)
             store.belong_to(meta.cluster_id)
             log.info("starter_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store, directory=str(directory))
+            if credentials is not None:
+                publish(coordinator, credentials)  # for those who read what it signs
             return _serve(config, names, directory, coordinator, store, meta, log, credentials)
         finally:
             store.close()
@@ -157,8 +160,8 @@ def build(
     progress: Callable[[], None] = lambda: None,
     cgroups: CgroupConfig | None = None,
     store_note: Callable[[], str] = str,
-    credentials: Credentials | None = None,  # noqa: ARG001 - for the gate before all work
-    trust: Trust | None = None,  # noqa: ARG001 - for the gate before all work
+    credentials: Credentials | None = None,
+    trust: Trust | None = None,
 ) -> Parts:
     """Puts a Starter together; leftovers of older incarnations are ended first. Nothing is registered yet."""
     own = config.starter
@@ -230,7 +233,10 @@ def build(
         log=log,
         users=users,
         separate=bool(config.security.dir),
+        gate=Gate(credentials, trust, records, cluster_id=meta.cluster_id) if credentials is not None and trust is not None else None,
     )
+    if trust is not None:
+        trust.listen(lambda: mailbox.put(nothing))
     attributes = NodeAttributes(partition=own.partition, site=own.site, speed=own.speed, features=own.features)
     for name, runner in zip(names, runners, strict=True):
         agents[name] = NodeAgent(name, shared, runner, capacity=capacity_of(own), attributes=attributes, files=directory / name / "stage")

@@ -9,17 +9,19 @@ One multi of a block is in flight at a time; what ends meanwhile goes with the n
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from rmgr.coord import ops
+from rmgr.coord import keys, ops
 from rmgr.coord.multi import Multi
 from rmgr.coord.records import encode_block, encode_failed, encode_outcomes
-from rmgr.model.block import BlockData, BlockKey, runs
+from rmgr.coord.seal import narrowed
+from rmgr.model.block import BlockData, BlockKey, Seal, runs
 from rmgr.model.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome
 from rmgr.model.states import State
 
@@ -32,6 +34,8 @@ INLINE_FRAGMENTS = 3
 GATHER_S = 0.03
 #: Outcomes of tasks shorter than `SHORT_S` wait this long for others of a block that goes on.
 FEW_S, SHORT_S = 0.02, 0.01
+#: What never changes while a block runs, whatever its znode says when it is read again.
+_KEPT = ("function", "resubmit", "retries", "row", "keyed", "serial")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +89,8 @@ class ClaimedBlock:
     arrived_s: float = 0.0  #: when the oldest of them came
     sending: Part | Return | None = None
     info: Any = None  #: what its daemon knows of its submission
+    seal: Seal | None = None  #: of `payloads`, as claimed
+    is_verified: bool = False  #: it is what its user signed (secured clusters)
     is_dropped: bool = False  #: over, or not the node's own any more; late ends of its tasks mean nothing
     cancel_all: str | None = None  #: the user's words: every task of it that has not ended is cancelled
     cancelled: dict[int, str] = field(default_factory=dict)  #: the same for single tasks
@@ -106,6 +112,7 @@ class ClaimedBlock:
             base_us=data.claimed_us,
             payloads=None if data.row else data.payloads,
             base=data.base,
+            seal=data.seal,
             ready=ready,
         )
 
@@ -182,8 +189,8 @@ class ClaimedBlock:
             return 0.0 if task_s > SHORT_S else self.arrived_s + FEW_S
         return self.arrived_s + GATHER_S
 
-    def take_part(self, row: str) -> Part:
-        """What the next COMPLETE carries. `row`: key for a store row, used (and then `row_bytes` set) if it needs one."""
+    def take_part(self) -> Part:
+        """What the next COMPLETE carries; outcomes that do not fit it go to a store row named by their content."""
         outcomes, rest = tuple(self.arrived), []
         encoded = encode_outcomes(outcomes)
         needs_row = len(encoded) > MAX_INLINE_BYTES
@@ -191,7 +198,9 @@ class ClaimedBlock:
             few = len(outcomes) * MAX_INLINE_BYTES * 9 // 10 // len(encoded)
             if few and len(encode_outcomes(outcomes[:few])) <= MAX_INLINE_BYTES:
                 outcomes, rest, needs_row = outcomes[:few], list(outcomes[few:]), False
-        failed, left, size = [], [], 0
+        failed: list[tuple[int, FailedRange]] = []
+        left: list[tuple[int, FailedRange]] = []
+        size = 0
         for index, record in self.failed:
             size += len(record.block) + len(record.log[0]) + len(record.log[1]) + 512
             (failed if len(failed) < MAX_FAILED and size < MAX_FAILED_BYTES else left).append((index, record))
@@ -200,14 +209,14 @@ class ClaimedBlock:
             outcomes=outcomes,
             failed=tuple(failed),
             data=self._marked([outcome.index for outcome in outcomes] + [index for index, _ in failed]),
-            row=row if needs_row else "",
+            row=keys.fragment(self.key.submission, hashlib.sha256(encoded).hexdigest()) if needs_row else "",
             row_bytes=encoded if needs_row else b"",
         )
         self.sending = part
         return part
 
-    def complete(self, part: Part, node_version: int, stamp: str) -> Multi:
-        """The multi of `part`. `stamp`: fresh random text, so that the bytes prove it."""
+    def complete(self, part: Part, node_version: int, stamp: str, *, sign: Callable[[Fragment], Fragment] = lambda bare: bare) -> Multi:
+        """The multi of `part`. `stamp`: fresh random text, so that the bytes prove it. `sign`: seals its fragment."""
         part.data = msgspec.structs.replace(part.data, stamp=stamp)
         fragment = None
         if part.outcomes:
@@ -219,13 +228,15 @@ class ClaimedBlock:
                     for state in (State.COMPLETED, State.FAILED, State.CANCELLED)
                     for first, count in runs([index for index, other in states if other is state])
                 )
-            fragment = Fragment(
-                node=self.node,
-                attempt=self.key.attempt,
-                base_us=self.base_us,
-                outcomes=() if part.row else part.outcomes,
-                row=part.row,
-                ranges=ranges,
+            fragment = sign(
+                Fragment(
+                    node=self.node,
+                    attempt=self.key.attempt,
+                    base_us=self.base_us,
+                    outcomes=() if part.row else part.outcomes,
+                    row=part.row,
+                    ranges=ranges,
+                )
             )
         return ops.complete(
             self.node,
@@ -292,7 +303,8 @@ class ClaimedBlock:
             self.sending = None
         else:
             self.refused(now_s)
-        self.data, self.version = data, version
+        kept = {name: getattr(self.data, name) for name in _KEPT}
+        self.data, self.version = msgspec.structs.replace(data, **kept), version
 
     def _marked(self, indices: Iterable[int]) -> BlockData:
         """Data of the running znode once `indices` are done: arguments that nobody needs any more are left out."""
@@ -302,11 +314,12 @@ class ClaimedBlock:
             done |= 1 << (index - first)
         lead = (~done & (done + 1)).bit_length() - 1  # trailing ones: the tasks done from the front on
         data, start = self.data, first + lead
-        payloads, base = data.payloads, data.base
+        payloads, base, seal = data.payloads, data.base, data.seal
         if payloads and start > base:
+            seal = narrowed(seal, payloads, base, start, base + len(payloads) - start)
             payloads, base = payloads[start - base :], start
         ahead = self.ready[0] if self.ready else self.key.end
-        return msgspec.structs.replace(data, done=done, payloads=payloads, base=base, started=max(data.started, ahead - first))
+        return msgspec.structs.replace(data, done=done, payloads=payloads, base=base, seal=seal, started=max(data.started, ahead - first))
 
 
 def split_share(ready: int, hungry: int) -> int:
@@ -316,10 +329,10 @@ def split_share(ready: int, hungry: int) -> int:
 
 def failed_record(block: ClaimedBlock, index: int, **end: object) -> FailedRange:
     """The record of a FAILED attempt that may run again. `end`: reason, node, exit_code, error, times, log, ..."""
-    data = msgspec.structs.replace(block.data, payloads=tuple(block.payloads or ()), base=block.base)
+    data = block.data
+    if not data.row:
+        data = msgspec.structs.replace(data, payloads=tuple(block.payloads or ()), base=block.base, seal=block.seal)
     part = msgspec.structs.replace(ops.cut(data, block.key.first, index, 1), done=0, incarnation=0, started=0, stamp="")
-    if block.data.row:
-        part = msgspec.structs.replace(part, payloads=(), base=block.data.base)
     key = block.key
     return FailedRange(
         queue=block.queue,

@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rmgr.adapters.process import WorkerSpec
 from rmgr.coord import keys
+from rmgr.daemons.starter_accounts import Accounts
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_estimate import AHEAD_S, BATCH_TASKS, LOW_S, TaskTimes, batch_size
 from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher
 from rmgr.daemons.starter_lanes import Lane, Lanes
 from rmgr.daemons.starter_records import Info
 from rmgr.daemons.starter_stage import Staged, Stager
+from rmgr.daemons.starter_trust import Gate
 from rmgr.model.block import BlockKey
 from rmgr.model.frames import CommandBatch, CommandItem, Shape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
@@ -53,6 +55,8 @@ class Dispatch:
     Args:
         blocks: the node's claimed blocks, in the order of their claims (the owner's own dictionary).
         environ: variables for all work of this node. output_cap: bytes kept of one stream.
+        accounts: whose rights work has, None = the Starter's. separate: users never share a worker.
+        gate: refuses what its user did not sign.
         on_unstartable: tells (block, indices, failure) of tasks that cannot be started.
     """
 
@@ -67,8 +71,14 @@ class Dispatch:
         environ: dict[str, str],
         output_cap: int,
         on_unstartable: Callable[[ClaimedBlock, list[int], Failure], None],
+        accounts: Accounts | None = None,
+        separate: bool = False,
+        gate: Gate | None = None,
     ) -> None:
+        self._gate = gate
         self._blocks = blocks
+        self._accounts = accounts
+        self._separate = separate
         self._lanes = lanes
         self._times = times
         self._fetcher = fetcher
@@ -111,18 +121,55 @@ class Dispatch:
         kit = self._kits.get(block.key)
         if kit is not None:
             return kit
+        refusal = self._gate.refusal(block) if self._gate is not None else False
+        if refusal is None or isinstance(refusal, Failure):
+            return refusal
         if block.payloads is None:
             row = self._fetcher.rows.get(block.data.row)
             if row is None or isinstance(row, Failure):
                 return row
+            if len(row) < block.key.end - block.base:
+                return Failure(Reason.DATA_LOST, f"the arguments {block.data.row} are fewer than the tasks", blames_node=False)
             block.payloads = row
         info: Info = block.info
+        if self._accounts is not None:
+            account = self._accounts.get(info.record.user)
+            if account is None or isinstance(account, Failure):
+                return account
+            info.account = account
         key = block.key
         shape = info.shape(key.cores, key.memory_mib, environ=self._environ, output_cap=self._output_cap)
         made = self._python_kit(block, info, shape) if info.is_python else self._command_kit(info, shape)
         if isinstance(made, Kit):
+            made = self._own(made, info)
+        if isinstance(made, Kit):
             self._kits[key] = made
         return made
+
+    def _own(self, kit: Kit, info: Info) -> Kit | Failure | None:
+        """The kit with files that its user may read, and workers that are his alone."""
+        if self._separate and kit.spec is not None:
+            kit.spec = replace(kit.spec, group=f"{info.record.user}/{kit.spec.group}")
+        accounts, account = self._accounts, info.account
+        if accounts is None or account is None:
+            return kit
+        archives = []
+        for archive in kit.spec.archives if kit.spec is not None else ():
+            mine = accounts.copy(account, archive)
+            if not isinstance(mine, str):
+                return mine
+            archives.append(mine)
+        if kit.spec is not None:
+            kit.spec = replace(kit.spec, archives=tuple(archives))
+        for blob in (kit.blob, kit.stdin):
+            mine = accounts.copy(account, blob.path) if blob is not None else ""
+            if not isinstance(mine, str):
+                return mine
+            if blob is kit.blob and blob is not None:
+                kit.blob = replace(blob, path=mine)
+            elif blob is not None:
+                kit.stdin = replace(blob, path=mine)
+        return kit
 
     def _python_kit(self, block: ClaimedBlock, info: Info, shape: Shape) -> Kit | Failure | None:
         spec = info.worker_spec(block.key.cores, block.key.memory_mib, self._fetcher)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rmgr.adapters.accounts import acting
 from rmgr.adapters.process import Worker
 from rmgr.adapters.workevents import (
     CommandsEnded,
@@ -38,6 +39,7 @@ from rmgr.errors import NotFound, RmgrError, StoreUnavailable, ValueTooLarge
 from rmgr.model.frames import CommandEnd
 from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.states import Reason, State
+from rmgr.runner.kernel import NODE_TROUBLE
 from rmgr.runtime.failpoint import failpoint
 
 #: What starting a command costs its slot beside its run time.
@@ -250,7 +252,8 @@ class Ends:
             except NotFound as error:
                 ending.reason, ending.error = Reason.BAD_OUTPUT, error.message
                 return
-            missing = next((path for path in files if not Path(path).is_file()), None)
+            with acting(block.info.account):
+                missing = next((path for path in files if not Path(path).is_file()), None)
             if missing is None:
                 ending.files = files
             else:
@@ -289,11 +292,17 @@ class Ends:
         for index in indices:
             block.live += 1
             self.ended(block, index, Ending(reason=failure.reason, error=failure.error, started_us=time.time_ns() // 1000), now_s)
-        self._on_strike("start_failed", f"{block.key.submission}: {failure.error}")
+        if not failure.blames_node and indices:
+            key, user = block.key, block.info.record.user
+            what = f"{key.submission}_{indices[0]}" + (f"-{indices[-1]}" if len(indices) > 1 else "")
+            self._log.warning("audit", who=user, role="user", what="run", target=what, allowed=False, why=failure.error)
+        if failure.blames_node:
+            self._on_strike("start_failed", f"{block.key.submission}: {failure.error}")
 
     def ended(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         """A live attempt is over."""
         block.live -= 1
+        ending.account = block.info.account
         if block.payloads is not None and crowded(block, index, ending):
             ending.log_rows = True
         if not ending.needs_store:
@@ -320,10 +329,13 @@ class Ends:
         if isinstance(result, Exception):
             what = result.message if isinstance(result, RmgrError) else f"{type(result).__name__}: {result}"
             self._log.error("output_not_stored", task_id=f"{block.key.submission}_{index}", error=what)
-            ending.reason = Reason.BAD_OUTPUT if isinstance(result, ValueTooLarge) else Reason.NODE_LOST
+            # A file that its user may not read, or has taken away, is no fault of the node.
+            his = isinstance(result, OSError) and ending.account is not None and result.errno not in NODE_TROUBLE
+            ending.reason = Reason.BAD_OUTPUT if his or isinstance(result, ValueTooLarge) else Reason.NODE_LOST
             ending.error = f"its output could not be stored: {what}"
             ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
-            self._on_strike("output_not_stored", what)
+            if not his:
+                self._on_strike("output_not_stored", what)
         failpoint("starter.output_written")
         self._conclude(block, index, ending, written, time.monotonic())
 
@@ -341,7 +353,7 @@ class Ends:
         if isinstance(ended, Outcome):
             block.settle([ended], now_s)
             self._on_end(ended.state, 1, ended.elapsed_us / 1e6)
-            if ended.state is not State.COMPLETED and not block.data.resubmit:
+            if ended.state is not State.COMPLETED and not block.data.resubmit and ended.reason is not Reason.UNTRUSTED:
                 self._delete_outputs(block, index)
         else:
             block.settle_failed(index, ended, now_s)
@@ -350,7 +362,7 @@ class Ends:
             self._logs.remember(key.submission, key.attempt, ended, index)
         self._stager.done(block, index)
         if ending.directory:
-            self._io.run(lambda _store: shutil.rmtree(ending.directory, ignore_errors=True), lambda _result: None)
+            self._io.run(lambda _store: _remove(ending), lambda _result: None)
 
     def _delete_outputs(self, block: ClaimedBlock, index: int) -> None:
         """At most once, and it failed: nothing of it stays."""
@@ -362,6 +374,12 @@ class Ends:
             delete_pointers(store, key.submission, index, outputs)
 
         self._io.run(job, lambda _result: None)
+
+
+def _remove(ending: Ending) -> None:
+    """Its work directory goes, with the rights of whoever named it."""
+    with acting(ending.account):
+        shutil.rmtree(ending.directory, ignore_errors=True)
 
 
 def cancelled(index: int, words: str) -> Outcome:

@@ -6,6 +6,7 @@ Level-triggered: `get` answers what is here, or None and sees to it that it come
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import msgspec
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_payloads
 from rmgr.daemons.starter_io import StoreIO
-from rmgr.errors import DataLost
+from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
 from rmgr.runner.kernel import NODE_TROUBLE
@@ -29,18 +30,22 @@ V = TypeVar("V")
 _FAILURE_S = 1.0
 #: Values above this are kept as files.
 _IN_MEMORY = 1024 * 1024
+_HASH = re.compile(r"[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """It cannot be had: what that means for the work that needs it."""
+    """It cannot be had: what that means for the work that needs it. blames_node: it may be this node's fault."""
 
     reason: Reason
     error: str
+    blames_node: bool = True
 
 
 def reason_of(error: Exception) -> Reason:
-    """What a failure to get something ready says: it is gone for good, this node is in trouble, or the work cannot start."""
+    """What a failure to get something ready says: it was exchanged, it is gone, this node is in trouble, the work cannot start."""
+    if isinstance(error, PermissionDenied):
+        return Reason.UNTRUSTED
     if isinstance(error, DataLost):
         return Reason.DATA_LOST
     return Reason.NODE_LOST if isinstance(error, OSError) and error.errno in NODE_TROUBLE else Reason.START_FAILED
@@ -76,7 +81,7 @@ class Fetched(Generic[V]):
         if found is None or (type(found) is Failure and time.monotonic() - self._failed_s.get(key, 0.0) > _FAILURE_S):
             if key not in self._coming:
                 self._coming.add(key)
-                self._io.run(lambda store: self._load(store, key), lambda result: self._arrived(key, result))
+                self._io.run(lambda store: self._load(store, key), lambda result: self._arrived(key, result), is_read=True)
             return None
         self._here.move_to_end(key)
         return found
@@ -84,7 +89,8 @@ class Fetched(Generic[V]):
     def _arrived(self, key: str, result: V | Exception) -> None:
         self._coming.discard(key)
         if isinstance(result, Exception):
-            self._here[key] = Failure(reason_of(result), str(result))
+            reason = reason_of(result)
+            self._here[key] = Failure(reason, str(result), blames_node=reason is not Reason.UNTRUSTED)
             self._failed_s[key] = time.monotonic()
         else:
             self._here[key] = result
@@ -116,6 +122,7 @@ class Fetcher:
         if found is None:
             raise LookupError(f"{key} is not in the data store")
         data = found[0]
+        check_content(key, hashlib.sha256(data).hexdigest())
         if len(data) <= MAX_INLINE_FUNCTION:
             return Blob(data, "", len(data))
         return Blob(data if len(data) <= _IN_MEMORY else b"", self._write(key, iter((data,))), len(data))
@@ -130,10 +137,13 @@ class Fetcher:
         """A file of its own for `key`, whole or not there."""
         path = self._directory / hashlib.sha256(key.encode()).hexdigest()
         part = path.with_suffix(f".{time.monotonic_ns()}")
+        digest = hashlib.sha256()
         try:
             with part.open("wb") as file:
                 for chunk in chunks:  # type: ignore[attr-defined]
                     file.write(chunk)
+                    digest.update(chunk)
+            check_content(key, digest.hexdigest())
             part.chmod(0o644)
             part.replace(path)
         finally:
@@ -145,7 +155,18 @@ def _row(store: Store, key: str) -> tuple[bytes, ...]:
     found = store.get(key)
     if found is None:
         raise DataLost(f"the arguments {key} are not in the data store")
+    check_content(key, hashlib.sha256(found[0]).hexdigest())
     try:
         return decode_payloads(found[0])
     except msgspec.DecodeError as error:
         raise DataLost(f"the arguments {key} cannot be read: {error}") from None
+
+
+def check_content(key: str, sha256: str) -> None:
+    """A row that is named by its content holds it: nothing else is believed, least of all what the store says of itself.
+
+    Raises: PermissionDenied.
+    """
+    name = key.rpartition("/")[2]
+    if _HASH.match(name) and name != sha256:
+        raise PermissionDenied(f"{key} in the data store is not what its name says: its bytes hash to {sha256}")

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.adapters.process import NodeRunner
-from rmgr.coord import keys, ops, paths
+from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.records import decode_block
+from rmgr.daemons.starter_accounts import Accounts, Policy
 from rmgr.daemons.starter_blocks import ClaimedBlock, Part, Return, split_share
 from rmgr.daemons.starter_board import Board
 from rmgr.daemons.starter_commits import Committer
@@ -37,8 +38,10 @@ from rmgr.daemons.starter_pull import IdleMark, Puller
 from rmgr.daemons.starter_records import Records
 from rmgr.daemons.starter_stage import Stager
 from rmgr.daemons.starter_strikes import Strikes
+from rmgr.daemons.starter_trust import Gate
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
+from rmgr.model.outcome import Fragment
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.resources import MIB, Capacity, NodeAttributes
 from rmgr.model.states import Reason, State
@@ -74,6 +77,9 @@ class Shared:
     spool_cap: int
     python: str
     log: Any
+    gate: Gate | None = None  #: of a secured cluster
+    users: Policy | None = None  #: work runs as its users; None: as the Starter
+    separate: bool = False  #: users never share a worker
 
 
 class NodeAgent:
@@ -91,7 +97,14 @@ class NodeAgent:
         self.idle = IdleMark()
         self.runner = runner
         self.log = shared.log.bind(node=name)
-        self.lanes = Lanes(runner, cores=capacity.cores, memory_mib=capacity.memory_bytes // MIB, python=shared.python)
+        self.lanes = Lanes(
+            runner, cores=capacity.cores, memory_mib=capacity.memory_bytes // MIB, python=shared.python, early=shared.users is None
+        )
+        accounts = None
+        if shared.users is not None:
+            accounts = Accounts(
+                shared.users, shared.io, node=name, wake=shared.wake, directory=files.with_name("private"), clock=time.monotonic
+            )
         self.logs = LiveLogs(shared.io)
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: who wants no new work here -> why
@@ -101,7 +114,9 @@ class NodeAgent:
         self._split_s = 0.0
         self._given_s = 0.0
         self._returning: set[BlockKey] = set()
-        self._stager = Stager(shared.io, shared.inputs, wake=shared.wake, directory=files, on_unstartable=self._unstartable)
+        self._stager = Stager(
+            shared.io, shared.inputs, wake=shared.wake, directory=files, on_unstartable=self._unstartable, accounts=accounts
+        )
         self._ends = Ends(
             self.lanes,
             io=shared.io,
@@ -124,6 +139,9 @@ class NodeAgent:
             environ=shared.environ,
             output_cap=shared.output_cap,
             on_unstartable=self._unstartable,
+            accounts=accounts,
+            separate=shared.separate,
+            gate=shared.gate,
         )
         self.puller = Puller(
             self, committer=shared.committer, records=shared.records, times=shared.times, log=self.log, on_claim=shared.metrics.claimed
@@ -246,7 +264,7 @@ class NodeAgent:
             if due_s > now_s:
                 self._at(due_s)
                 continue
-            part = block.take_part(keys.fragment(key.submission, uuid.uuid4().hex))
+            part = block.take_part()
             if part.row:
                 self._shared.io.run(partial(_put_row, part), partial(self._row_written, block, part), size=len(part.row_bytes))
             else:
@@ -269,7 +287,9 @@ class NodeAgent:
         part.go_idle = self.puller.is_hungry and not self.idle.present and not self.idle.changing
         if part.go_idle:
             self.idle.changing = True
-        multi = block.complete(part, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12])
+        gate = self._shared.gate
+        seal = partial(gate.sign, block.key.submission) if gate is not None else _unsealed
+        multi = block.complete(part, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12], sign=seal)
         failpoint("starter.before_complete")
         self._shared.committer.commit(multi, partial(self._completed, block, part))
 
@@ -441,6 +461,10 @@ class NodeAgent:
         if waiting:
             block.settle([cancelled(one, words) for one in waiting], now_s)
         self.stop_tasks(block, None if index is None else frozenset((index,)), Reason.USER_CANCEL, grace_us)
+
+
+def _unsealed(fragment: Fragment) -> Fragment:
+    return fragment
 
 
 def _put_row(part: Part, store: Store) -> None:

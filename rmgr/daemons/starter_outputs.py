@@ -6,15 +6,18 @@ result is the finished outcome; only then may a COMPLETE carry it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
+from rmgr.adapters.accounts import Account, acting, open_regular
 from rmgr.coord import keys
 from rmgr.coord.multi import MAX_ZNODE_BYTES
 from rmgr.coord.ports import Encoding, Store
@@ -72,6 +75,8 @@ class Ending:
     kept_paths: tuple[str, ...] = ()  #: files that are the user's: they stay
     directory: str = ""  #: work directory of a command, to be removed
     log_rows: bool = False  #: no output inline: its failed record has no room for it
+    account: Account | None = None  #: whose rights its files are used with; None: the Starter's
+    spilled: set[str] = field(default_factory=set)  #: files that the Starter has written itself
 
     @property
     def needs_store(self) -> bool:
@@ -86,6 +91,10 @@ class Ending:
             or self.flushed is not None
             or self.log_rows
         )
+
+    def rights(self, path: str) -> Account | None:
+        """With whose rights one of its files is used."""
+        return None if path in self.spilled else self.account
 
     @property
     def size_bytes(self) -> int:
@@ -138,6 +147,7 @@ class Written:
     """What of an ending is in the store now."""
 
     value_size: int = -1
+    value_sha256: bytes | None = None
     outputs: int = 0
     log: tuple[bytes, bytes] = (b"", b"")
     log_parts: tuple[int, int] = (0, 0)
@@ -151,17 +161,18 @@ def write(store: Store, submission: int, index: int, attempt: int, ending: Endin
     """
     written = Written(data=ending.data)
     if ending.value is not None:
-        written.value_size = _put(store, keys.output(submission, index, attempt), ending.value)
+        target = keys.output(submission, index, attempt)
+        written.value_size, written.value_sha256 = _put(store, target, ending.value, ending.rights(ending.value.path))
         written.data = b""
     elif len(ending.data) > MAX_INLINE_VALUE:
         value = Value(data=ending.data, pickled=ending.pickled)
-        written.value_size = _put(store, keys.output(submission, index, attempt), value)
+        written.value_size, written.value_sha256 = _put(store, keys.output(submission, index, attempt), value, None)
         written.data = b""
     for number, value in enumerate(ending.values or ()):
-        _put(store, keys.output(submission, index, attempt, number), value)
+        _put(store, keys.output(submission, index, attempt, number), value, ending.rights(value.path))
         written.outputs += 1
     for number, path in enumerate(ending.files):
-        _put(store, keys.output(submission, index, attempt, number), Value(path=path, pickled=False))
+        _put(store, keys.output(submission, index, attempt, number), Value(path=path, pickled=False), ending.account)
         written.outputs += 1
     with ending.flushed.lock if ending.flushed is not None else nullcontext():
         written.log, written.log_parts = _write_logs(store, submission, index, attempt, ending)
@@ -172,7 +183,7 @@ def _write_logs(store: Store, submission: int, index: int, attempt: int, ending:
     rests, parts = [], []
     for number, (stream, output) in enumerate(zip(keys.STREAMS, (ending.out, ending.err), strict=True)):
         offset, part = (ending.flushed.sizes[number], ending.flushed.parts[number]) if ending.flushed is not None else (0, 0)
-        rest, part = write_log(store, submission, index, attempt, stream, output, offset, part)
+        rest, part = write_log(store, submission, index, attempt, stream, output, offset, part, ending.account)
         if rest and ending.log_rows:
             store.put(keys.log(submission, index, attempt, stream, part), rest, ttl_s=LOG_TTL_S)
             rest, part = b"", part + 1
@@ -182,32 +193,48 @@ def _write_logs(store: Store, submission: int, index: int, attempt: int, ending:
 
 
 def spill(ending: Ending, directory: Path) -> None:
-    """Moves values from memory into files while the store is away. Raises: OSError."""
+    """Moves values from memory into files while the store is away. Raises: OSError.
+
+    They are this incarnation's: if it ends before the store is back, its claims are a loss, and the resubmit rule decides.
+    """
     if len(ending.data) > MAX_INLINE_VALUE and ending.value is None:
-        ending.value = _spilled(Value(data=ending.data, pickled=ending.pickled), directory)
+        ending.value = _spilled(Value(data=ending.data, pickled=ending.pickled), directory, ending)
         ending.data = b""
     elif ending.value is not None:
-        ending.value = _spilled(ending.value, directory)
+        ending.value = _spilled(ending.value, directory, ending)
     if ending.values is not None:
-        ending.values = tuple(_spilled(value, directory) for value in ending.values)
+        ending.values = tuple(_spilled(value, directory, ending) for value in ending.values)
 
 
-def _spilled(value: Value, directory: Path) -> Value:
+def _spilled(value: Value, directory: Path, ending: Ending) -> Value:
     if value.path or len(value.data) <= MAX_INLINE_VALUE:
         return value
     path = directory / f"spool-{uuid.uuid4().hex}"
-    path.write_bytes(value.data)
+    path.touch(mode=0o600)
+    ending.spilled.add(str(path))
+    with path.open("wb") as file:  # memory is let go only when the disk has really taken it: a late ENOSPC shows here
+        file.write(value.data)
+        file.flush()
+        os.fsync(file.fileno())
     return Value(pickled=value.pickled, path=str(path), size=len(value.data))
 
 
 def write_log(
-    store: Store, submission: int, index: int, attempt: int, stream: str, output: Output, offset: int, part: int
+    store: Store,
+    submission: int,
+    index: int,
+    attempt: int,
+    stream: str,
+    output: Output,
+    offset: int,
+    part: int,
+    account: Account | None = None,
 ) -> tuple[bytes, int]:
     """Stores one stream from `offset` on, as parts from number `part` on; returns the inline rest and the number of parts."""
     if not output.path:
         rest = output.data[offset:]
         return rest, part
-    pieces = _unflushed(output, offset)
+    pieces = _unflushed(output, offset, account)
     data = next(pieces, b"")
     while data:
         following = next(pieces, b"")
@@ -219,9 +246,9 @@ def write_log(
     return b"", part
 
 
-def _unflushed(output: Output, offset: int) -> Iterator[bytes]:
+def _unflushed(output: Output, offset: int, account: Account | None) -> Iterator[bytes]:
     """Pieces of a file of output beyond the first `offset` bytes as written, of LOG_PART_BYTES but for the last."""
-    with open(output.path, "rb") as file:
+    with open(open_regular(output.path, account), "rb") as file:
         if not output.dropped:
             file.seek(offset)
             while data := file.read(LOG_PART_BYTES):
@@ -237,20 +264,25 @@ def _unflushed(output: Output, offset: int) -> Iterator[bytes]:
             yield rest
 
 
-def _put(store: Store, key: str, value: Value) -> int:
+def _put(store: Store, key: str, value: Value, account: Account | None) -> tuple[int, bytes]:
+    """Stores a value; returns its size and the SHA-256 of its bytes."""
     encoding = Encoding.PICKLE if value.pickled else Encoding.RAW
     if not value.path:
         store.put(key, value.data, encoding=encoding)
-        return len(value.data)
-    size = os.stat(value.path).st_size
-    store.put(key, _chunks(value.path), encoding=encoding)
-    return size
+        return len(value.data), hashlib.sha256(value.data).digest()
+    digest = hashlib.sha256()
+    size = 0
 
-
-def _chunks(path: str):  # type: ignore[no-untyped-def]
-    with open(path, "rb") as file:
+    def chunks(file: BinaryIO) -> Iterator[bytes]:
+        nonlocal size
         while data := file.read(_CHUNK):
+            digest.update(data)
+            size += len(data)
             yield data
+
+    with open(open_regular(value.path, account), "rb") as file:
+        store.put(key, chunks(file), encoding=encoding)
+    return size, digest.digest()
 
 
 def discard(ending: Ending) -> None:
@@ -259,12 +291,9 @@ def discard(ending: Ending) -> None:
     if ending.value is not None:
         named.append(ending.value.path)
     named += [value.path for value in ending.values or ()]
-    for path in named:
-        if path:
-            try:
-                os.unlink(path)
-            except OSError:
-                continue
+    for path in filter(None, named):
+        with suppress(OSError), acting(ending.rights(path)):
+            os.unlink(path)
 
 
 # -- what is committed -------------------------------------------------------------------------------------------------------
@@ -305,6 +334,7 @@ def conclude(
         log_parts=told.log_parts,
         outputs=told.outputs,
         past=block.data.past,
+        value_sha256=told.value_sha256,
     )
 
 

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from rmgr.adapters.accounts import Account
 from rmgr.adapters.process import WorkerSpec
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Stamped
@@ -24,7 +25,7 @@ from rmgr.model.frames import Shape
 from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.resources import MIB
 from rmgr.model.states import Reason
-from rmgr.model.submission import Command, OnDisconnect, PythonEnvironment, Submission, Work
+from rmgr.model.submission import Command, OnDisconnect, Phase, PythonEnvironment, Submission, Work
 
 #: Records kept.
 _KEEP = 4096
@@ -41,6 +42,11 @@ class Info:
     array: Array | None
     shapes: dict[tuple[int, int], Shape] = field(default_factory=dict)
     specs: dict[tuple[int, int], WorkerSpec] = field(default_factory=dict)
+    account: Account | None = None  #: who its work runs as; None = as the Starter, or not known yet
+    origin: Submission | None = None  #: the record as it lies in ZooKeeper, which is what its user signed
+    spec: bytes = b""  #: digest of what is signed of it, once it was needed
+    is_closed: bool = False
+    read_s: float = 0.0  #: monotonic time at which `is_closed` was seen
     kind: str | int = field(init=False)  #: what its commands share with others that take similar times: script and arguments
 
     def __post_init__(self) -> None:
@@ -154,6 +160,7 @@ class Records:
         self._here: OrderedDict[int, Info] = OrderedDict()
         self._read: dict[int, Submission] = {}
         self._coming: set[int] = set()
+        self._looking: set[int] = set()
         self._refused_s: dict[int, float] = {}
 
     def get(self, submission: int) -> Info | None:
@@ -174,6 +181,32 @@ class Records:
     def is_refused(self, submission: int) -> bool:
         """It cannot be read at present (gone, a newer format, bad): leave its blocks alone for some seconds."""
         return time.monotonic() < self._refused_s.get(submission, 0.0)
+
+    def is_open(self, submission: int, age_s: float) -> bool | None:
+        """Whether it was open `age_s` seconds ago or later; None: it is being looked at."""
+        info = self._here.get(submission)
+        if info is not None and time.monotonic() - info.read_s <= age_s:
+            return not info.is_closed
+        if submission not in self._looking:
+            self._looking.add(submission)
+            future = self._coordinator.get(paths.sub(submission))
+            future.add_done_callback(lambda done: self._post(partial(self._looked, submission, done)))
+        return None
+
+    def _looked(self, submission: int, done: Future[Stamped | None]) -> None:
+        self._looking.discard(submission)
+        info = self._here.get(submission)
+        try:
+            found = done.result()
+            if info is not None:
+                info.is_closed = found is None or decode_record(found.data, Submission, paths.sub(submission)).phase is Phase.CLOSED
+                info.read_s = time.monotonic()
+        except CoordinationUnavailable:
+            pass  # asked again at the next use
+        except RmgrError:
+            if info is not None:
+                info.is_closed, info.read_s = True, time.monotonic()
+        self._wake()
 
     def forget(self, submission: int) -> None:
         """Read it again at the next use."""
@@ -209,6 +242,7 @@ class Records:
             return None
         queue = self._settings().queue(record.queue) or QueueSpec(name=record.queue)
         info = self._here[record.id] = Info(expanded, queue, array)
+        info.origin, info.is_closed, info.read_s = record, record.phase is Phase.CLOSED, time.monotonic()
         while len(self._here) > _KEEP:
             self._here.popitem(last=False)
         return info

@@ -6,6 +6,7 @@ nothing passes through untouched.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -21,8 +22,9 @@ import msgspec
 from rmgr.coord import keys
 from rmgr.coord.ports import Encoding, Store
 from rmgr.coord.records import decode_keyed
+from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_fetch import Failure, reason_of
+from rmgr.daemons.starter_fetch import Failure, check_content, reason_of
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
@@ -58,6 +60,7 @@ class Stager:
 
     Args:
         wake: tells the owner that something was staged. directory: for files and work directories.
+        accounts: whose the files are to be, None = the Starter's.
         on_unstartable: tells (block, indices, failure) of tasks that cannot be started.
     """
 
@@ -69,14 +72,18 @@ class Stager:
         wake: Callable[[], None],
         directory: Path,
         on_unstartable: Callable[[ClaimedBlock, list[int], Failure], None],
+        accounts: Accounts | None = None,
     ) -> None:
         self._io = io
+        self._accounts = accounts
         self._inputs = inputs
         self._wake = wake
         self._directory = directory
         self._on_unstartable = on_unstartable
         self._states: dict[ClaimedBlock, _State] = {}
         directory.mkdir(parents=True, exist_ok=True)
+        if accounts is not None:
+            directory.chmod(0o711)
 
     def is_needed(self, block: ClaimedBlock) -> bool:
         """Its tasks must be staged one by one."""
@@ -105,6 +112,7 @@ class Stager:
                 self._io.run(
                     lambda store, index=index: self._stage(store, block, index),  # type: ignore[misc]
                     lambda result, index=index: self._staged(block, state, index, result),  # type: ignore[misc]
+                    is_read=True,
                 )
         return count
 
@@ -158,9 +166,17 @@ class Stager:
     # -- on an IO thread --------------------------------------------------------------------------------------------------------
 
     def _stage(self, store: Store, block: ClaimedBlock, index: int) -> Staged:
-        if block.data.keyed:
-            return self._stage_call(store, block, index)
-        return self._stage_command(store, block.info.record.command)
+        account = self._accounts.resolve(block.info.record.user) if self._accounts is not None else None
+        call = block.data.keyed
+        staged = self._stage_call(store, block, index) if call else self._stage_command(store, block.info.record.command)
+        if account is not None:
+            try:
+                for path in filter(None, (*staged.files, staged.directory)):
+                    hand_over(Path(path), account)
+            except OSError:
+                self._remove_now(staged)
+                raise
+        return staged
 
     def _stage_call(self, store: Store, block: ClaimedBlock, index: int) -> Staged:
         payload = block.payload(index)
@@ -197,7 +213,7 @@ class Stager:
 
     def _stage_command(self, store: Store, command: Command) -> Staged:
         directory = self._directory / uuid.uuid4().hex
-        directory.mkdir(mode=0o755)
+        directory.mkdir(mode=0o755 if self._accounts is None else 0o700)
         try:
             for upload in command.uploads:
                 _unpack(store, keys.upload(upload.sha256), directory, upload.name, is_dir=upload.is_dir)
@@ -253,8 +269,13 @@ def _to_file(store: Store, row: str, path: str) -> None:
     chunks = store.stream(row)
     if chunks is None:
         raise NotFound(f"{row} is not in the data store")
+    digest = hashlib.sha256()
     with open(path, "wb") as file:
-        file.writelines(chunks)
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
+    if row.startswith("file/"):  # an upload, named by its content; the values of users may have any name
+        check_content(row, digest.hexdigest())
 
 
 def _unpack(store: Store, row: str, directory: Path, name: str, *, is_dir: bool) -> None:

@@ -42,7 +42,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     outputs: int = 0
     attempt: int = 0  #: 0 = the fragment's
     past: tuple[PastAttempt, ...] = ()
-    value_sha256: bytes = b""
+    value_sha256: bytes | None = None
 
 
 class FragmentSeal(msgspec.Struct, frozen=True, array_like=True):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 import msgspec
 import pytest
 
-from rmgr.coord import paths
+from rmgr.coord import keys, paths
 from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Delete, Set
 from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_block
 from rmgr.daemons.starter_blocks import GATHER_S, ClaimedBlock, Part, failed_bytes, failed_record, split_share
@@ -45,7 +46,7 @@ def test_a_part_sets_the_mask_and_drops_arguments_that_nobody_needs() -> None:
     block = a_block()
     block.hand_out(3)
     finish(block, [10, 12])
-    part = block.take_part("row")
+    part = block.take_part()
     multi = block.complete(part, 7, "stamp")
     assert multi.ops[0].path == paths.node("n1")
     change = multi.ops[1]
@@ -63,13 +64,13 @@ def test_the_last_part_deletes_the_block() -> None:
     block = a_block(2)
     block.hand_out(2)
     finish(block, [10])
-    block.complete(block.take_part("row"), 7, "s1")
+    block.complete(block.take_part(), 7, "s1")
     finish(block, [11])
     assert block.due_s(task_s=None, slots=2) is None, "one multi of a block at a time"
     assert isinstance(block.committed(), Part)
     assert not block.is_over
     assert block.due_s(task_s=None, slots=2) == 0.0
-    multi = block.complete(block.take_part("row"), 7, "s2")
+    multi = block.complete(block.take_part(), 7, "s2")
     assert multi.ops[1] == Delete(paths.running_block("n1", block.key), 1)
     block.committed()
     assert block.is_over
@@ -79,10 +80,10 @@ def test_what_a_refused_commit_carried_goes_with_the_next_one() -> None:
     block = a_block(3)
     block.hand_out(3)
     finish(block, [10])
-    block.complete(block.take_part("row"), 7, "s1")
+    block.complete(block.take_part(), 7, "s1")
     finish(block, [11])
     block.refused(2.0)
-    part = block.take_part("row")
+    part = block.take_part()
     assert part.indices == [10, 11]
     assert block.version == 0
 
@@ -91,11 +92,11 @@ def test_after_an_unknown_fate_the_mask_tells_what_was_committed() -> None:
     block = a_block(3)
     block.hand_out(3)
     finish(block, [10])
-    block.complete(block.take_part("row"), 7, "s1")
+    block.complete(block.take_part(), 7, "s1")
     block.reread(msgspec.structs.replace(block.data, done=1, incarnation=9), 4, 2.0)
     assert (block.sending, block.version, block.arrived) == (None, 4, [])
     finish(block, [11])
-    block.complete(block.take_part("row"), 7, "s1")
+    block.complete(block.take_part(), 7, "s1")
     block.reread(block.data, 5, 2.0)
     assert [outcome.index for outcome in block.arrived] == [11]
 
@@ -130,7 +131,7 @@ def test_a_tail_is_given_back_once_and_another_one_later() -> None:
     block.refused(1.0)
     assert list(block.ready) == [12, 13, 14]
     finish(block, [10, 11])
-    assert block.complete(block.take_part("r"), 7, "s3").ops[1].data == encode_block(  # type: ignore[union-attr]
+    assert block.complete(block.take_part(), 7, "s3").ops[1].data == encode_block(  # type: ignore[union-attr]
         msgspec.structs.replace(block.data, done=0b11100011, started=2, stamp="s3", base=12, payloads=block.data.payloads[2:])
     )
 
@@ -165,7 +166,7 @@ def test_a_little_too_much_for_one_fragment_goes_in_several() -> None:
     finish(block, list(range(10, 110)), value=b"x" * 200)
     carried = []
     while block.arrived:
-        part = block.take_part("row")
+        part = block.take_part()
         assert not part.row
         multi = block.complete(part, 7, "s")
         assert all(len(getattr(op, "data", b"")) <= MAX_ZNODE_BYTES for op in multi.ops)
@@ -179,12 +180,12 @@ def test_far_too_much_for_a_fragment_becomes_a_row_that_says_what_is_in_it() -> 
     block.hand_out(100)
     finish(block, list(range(10, 109)), value=b"x" * 1000)
     finish(block, [109], state=State.FAILED, reason=Reason.EXIT_CODE)
-    part = block.take_part("frag/1")
+    part = block.take_part()
     assert len(decode_outcomes(part.row_bytes)) == 100
     fragment = block.complete(part, 7, "s").ops[2]
     assert isinstance(fragment, Create)
     decoded = decode_fragment(fragment.data)
-    assert (decoded.row, decoded.outcomes) == ("frag/1", ())
+    assert (decoded.row, decoded.outcomes) == (keys.fragment(42, hashlib.sha256(part.row_bytes).hexdigest()), ())
     assert decoded.ranges == ((State.COMPLETED, 10, 99), (State.FAILED, 109, 1))
     assert len(part.row_bytes) > MAX_INLINE_BYTES
 
@@ -199,7 +200,7 @@ def test_failed_attempts_carry_their_own_arguments_and_counters() -> None:
     assert failed_bytes(record) < MAX_ZNODE_BYTES
     block.live -= 1
     block.settle_failed(11, record, 1.0)
-    multi = block.complete(block.take_part("row"), 7, "s")
+    multi = block.complete(block.take_part(), 7, "s")
     created = multi.ops[2]
     assert isinstance(created, Create)
     assert created.path == paths.failed_range(42, 11, 1, 1)
@@ -244,7 +245,7 @@ def test_whatever_the_order_each_task_is_committed_or_given_back_exactly_once(se
         elif act == 2 and live:
             finish(block, [live.pop()])
         elif act == 3 and block.sending is None and (block.arrived or block.failed):
-            part = block.take_part("row")
+            part = block.take_part()
             block.complete(part, 1, "s")
         elif act == 4 and block.sending is None and block.tail(5) and rng.random() < 0.6:
             block.give_back(block.tail(5), 1, "s")
