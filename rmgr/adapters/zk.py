@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -38,13 +39,15 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
-from kazoo.protocol.serialization import Create, Exists, GetChildren, GetData, ReplyHeader, Sync
+from kazoo.protocol.serialization import Create, Exists, GetACL, GetChildren, GetData, ReplyHeader, SetACL, Sync
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import ACL, Id
 
+from rmgr.adapters.zk_acl import AccessLists, RoleLists
 from rmgr.adapters.zk_link import LinkState, Trouble, ZkSecurity
 from rmgr.adapters.zk_probe import explain, look_at_all, tls_sentence
+from rmgr.adapters.zk_published import PublishedLists
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.adapters.zk_wire import OPEN_ACL, Acl, end_session, four_letter
 from rmgr.errors import ConfigError, PermissionDenied
@@ -72,7 +75,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def __init__(self, connect_timeout_s: float, security: ZkSecurity) -> None:
         super().__init__()
         self._connect_timeout_s = connect_timeout_s
-        self._security = security
+        self.security = security
         self.last_error = ""
         self.slow_servers = 0  # in a row; each is given twice the time of the one before
 
@@ -95,9 +98,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         try:
             made = socket.create_connection(address, timeout_s)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._security.tls:
+            if self.security.tls:
                 try:
-                    made = self._security.context().wrap_socket(made, server_hostname=kwargs["hostname"])
+                    made = self.security.context().wrap_socket(made, server_hostname=kwargs["hostname"])
                 except BaseException:
                     made.close()
                     raise
@@ -294,7 +297,7 @@ class _Client(KazooClient):  # type: ignore[misc]
             logger=_LOG,
             read_only=False,
             randomize_hosts=True,
-            auth_data=[(security.auth_scheme, security.auth_credential)] if security.auth_scheme else None,
+            auth_data=_auth_data(security),
             use_ssl=security.tls,  # for kazoo's log; the handler connects
         )
         self._connection = _Connection(self, self._conn_retry.copy())
@@ -316,6 +319,11 @@ class _Client(KazooClient):  # type: ignore[misc]
         """The session is there and the server has taken the identity: now it is connected."""
         self._owner.identity_refused = False
         self._owner.link_changed(self, LinkState.CONNECTED)
+
+    def adopt(self, security: ZkSecurity) -> None:
+        """What the next connection uses."""
+        self.handler.security = security
+        self.auth_data = _auth_data(security)
 
     def push(self, request: Any, reply: Any) -> None:
         self._queue.append((request, reply))
@@ -364,7 +372,7 @@ class _Client(KazooClient):  # type: ignore[misc]
         return Sync(path)
 
     def create_request(self, path: str, acl: tuple[Acl, ...]) -> Create:
-        return Create(path, b"", [ACL(entry.perms, Id(entry.scheme, entry.id)) for entry in acl], 0)
+        return Create(path, b"", _to_kazoo(acl), 0)
 
     def trouble(self, error: Exception) -> Trouble:
         match error:
@@ -378,6 +386,23 @@ class _Client(KazooClient):  # type: ignore[misc]
                 return Trouble.LOST if isinstance(error, _LOSSES) else Trouble.OTHER
 
 
+class _Access(GetACL):  # type: ignore[misc]
+    """The list alone, as ours."""
+
+    @classmethod
+    def deserialize(cls, buffer: bytes, offset: int) -> tuple[Acl, ...]:
+        entries, _ = GetACL.deserialize(buffer, offset)
+        return tuple(Acl(perms=entry.perms, scheme=entry.id.scheme, id=entry.id.id) for entry in entries)
+
+
+def _auth_data(security: ZkSecurity) -> set[tuple[str, str]]:
+    return {(security.auth_scheme, security.auth_credential)} if security.auth_scheme else set()
+
+
+def _to_kazoo(acl: tuple[Acl, ...]) -> list[ACL]:
+    return [ACL(entry.perms, Id(entry.scheme, entry.id)) for entry in acl]
+
+
 class ZkCoordinator(SessionCoordinator):
     """`coord.ports.Coordinator` on a ZooKeeper ensemble. Connects in the background; `connect` waits for it.
 
@@ -386,7 +411,7 @@ class ZkCoordinator(SessionCoordinator):
         chroot: path of the cluster, created by `ensure`.
         session_timeout_s: asked for; the server clamps it to 2 to 20 ticks (`session_timeout_s` says what it became).
         security: TLS and identity.
-        acl: access list of every znode created.
+        acl: access list of every znode created, or the lists by place.
     """
 
     def __init__(
@@ -396,7 +421,7 @@ class ZkCoordinator(SessionCoordinator):
         *,
         session_timeout_s: float = 10.0,
         security: ZkSecurity | None = None,
-        acl: tuple[Acl, ...] = OPEN_ACL,
+        acl: tuple[Acl, ...] | AccessLists = OPEN_ACL,
         window: int = 256,
     ) -> None:
         self.hosts, _, prefix = hosts.partition("/")
@@ -404,6 +429,13 @@ class ZkCoordinator(SessionCoordinator):
         self._security = security or ZkSecurity()
         self.identity_refused = False  #: the server has turned down who we say we are; the link tries again, with pauses
         super().__init__(f"{prefix}/{chroot.strip('/')}", acl=acl, window=window)
+        if isinstance(acl, RoleLists):
+            PublishedLists(self, acl)
+
+    @property
+    def credential(self) -> str:
+        """Whose digest this connection shows (`starter`, ...), "" for none."""
+        return self._security.auth_credential.partition(":")[0]
 
     @classmethod
     def connect(cls, hosts: str, chroot: str = "", *, connect_timeout_s: float = 5.0, **options: Any) -> ZkCoordinator:
@@ -435,6 +467,24 @@ class ZkCoordinator(SessionCoordinator):
         else:
             return
         raise explain(self.hosts, look_at_all(self.hosts, self._security), timeout_s)
+
+    def access(self, path: str, *, timeout_s: float = 10.0) -> Future[tuple[Acl, ...] | None]:
+        """The access list of a znode, None when it is absent. Its reader needs a right there."""
+        full = self._absolute(path)
+        return self._read(_Access(full), lambda entries: entries, timeout_s, full)
+
+    def set_access(self, path: str, entries: tuple[Acl, ...], *, timeout_s: float = 10.0) -> Future[None]:
+        """Replaces the access list of a znode; nothing happens when it is absent. Not in a multi: ZooKeeper has no such operation."""
+        full = self._absolute(path)
+        return self._read(SetACL(full, _to_kazoo(entries), -1), lambda _stat: None, timeout_s, full)
+
+    def renew(self, security: ZkSecurity) -> None:
+        """Another identity or other certificates from now on: the session goes on over a new connection that says so."""
+        self._security = security
+        link = self._link
+        assert isinstance(link, _Client)
+        link.adopt(security)
+        link.drop_link()
 
     def _open(self, session: tuple[int, bytes] | None) -> _Client:
         client = _Client(self.hosts, owner=self, session_timeout_s=self._wanted_timeout_s, security=self._security, session=session)

@@ -14,6 +14,7 @@ from rmgr.coord.readback import Pending, Prove
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError
 
 _NO_AUTH = -102
+_NO_RIGHT = "what each role may do is in SECURITY.md; are the credentials in [security] dir (RMGR_SECURITY_DIR) the right ones?"
 
 
 class Owner(Protocol):
@@ -76,7 +77,7 @@ class Commit(Pending):
         """The outcome for an error that concerns the request as a whole."""
         assert self.multi is not None
         if trouble is Trouble.DENIED:
-            return PermissionDenied(f"{self.multi.name}: ZooKeeper refuses it to this user")
+            return PermissionDenied(f"{self.multi.name}: ZooKeeper refuses it to this role", hint=_NO_RIGHT)
         return RmgrError(f"{self.multi.name}: ZooKeeper answered {error!r}")
 
     def resolve(self, value: object) -> None:
@@ -85,7 +86,7 @@ class Commit(Pending):
             if isinstance(value, Failure):
                 at = f"{self.multi.name}: operation {value.index} on {self.multi.ops[value.index].path}"
                 if value.code == _NO_AUTH:
-                    self.future.set_exception(PermissionDenied(f"{at} is not allowed to this user"))
+                    self.future.set_exception(PermissionDenied(f"{at} is not allowed to this role", hint=_NO_RIGHT))
                 else:
                     self.future.set_exception(RmgrError(f"{at} failed with ZooKeeper's error {value.code}"))
             elif isinstance(value, Exception):
@@ -134,7 +135,7 @@ class Read(Pending):
         if trouble in {Trouble.ABSENT, Trouble.EXISTS}:
             return None
         if trouble is Trouble.DENIED:
-            return PermissionDenied(f"{self.path}: ZooKeeper refuses it to this user")
+            return PermissionDenied(f"{self.path}: ZooKeeper refuses it to this role", hint=_NO_RIGHT)
         return RmgrError(f"{self.path}: ZooKeeper answered {error!r}")
 
     def resolve(self, value: object) -> None:

@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
+from rmgr.adapters.zk_acl import AccessLists, lists_of
 from rmgr.adapters.zk_link import Link, LinkState, Trouble
 from rmgr.adapters.zk_ops import Commit, Nobody, Proof, ProofPart, Read, Watch, to_stamped, to_stat
-from rmgr.adapters.zk_wire import OPEN_ACL, Acl, encode_acl, encode_multi
+from rmgr.adapters.zk_wire import OPEN_ACL, Acl, encode_multi
 from rmgr.coord.multi import Multi, Outcome, Stamped, Stat
 from rmgr.coord.ports import SessionState
 from rmgr.coord.readback import Answer, Order, Pipeline, Prove, Refuse, Send, Sync
+from rmgr.errors import PermissionDenied
 
 _LOG = logging.getLogger("rmgr.zookeeper")
 _GUARD_S = 0.1  # how late a deadline may be noticed
@@ -31,7 +33,7 @@ class SessionCoordinator(abc.ABC):
 
     Args:
         chroot: absolute path of the cluster in the ensemble, "" or "/a/b".
-        acl: access list of every znode created.
+        acl: access list of every znode created, or the lists by place.
         window: most operations on the way at once; more than the server's 1,000 outstanding would only wait there.
         clock: monotonic seconds.
         guarded: starts the guard thread; False: the owner calls `guard` (single-threaded tests).
@@ -41,15 +43,14 @@ class SessionCoordinator(abc.ABC):
         self,
         chroot: str,
         *,
-        acl: tuple[Acl, ...] = OPEN_ACL,
+        acl: tuple[Acl, ...] | AccessLists = OPEN_ACL,
         window: int = 256,
         clock: Callable[[], float] = time.monotonic,
         guarded: bool = True,
     ) -> None:
         self.root = "/" + chroot.strip("/") if chroot.strip("/") else ""
-        self._acl = acl
+        self.lists = lists_of(acl)
         self._clock = clock
-        self._acl_bytes = encode_acl(acl)
         self._lock = threading.Lock()
         self._pipe = Pipeline(window)
         self._session: tuple[int, bytes] = (0, b"")
@@ -93,7 +94,7 @@ class SessionCoordinator(abc.ABC):
         return max(self._answered_before_s, self._link.last_answer_s)
 
     def commit(self, multi: Multi, *, timeout_s: float = 10.0) -> Future[Outcome]:
-        op = Commit(self, multi, encode_multi(multi, self.root, self._acl_bytes), self._clock() + timeout_s)
+        op = Commit(self, multi, encode_multi(multi, self.root, self.lists.encoded), self._clock() + timeout_s)
         self._give(op)
         return op.future
 
@@ -120,9 +121,18 @@ class SessionCoordinator(abc.ABC):
             parts = self._absolute(path).strip("/").split("/")
             wanted.update(("/" + "/".join(parts[: depth + 1]), None) for depth in range(len(parts)) if parts[0])
         ordered = sorted(wanted, key=lambda path: (path.count("/"), path))
-        futures = [self._read(self._link.create_request(path, self._acl), lambda _path: None, timeout_s, path) for path in ordered]
-        for future in futures:
-            future.result(timeout_s + 5)  # its own deadline is earlier
+        requests = [self._link.create_request(path, self._list_for(path)) for path in ordered]
+        futures = [self._read(request, lambda _path: None, timeout_s, path) for request, path in zip(requests, ordered, strict=True)]
+        refused: dict[str, PermissionDenied] = {}
+        for path, future in zip(ordered, futures, strict=True):
+            try:
+                future.result(timeout_s + 5)  # its own deadline is earlier
+            except PermissionDenied as denied:  # the server looks at the rights first, and then whether it is there already
+                refused[path] = denied
+        for path, denial in refused.items():
+            found = self._read(self._link.stat_request(path, None), lambda raw: raw, timeout_s, path).result(timeout_s + 5)
+            if found is None:
+                raise denial
 
     def listen(self, listener: Callable[[SessionState], None]) -> None:
         with self._tell_lock:
@@ -155,6 +165,12 @@ class SessionCoordinator(abc.ABC):
         return self._usable.wait(timeout_s)
 
     # -- operations
+
+    def _list_for(self, absolute: str) -> tuple[Acl, ...]:
+        if absolute == (self.root or "/"):
+            return self.lists.entries("/")
+        inside = absolute.startswith(f"{self.root}/")
+        return self.lists.entries(absolute[len(self.root) :]) if inside else self.lists.above
 
     def _absolute(self, path: str) -> str:
         return (self.root if path == "/" else self.root + path) or "/"

@@ -14,7 +14,7 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.records import decode_record, encode_record
-from rmgr.errors import CoordinationUnavailable, NotConnected, WrongCluster
+from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, WrongCluster
 from rmgr.model.node import Meta
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.version import SKEW
@@ -72,9 +72,12 @@ def remembered(store: Store, *, timeout_s: float = 30.0) -> str | None:
 
 
 def read_meta(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Meta | None:
-    """`/meta`, None where there is no cluster. Raises CoordinationUnavailable, WrongCluster."""
+    """`/meta`, None where there is no cluster. Raises CoordinationUnavailable, WrongCluster, PermissionDenied."""
     coordinator.sync(timeout_s=timeout_s)
-    found = coordinator.get(paths.META, timeout_s=timeout_s).result(timeout_s + 1.0)
+    try:
+        found = coordinator.get(paths.META, timeout_s=timeout_s).result(timeout_s + 1.0)
+    except PermissionDenied as error:
+        raise _stranger(str(getattr(coordinator, "credential", ""))) from error
     return None if found is None else decode_record(found.data, Meta, paths.META)
 
 
@@ -100,6 +103,19 @@ def _found(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float
             if other is not None:
                 return other
     raise CoordinationUnavailable(f"the cluster could not be set up: {answer}", hint="rmgr doctor")
+
+
+def _stranger(credential: str) -> PermissionDenied:
+    """What is said to who is not let in. credential: the role whose secret was shown, "" = none."""
+    if not credential:
+        return PermissionDenied(
+            "this cluster is secured, and ZooKeeper does not know this process",
+            hint="ask its admin for credentials: rmgr admin add-user NAME; then set RMGR_SECURITY_DIR to their directory",
+        )
+    return PermissionDenied(
+        f"ZooKeeper does not take the secret of role {credential} in these credentials for one of this cluster",
+        hint="does [security] dir (RMGR_SECURITY_DIR) belong to this cluster, and was the secret rotated since? its admin has new ones",
+    )
 
 
 def _check(meta: Meta, cluster_id: str | None) -> None:

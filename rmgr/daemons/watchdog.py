@@ -20,6 +20,7 @@ from prometheus_client import start_http_server
 from rmgr import log as logs
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zk_tree import secure_tree
 from rmgr.client.bootstrap import bootstrap
 from rmgr.config import Config
 from rmgr.coord import paths
@@ -280,6 +281,8 @@ def run(config: Config, *, insecure: bool = False) -> int:
         store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s)
         try:
             meta = bootstrap(coordinator, config.cluster.cluster_id or known)
+            if credentials is not None and (mended := secure_tree(coordinator).mended):
+                log.warning("tree_secured", znodes=mended)
             store.belong_to(meta.cluster_id)
             log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store)
             return _serve(config, coordinator, store, meta, log, metrics, credentials)
