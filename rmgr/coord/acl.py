@@ -59,54 +59,54 @@ _ADMINS = _line(watchdog=R)
 #: Place (`*` = any name) -> rights there. Places that are not in it: everybody reads, WatchDogs write.
 TABLE: Mapping[str, Rights] = {
     "/": _READ,
-    "/meta": _READ,
-    "/config": _line(operators=W),  # SETTINGS
-    "/ids": _line(submitters=R | W),  # SUBMIT
-    "/epoch": _READ,
-    "/watchdogs": _READ,
-    "/starters": _line(starter=R | C | D),  # REGISTER, and the removal of an entry of one's own former life
-    "/submitters": _line(submitters=R | C),  # ENTER
-    "/nodes": _line(starter=R | C),  # REGISTER
-    "/nodes/*": _line(starter=R | W),
-    "/drains": _line(operators=C | D),  # DRAIN, RESUME
-    "/drains/*": _line(operators=W),
-    "/holds": _READ,
-    "/subs": _line(submitters=R | C),  # SUBMIT: the directory of a thousand
-    "/subs/*": _line(submitters=R | C),
-    "/subs/*/*": _line(submitters=R | W | C | D),  # GATE, TAKE_OWNERSHIP, RELEASE: the record; the gate below it comes and goes
-    "/subs/*/*/gate": _READ,
-    "/subs/*/*/tail": _line(submitters=R | W),  # ENQUEUE
-    "/subs/*/*/done": _line(starter=R | C, submitters=R | C),  # COMPLETE; outcomes of what never ran
-    "/subs/*/*/done/*": _READ,
-    "/subs/*/*/failed": _line(starter=R | C, submitters=R | D),  # COMPLETE; RESUBMIT, GIVE_UP, CANCEL_FAILED
-    "/subs/*/*/failed/*": _READ,
-    "/tokens": _line(submitters=R | C),  # SUBMIT
-    "/tokens/*": _READ,
-    "/queues": _line(operators=C),  # directories of a new queue
-    "/queues/*": _line(operators=C),
-    "/queues/*/pending": _line(starter=R | C | D, submitters=R | C, operators=D),  # CLAIM, SPLIT, RETURN; SUBMIT, ENQUEUE; TAKE_OUT
-    "/queues/*/pending/*": _READ,
-    "/queues/*/held": _line(starter=R | C, submitters=R | C, operators=D),  # RETURN of held work; SUBMIT; TAKE_OUT
-    "/queues/*/held/*": _READ,
-    "/running": _line(starter=R | C),  # REGISTER
-    "/running/*": _line(starter=R | C | D),  # CLAIM, COMPLETE
-    "/running/*/*": _line(starter=R | W),
-    "/inbox": _line(starter=R | C),  # REGISTER
-    "/inbox/*": _line(starter=R | D, submitters=R | C),  # OBEY; ORDER
-    "/inbox/*/*": _READ,
-    "/idle": _line(starter=R | C | D),
-    "/idle/*": _READ,
-    "/jobs": _READ,
-    "/identities": _line(starter=R | C, submitters=R | C),  # a certificate is believed for its authority's signature
-    "/identities/*": _READ,
-    "/revoked": _ADMINS,
-    "/revoked/*": _ADMINS,
-    "/acl": _ADMINS,
+    paths.META: _READ,
+    paths.CONFIG: _line(operators=W),  # SETTINGS
+    paths.IDS: _line(submitters=R | W),  # SUBMIT
+    paths.EPOCH: _READ,
+    paths.WATCHDOGS: _READ,
+    paths.STARTERS: _line(starter=R | C | D),  # REGISTER, and the removal of an entry of one's own former life
+    paths.SUBMITTERS: _line(submitters=R | C),  # ENTER
+    paths.NODES: _line(starter=R | C),  # REGISTER
+    f"{paths.NODES}/*": _line(starter=R | W),
+    paths.DRAINS: _line(operators=C | D),  # DRAIN, RESUME
+    f"{paths.DRAINS}/*": _line(operators=W),
+    paths.HOLDS: _READ,
+    paths.SUBS: _line(submitters=R | C),  # SUBMIT: the directory of a thousand
+    f"{paths.SUBS}/*": _line(submitters=R | C),
+    f"{paths.SUBS}/*/*": _line(submitters=R | W | C | D),  # GATE, TAKE_OWNERSHIP, RELEASE: the record; the gate below it comes and goes
+    f"{paths.SUBS}/*/*/gate": _READ,
+    f"{paths.SUBS}/*/*/tail": _line(submitters=R | W),  # ENQUEUE
+    f"{paths.SUBS}/*/*/done": _line(starter=R | C, submitters=R | C),  # COMPLETE; outcomes of what never ran
+    f"{paths.SUBS}/*/*/done/*": _READ,
+    f"{paths.SUBS}/*/*/failed": _line(starter=R | C, submitters=R | D),  # COMPLETE; RESUBMIT, GIVE_UP, CANCEL_FAILED
+    f"{paths.SUBS}/*/*/failed/*": _READ,
+    paths.TOKENS: _line(submitters=R | C),  # SUBMIT
+    f"{paths.TOKENS}/*": _READ,
+    paths.QUEUES: _line(operators=C),  # directories of a new queue
+    f"{paths.QUEUES}/*": _line(operators=C),
+    f"{paths.QUEUES}/*/pending": _line(starter=R | C | D, submitters=R | C, operators=D),  # CLAIM, SPLIT, RETURN; SUBMIT, ENQUEUE; TAKE_OUT
+    f"{paths.QUEUES}/*/pending/*": _READ,
+    f"{paths.QUEUES}/*/held": _line(starter=R | C, submitters=R | C, operators=D),  # RETURN of held work; SUBMIT; TAKE_OUT
+    f"{paths.QUEUES}/*/held/*": _READ,
+    paths.RUNNING: _line(starter=R | C),  # REGISTER
+    f"{paths.RUNNING}/*": _line(starter=R | C | D),  # CLAIM, COMPLETE
+    f"{paths.RUNNING}/*/*": _line(starter=R | W),
+    paths.INBOX: _line(starter=R | C),  # REGISTER
+    f"{paths.INBOX}/*": _line(starter=R | D, submitters=R | C),  # OBEY; ORDER
+    f"{paths.INBOX}/*/*": _READ,
+    paths.IDLE: _line(starter=R | C | D),
+    f"{paths.IDLE}/*": _READ,
+    paths.JOBS: _READ,
+    paths.IDENTITIES: _line(starter=R | C, submitters=R | C),  # a certificate is believed for its authority's signature
+    f"{paths.IDENTITIES}/*": _READ,
+    paths.REVOKED: _ADMINS,
+    f"{paths.REVOKED}/*": _ADMINS,
+    paths.ACL: _ADMINS,
     # What waits for a machine is encrypted; even so only those see it who hand it out.
-    "/joins": _line(watchdog=R | D, starter=Right.NONE, submitters=Right.NONE, operators=Right.NONE) | {Role.SUBMITTER: R | D},
-    "/joins/*": _line(watchdog=R | W, starter=Right.NONE, submitters=Right.NONE, operators=Right.NONE) | {Role.SUBMITTER: R | W},
-    "/secrets": _line(watchdog=R, starter=Right.NONE, submitters=Right.NONE),
-    "/secrets/*": _line(watchdog=R, starter=Right.NONE, submitters=Right.NONE),
+    paths.JOINS: _line(watchdog=R | D, starter=Right.NONE, submitters=Right.NONE, operators=Right.NONE) | {Role.SUBMITTER: R | D},
+    f"{paths.JOINS}/*": _line(watchdog=R | W, starter=Right.NONE, submitters=Right.NONE, operators=Right.NONE) | {Role.SUBMITTER: R | W},
+    paths.SECRETS: _line(watchdog=R, starter=Right.NONE, submitters=Right.NONE),
+    f"{paths.SECRETS}/*": _line(watchdog=R, starter=Right.NONE, submitters=Right.NONE),
 }
 
 #: Roots whose children differ by name and not only by depth: root -> depth at which the name counts.
