@@ -13,10 +13,11 @@ import grpc
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import OPTIONS
 from rmgr.adapters.rpc_auth import USER_KEY, open_channel
-from rmgr.errors import UsageError
+from rmgr.errors import UsageError, VersionMismatch
 from rmgr.model.identity import Role
+from rmgr.model.version import SKEW
 
-#: Version of the messages of gateway.proto.
+#: Version of the messages of gateway.proto: a client sends its own in the hello, see `check_version`.
 VERSION = 1
 #: A connection of its own for each purpose, so that a large value does not stand before a heartbeat.
 _OPTIONS = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
@@ -78,6 +79,17 @@ def parse(text: str) -> str:
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"{text.strip()!r} is not a gateway's address", hint="--gateway HOST:PORT")
     return f"{host}:{port}"
+
+
+def check_version(theirs: int) -> None:
+    """A gateway serves clients of its own release, the one before and the one after. Raises UsageError, VersionMismatch."""
+    if theirs < 1:
+        raise UsageError("the first message of a session is a hello")
+    if abs(theirs - VERSION) > SKEW:
+        raise VersionMismatch(
+            f"the client speaks version {theirs} of the gateway's protocol, this gateway version {VERSION}",
+            hint=f"upgrade the {'gateway' if theirs > VERSION else 'client'}: rmgr version",
+        )
 
 
 def user_name() -> str:

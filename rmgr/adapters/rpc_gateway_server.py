@@ -21,7 +21,7 @@ import grpc
 from rmgr.adapters.rpc import fail
 from rmgr.adapters.rpc_auth import Caller, caller_of
 from rmgr.adapters.rpc_gateway_convert import error_to, multi_from, outcome_to, stat_to, znode_to
-from rmgr.adapters.rpc_gateway_dial import VERSION
+from rmgr.adapters.rpc_gateway_dial import VERSION, check_version
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Create, Exists, Multi, Stamped, Stat, Unknown
 from rmgr.coord.ports import SessionState, Store
@@ -180,8 +180,7 @@ class _Session:
             hello = next(requests).hello
         except (StopIteration, grpc.RpcError):
             return
-        if hello.version < 1:
-            raise UsageError("the first message of a session is a hello")
+        check_version(hello.version)
         least_s, most_s = _TIMEOUTS_S
         timeout_s = min(most_s, max(least_s, hello.session_timeout_ms / 1000))
         caller = caller_of(self._context)

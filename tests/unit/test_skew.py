@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from rmgr.adapters.rpc_gateway_dial import VERSION, check_version
 from rmgr.coord import leader_ops, ops, paths, records, skew
 from rmgr.coord.multi import Create, Multi, Set
 from rmgr.coord.owner_ops import release, take_ownership, taken_over
-from rmgr.errors import WrongCluster
+from rmgr.errors import VersionMismatch, WrongCluster
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import Meta, NodeRecord
 from rmgr.model.outcome import Outcome
@@ -217,3 +218,13 @@ def test_the_cluster_speaks_what_all_its_daemons_speak_and_never_goes_back() -> 
     assert (raised(1, [2, 2, 3]), raised(1, [1, 2]), raised(2, [1]), raised(1, [])) == (2, 1, 2, 1)
     assert PROTOCOL >= 1
     assert SKEW == 1
+
+
+@pytest.mark.parametrize(("theirs", "told"), [(VERSION, ""), (VERSION + 1, ""), (VERSION + 2, "upgrade the gateway")])
+def test_a_gateway_serves_clients_one_release_away(theirs: int, told: str) -> None:
+    if not told:
+        check_version(theirs)
+        return
+    with pytest.raises(VersionMismatch, match=f"speaks version {theirs} .* gateway version {VERSION}") as caught:
+        check_version(theirs)
+    assert told in caught.value.hint
