@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from rmgr.adapters.accounts import Account
 from rmgr.adapters.process import NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_records import Info
@@ -19,6 +20,11 @@ from rmgr.model.states import Reason
 _WARM = 2
 #: Slots opened at the start; more when work needs them.
 _EARLY_SLOTS = 8
+#: Spawners of other users that one place keeps warm.
+_WARM_SPAWNERS = 2
+
+#: What a slot is: its interpreter, and whose rights its work has (None: the Starter's).
+Kind = tuple[str, Account | None]
 
 Task = tuple[ClaimedBlock, int]
 
@@ -54,7 +60,7 @@ class Lane:
         """More tasks like these may be queued behind what it has, also those of another submission that need the same worker."""
         return (
             self.info is not None
-            and (self.info is info or self.info.python == info.python)
+            and (self.info is info or (self.info.python == info.python and self.info.account == info.account))
             and (self.spec is spec or self.spec == spec)
             and self.shape == (cores, memory_mib)
             and not self.blocked_seq
@@ -69,22 +75,22 @@ class Lanes:
 
     Args:
         cores, memory_mib: what the node has; a task of 0 MiB is not counted against its memory.
-        python: interpreter of workers, "" = this one.
+        python: interpreter of workers, "" = this one. early: opens slots before there is work (whose it will be is known).
     """
 
-    def __init__(self, runner: NodeRunner, *, cores: int, memory_mib: int, python: str = "") -> None:
+    def __init__(self, runner: NodeRunner, *, cores: int, memory_mib: int, python: str = "", early: bool = True) -> None:
         self.runner = runner
         self.cores = self.free_cores = cores
         self.memory_mib = self.free_memory_mib = memory_mib
         self._python = python
         self._workers: dict[Worker, Lane] = {}
         self._commands: dict[Slot, Lane] = {}
-        self._slots: dict[int, Slot] = {}
-        self._pythons: dict[Slot, str] = {}
+        self._slots: dict[int, list[Slot]] = {}  #: of each place, the one used last at the end
+        self._kinds: dict[Slot, Kind] = {}
         self._active: dict[int, int] = {}
         self._waiting: deque[Lane] = deque()
-        for number in range(min(cores, _EARLY_SLOTS)):
-            self._open(number)
+        for number in range(min(cores, _EARLY_SLOTS) if early else 0):
+            self._open(number, (python, None))
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 
@@ -109,7 +115,7 @@ class Lanes:
 
     def has_chosen_python(self, slot: Slot) -> bool:
         """Its interpreter was chosen by a user."""
-        return self._pythons.get(slot, self._python) != self._python
+        return slot in self._kinds and self._kinds[slot][0] != self._python
 
     def of_worker(self, worker: Worker) -> Lane | None:
         """The lane of a worker."""
@@ -128,10 +134,10 @@ class Lanes:
         """
         if not self.fits(cores, memory_mib):
             return None
-        python = info.python or self._python
-        lane = self._idle_worker(spec, python) if spec is not None else None
+        kind = (info.python or self._python, info.account)
+        lane = self._idle_worker(spec, kind) if spec is not None else None
         if lane is None:
-            slot = self._free_slot(python if spec is not None else None)
+            slot = self._free_slot(kind, any_python=spec is None)
             if spec is not None:
                 self._forget_idle(slot)
                 lane = Lane(slot, slot.start_worker(spec), spec)
@@ -173,9 +179,9 @@ class Lanes:
 
     def drop_slot(self, slot: Slot) -> Lane | None:
         """A slot is dead (its workers have been dropped before)."""
-        self._pythons.pop(slot, None)
-        if self._slots.get(slot.number) is slot:
-            del self._slots[slot.number]
+        self._kinds.pop(slot, None)
+        if slot in self._slots.get(slot.number, ()):
+            self._slots[slot.number].remove(slot)
         lane = self._commands.pop(slot, None)
         if lane is not None:
             self.give_up(lane)
@@ -236,10 +242,10 @@ class Lanes:
             lane.cores = lane.memory_mib = 0
             self._active[lane.slot.number] -= 1
 
-    def _idle_worker(self, spec: WorkerSpec, python: str) -> Lane | None:
+    def _idle_worker(self, spec: WorkerSpec, kind: Kind) -> Lane | None:
         best = None
         for lane in self._workers.values():
-            if self._pythons.get(lane.slot) != python:
+            if self._kinds.get(lane.slot) != kind:
                 continue
             if lane.tasks or lane.cores or lane.spec != spec or lane.worker is None or lane.worker.is_leaving or lane.slot.is_lost:
                 continue
@@ -248,17 +254,23 @@ class Lanes:
             best = best or lane
         return best
 
-    def _free_slot(self, python: str | None) -> Slot:
-        """A slot with nothing active (there is one whenever a core is free), of this interpreter where it matters."""
+    def _free_slot(self, kind: Kind, *, any_python: bool) -> Slot:
+        """A slot with nothing active (there is one whenever a core is free), of this user, and interpreter where it matters."""
         free = [number for number in range(self.cores) if not self._active.get(number)]
-        slots = {number: self._slots[number] for number in free if number in self._slots and not self._slots[number].is_lost}
-        for number, slot in slots.items():
-            if python is None or self._pythons.get(slot) == python:
-                return self._slots[number]
-        number = next((number for number in free if number not in slots), free[0])
-        if number in slots:
-            slots[number].close()  # its idle workers go with it
-        return self._open(number, python)
+        living = {number: [slot for slot in self._slots.get(number, ()) if not slot.is_lost] for number in free}
+        for number in free:
+            for slot in living[number]:
+                its_python, its_account = self._kinds[slot]
+                if its_account == kind[1] and (any_python or its_python == kind[0]):
+                    self._slots[number].remove(slot)
+                    self._slots[number].append(slot)
+                    return slot
+        number = min(free, key=lambda one: (len(living[one]), one))
+        same_user = [slot for slot in living[number] if self._kinds[slot][1] == kind[1]]
+        others = [slot for slot in living[number] if slot not in same_user]
+        for slot in (*same_user, *others[: max(0, len(others) - _WARM_SPAWNERS)]):
+            slot.close()  # its idle workers go with it
+        return self._open(number, kind)
 
     def _forget_idle(self, slot: Slot) -> None:
         """Ends idle workers of a slot beyond the few that stay warm."""
@@ -268,9 +280,9 @@ class Lanes:
             lane.worker.is_leaving = True
             lane.worker.stop(reason=Reason.NONE, grace_us=0)
 
-    def _open(self, number: int, python: str | None = None) -> Slot:
-        chosen = self._python if python is None else python
-        slot = self.runner.open_slot(number, python=chosen)
-        self._slots[number] = slot
-        self._pythons[slot] = chosen
+    def _open(self, number: int, kind: Kind) -> Slot:
+        python, account = kind
+        slot = self.runner.open_slot(number, python=python, account=account)
+        self._slots.setdefault(number, []).append(slot)
+        self._kinds[slot] = kind
         return slot

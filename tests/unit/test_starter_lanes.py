@@ -51,7 +51,7 @@ class FakeRunner:
     def __init__(self) -> None:
         self.opened: list[FakeSlot] = []
 
-    def open_slot(self, number: int, *, python: str = "") -> FakeSlot:
+    def open_slot(self, number: int, *, python: str = "", account: Any = None) -> FakeSlot:
         self.opened.append(FakeSlot(number, python))
         return self.opened[-1]
 
