@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmgr.errors import RmgrError
+from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
@@ -265,17 +265,23 @@ def coordination(session: Session) -> Checks:
     meta = read_meta(coordinator, timeout_s=timeout_s)
     known = meta.cluster_id if meta is not None else ""
     try:
-        bound = remembered(session.data_store()) or ""
+        bound, note = remembered(session.data_store()) or "", " (the data store has not been bound to it yet)"
     except RmgrError:
-        bound = ""
+        bound, note = "", " (the data store cannot be asked)"
     if bound and bound != known:
         detail = f"ZooKeeper is of cluster {known or '(none)'}, the data store of {bound}"
         yield Check(name="cluster id", ok=False, detail=detail, fix="they do not belong together: name the right --zk and --store")
     else:
-        yield Check(name="cluster id", ok=True, detail=known + ("" if bound else " (the data store has not been bound to it yet)"))
+        yield Check(name="cluster id", ok=True, detail=known + ("" if bound else note))
 
 
 # -- data store ---------------------------------------------------------------------------------------------------------------
+
+
+_STORE_FIX = (
+    "start it, or let this machine reach it; meanwhile running work goes on, its outputs wait on their nodes, submit is refused, "
+    "and every daemon comes back by itself"
+)
 
 
 def data_store(session: Session) -> Checks:
@@ -284,12 +290,13 @@ def data_store(session: Session) -> Checks:
     url = f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store
     try:
         problem = session.data_store().health(timeout_s=session.left_s(10.0) or 10.0)
+    except StoreUnavailable as error:
+        yield Check(name="store", ok=False, detail=f"{url} is away: {error.message}", fix=_STORE_FIX)
+        return
     except RmgrError as error:
         yield Check(name="store", ok=False, detail=error.message, fix=error.hint or "rmgr config show")
         return
-    yield Check(
-        name="store", ok=problem is None, detail=problem or f"{url} reads and writes", fix="" if problem is None else "see the message"
-    )
+    yield Check(name="store", ok=problem is None, detail=problem or f"{url} reads and writes", fix="" if problem is None else _STORE_FIX)
     if url.startswith("sqlite:"):
         yield disk("store disk", url.removeprefix("sqlite:").removeprefix("//"))
 
@@ -375,7 +382,8 @@ def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | No
     fix = "run a time service (chrony, systemd-timesyncd); times shown are wrong, nothing else depends on them" if skewed else ""
     yield Check(name="clocks", ok=not skewed, detail=f"apart: {', '.join(skewed)}" if skewed else f"at most {worst:.2f} s apart", fix=fix)
     if full:
-        yield Check(name="node problems", ok=False, detail="; ".join(full), fix="free space in the Starter's --work-dir, or see rmgr nodes")
+        fix = "disk: free space in --work-dir; store: see its own check; more: rmgr nodes"
+        yield Check(name="node problems", ok=False, detail="; ".join(full), fix=fix)
 
 
 def _endpoint(server: str) -> tuple[str, int]:

@@ -39,6 +39,7 @@ _COLUMNS = (
     examples="""\
     rmgr dev                          3 Starters of 2 cores, 2 WatchDogs, 1 ZooKeeper, SQLite; Ctrl-C stops it
     rmgr dev --nodes 8 --cores 1
+    rmgr dev --store cassandra        with a Cassandra node of its own instead of SQLite
     rmgr dev --detach                 goes on in the background; rmgr dev stop ends it
     rmgr dev --dir /tmp/second        a second cluster beside the first
     rmgr dev status""",
@@ -124,7 +125,7 @@ def status(session: Session, directory: str | None) -> None:
 @command("stop", group=dev, examples="rmgr dev stop\nrmgr dev stop --dir /tmp/second", exits="0 nothing of it runs any more")
 @_DIR
 def stop(session: Session, directory: str | None) -> None:
-    """Ends the cluster started by `rmgr dev`: Starters first, ZooKeeper last. Its data stay."""
+    """Ends the cluster started by `rmgr dev`: Starters first, ZooKeeper and Cassandra last. Its data stay."""
     from rmgr.dev import cluster as machinery
 
     state = _find(directory)
@@ -160,7 +161,8 @@ def _tell(session: Session, state: DevState, *, is_found: bool, detached: bool, 
     roles = [process.role for process in state.processes]
     counts = ", ".join(
         f"{roles.count(role)} {name}{'s' if roles.count(role) != 1 else ''}"
-        for role, name in (("zookeeper", "ZooKeeper"), ("watchdog", "WatchDog"), ("starter", "Starter"))
+        for role, name in (("zookeeper", "ZooKeeper"), ("cassandra", "Cassandra node"), ("watchdog", "WatchDog"), ("starter", "Starter"))
+        if role in roles or role != "cassandra"
     )
     out = sys.stdout
     out.write(f"{paint('cluster is up', 'green', out)} after {seconds:.1f} s: {counts}\n")

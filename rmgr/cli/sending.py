@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.cli.options import Work, WorkOptions, read_entries
 from rmgr.cli.shipping import interpreted, ship_script, ship_stdin, ship_uploads, whole_path
-from rmgr.errors import KeyExists, NotFound, QueueFull, RequestTooLarge, RmgrError, SubmitUnknown, UsageError
+from rmgr.errors import KeyExists, NotFound, QueueFull, RequestTooLarge, RmgrError, StoreUnavailable, SubmitUnknown, UsageError
 from rmgr.model.array import parse_array
 from rmgr.model.block import MAX_TASKS
 from rmgr.model.states import Reason
@@ -128,11 +128,24 @@ def send(session: Session, draft: Draft) -> Sent:
         command = replace(command, stdin_sha256=ship_stdin(session, work.options.stdin))
     record = replace(draft.record, command=command)
     _check_size(record)
+    _check_store(session)
     try:
         return _commit(session, record, draft)
     except KeyboardInterrupt:
         session.note(f"interrupted; whether it was submitted is not known: the same again with --token {record.token} runs it once")
         raise
+
+
+def _check_store(session: Session) -> None:
+    """Work that is accepted while its outputs could not be stored would only fill the nodes' disks. Raises StoreUnavailable."""
+    from rmgr.client.bootstrap import STORE_AWAY, require_store
+
+    timeout_s = min(5.0, session.left_s(5.0) or 5.0)
+    try:
+        store = session.data_store()
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"nothing was submitted, for the data store is away: {error.message}", hint=STORE_AWAY) from error
+    require_store(store, timeout_s=timeout_s)
 
 
 def _commit(session: Session, record: Submission, draft: Draft) -> Sent:

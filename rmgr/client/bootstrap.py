@@ -14,13 +14,14 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.records import decode_record, encode_record
-from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, WrongCluster
+from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, StoreUnavailable, WrongCluster
 from rmgr.model.node import Meta
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.version import SKEW
 from rmgr.runtime.release import check_release, release
 
 _WIPED = "ZooKeeper was wiped, or it is another one: restore its data, or give rmgr a new data store; rmgr doctor tells more"
+STORE_AWAY = "work that runs goes on, its results wait on their nodes; submit again when the store is back; rmgr doctor looks closer"
 
 
 def bootstrap(
@@ -69,6 +70,14 @@ def remembered(store: Store, *, timeout_s: float = 30.0) -> str | None:
     """The cluster id that a data store was bound to, None for a new one. Raises StoreUnavailable."""
     found = store.get(CLUSTER_ID_KEY, timeout_s=timeout_s)
     return found[0].decode() if found else None
+
+
+def require_store(store: Store, *, timeout_s: float = 5.0) -> None:
+    """Raises StoreUnavailable when the data store does not answer: what is submitted then could not end. Cost: one small read."""
+    try:
+        store.head(CLUSTER_ID_KEY, timeout_s=timeout_s)
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"nothing was submitted, for the data store is away: {error.message}", hint=STORE_AWAY) from error
 
 
 def read_meta(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Meta | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -69,6 +70,7 @@ _JVM = (
     "-Dcassandra.ring_delay_ms=1000",
     "-Dcassandra.skip_wait_for_gossip_to_settle=0",
     "-Dcassandra.superuser_setup_delay_ms=0",
+    "-Dcassandra.shutdown_announce_in_ms=100",
 )
 _LOGBACK = """\
 <configuration>
@@ -83,11 +85,19 @@ _LOGBACK = """\
 # -- what this machine has ---------------------------------------------------------------------------------------------------
 
 
+def require_parts() -> None:
+    """Raises `Unavailable`, with what to type, when a node cannot run here or its driver is missing."""
+    java()
+    library()
+    if importlib.util.find_spec("cassandra") is None:
+        msg = "Cassandra's driver for Python is missing"
+        raise Unavailable(msg, hint="pip install 'rmgr[cassandra]'")
+
+
 def missing_parts() -> str | None:
-    """What is missing to run a node here, in one sentence with what to type; None when it can run."""
+    """What is missing to run and use a node here, in one sentence with what to type; None when nothing is."""
     try:
-        java()
-        library()
+        require_parts()
     except Unavailable as error:
         return f"{error.message}; {error.hint}"
     return None

@@ -22,15 +22,23 @@ import psutil
 
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.snapshot import read_snapshot
-from rmgr.config import dev_file
+from rmgr.config import ClusterConfig, Config, SecurityConfig, dev_file
 from rmgr.coord.snapshot import ClusterSnapshot
+from rmgr.dev.cassandra import CassandraNode
+from rmgr.dev.cassandra import require_parts as require_cassandra
+from rmgr.dev.security import DevSecurity, is_open_asked
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import RmgrError, StateConflict, Unavailable, WrongCluster
+from rmgr.model.identity import Role
 from rmgr.model.node import NodeState
+from rmgr.runtime.secured import credentials_of, zookeeper_options
 
 #: Session timeout of a cluster on one machine: short, so that a killed part is noticed while one looks.
 SESSION_TIMEOUT_S = 6.0
 CHROOT = "/rmgr/dev"
+#: `--store cassandra`: the store is a node of the cluster's own.
+OWN_CASSANDRA = "cassandra"
+_CASSANDRA_HEAP_MB = 400
 _POLL_S = 0.05
 _STATE = "cluster.json"
 
@@ -72,6 +80,7 @@ class DevState:
     zookeeper: str
     store: str
     session_timeout_s: float
+    security: str = ""  #: the bundle of who runs it; "" = an open cluster
     processes: tuple[DevProcess, ...] = ()
 
     @property
@@ -102,9 +111,10 @@ class DevCluster:
         directory: made when missing; a cluster that was stopped there goes on with its data.
         nodes, cores: Starters, and cores that each offers. watchdogs, zookeepers: how many.
         zookeeper_release: "3.8", "3.9", "" = what is there (`zookeeper_jars.class_path`).
-        store: URL; default SQLite in the directory.
+        store: URL; default SQLite in the directory; "cassandra": a Cassandra node of its own in the directory.
         starter_options, environment: more options of each Starter, more variables of each daemon (failpoints).
         heap_mb: of each ZooKeeper server.
+        secured: with credentials for everybody in it (`dev/security.py`); None: unless RMGR_DEV_OPEN=1.
     """
 
     def __init__(
@@ -121,8 +131,11 @@ class DevCluster:
         environment: Mapping[str, str] | None = None,
         heap_mb: int = 512,
         zookeeper_release: str = "",
+        secured: bool | None = None,
     ) -> None:
         self.directory = directory.resolve()
+        is_secured = not is_open_asked() if secured is None else secured
+        self.security = DevSecurity(self.directory / "security") if is_secured else None
         self._counts = (nodes, cores, watchdogs)
         self._starter_options = tuple(starter_options)
         self._environment = dict(environment or {})
@@ -133,6 +146,9 @@ class DevCluster:
             if zookeepers == 1
             else ZooKeeperEnsemble(where, size=zookeepers, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release)
         )
+        self.cassandra = CassandraNode(self.directory / "cassandra", heap_mb=_CASSANDRA_HEAP_MB) if store == OWN_CASSANDRA else None
+        if self.cassandra is not None:
+            store = f"cassandra://{self.cassandra.contact}/rmgr?replication_factor=1"
         self.state = DevState(
             directory=str(self.directory),
             zookeeper=f"{self.zookeeper.hosts}{CHROOT}",
@@ -155,17 +171,27 @@ class DevCluster:
         """
         end = time.monotonic() + deadline_s
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.security is not None:
+            self.state = replace(self.state, security=str(self.security.owner))
         old = read_state(self.directory)
         if old is not None and old.is_running:
             raise StateConflict(
                 f"a cluster runs in {self.directory} already", hint=f"rmgr dev stop --dir {self.directory}, or choose another --dir"
             )
+        if self.cassandra is not None:
+            require_cassandra()
         try:
-            report("starting ZooKeeper")
+            report("starting ZooKeeper and Cassandra" if self.cassandra is not None else "starting ZooKeeper")
+            if self.cassandra is not None:
+                self.cassandra.start(wait_s=0)
+                self._record("cassandra", "c1", self.cassandra.pid or 0)
             self.zookeeper.start()
             servers = [self.zookeeper] if isinstance(self.zookeeper, ZooKeeperServer) else self.zookeeper.servers
             for number, server in enumerate(servers, 1):
                 self._record("zookeeper", f"zk{number}", server.pid or 0)
+            if self.cassandra is not None:
+                self.cassandra.wait_ready(max(1.0, end - time.monotonic()))
+                self._init_store(end, report)
             nodes, cores, watchdogs = self._counts
             report(f"starting {watchdogs} WatchDogs and {nodes} Starters")
             for number in range(1, watchdogs + 1):
@@ -177,6 +203,14 @@ class DevCluster:
             self.stop()
             raise
         return self.state
+
+    def _init_store(self, end: float, report: Callable[[str], None]) -> None:
+        """The schema in our own Cassandra; nobody else knows it yet, so no lock is needed."""
+        from rmgr.adapters.cassandra_init import init_store
+        from rmgr.adapters.cassandra_url import parse_url
+
+        report("making rmgr's tables in Cassandra")
+        init_store(parse_url(self.state.store), timeout_s=max(1.0, end - time.monotonic()))
 
     def start_watchdog(self, name: str, *, environment: Mapping[str, str] | None = None) -> int:
         """Starts a WatchDog, with more variables; returns its pid."""
@@ -204,7 +238,7 @@ class DevCluster:
         raise KeyError(name)
 
     def stop(self, *, timeout_s: float = 20.0) -> None:
-        """Ends every process: Starters and WatchDogs in good order, ZooKeeper last. Idempotent."""
+        """Ends every process: Starters and WatchDogs in good order, ZooKeeper and Cassandra last. Idempotent."""
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
@@ -213,6 +247,8 @@ class DevCluster:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1.0)
         self.zookeeper.stop()
+        if self.cassandra is not None:
+            self.cassandra.stop()
         forget(self.state)
 
     def __enter__(self) -> Self:
@@ -226,10 +262,12 @@ class DevCluster:
 
     @property
     def coordinator(self) -> ZkCoordinator:
-        """A session of our own, opened on first use."""
+        """A session of our own with the admin's rights, opened on first use."""
         if self._coordinator is None:
+            config = self.admin_config()
+            options = zookeeper_options(config, credentials_of(config))
             hosts = self.zookeeper.hosts
-            self._coordinator = ZkCoordinator.connect(hosts, CHROOT, session_timeout_s=self.state.session_timeout_s)
+            self._coordinator = ZkCoordinator.connect(hosts, CHROOT, session_timeout_s=self.state.session_timeout_s, **options)
         return self._coordinator
 
     def snapshot(self) -> ClusterSnapshot:
@@ -282,12 +320,26 @@ class DevCluster:
         )
 
     def environment(self) -> dict[str, str]:
-        """Variables with which any rmgr program finds this cluster."""
+        """Variables with which any rmgr program of who runs it finds this cluster."""
         return {
             "RMGR_ZK": self.state.zookeeper,
             "RMGR_STORE": self.state.store,
             "RMGR_CLUSTER_SESSION_TIMEOUT_S": str(self.state.session_timeout_s),
+            "RMGR_SECURITY_DIR": str(self.security.owner) if self.security is not None else "",
         }
+
+    def daemon_environment(self, role: str, name: str) -> dict[str, str]:
+        """Variables of a daemon: its own credentials; work runs as who runs the cluster."""
+        mine = str(self.security.bundle(Role(role), name)) if self.security is not None else ""
+        return self.environment() | {"RMGR_SECURITY_DIR": mine, "RMGR_SECURITY_RUN_AS": "self"}
+
+    def admin_config(self) -> Config:
+        """The configuration of who may do everything here."""
+        state = self.state
+        return Config(
+            cluster=ClusterConfig(zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s),
+            security=SecurityConfig(dir=str(self.security.admin) if self.security is not None else ""),
+        )
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
@@ -302,7 +354,7 @@ class DevCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env=inherited | self.environment() | self._environment | dict(more),
+                env=inherited | self.daemon_environment(role, name) | self._environment | dict(more),
                 cwd=self.directory,
                 start_new_session=True,
             )
@@ -335,7 +387,8 @@ def advertise(state: DevState) -> Path:
     pid = next((process.pid for process in state.processes if process.role == "zookeeper"), 0)
     text = (
         f"[dev]\npid = {pid}\ndirectory = {json.dumps(state.directory)}\n\n[cluster]\nzk = {json.dumps(state.zookeeper)}\n"
-        f"store = {json.dumps(state.store)}\nsession_timeout_s = {state.session_timeout_s}\n"
+        f"store = {json.dumps(state.store)}\nsession_timeout_s = {state.session_timeout_s}\n\n"
+        f"[security]\ndir = {json.dumps(state.security)}\n"
     )
     draft = path.with_suffix(".new")
     draft.write_text(text)
@@ -352,10 +405,10 @@ def forget(state: DevState) -> None:
 
 
 def stop_processes(state: DevState, *, timeout_s: float = 20.0) -> list[DevProcess]:
-    """SIGTERM by role (Starters, WatchDogs, then ZooKeeper), SIGKILL after the deadline; returns what had to be killed."""
+    """SIGTERM by role (Starters, WatchDogs, then ZooKeeper and Cassandra), SIGKILL after the deadline; returns what had to be killed."""
     end = time.monotonic() + timeout_s
     killed: list[DevProcess] = []
-    for roles in (("starter", "submitter"), ("watchdog",), ("zookeeper",)):
+    for roles in (("starter", "submitter"), ("watchdog",), ("zookeeper", "cassandra")):
         group = [(process, found) for process in state.processes if process.role in roles and (found := process.find()) is not None]
         for _, found in group:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -21,8 +21,8 @@ from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
 
 T = TypeVar("T")
 
-#: Between two looks at a store that serves, and at one that does not (s).
-CALM_S, AWAY_S = 5.0, 0.5
+#: Between two looks at a store that serves (a file, a server), and at one that does not (s).
+CALM_S, SERVER_CALM_S, AWAY_S = 5.0, 2.0, 0.5
 _HEALTH_S = 2.0
 #: How long a daemon waits at its start for a store that begins to answer, before it goes on without.
 FIRST_S = 2.0
@@ -36,9 +36,9 @@ def meet_store(url: str, *, log: Any, patience_s: float, create: bool = True) ->
         create: make a file that does not exist.
     Raises: `ConfigError`, `UsageError`; `StoreUnavailable` for a file only: a server that is away is waited for later.
     """
-    store = WatchedStore(partial(open_store, url, create=create), log=log)
+    is_file = url.startswith("sqlite:")
+    store = WatchedStore(partial(open_store, url, create=create), log=log, calm_s=CALM_S if is_file else SERVER_CALM_S)
     try:
-        is_file = url.startswith("sqlite:")
         known = store.meet(wait_s=patience_s if is_file else FIRST_S)
         if is_file and store.failure is not None:
             raise store.failure
