@@ -3,6 +3,10 @@
 File: RMGR_CONFIG, else `$XDG_CONFIG_HOME/rmgr/config.toml`, else `/etc/rmgr/config.toml`. When none of them names a
 cluster, the endpoints that a running `rmgr dev` recorded are used (`dev.toml`). An unknown key is an error that names
 file and line. Variables: RMGR_<SECTION>_<KEY> (RMGR_STARTER_CORES), and RMGR_ZK, RMGR_STORE, RMGR_GATEWAY for short.
+
+Credentials: `[security] dir` (RMGR_SECURITY_DIR). Where nothing says anything of it, the bundle in `$XDG_CONFIG_HOME/rmgr/bundle`
+is used if one is there (`rmgr admin init` puts the first user's there); said to be empty (RMGR_SECURITY_DIR=""), none is. A
+running `rmgr dev` that is found by its record brings its own.
 """
 
 from __future__ import annotations
@@ -174,7 +178,14 @@ def load(
         cluster, security = _dev_cluster(env)
         values["cluster"] = cluster | values["cluster"]
         values["security"] = security | values["security"]
+    if "dir" not in values["security"] and (user_bundle(env) / "ca.crt").is_file():
+        values["security"]["dir"] = str(user_bundle(env))
     return Config(**{name: kind(**values[name]) for name, kind in _SECTIONS.items()}, source=str(path or ""))
+
+
+def user_bundle(env: Mapping[str, str] | None = None) -> Path:
+    """Where a user's own credentials are looked for when nothing names them."""
+    return _config_home(os.environ if env is None else env) / "rmgr" / "bundle"
 
 
 def dev_file(env: Mapping[str, str] | None = None) -> Path:
@@ -210,8 +221,11 @@ def _find_file(env: Mapping[str, str], file: str | None) -> Path | None:
                 f"the configuration file {named} does not exist", hint="unset RMGR_CONFIG, or write the file: rmgr config show prints one"
             )
         return Path(named)
-    home = Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME") or Path.home()) / ".config")
-    return next((path for path in (home / "rmgr" / "config.toml", Path("/etc/rmgr/config.toml")) if path.is_file()), None)
+    return next((path for path in (_config_home(env) / "rmgr" / "config.toml", Path("/etc/rmgr/config.toml")) if path.is_file()), None)
+
+
+def _config_home(env: Mapping[str, str]) -> Path:
+    return Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME") or Path.home()) / ".config")
 
 
 def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:

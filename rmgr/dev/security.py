@@ -1,0 +1,49 @@
+"""The credentials of a cluster on one machine: an authority and bundles in its own directory, made at its first start."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+
+from rmgr.adapters.founding import LOCAL_HOSTS, ensure_authority, ensure_bundle
+from rmgr.adapters.pki import Authority
+from rmgr.model.identity import Role
+
+#: Set to 1, clusters of `rmgr dev` are open: for tests, and for a look at what security costs.
+OPEN_VARIABLE = "RMGR_DEV_OPEN"
+
+
+class DevSecurity:
+    """Bundles below `directory`, made when they are asked for. Cost: 2 ms each, once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._authority: Authority | None = None
+
+    def bundle(self, role: Role, name: str) -> Path:
+        """The bundle of a daemon or person; one that has expired is made anew."""
+        where = self.directory / "bundles" / f"{role}-{name}"
+        ensure_bundle(self._ca(), where, name, role, hosts=LOCAL_HOSTS, renew=True)
+        return where
+
+    @property
+    def owner(self) -> Path:
+        """The bundle of who runs the cluster: he may act on everybody's work."""
+        return self.bundle(Role.OPERATOR, getpass.getuser())
+
+    @property
+    def admin(self) -> Path:
+        """The admin's own bundle, with the authority."""
+        self._ca()
+        return self.directory
+
+    def _ca(self) -> Authority:
+        if self._authority is None:
+            self._authority, _ = ensure_authority(self.directory)
+        return self._authority
+
+
+def is_open_asked() -> bool:
+    """The variable says that clusters here are to be open."""
+    return os.environ.get(OPEN_VARIABLE, "1").lower() in {"1", "true", "yes", "on"}
