@@ -166,6 +166,7 @@ def _commit(session: Session, record: Submission, draft: Draft) -> Sent:
         tasks=draft.tasks,
         complete=True,
         held=bool(record.max_running) or None,
+        signer=_secured(session).get("signer"),
     )
     return Sent(submission=sent.submission, tasks=sent.tail.next if not sent.created else draft.tasks, created=sent.created)
 
@@ -174,7 +175,23 @@ def engine_of(session: Session) -> Engine:
     """A Submitter of this process, on the session's own connections; ends with the command."""
     from rmgr.client.engine import Engine
 
-    return session.own(Engine(session.coordinator(), session.data_store()))
+    return session.own(Engine(session.coordinator(), session.data_store(), **_secured(session)))
+
+
+def _secured(session: Session) -> dict[str, Any]:
+    """Who signs, and what is believed; nothing in an open cluster."""
+    credentials = session.credentials()
+    if credentials is None:
+        return {}
+    from rmgr.client.bootstrap import read_meta
+    from rmgr.client.secured import engine_options
+
+    coordinator = session.coordinator()
+    cluster_id = session.tree_id
+    if not cluster_id:
+        meta = read_meta(coordinator)
+        cluster_id = meta.cluster_id if meta is not None else ""
+    return engine_options(coordinator, credentials, session.config().security, cluster_id)
 
 
 # -- parts --------------------------------------------------------------------------------------------------------------------

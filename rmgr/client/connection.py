@@ -130,6 +130,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.zk import ZkCoordinator
     from rmgr.client.bootstrap import remembered, verify
     from rmgr.client.engine import Engine
+    from rmgr.client.secured import engine_options
     from rmgr.runtime.secured import credentials_of, zookeeper_options
 
     credentials = credentials_of(config)
@@ -138,8 +139,9 @@ def _open(config: Config, timeout_s: float) -> Connection:
     try:
         data = open_store(cluster.store, **({"create": False} if cluster.store.startswith("sqlite:") else {}))
         try:
-            verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
-            return Connection(Engine(coordinator, data), config, coordinator, credentials)
+            meta = verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
+            secured = engine_options(coordinator, credentials, config.security, meta.cluster_id)
+            return Connection(Engine(coordinator, data, **secured), config, coordinator, credentials)
         except BaseException:
             data.close()
             raise
@@ -153,6 +155,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.rpc_gateway_store import GatewayStore
     from rmgr.client.bootstrap import remembered, verify
     from rmgr.client.engine import Engine
+    from rmgr.client.secured import engine_options
     from rmgr.runtime.secured import credentials_of
 
     cluster = config.cluster
@@ -162,8 +165,9 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     )
     data = GatewayStore(cluster.gateway, credentials=credentials)
     try:
-        verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
-        return Connection(Engine(coordinator, data), config, coordinator, credentials)
+        meta = verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
+        secured = engine_options(coordinator, credentials, config.security, meta.cluster_id)
+        return Connection(Engine(coordinator, data, **secured), config, coordinator, credentials)
     except BaseException:
         data.close()
         coordinator.close(timeout_s=1.0)

@@ -18,10 +18,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from rmgr.client import cancelling, submitting
+from rmgr.client.authentic import Authenticity
+from rmgr.client.bootstrap import require_store
 from rmgr.client.entry import OwnerEntry
 from rmgr.client.gauge import Gauge
 from rmgr.client.lane import Lane
 from rmgr.client.ports import Listener
+from rmgr.client.signing import Signer
 from rmgr.client.snapshot import fetch
 from rmgr.client.values import Values
 from rmgr.coord import paths
@@ -46,11 +49,22 @@ class Engine:
     Args:
         coordinator, store: connected; closed with the engine.
         cap_blocks: overrides the queues' `max_pending_blocks` (tests).
+        signer, authenticity: sign what is sent, judge what comes back (secured clusters).
     """
 
     commit_timeout_s = 10.0
 
-    def __init__(self, coordinator: Coordinator, store: Store, *, cap_blocks: int | None = None) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Store,
+        *,
+        cap_blocks: int | None = None,
+        signer: Signer | None = None,
+        authenticity: Authenticity | None = None,
+    ) -> None:
+        self.signer = signer
+        self.authenticity = authenticity
         self.coordinator = coordinator
         self.store = store
         self.guid = uuid.uuid4().hex
@@ -102,8 +116,11 @@ class Engine:
     def open(self, draft: Submission, listener: Listener, *, timeout_s: float) -> Lane:
         """See `ports.SubmitterPort`."""
         self.check_usable()
+        require_store(self.store)
         self.post(self._entry.want)
-        made = submitting.submit(self.coordinator, draft, owner=self.guid, deadline_s=time.monotonic() + timeout_s)
+        made = submitting.submit(
+            self.coordinator, draft, owner=self.guid, deadline_s=time.monotonic() + timeout_s, signer=self.signer
+        )
         lane = Lane(
             self,
             made.submission,
@@ -141,6 +158,10 @@ class Engine:
             held=bool(submission.max_running),
             pending_cap=self._cap(submission.queue),
         )
+        signer = self.signer
+        if own and signer is not None:
+            signer.publish(self.coordinator, timeout_s=timeout_s)
+            own = signer.user == submission.user  # nobody can sign tasks for another user
         lane.wants_ownership = own
         self._begin(lane, fresh=False)
         if own:

@@ -6,6 +6,7 @@ on its owner's thread: every method is called there, and answers come back throu
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -14,10 +15,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rmgr.client.authentic import LOST, PAGED, Authenticity, doubted
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.records import decode_fragment, decode_outcomes, decode_page, decode_record
+from rmgr.coord.seal import named_digest
 from rmgr.errors import DataLost, NotFound, RmgrError, Unavailable
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State
@@ -25,8 +28,6 @@ from rmgr.model.submission import Paged
 
 #: Fragments asked for at once while they come faster than they are read.
 MAX_WINDOW = 64
-#: Error text of a COMPLETED outcome whose bytes are gone.
-LOST = "DATA_LOST"
 
 
 class Host(Protocol):
@@ -53,7 +54,8 @@ class Host(Protocol):
 class _Arrival:
     number: int
     fragment: Fragment
-    outcomes: Sequence[Outcome] | None  #: None: its row is being read
+    outcomes: Sequence[Outcome] | None  #: None: it is being checked, or its row is being read
+    zxid: int = PAGED
 
 
 class Follower:
@@ -63,6 +65,7 @@ class Follower:
         deliver: called with (number, fragment, outcomes) for each fragment, in order, on the owner's thread.
         gone: called once when the submission is no longer there, or cannot be read.
         resync_s: how often to look without a hint.
+        authenticity: which fragments to believe (secured clusters), None = all.
     """
 
     def __init__(
@@ -73,7 +76,9 @@ class Follower:
         gone: Callable[[RmgrError], None],
         *,
         resync_s: float = 20.0,
+        authenticity: Authenticity | None = None,
     ) -> None:
+        self._authenticity = authenticity
         self.number = number
         self._host = host
         self._deliver = deliver
@@ -161,7 +166,7 @@ class Follower:
         present = next((at for at, item in enumerate(found) if item is None), len(found))
         for item in found[:present]:
             assert item is not None
-            self._take(decode_fragment(item.data))
+            self._take(decode_fragment(item.data), item.stat.mzxid)
         self._hand_over()
         if done is not None and not self._count(counted):
             return
@@ -193,18 +198,51 @@ class Follower:
             return False
         return True
 
-    def _take(self, fragment: Fragment) -> None:
-        arrival = _Arrival(self._next, fragment, None if fragment.row else fragment.outcomes)
+    def _take(self, fragment: Fragment, zxid: int = PAGED) -> None:
+        arrival = _Arrival(self._next, fragment, None, zxid)
         self._next += 1
         self._arrived.append(arrival)
-        if fragment.row:
-            self._fetch(arrival)
+        self._check(arrival)
 
     def _hand_over(self) -> None:
         while self._arrived and self._arrived[0].outcomes is not None and not self._stopped:
             arrival = self._arrived.popleft()
             assert arrival.outcomes is not None
             self._deliver(arrival.number, arrival.fragment, arrival.outcomes)
+
+    # -- whether it is to be believed
+
+    def _check(self, arrival: _Arrival) -> None:
+        authenticity = self._authenticity
+        if authenticity is None:
+            self._checked(arrival, "")
+            return
+        why = authenticity.doubt(self.number, arrival.fragment, arrival.zxid)
+        if why is not None:
+            self._checked(arrival, why)
+            return
+        asking = self._host.io(lambda: authenticity.find_doubt(self.number, arrival.fragment, arrival.zxid))
+        asking.add_done_callback(lambda _: self._host.post(lambda: self._known(arrival, asking)))
+
+    def _known(self, arrival: _Arrival, asking: Future[str]) -> None:
+        if self._stopped:
+            return
+        try:
+            why = asking.result(0)
+        except Unavailable:
+            self._later(lambda: self._check(arrival))
+            return
+        self._checked(arrival, why)
+        self._hand_over()
+
+    def _checked(self, arrival: _Arrival, why: str) -> None:
+        fragment = arrival.fragment
+        if why:
+            arrival.outcomes = doubted(fragment, fragment.outcomes, why)
+        elif fragment.row:
+            self._fetch(arrival)
+        else:
+            arrival.outcomes = fragment.outcomes
 
     # -- outcomes in rows
 
@@ -217,13 +255,21 @@ class Follower:
             return
         try:
             row = reading.result(0)
-            arrival.outcomes = decode_outcomes(row[0]) if row is not None else lost_outcomes(arrival.fragment)
+            if row is not None and not self._is_named(arrival.fragment.row, row[0]):
+                arrival.outcomes = doubted(arrival.fragment, (), f"row {arrival.fragment.row} is not what its name says")
+            else:
+                arrival.outcomes = decode_outcomes(row[0]) if row is not None else lost_outcomes(arrival.fragment)
         except Unavailable:
             self._later(lambda: self._fetch(arrival))
             return
         except (DataLost, msgspec.DecodeError):
             arrival.outcomes = lost_outcomes(arrival.fragment)
         self._hand_over()
+
+    def _is_named(self, row: str, data: bytes) -> bool:
+        """The row holds what its name says; older ones have other names, which is good enough where nobody signs."""
+        digest = named_digest(row)
+        return hashlib.sha256(data).hexdigest() == digest if digest is not None else self._authenticity is None
 
     # -- pages
 

@@ -73,7 +73,7 @@ class Lane:
         self._changed = threading.Condition(self.lock)
         self.version = version
         self._sender = Sender(self, tail, tail_version, held=held or submission.phase is Phase.HELD)
-        self._follower = Follower(self.number, engine, self._on_fragment, self.die)
+        self._follower = Follower(self.number, engine, self._on_fragment, self.die, authenticity=engine.authenticity)
         self._repair = Repair(self)
         self._takeover = Takeover(self)
         self._released = False

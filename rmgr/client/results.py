@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from concurrent.futures import CancelledError
 
-from rmgr.client.follower import LOST
+from rmgr.client.authentic import LOST
 from rmgr.coord import keys
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import DataLost, PickleFailed, TaskFailed
@@ -44,6 +45,8 @@ def value_of(settled: Settled, number: int, store: Store, *, timeout_s: float = 
         found = store.get(key, timeout_s=timeout_s)
         if found is None:
             raise DataLost(f"the result of task {task} ({key}) is missing from the data store", hint="submit it again")
+        if outcome.value_sha256 is not None and hashlib.sha256(found[0]).digest() != outcome.value_sha256:
+            raise DataLost(f"the result of task {task} ({key}) in the data store is not what its node has stored", hint="submit it again")
         return load(found[0], found[1], f"the result of task {task}")
     if not outcome.value and outcome.pickled:
         return None  # a command, or the keyed form: there is nothing to return

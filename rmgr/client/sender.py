@@ -7,6 +7,7 @@ Lives on the Submitter's thread; the buffer is shared with the callers under the
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rmgr.client.claims import claim
 from rmgr.client.gauge import FULL_LOOK_S
 from rmgr.client.packing import Buffer, Packed, block_of
+from rmgr.client.signing import Seal, unsealed
 from rmgr.coord import keys, ops, paths
 from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Committed, Conflict, Create, Multi, Outcome, Stamped, Unknown
@@ -71,6 +73,7 @@ class Sender:
         self._round: _Round | None = None
         self._rounds = 0
         self._retry_s = 0.05
+        self._seal: Seal | None = None
 
     @property
     def sent(self) -> int:
@@ -118,8 +121,9 @@ class Sender:
         rows: list[tuple[str, bytes]] = []
         for item in current.packed:
             if item.to_row:
-                row = current.rows[item.first] = keys.arguments(number, item.first, current.tail.enqueued)
-                rows.append((row, encode_payloads(item.payloads)))
+                data = encode_payloads(item.payloads)
+                row = current.rows[item.first] = keys.arguments(number, item.first, hashlib.sha256(data).hexdigest())
+                rows.append((row, data))
 
         def write() -> dict[int, str]:
             put_rows(self._engine.store, rows)
@@ -177,6 +181,10 @@ class Sender:
             )
             for item in current.packed
         ]
+        if self._seal is None:
+            signer = self._engine.signer
+            self._seal = signer.sealer(submission) if signer is not None else unsealed
+        blocks = [(key, self._seal(key, data)) for key, data in blocks]
         gone = current.refused.keys() | set(current.dropped)
         if gone:
             blocks = [part for block in blocks for part in _without(block, gone)]

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from rmgr.client.signing import Signer, unsealed
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Unknown
 from rmgr.coord.ports import Coordinator
@@ -50,6 +51,7 @@ def submit(
     tasks: int = 0,
     complete: bool = False,
     held: bool | None = None,
+    signer: Signer | None = None,
 ) -> Submitted:
     """Makes `draft` a submission; its id is ignored, its token generated when it has none.
 
@@ -57,9 +59,13 @@ def submit(
         owner: guid of the Submitter that looks after it, "" = the leader.
         blocks: its first blocks, given its number; tasks: how many they are; complete: no more will follow.
         deadline_s: monotonic.
-    Raises: SubmitUnknown when it is not known whether it was committed (the same token is safe);
-        CoordinationUnavailable when it surely was not; WrongCluster.
+        signer: signs the blocks, and is the user then (secured clusters).
+    Raises: PermissionDenied (not a user's credentials); SubmitUnknown when it is not known whether it was committed (the
+        same token is safe); CoordinationUnavailable when it surely was not; WrongCluster.
     """
+    if signer is not None:
+        signer.publish(coordinator, timeout_s=max(0.1, min(_STEP_S, deadline_s - time.monotonic())))
+        draft = replace(draft, user=signer.user)
     token = draft.token or uuid.uuid4().hex
     digest = token_digest(draft.user, token)
     tail = Tail(next=tasks, complete=complete, reigns=((0, owner),) if owner else ())
@@ -71,12 +77,13 @@ def submit(
             return found
         number, version = found
         submission = replace(draft, id=number, owner=owner, token=token)
+        seal = signer.sealer(submission) if signer is not None else unsealed
         multi = ops.submit(
             submission,
             ids_version=version,
             token_digest=digest,
             tail=tail,
-            blocks=blocks(number),
+            blocks=[(key, seal(key, data)) for key, data in blocks(number)],
             make_bucket=number % 1000 == 0 or number == 1 if make_bucket is None else make_bucket,
             held=held,
         )

@@ -5,8 +5,8 @@ Told of outcomes on the Submitter's thread; everything else is called by users' 
 
 from __future__ import annotations
 
+import hashlib
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -116,9 +116,10 @@ class Tasks:
         lane.add(spec, [b""], row=self.store_row(payload))
 
     def store_row(self, payload: bytes) -> str:
-        """Writes the arguments of one task; returns the row. Its key only has to be of this submission."""
-        row = keys.arguments(self.number, 0, uuid.uuid4().hex)
-        self.store.put(row, encode_payloads((payload,)))
+        """Writes the arguments of one task; returns the row, named by its content as all of them."""
+        data = encode_payloads((payload,))
+        row = keys.arguments(self.number, 0, hashlib.sha256(data).hexdigest())
+        self.store.put(row, data)
         return row
 
     def lane_or_raise(self) -> LanePort:

@@ -1,0 +1,77 @@
+"""Signs the work of a user before it leaves his process (secured clusters; `coord/seal.py` says what is signed)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.seal import seal_block, spec_digest
+from rmgr.errors import PermissionDenied
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.submission import Submission
+
+if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
+
+Seal = Callable[[BlockKey, BlockData], BlockData]
+
+
+class Signer:
+    """One user's signature. Thread-safe.
+
+    Args:
+        cluster_id: of the cluster's tree; what is signed for it is worth nothing in another one.
+        ttl_s: how long signed work may wait.
+    Raises: PermissionDenied when the bundle is not a person's.
+    """
+
+    def __init__(self, credentials: Credentials, cluster_id: str, *, ttl_s: float) -> None:
+        self._credentials = credentials
+        self._cluster_id = cluster_id
+        self._ttl_s = ttl_s
+        self._published = False
+        self._lock = threading.Lock()
+
+    @property
+    def user(self) -> str:
+        """In whose name."""
+        return self._credentials.identity.name
+
+    def publish(self, coordinator: Coordinator, *, timeout_s: float = 10.0) -> None:
+        """The user's certificate is there for those who verify; once a process.
+
+        Raises: CoordinationUnavailable; PermissionDenied when the bundle is not a person's.
+        """
+        who = self._credentials.identity
+        if not who.is_person:
+            raise PermissionDenied(
+                f"the credentials in {self._credentials.directory} are those of {who.role} {who.name}, and only users submit work",
+                hint="rmgr admin add-user NAME makes a user's; then set RMGR_SECURITY_DIR",
+            )
+        from rmgr.adapters.trust import publish
+
+        with self._lock:
+            if not self._published:
+                publish(coordinator, self._credentials, timeout_s=timeout_s)
+                self._published = True
+
+    def sealer(self, record: Submission) -> Seal:
+        """Seals blocks of one submission. Cost: 0.1 ms a block."""
+        spec, sign = spec_digest(record), self._credentials.sign
+        key_id, user = self._credentials.identity.key_id, record.user
+
+        def seal(key: BlockKey, data: BlockData) -> BlockData:
+            not_after_s = int(time.time() + self._ttl_s)
+            return seal_block(
+                key, data, cluster_id=self._cluster_id, user=user, spec=spec, key_id=key_id, not_after_s=not_after_s, sign=sign
+            )
+
+        return seal
+
+
+def unsealed(_: BlockKey, data: BlockData) -> BlockData:
+    """What an open cluster does."""
+    return data
