@@ -1,0 +1,48 @@
+"""deploy/rmgr.toml: every key of rmgr/config.py, with its true default, explained."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rmgr.cli.main import cli
+from rmgr.config import _SECTIONS, Config, check_file
+
+FILE = Path(__file__).parents[2] / "deploy" / "rmgr.toml"
+_KEY = re.compile(r"^#([a-z_]+) = (.*)$")
+DEFAULTS = Config()
+
+
+def test_the_file_as_it_is_means_the_defaults() -> None:
+    assert dataclasses.replace(check_file(FILE), source="") == DEFAULTS
+    done = CliRunner().invoke(cli, ["config", "check", str(FILE)])
+    assert (done.exit_code, done.output) == (0, f"{FILE}: configuration, nothing wrong\n")
+
+
+def test_the_keys_in_it_switched_on_are_all_keys_with_their_defaults(tmp_path: Path) -> None:
+    text = "\n".join(_KEY.sub(r"\1 = \2", line) for line in FILE.read_text().splitlines())
+    switched_on = tmp_path / "config.toml"
+    switched_on.write_text(text)
+    found = {section: set(table) for section, table in tomllib.loads(text).items()}
+    assert found == {section: {field.name for field in dataclasses.fields(kind)} for section, kind in _SECTIONS.items()}
+    assert dataclasses.replace(check_file(switched_on), source="") == DEFAULTS
+
+
+@pytest.mark.parametrize("section", _SECTIONS)
+def test_every_key_is_explained_in_the_order_of_the_code(section: str) -> None:
+    lines = FILE.read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"[{section}]"))
+    end = next((number for number, line in enumerate(lines) if number > start and line.startswith("[")), len(lines))
+    assert "#" in lines[start], "what the section is for"
+    keys = []
+    for number in range(start + 1, end):
+        match = _KEY.match(lines[number])
+        if match:
+            keys.append(match[1])
+            assert lines[number - 1].startswith("# "), f"{match[1]} is not explained"
+    assert keys == [field.name for field in dataclasses.fields(_SECTIONS[section])]
