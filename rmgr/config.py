@@ -188,6 +188,11 @@ def user_bundle(env: Mapping[str, str] | None = None) -> Path:
     return _config_home(os.environ if env is None else env) / "rmgr" / "bundle"
 
 
+def authority_directory(env: Mapping[str, str] | None = None) -> Path:
+    """Where an admin's cluster authority is made and looked for when nothing names it."""
+    return _config_home(os.environ if env is None else env) / "rmgr" / "authority"
+
+
 def dev_file(env: Mapping[str, str] | None = None) -> Path:
     """Where a running `rmgr dev` records its endpoints."""
     env = os.environ if env is None else env

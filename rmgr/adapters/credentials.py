@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -135,7 +137,7 @@ def load_ca(directory: Path | str) -> Authority:
 
 
 def write_files(directory: Path | str, files: Mapping[str, bytes], *, replace: bool = False) -> Path:
-    """Writes a bundle or an authority: directory 0700, files 0600, each whole or not at all.
+    """Writes a bundle or an authority: directory 0700, files 0600; a new directory whole or not at all, else each file.
 
     Raises: ConfigError when a file is there already and `replace` is not given; nothing was written then.
     """
@@ -143,8 +145,25 @@ def write_files(directory: Path | str, files: Mapping[str, bytes], *, replace: b
     there = [name for name in files if (where / name).exists()]
     if there and not replace:
         raise ConfigError(f"{where / there[0]} exists already and is not overwritten", hint="choose another --dir, or remove it")
-    where.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not where.exists():
+        where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = Path(tempfile.mkdtemp(prefix=f".{where.name}.", dir=where.parent))  # 0700
+        try:
+            _write_each(draft, files)
+            draft.rename(where)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        return where
     where.chmod(0o700)
+    _write_each(where, files)
+    return where
+
+
+# -- inside ----------------------------------------------------------------------------------------------------------------
+
+
+def _write_each(where: Path, files: Mapping[str, bytes]) -> None:
     for name, data in files.items():
         draft = where / f".{name}.new"
         with contextlib.suppress(FileNotFoundError):
@@ -155,10 +174,6 @@ def write_files(directory: Path | str, files: Mapping[str, bytes], *, replace: b
             sink.flush()
             os.fsync(sink.fileno())
         draft.replace(where / name)
-    return where
-
-
-# -- inside ----------------------------------------------------------------------------------------------------------------
 
 
 def _check_place(where: Path) -> None:

@@ -11,6 +11,8 @@ from rmgr.cli.context import Session
 
 #: name -> (module:function, what it does). A command stands here when it exists.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("admin_init:init", "Make a cluster's authority, its daemons' credentials and the first user's"),
+    "init-store": ("admin_store:init_store", "Make the data store, or bring its schema to this release"),
     "add-node": ("admin_nodes:add_node", "Invite a machine: prints the one command to type there"),
     "identities": ("admin_nodes:identities", "Who is known to the cluster, and who was revoked"),
     "revoke": ("admin_nodes:revoke", "Believe a node or a user no longer"),
@@ -40,6 +42,7 @@ class AdminGroup(RmgrGroup):
     "admin",
     kind=AdminGroup,
     examples="""\
+    rmgr admin init                   # an authority, and credentials for daemons and you
     rmgr admin add-node n4            # prints what to type on the new machine
     rmgr admin revoke n4              # and it never comes back""",
 )

@@ -29,15 +29,18 @@ def authority_option(function: Any) -> Any:
     return click.option(
         "--authority",
         metavar="DIR",
-        help="the admin's directory, made by rmgr admin init  [[security] dir, where that is one]",
+        help="the admin's directory, made by rmgr admin init  [[security] dir where that is one, else ~/.config/rmgr/authority]",
     )(function)
 
 
 def as_admin(session: Session, directory: str | None) -> Authority:
     """The cluster's authority; from now on the session has the admin's rights. Raises ConfigError, NotConnected."""
     from rmgr.adapters.credentials import load_ca
+    from rmgr.config import authority_directory
 
     where = directory or session.config().security.dir
+    if not directory and not (Path(where) / "ca.key").exists() and (authority_directory() / "ca.key").exists():
+        where = str(authority_directory())
     if not where:
         raise NotConnected("which cluster's authority?", hint="name the directory that rmgr admin init made: --authority DIR")
     authority = load_ca(Path(where).expanduser())

@@ -1,0 +1,111 @@
+"""`rmgr admin init`: a cluster's authority, the bundles of its daemons, and the first user's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.errors import ConfigError
+from rmgr.model.identity import Role, check_name
+
+if TYPE_CHECKING:
+    from rmgr.adapters.pki import Authority
+
+_DAEMONS = (Role.WATCHDOG, Role.STARTER, Role.SUBMITTER)
+
+
+@command(
+    "init",
+    examples="""\
+    rmgr admin init
+    rmgr admin init --dir /srv/rmgr/authority --cluster lab --hosts head,10.0.0.1
+    rmgr admin init --servers zk1,zk2,zk3       # and certificates for ZooKeeper's servers""",
+    exits="0 everything is there (made now, or before), 2 what is there belongs to another cluster or cannot be used",
+)
+@click.option("--dir", "directory", metavar="DIR", help="the authority's directory: keep it safe  [~/.config/rmgr/authority]")
+@click.option("--cluster", metavar="NAME", default="", help="name of the cluster in its certificates  [a random one]")
+@click.option("--user", metavar="NAME", help="the first user, an operator  [you]")
+@click.option("--user-dir", metavar="DIR", help="where his credentials go  [~/.config/rmgr/bundle, where rmgr looks]")
+@click.option("--hosts", metavar="A,B", default="", help="names and addresses in the daemons' certificates, beside localhost")
+@click.option("--servers", metavar="A,B", default="", help="host names of ZooKeeper and Cassandra servers that need certificates")
+def init(session: Session, directory: str | None, cluster: str, user: str | None, user_dir: str | None, hosts: str, servers: str) -> None:
+    """Makes a cluster's certificate authority, credentials for its daemons, and the first user's.
+
+    Nothing that is there is ever overwritten: type it again to see what there is. Keys are files of mode 0600.
+    """
+    from rmgr.adapters.founding import LOCAL_HOSTS, ensure_authority, ensure_bundle, ensure_server
+    from rmgr.cli.render import emit
+    from rmgr.config import authority_directory
+
+    where = (Path(directory).expanduser() if directory else authority_directory()).resolve()
+    name = check_name(user or session.me)
+    authority, is_new = ensure_authority(where, cluster=cluster)
+    made, kept = [], []
+    (made if is_new else kept).append(where)
+    named = (*_parts(hosts), *LOCAL_HOSTS)
+    for role in _DAEMONS:
+        bundle = where / "bundles" / role.value
+        (made if ensure_bundle(authority, bundle, role.value, role, hosts=named) else kept).append(bundle)
+    own, is_made = _first_user(session, authority, where, name, user_dir)
+    (made if is_made else kept).append(own)
+    for server in _parts(servers):
+        place = where / "servers" / server
+        (made if ensure_server(authority, place, server, (server,)) else kept).append(place)
+    if session.json:
+        emit(
+            {
+                "cluster": authority.cluster,
+                "dir": str(where),
+                "made": [str(path) for path in made],
+                "kept": [str(path) for path in kept],
+                "user": {"name": name, "dir": str(own)},
+            }
+        )
+        return
+    for path in made:
+        sys.stdout.write(f"made   {path}\n")
+    for path in kept:
+        sys.stdout.write(f"there  {path}\n")
+    sys.stdout.write(_next(authority, where, name, own, has_servers=bool(servers)))
+
+
+def _first_user(session: Session, authority: Authority, where: Path, name: str, user_dir: str | None) -> tuple[Path, bool]:
+    """His bundle and whether it was made: in the place where rmgr looks if he is who types this and the place is free."""
+    from rmgr.adapters.founding import ensure_bundle
+    from rmgr.config import user_bundle
+
+    mine = Path(user_dir).expanduser().resolve() if user_dir else user_bundle() if name == session.me else None
+    if mine is not None:
+        try:
+            return mine, ensure_bundle(authority, mine, name, Role.OPERATOR)
+        except ConfigError as error:
+            if user_dir:
+                raise
+            session.note(f"{error.message}; {error.hint}")
+    other = where / "bundles" / f"{Role.OPERATOR}-{name}"
+    return other, ensure_bundle(authority, other, name, Role.OPERATOR)
+
+
+def _next(authority: Authority, where: Path, name: str, own: Path, *, has_servers: bool) -> str:
+    from rmgr.config import user_bundle
+
+    lines = [f"\nThe cluster is called {authority.cluster}. {where / 'ca.key'} is its root: back it up, and let nobody read it.\n"]
+    if has_servers:
+        lines.append(f"ZooKeeper: take {where}/servers/HOST to each server, and say zookeeper_tls = true in [security].\n")
+    lines.append("Next, on this machine:\n")
+    lines += [f"  rmgr {role} --security-dir {where}/bundles/{role} ...\n" for role in _DAEMONS[:2]]
+    if own == user_bundle():
+        lines.append(f"  rmgr status                      as {name}: rmgr looks in {own}\n")
+    else:
+        lines.append(f"  RMGR_SECURITY_DIR={own} rmgr status      as {name}\n")
+    lines.append("Other machines and users: rmgr admin add-node NAME, rmgr admin add-user NAME\n")
+    return "".join(lines)
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
