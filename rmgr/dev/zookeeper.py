@@ -11,9 +11,11 @@ import random
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +23,7 @@ from rmgr.adapters.zk_wire import four_letter
 from rmgr.dev.zookeeper_jars import HOW_TO_INSTALL, class_path, java, missing_parts
 from rmgr.errors import Unavailable
 
-__all__ = ["ZooKeeperEnsemble", "ZooKeeperServer", "free_port", "java", "missing_parts"]
+__all__ = ["ServerTls", "ZooKeeperEnsemble", "ZooKeeperServer", "free_port", "java", "missing_parts"]
 
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _POLL_S = 0.02
@@ -49,6 +51,43 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise Unavailable(msg)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTls:
+    """With what a server shows who it is (PEM, all three), and whom it lets in.
+
+    Args:
+        needs_client: clients without a certificate of the same authority are turned away in the handshake.
+    """
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    ca: bytes
+    needs_client: bool = True
+
+    def write(self, directory: Path) -> dict[str, object]:
+        """The files in `directory`, as lines of zoo.cfg."""
+        keys, trusted = directory / "server.pem", directory / "ca.pem"
+        keys.touch(mode=0o600)
+        keys.write_bytes(self.key + self.certificate)
+        trusted.write_bytes(self.ca)
+        return {
+            "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+            "ssl.keyStore.location": keys,
+            "ssl.trustStore.location": trusted,
+            "ssl.clientAuth": "need" if self.needs_client else "none",
+            "ssl.hostnameVerification": "false",  # of clients: they are known by their certificate's authority, not by their address
+            "sslQuorum": "false",
+        }
+
+    def context(self, directory: Path) -> ssl.SSLContext:
+        """For a look at the server itself, with its own certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if self.needs_client:
+            context.load_cert_chain(directory / "server.pem")
+        return context
+
+
 class ZooKeeperServer:
     """One server process on one data directory; start, stop, kill and start again as often as needed.
 
@@ -60,6 +99,7 @@ class ZooKeeperServer:
         release: "3.8" (Debian's) or "3.9" (fetched from Maven Central); "": what `zookeeper_jars.class_path` finds.
         java_opts: more options of the JVM, e.g. ("-Dzookeeper.snapCount=1000",).
         config: more lines of zoo.cfg.
+        tls: `port` speaks TLS, and there is no other.
         die_with_parent: the server is killed when the *thread* that started it ends (PR_SET_PDEATHSIG through
             setpriv(1), where that exists): start it from a thread that lives as long as the process.
     """
@@ -75,9 +115,11 @@ class ZooKeeperServer:
         release: str = "",
         java_opts: Sequence[str] = (),
         config: Mapping[str, object] | None = None,
+        tls: ServerTls | None = None,
         die_with_parent: bool = False,
     ) -> None:
         self.data_dir = Path(data_dir)
+        self.tls = tls
         self.host = host
         self.port = port or free_port(host)
         self._tick_ms = tick_ms
@@ -227,7 +269,8 @@ class ZooKeeperServer:
 
     def _say(self, what: str) -> str:
         try:
-            answer = four_letter(self.host, self.port, "srvr", timeout_s=1.0)
+            tls = self.tls.context(self.data_dir) if self.tls else None
+            answer = four_letter(self.host, self.port, "srvr", timeout_s=1.0, tls=tls)
         except Unavailable:
             return ""
         return next((line.removeprefix(what).strip() for line in answer.splitlines() if line.startswith(what)), "")
@@ -239,13 +282,14 @@ class ZooKeeperServer:
             "initLimit": 10,
             "syncLimit": 5,
             "dataDir": self.data_dir / "data",
-            "clientPort": self.port,
-            "clientPortAddress": self.host,
+            ("secureClientPort" if self.tls else "clientPort"): self.port,
+            ("secureClientPortAddress" if self.tls else "clientPortAddress"): self.host,
             "maxClientCnxns": 0,
             "admin.enableServer": "false",
             "autopurge.snapRetainCount": 3,
             "autopurge.purgeInterval": 1,
             "4lw.commands.whitelist": "srvr,ruok,mntr,conf",
+            **(self.tls.write(self.data_dir) if self.tls else {}),
             **self._config,
         }
         (self.data_dir / "data").mkdir(exist_ok=True)
@@ -267,6 +311,7 @@ class ZooKeeperEnsemble:
         heap_mb: int = 128,
         release: str = "",
         java_opts: Sequence[str] = (),
+        tls: ServerTls | None = None,
         die_with_parent: bool = False,
     ) -> None:
         self.data_dir = Path(data_dir)
@@ -280,6 +325,7 @@ class ZooKeeperEnsemble:
                 release=release,
                 java_opts=java_opts,
                 config=members,
+                tls=tls,
                 die_with_parent=die_with_parent,
             )
             for number in range(1, size + 1)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import shutil
-import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rmgr.adapters.pki import issue_server
 from rmgr.adapters.zk import Acl, ZkCoordinator, ZkSecurity
 from rmgr.coord.multi import Committed, Create, Exists, Multi
-from rmgr.dev.zookeeper import ZooKeeperServer, free_port
-from rmgr.errors import NotConnected, PermissionDenied
+from rmgr.dev.zookeeper import ServerTls, ZooKeeperEnsemble, ZooKeeperServer
+from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable
+from rmgr.model.identity import Role
+from tests.conftest import need_zookeeper
+from tests.harness.bundles import session_bundles
 
 USER, PASSWORD = "rmgr", "not for production"
 
@@ -45,44 +48,79 @@ def test_an_access_list_keeps_strangers_out_and_says_so(zookeeper: ZooKeeperServ
         assert found.data == b"secret"
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl to make a certificate with")
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, "-keyout", key, "-out", cert],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    (tmp_path / "both.pem").write_bytes(key.read_bytes() + cert.read_bytes())
-    return cert
+def server_tls(
+    hosts: tuple[str, ...] = ("127.0.0.1",), *, days: int = 2, now_s: float | None = None, needs_client: bool = True
+) -> ServerTls:
+    ca = session_bundles("").ca
+    certificate, key = issue_server(ca, "zk", hosts, days=days, now_s=now_s)
+    return ServerTls(certificate=certificate, key=key, ca=ca.cert_pem, needs_client=needs_client)
 
 
-@pytest.fixture
-def secure(zookeeper_parts: None, certificate: Path, tmp_path: Path) -> Iterator[str]:
-    port = free_port()
-    settings = {
-        "secureClientPort": port,
-        "secureClientPortAddress": "127.0.0.1",
-        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
-        "ssl.keyStore.location": tmp_path / "both.pem",
-        "ssl.trustStore.location": certificate,
-        "ssl.clientAuth": "none",
-    }
-    with ZooKeeperServer(tmp_path / "zk", heap_mb=96, config=settings, die_with_parent=True):
-        yield f"127.0.0.1:{port}"
+def secure_client(role: Role = Role.USER, cluster: str = "") -> ZkSecurity:
+    bundle = session_bundles(cluster).dir(role)
+    return ZkSecurity(tls=True, ca_file=f"{bundle}/ca.crt", cert_file=f"{bundle}/tls.crt", key_file=f"{bundle}/tls.key")
 
 
-def test_tls_with_a_checked_certificate(secure: str, certificate: Path) -> None:
-    security = ZkSecurity(tls=True, ca_file=str(certificate))
-    with ZkCoordinator.connect(secure, "/t", security=security, connect_timeout_s=15) as coord:
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
+    """Three servers that speak TLS only, with clients that the cluster's authority knows."""
+    need_zookeeper("3.9")
+    where = tmp_path_factory.mktemp("secure")
+    with ZooKeeperEnsemble(where, heap_mb=96, tick_ms=500, release="3.9", tls=server_tls(), die_with_parent=True) as ensemble:
+        yield ensemble
+
+
+def test_an_ensemble_is_reached_by_tls_both_sides_checked(secure: ZooKeeperEnsemble, chroot: str) -> None:
+    with ZkCoordinator.connect(secure.hosts, chroot, security=secure_client(), connect_timeout_s=15, session_timeout_s=5.0) as coord:
         coord.ensure(["/names"])
         commits = [coord.commit(make(f"/names/{'n' * 200}{number}")) for number in range(300)]
         assert all(isinstance(commit.result(10), Committed) for commit in commits)
         assert len(coord.children("/names").result(5) or []) == 300  # 60 kB: several records of TLS
-    with pytest.raises(NotConnected, match=r"(?i)certificate"):
-        ZkCoordinator.connect(secure, "/t", security=ZkSecurity(tls=True), connect_timeout_s=2)
+        session = coord.session_id
+        for server in secure.servers:  # wherever the session is, it goes on elsewhere
+            server.pause()
+            assert isinstance(coord.commit(make(f"/names/{server.port}"), timeout_s=20).result(25), Committed)
+            server.resume()
+            server.wait_ready(10)
+        assert coord.session_id == session
+
+
+def test_who_shows_no_certificate_of_the_cluster_is_turned_away(secure: ZooKeeperEnsemble) -> None:
+    ca_file = secure_client().ca_file
+    with pytest.raises(NotConnected, match="alert bad certificate"):
+        ZkCoordinator.connect(secure.hosts, "/t", security=ZkSecurity(tls=True, ca_file=ca_file), connect_timeout_s=1)
+    with pytest.raises(NotConnected, match="fails the TLS handshake .unable to get local issuer") as foreign:
+        ZkCoordinator.connect(secure.hosts, "/t", security=secure_client(cluster="other-cluster"), connect_timeout_s=1)
+    assert "ca.crt" in foreign.value.hint
+    with pytest.raises(Unavailable) as plain:
+        ZkCoordinator.connect(secure.hosts, "/t", connect_timeout_s=1)
+    assert "is TLS on at both ends" in plain.value.hint
+    with pytest.raises(NotConnected):  # the authorities of the operating system do not count beside the cluster's
+        ZkCoordinator.connect(secure.hosts, "/t", security=ZkSecurity(tls=True), connect_timeout_s=1)
+
+
+def test_tls_towards_a_port_without_it_is_told(zookeeper: ZooKeeperServer) -> None:
+    with pytest.raises(Unavailable, match="TLS"):
+        ZkCoordinator.connect(zookeeper.hosts, "/t", security=secure_client(), connect_timeout_s=1)
+
+
+@pytest.mark.parametrize(
+    ("tls", "said"),
+    [
+        ({"hosts": ("zk.elsewhere", "10.9.8.7")}, "IP address mismatch"),
+        ({"days": 1, "now_s": time.time() - 5 * 86400}, "certificate has expired"),
+    ],
+)
+def test_a_server_with_a_wrong_or_old_certificate_is_told_by_what_is_wrong(
+    zookeeper_parts: None, tmp_path: Path, tls: dict[str, object], said: str
+) -> None:
+    with ZooKeeperServer(tmp_path / "zk", heap_mb=64, tls=server_tls(**tls, needs_client=False), die_with_parent=True) as server:
+        with pytest.raises(NotConnected, match=said) as told:
+            ZkCoordinator.connect(server.hosts, "/t", security=secure_client(), connect_timeout_s=1)
+        assert server.hosts in told.value.message
+        assert "name the host" in told.value.hint
+
+
+def test_a_bundle_without_its_files_is_named(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gone"):
+        ZkSecurity(tls=True, ca_file=str(tmp_path / "gone.crt")).context()
