@@ -50,11 +50,12 @@ class TreeReport:
         return [item.path for item in self.deviations if any(entry.scheme == "world" for entry in item.found)]
 
 
-def check_tree(coordinator: ZkCoordinator, *, mend: bool = False, timeout_s: float = 10.0) -> TreeReport:
+def check_tree(coordinator: ZkCoordinator, *, mend: bool = False, limit: int = 0, timeout_s: float = 10.0) -> TreeReport:
     """Looks at every znode below the chroot, parents first.
 
     Args:
         mend: sets the right list where another is; takes a role that may (admin, WatchDog).
+        limit: stops after about so many znodes, 0 = looks at all.
         timeout_s: of each request.
     Raises: StateConflict in an open cluster; PermissionDenied when `mend` is not allowed; CoordinationUnavailable.
     """
@@ -63,6 +64,8 @@ def check_tree(coordinator: ZkCoordinator, *, mend: bool = False, timeout_s: flo
     while level:
         below: list[str] = []
         for batch in _batches(level):
+            if limit and report.checked >= limit:
+                return report
             _look_at(coordinator, batch, report, mend=mend, timeout_s=timeout_s)
             below += _children(coordinator, batch, timeout_s)
         level = below

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shutil
+import ssl
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
+    import ssl
+
     from rmgr.adapters.credentials import Credentials
     from rmgr.adapters.rpc import LeaderClient
     from rmgr.cli.context import Session
@@ -41,6 +44,7 @@ _LOW_DISK_SHARE, _LOW_DISK_BYTES = 0.03, 1 << 30
 _SLOW_FSYNC_MS = 50.0
 _SKEW_S = 2.0
 _LOW_FILES = 4096
+_MOST_ZNODES = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,15 +187,18 @@ def zookeeper_servers(session: Session) -> Checks:
         return
     from rmgr.adapters.zk_wire import four_letter
     from rmgr.errors import Unavailable
+    from rmgr.runtime.secured import zookeeper_options
 
     hosts, _ = session.config().cluster.hosts_and_chroot()
+    security = zookeeper_options(session.config(), session.credentials()).get("security")
+    tls = security.context() if security is not None and security.tls else None
     serving = 0
     servers = [host.strip() for host in hosts.split(",") if host.strip()]
     for server in servers:
         host, port = _endpoint(server)
         name = f"zookeeper {server}"
         try:
-            srvr = four_letter(host, port, "srvr", timeout_s=3.0)
+            srvr = four_letter(host, port, "srvr", timeout_s=3.0, tls=tls)
         except Unavailable as error:
             fix = "is it running? its log tells; several servers: a quorum of them must run"
             yield Check(name=name, ok=False, detail=error.message, fix=fix)
@@ -207,19 +214,19 @@ def zookeeper_servers(session: Session) -> Checks:
         serving += 1
         version = _after(srvr, "version:").split("-", 1)[0].split(",", 1)[0]
         yield Check(name=name, ok=True, detail=f"{version}, {mode}, {_after(srvr, 'Connections:')} connections")
-        yield from _measured(name, host, port)
+        yield from _measured(name, host, port, tls)
     if len(servers) > 1 and serving <= len(servers) // 2:
         detail = f"{serving} of {len(servers)} servers serve: no quorum"
         yield Check(name="zookeeper quorum", ok=False, detail=detail, fix="start the others")
 
 
-def _measured(name: str, host: str, port: int) -> Checks:
+def _measured(name: str, host: str, port: int, tls: ssl.SSLContext | None) -> Checks:
     from rmgr.adapters.zk_wire import four_letter
     from rmgr.errors import Unavailable
 
     try:
-        mntr = four_letter(host, port, "mntr", timeout_s=3.0)
-        conf = four_letter(host, port, "conf", timeout_s=3.0)
+        mntr = four_letter(host, port, "mntr", timeout_s=3.0, tls=tls)
+        conf = four_letter(host, port, "conf", timeout_s=3.0, tls=tls)
     except Unavailable:
         return
     facts = dict(re.findall(r"^(\w+)\t(\S+)", mntr, re.MULTILINE))
@@ -260,6 +267,7 @@ def coordination(session: Session) -> Checks:
         detail=f"a sync took {sync_ms:.1f} ms",
         fix="" if sync_ms < 1000 else "ZooKeeper is overloaded or far",
     )
+    yield from access_lists(session)
     from rmgr.client.bootstrap import read_meta, remembered
 
     meta = read_meta(coordinator, timeout_s=timeout_s)
@@ -273,6 +281,24 @@ def coordination(session: Session) -> Checks:
         yield Check(name="cluster id", ok=False, detail=detail, fix="they do not belong together: name the right --zk and --store")
     else:
         yield Check(name="cluster id", ok=True, detail=known + ("" if bound else note))
+
+
+def access_lists(session: Session) -> Checks:
+    """In a secured cluster: every znode has the access list of its place."""
+    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.adapters.zk_acl import RoleLists
+    from rmgr.adapters.zk_tree import check_tree
+
+    coordinator = session.coordinator()
+    if not isinstance(coordinator, ZkCoordinator) or not isinstance(coordinator.lists, RoleLists):
+        return
+    report = check_tree(coordinator, limit=_MOST_ZNODES, timeout_s=session.left_s(10.0) or 10.0)
+    if not report.deviations:
+        yield Check(name="access lists", ok=True, detail=f"{report.checked} znodes looked at, each as it should be")
+        return
+    found = "; ".join(item.sentence(coordinator.lists) for item in report.deviations[:5])
+    detail = f"{len(report.deviations)} of {report.checked} znodes have another list than they should: {found}"
+    yield Check(name="access lists", ok=False, detail=detail, fix="restart a WatchDog: it mends the tree, and logs tree_secured")
 
 
 # -- data store ---------------------------------------------------------------------------------------------------------------
