@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "add-node": ("admin_nodes:add_node", "Invite a machine: prints the one command to type there"),
     "identities": ("admin_nodes:identities", "Who is known to the cluster, and who was revoked"),
     "revoke": ("admin_nodes:revoke", "Believe a node or a user no longer"),
+    "rotate": ("admin_rotate:rotate", "New secrets of ZooKeeper while the cluster works"),
 }
 
 

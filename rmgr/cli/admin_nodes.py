@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _EXITS = "0 done, 2 usage, 3 nobody of that name, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
 _LASTS_S = 3600.0
+#: How long daemons have to fetch a new secret.
+GRACE_S = 15.0
 _DAEMONS = ("starter", "watchdog", "submitter")
 _ROLES = tuple(role.value for role in Role if role is not Role.JOIN)
 
@@ -133,12 +135,18 @@ def identities(session: Session, authority: str | None) -> None:
 @click.argument("whom", metavar="NAME|KEY_ID")
 @click.option("--role", type=one_of("role", _ROLES), metavar="ROLE", help="which one, where a name has several")
 @click.option("--reason", metavar="TEXT", default="", help="kept with the revocation")
+@click.option("--rotate/--no-rotate", "rotates", default=True, help="also give a daemon's role a new secret of ZooKeeper  [yes]")
+@click.option("--grace", "grace_s", type=DURATION, default=GRACE_S, metavar="DURATION", help="how long the old secret stays good  [15s]")
 @authority_option
-def revoke(session: Session, whom: str, role: str | None, reason: str, authority: str | None) -> None:
+def revoke(
+    session: Session, whom: str, role: str | None, reason: str, rotates: bool, grace_s: float, authority: str | None
+) -> None:
     """Believes a node or a user no longer, for ever.
 
-    His calls are refused, what he signs is not run, a node is fenced and its work goes elsewhere.
+    His calls are refused, what he signs is not run, a node is fenced and its work goes elsewhere. A daemon knows the
+    secret that its role shares in ZooKeeper: that is rotated, so that the old one opens nothing any more.
     """
+    from rmgr.cli.admin_rotate import rotate_role
     from rmgr.cli.render import emit
     from rmgr.client import securing
 
@@ -146,6 +154,8 @@ def revoke(session: Session, whom: str, role: str | None, reason: str, authority
     made = securing.revoke(
         session.coordinator(), ca.cert_pem, whom, role=Role(role) if role else None, by=session.me, reason=reason
     )
+    for shared in sorted({one.role for one in made} & {Role.STARTER, Role.SUBMITTER}) if rotates else ():
+        rotate_role(session, ca, shared, grace_s=grace_s)
     if session.json:
         emit({"revoked": [{"name": one.name, "role": one.role, "key": one.key_id} for one in made]})
         return

@@ -22,6 +22,7 @@ from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import read_settings, verify
 from rmgr.config import Config, StarterConfig
 from rmgr.coord.ports import Coordinator, Store
+from rmgr.daemons.secret_keeper import SecretKeeper, let_in
 from rmgr.daemons.starter_accounts import open_to_users, policy_of, runs_as_user
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import TaskTimes
@@ -36,7 +37,7 @@ from rmgr.daemons.starter_records import Records, expander
 from rmgr.daemons.starter_registry import Identity, Registry
 from rmgr.daemons.starter_service import NodeAnswering
 from rmgr.daemons.starter_trust import Gate
-from rmgr.errors import ConfigError
+from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.identity import Role
 from rmgr.model.ids import check_name
 from rmgr.model.node import Meta
@@ -79,7 +80,13 @@ def run(config: Config, *, insecure: bool = False) -> int:
         coordinator.require_connected(wait_s)
         store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s)
         try:
-            meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=_META_WAIT_S)
+            try:
+                meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=_META_WAIT_S)
+            except PermissionDenied:
+                if credentials is None:
+                    raise
+                credentials = let_in(coordinator, credentials, config, log)
+                meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=_META_WAIT_S)
             store.belong_to(meta.cluster_id)
             log.info("starter_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store, directory=str(directory))
             if credentials is not None:
@@ -240,9 +247,8 @@ def build(
     attributes = NodeAttributes(partition=own.partition, site=own.site, speed=own.speed, features=own.features)
     for name, runner in zip(names, runners, strict=True):
         agents[name] = NodeAgent(name, shared, runner, capacity=capacity_of(own), attributes=attributes, files=directory / name / "stage")
-    registry = Registry(
-        coordinator, committer, Identity(endpoint=endpoint), progress=progress, is_stopping=stopping, log=log
-    )
+    identity = Identity(endpoint=endpoint, key_id=credentials.identity.key_id if credentials is not None else "")
+    registry = Registry(coordinator, committer, identity, progress=progress, is_stopping=stopping, log=log)
     disk = DiskWatch(directory)
     starter = Starter(
         agents,
@@ -294,6 +300,7 @@ def _serve(
         credentials=credentials,
         trust=trust,
     )
+    keeper = SecretKeeper(coordinator, credentials, config, log).start() if credentials is not None else None
     parts.metrics.store_up.set_function(lambda: store.is_up)
     server.add_node(
         NodeAnswering(parts.starter, store, disk=parts.disk, spooled=lambda: parts.io.pending_bytes, store_note=store.note)
@@ -310,6 +317,8 @@ def _serve(
         parts.starter.serve(guard, notifier if notifier.is_on else None)
     finally:
         coordinator.close(timeout_s=2.0)  # first of all: the cluster need not wait for the session to expire
+        if keeper is not None:
+            keeper.stop()
         guard.stop()
         server.stop(0.2)
         parts.close()

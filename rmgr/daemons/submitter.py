@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import start_http_server
@@ -26,10 +28,15 @@ from rmgr.client.bootstrap import read_meta, verify
 from rmgr.config import Config
 from rmgr.coord.multi import Multi
 from rmgr.coord.ports import SessionState, Store
-from rmgr.daemons import submitter_rights
+from rmgr.coord.rights import Person
+from rmgr.daemons import submitter_rights, submitter_rows
+from rmgr.daemons.people import person_of
+from rmgr.daemons.secret_keeper import SecretKeeper, let_in
 from rmgr.daemons.submitter_metrics import GatewayMetrics
+from rmgr.daemons.submitter_owners import Owners
 from rmgr.daemons.submitter_routes import ClusterRoutes
-from rmgr.errors import CoordinationUnavailable, RmgrError, WrongCluster
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, WrongCluster
+from rmgr.log import audit
 from rmgr.model.identity import Role
 from rmgr.model.node import Meta
 from rmgr.runtime.failpoint import failpoint
@@ -53,42 +60,88 @@ class Gateway:
     """What the servicers ask: `rpc_gateway_server.Gate` of one cluster."""
 
     def __init__(
-        self, hosts: str, chroot: str, store: Store, metrics: GatewayMetrics, log: Any, options: dict[str, Any] | None = None
+        self,
+        hosts: str,
+        chroot: str,
+        store: Store,
+        metrics: GatewayMetrics,
+        log: Any,
+        options: dict[str, Any] | None = None,
+        *,
+        owner_of: submitter_rights.OwnerOf = submitter_rights.nobody_knows,
+        operators: Sequence[str] = (),
     ) -> None:
+        self._owner_of = owner_of
+        self._operators = tuple(operators)
         self.endpoint = ""
         self.store = store
         self._hosts = hosts
         self._chroot = chroot
         self._options = options or {}
+        self._opened: weakref.WeakSet[ZkCoordinator] = weakref.WeakSet()
         self._metrics = metrics
         self._log = log
 
     def open(self, caller: Caller, session_timeout_s: float) -> SessionCoordinator:
         """See `Gate`."""
         self._log.info("gateway_session_opened", user=caller.user, timeout_s=session_timeout_s)
-        return ZkCoordinator(self._hosts, self._chroot, session_timeout_s=session_timeout_s, **self._options)
+        made = ZkCoordinator(self._hosts, self._chroot, session_timeout_s=session_timeout_s, **self._options)
+        self._opened.add(made)
+        return made
+
+    def renew(self, options: dict[str, Any]) -> None:
+        """The role's secret was rotated: sessions show the new one, present and future."""
+        self._options = options
+        for coordinator in list(self._opened):
+            coordinator.renew(options["security"])
 
     def permit_commit(self, caller: Caller, multi: Multi) -> None:
         """See `Gate`."""
-        self._permit(caller, multi.name, lambda: submitter_rights.check_commit(caller.user, multi))
+        person = person_of(caller, self._operators)
+        with self._audited(person, multi.name, multi.ops[-1].path if multi.ops else ""):
+            others = submitter_rights.check_commit(person, multi, self._owner_of)
+        if not person.is_open and (others or multi.name in submitter_rights.OF_OPERATORS):
+            why = f"{person.name} is an operator" + (f", it is work of {', '.join(sorted(others))}" if others else "")
+            audit(self._log, who=person.name, role=person.role, what=multi.name, target=multi.ops[0].path, allowed=True, why=why)
 
     def permit_create(self, caller: Caller, path: str) -> None:
         """See `Gate`."""
-        self._permit(caller, "MAKE", lambda: submitter_rights.check_create(caller.user, path))
+        person = person_of(caller, self._operators)
+        with self._audited(person, "MAKE", path):
+            submitter_rights.check_create(person, path)
 
-    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
+    def permit_read(self, caller: Caller, kind: str, path: str) -> None:
         """See `Gate`."""
-        self._permit(caller, verb, lambda: submitter_rights.check_store(caller.user, verb, keys))
+        person = person_of(caller, self._operators)
+        if not person.is_free:
+            with self._audited(person, "READ", path):
+                submitter_rights.check_read(person, kind, path, self._owner_of)
+
+    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str], *, overwrite: bool = False) -> None:
+        """See `Gate`."""
+        person = person_of(caller, self._operators)
+        with self._audited(person, verb, keys[0] if keys else ""):
+            submitter_rows.check_rows(person, verb, keys, self._owner_of, overwrite=overwrite)
+
+    def permit_content(self, caller: Caller, key: str, sha256: str) -> None:
+        """See `Gate`."""
+        with self._audited(person_of(caller, self._operators), "PUT", key):
+            submitter_rows.check_content(key, sha256)
+
+    def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
+        """See `Gate`."""
+        return submitter_rows.visible(person_of(caller, self._operators), keys, self._owner_of)
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
         """See `Gate`."""
         self._metrics.count(what, kind, amount)
 
-    def _permit(self, caller: Caller, op: str, check: Any) -> None:
+    @contextmanager
+    def _audited(self, person: Person, what: str, target: str) -> Iterator[None]:
         try:
-            check()
-        except RmgrError as error:
-            self._log.warning("gateway_refused", user=caller.user, op=op, why=error.message)
+            yield
+        except PermissionDenied as error:
+            audit(self._log, who=person.name, role=person.role, what=what, target=target, allowed=False, why=error.message)
             raise
 
 
@@ -153,7 +206,14 @@ def run(config: Config, *, insecure: bool = False) -> int:
         coordinator.require_connected(wait_s)
         store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s, create=False)
         try:
-            meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=wait_s)
+            try:
+                meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=wait_s)
+            except PermissionDenied:
+                if credentials is None:
+                    raise
+                credentials = let_in(coordinator, credentials, config, log)
+                options = zookeeper_options(config, credentials, insecure=True)
+                meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=wait_s)
             store.belong_to(meta.cluster_id)
             log.info("submitter_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store)
             return _serve(config, coordinator, store, meta, log, credentials, options)
@@ -174,7 +234,8 @@ def _serve(
 ) -> int:
     metrics = GatewayMetrics()
     hosts, chroot = config.cluster.hosts_and_chroot()
-    gateway = Gateway(hosts, chroot, store, metrics, log, options)
+    owners = Owners(coordinator, store)
+    gateway = Gateway(hosts, chroot, store, metrics, log, options, owner_of=owners, operators=config.security.operators)
     trust = open_trust(coordinator, credentials)
     server = open_server(config.submitter.listen, credentials, trust, log, threads=MAX_SESSIONS + MAX_STREAMS + MAX_CALLS + 64)
     gateway.endpoint = server.endpoint
@@ -193,6 +254,15 @@ def _serve(
     signals.install()
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the gateway's loop", on_progress=notifier.beat).start()
+    keeper = None
+    if credentials is not None:
+        keeper = SecretKeeper(
+            coordinator,
+            credentials,
+            config,
+            log,
+            renewed=lambda fresh: gateway.renew(zookeeper_options(config, fresh, insecure=True)),
+        ).start()
     watch = Watch(coordinator, meta, server, metrics, log)
     try:
         while not stop.wait(_LOOK_S):
@@ -204,6 +274,8 @@ def _serve(
             notifier.tell(f"{told}; degraded: {store.note()}" if store.note() else told)
     finally:
         notifier.stopping()
+        if keeper is not None:
+            keeper.stop()
         guard.stop()
         server.set_healthy(False)
         sessions.stop(GRACE_S, abandon=True)

@@ -18,6 +18,7 @@ from typing import Any
 from prometheus_client import start_http_server
 
 from rmgr import log as logs
+from rmgr.adapters import rpc_join
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_tree import secure_tree
@@ -32,6 +33,7 @@ from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.daemons.leader_view import LeaderAnswering
 from rmgr.daemons.watchdog_election import Candidacy
+from rmgr.daemons.watchdog_join import Joining
 from rmgr.errors import RmgrError, Unavailable, VersionMismatch, WrongCluster
 from rmgr.model.identity import Role
 from rmgr.model.node import EpochRecord, Meta
@@ -311,6 +313,8 @@ def _serve(
             coordinator, store.facts, lambda: watchdog.leader, watchdog.call, cluster_id=lambda: meta.cluster_id, hosts=hosts
         )
     )
+    if credentials is not None:
+        server.add_generic(rpc_join.handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
     metrics.store_up.set_function(lambda: store.is_up)
     server.start()
     host, _, port = config.watchdog.metrics.rpartition(":")

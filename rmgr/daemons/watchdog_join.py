@@ -5,21 +5,19 @@ Both may ask any WatchDog, leading or not: ZooKeeper decides who comes first, a 
 
 from __future__ import annotations
 
-import base64
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from rmgr.adapters.invitation import seal, unseal
+from rmgr.adapters.sealing import open_secret
 from rmgr.coord import join_ops, paths
 from rmgr.coord.multi import Committed, Unknown
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, UsageError
+from rmgr.errors import CoordinationUnavailable, PermissionDenied
 from rmgr.model.identity import Role
 from rmgr.model.joining import AclRecord, Invitation, SealedSecret
 
-#: What `/secrets/<role>` is sealed for.
-_PURPOSE = "zookeeper secret of {role}, generation {generation}"
 _TIMEOUT_S = 5.0
 _TRIES = 5
 
@@ -31,7 +29,7 @@ class Joining:
         secret: of the WatchDogs in ZooKeeper, which opens `/secrets`. secrets: role -> secret, as this WatchDog's bundle has them.
     """
 
-    def __init__(self, coordinator: Coordinator, secrets: dict[str, str], log: Any) -> None:
+    def __init__(self, coordinator: Coordinator, secrets: Mapping[str, str], log: Any) -> None:
         self._coordinator = coordinator
         self._secrets = secrets
         self._log = log
@@ -71,19 +69,3 @@ class Joining:
         current = decode_record(acl.data, AclRecord, paths.ACL).generation if acl is not None else record.generation
         self._log.info("secret_renewed", role=str(role), generation=record.generation, why=f"the caller had {generation} of {current}")
         return record.generation, f"{role}:{open_secret(self._secrets[Role.WATCHDOG], role, record)}"
-
-
-def seal_secret(watchdogs: str, role: str, generation: int, secret: str) -> SealedSecret:
-    """What `/secrets/<role>` is to hold. watchdogs: the secret of their own role."""
-    sealed = seal(watchdogs.encode(), _PURPOSE.format(role=role, generation=generation), secret.encode())
-    return SealedSecret(generation=generation, sealed=base64.b64encode(sealed).decode())
-
-
-def open_secret(watchdogs: str, role: str, record: SealedSecret) -> str:
-    """Reverse of `seal_secret`. Raises CoordinationUnavailable where the WatchDogs' own secret is another one."""
-    purpose = _PURPOSE.format(role=role, generation=record.generation)
-    try:
-        return unseal(watchdogs.encode(), purpose, base64.b64decode(record.sealed)).decode()
-    except UsageError as error:
-        hint = "give this WatchDog the newest bundle of its role"
-        raise CoordinationUnavailable(f"the secret of {role} cannot be opened: {error.message}", hint=hint) from None

@@ -16,10 +16,11 @@ from rmgr.adapters.memory import MemoryCoordinator, MemoryTree
 from rmgr.adapters.pki import issue
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import METHODS
+from rmgr.adapters.sealing import seal_secret
 from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import join_ops, paths
 from rmgr.coord.multi import Committed
-from rmgr.daemons.watchdog_join import Joining, seal_secret
+from rmgr.daemons.watchdog_join import Joining
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.identity import Role
 from rmgr.model.joining import AclRecord, Invitation

@@ -1,0 +1,160 @@
+"""Keeps a daemon's secret of ZooKeeper up to date: when its role's secret was rotated, a WatchDog hands over the new one.
+
+A daemon whose key was revoked gets none, and stays outside. One that slept through the whole rotation is let in by the
+same door: it knows from its bundle where WatchDogs were.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rmgr.adapters import rpc_join
+from rmgr.adapters.credentials import Credentials, write_files
+from rmgr.adapters.pki import digest_id
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.client.securing import watchdogs
+from rmgr.config import Config
+from rmgr.coord import paths
+from rmgr.coord.ports import SessionState
+from rmgr.coord.records import decode_record
+from rmgr.errors import ConfigError, PermissionDenied, RmgrError
+from rmgr.model.joining import AclRecord
+from rmgr.runtime.secured import zookeeper_options
+
+#: Where the WatchDogs were, in the bundle.
+ENDPOINTS = "watchdogs.json"
+_RETRY_S = 2.0
+_TIMEOUT_S = 5.0
+
+
+class SecretKeeper:
+    """One thread that waits for `/acl` to change.
+
+    Args:
+        renewed: is told the new credentials, after the daemon's own session has taken them.
+    """
+
+    def __init__(
+        self,
+        coordinator: ZkCoordinator,
+        credentials: Credentials,
+        config: Config,
+        log: Any,
+        *,
+        renewed: Callable[[Credentials], None] = lambda _: None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._credentials = credentials
+        self._config = config
+        self._log = log
+        self._renewed = renewed
+        self._wake = threading.Event()
+        self._over = False
+        self._endpoints: tuple[str, ...] = ()
+        self._thread = threading.Thread(target=self._run, name="secret-keeper", daemon=True)
+
+    def start(self) -> SecretKeeper:
+        """Looks at once, and then whenever `/acl` or the session has changed."""
+        self._coordinator.listen(self._on_state)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends the thread. Idempotent."""
+        self._over = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+
+    def _on_state(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._wake.set()
+
+    def _run(self) -> None:
+        wait_s: float | None = None
+        while True:
+            self._wake.wait(wait_s)
+            self._wake.clear()
+            if self._over:
+                return
+            try:
+                self._look()
+                wait_s = None
+            except RmgrError as error:
+                if self._over:
+                    return
+                self._log.warning("secret_not_renewed", error=error.message)
+                wait_s = _RETRY_S
+
+    def _look(self) -> None:
+        role, auth = self._credentials.identity.role, self._credentials.zookeeper_auth
+        if auth is None:
+            return
+        generation = 0
+        try:
+            found = self._coordinator.get(paths.ACL, watch=self._wake.set, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
+            self._note_endpoints(watchdogs(self._coordinator))
+            if found is None:
+                return
+            record = decode_record(found.data, AclRecord, paths.ACL)
+            ids, generation = record.roles.get(role, ()), record.generation
+            if not ids or ids[-1] == digest_id(role, auth[1].partition(":")[2]):
+                return
+        except PermissionDenied:  # the rotation is over, and our secret with it
+            pass
+        self._credentials = renew(self._credentials, self._endpoints or remembered(self._credentials), generation)
+        self._coordinator.renew(zookeeper_options(self._config, self._credentials, insecure=True)["security"])
+        self._log.info("secret_renewed", role=str(role))
+        self._renewed(self._credentials)
+
+    def _note_endpoints(self, endpoints: tuple[str, ...]) -> None:
+        if endpoints and endpoints != self._endpoints:
+            self._endpoints = endpoints
+            if endpoints != remembered(self._credentials):
+                _keep(self._credentials, ENDPOINTS, (json.dumps(list(endpoints)) + "\n").encode())
+
+
+def remembered(credentials: Credentials) -> tuple[str, ...]:
+    """Where WatchDogs answered when this daemon ran last."""
+    try:
+        return tuple(str(endpoint) for endpoint in json.loads((credentials.directory / ENDPOINTS).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def renew(credentials: Credentials, endpoints: Sequence[str], generation: int = 0) -> Credentials:
+    """The same identity with the newest secret of its role, kept in its bundle where that can be written.
+
+    Raises: PermissionDenied when it was revoked; Unavailable when no WatchDog answers.
+    """
+    _, secret = rpc_join.renew(endpoints, credentials, generation)
+    _keep(credentials, "zookeeper.secret", secret.encode())
+    return replace(credentials, zookeeper_auth=("digest", secret))
+
+
+def let_in(coordinator: ZkCoordinator, credentials: Credentials, config: Config, log: Any) -> Credentials:
+    """For a daemon that ZooKeeper does not let in at its start: the new secret, if a WatchDog still believes its key.
+
+    Raises: PermissionDenied, Unavailable.
+    """
+    fresh = renew(credentials, remembered(credentials))
+    if fresh.zookeeper_auth == credentials.zookeeper_auth:
+        raise PermissionDenied(
+            f"ZooKeeper refuses the secret of role {credentials.identity.role}, and it is the newest one", hint="rmgr doctor"
+        )
+    coordinator.renew(zookeeper_options(config, fresh, insecure=True)["security"])
+    log.info("secret_renewed", role=str(fresh.identity.role))
+    return fresh
+
+
+def _keep(credentials: Credentials, name: str, data: bytes) -> None:
+    """A bundle on a read-only volume stays as it is: what changed is fetched again after a restart."""
+    try:
+        write_files(Path(credentials.directory), {name: data}, replace=True)
+    except (OSError, ConfigError):
+        return
