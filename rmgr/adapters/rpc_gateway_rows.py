@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -20,6 +21,8 @@ from rmgr.v1 import gateway_pb2 as pb
 GATHER_BYTES = 8 * 1024 * 1024
 #: Calls to the store at once; more are turned away and tried again by their clients.
 MAX_CALLS = 32
+#: Families whose rows are named by the hash of what they hold.
+_BY_CONTENT = ("fn/", "mod/", "file/")
 _DEFAULT_S = 30.0
 _LONGEST_S = 3600.0
 
@@ -88,7 +91,10 @@ class Rows:
         return pb.PutReply()
 
     def _put_rows(self, rows: list[tuple[str, bytes]], request: Any, call: _Call) -> None:
-        call.permit("PUT", [key for key, _ in rows])
+        call.permit("PUT", [key for key, _ in rows], overwrite=request.overwrite)
+        for key, value in rows:
+            if key.startswith(_BY_CONTENT):
+                call.permit_content(key, hashlib.sha256(value).hexdigest())
         call.count("stored_bytes", "put", sum(len(value) for _, value in rows))
         options: dict[str, Any] = {
             "encoding": _encoding(request.encoding),
@@ -105,17 +111,21 @@ class Rows:
         first = next(parts, None)
         if first is None:
             raise UsageError("a value begins with its key")
-        call.permit("PUT", [first.key])
+        call.permit("PUT", [first.key], overwrite=first.overwrite)
 
         def data() -> Iterator[bytes]:
             part = first
+            digest = hashlib.sha256()
             while not part.last:
                 if part.data:
                     call.count("stored_bytes", "put", len(part.data))
+                    digest.update(part.data)
                     yield part.data
                 part = next(parts, None)
                 if part is None:
                     raise StoreUnavailable("the value was broken off by the client")
+            if first.key.startswith(_BY_CONTENT):
+                call.permit_content(first.key, digest.hexdigest())  # raises: then nothing is stored
 
         call.store.put(
             first.key,
@@ -143,6 +153,7 @@ class Rows:
     # -- reading
 
     def _get(self, request: Any, call: _Call) -> Any:
+        call.permit("GET", [request.key])
         head = call.store.head(request.key, timeout_s=call.left_s())  # first: 256 MiB would be in memory before we knew
         if head is None or head[0] > MESSAGE_BYTES:
             return _value(head, large=head is not None)
@@ -154,6 +165,7 @@ class Rows:
 
     def _get_many(self, request: Any, call: _Call) -> Iterator[Any]:
         keys = list(request.keys)
+        call.permit("GET", keys)
         at, some = 0, 8  # how many at once: as many as about one message bears, by the size of those before
         while at < len(keys):
             found = call.store.get_many(keys[at : at + some], timeout_s=call.left_s())
@@ -164,6 +176,7 @@ class Rows:
             some = max(1, min(512, MESSAGE_BYTES * some // max(1, total)))
 
     def _read(self, request: Any, call: _Call) -> Iterator[Any]:
+        call.permit("GET", [request.key])
         head = call.store.head(request.key, timeout_s=call.left_s())
         chunks = None if head is None else call.store.stream(request.key, timeout_s=call.left_s())
         if head is None or chunks is None:
@@ -176,11 +189,19 @@ class Rows:
         yield pb.ValuePart(last=True)
 
     def _head(self, request: Any, call: _Call) -> Any:
+        call.permit("GET", [request.key])
         return _value(call.store.head(request.key, timeout_s=call.left_s()))
 
     def _keys(self, request: Any, call: _Call) -> Any:
         most = min(request.limit, PAGE_KEYS)
-        return pb.KeysReply(keys=call.store.keys(request.prefix, after=request.after, limit=most, timeout_s=call.left_s()))
+        after, told = request.after, []
+        while len(told) < most:  # an empty answer would mean that there are no more
+            found = call.store.keys(request.prefix, after=after, limit=most, timeout_s=call.left_s())
+            told += call.visible(found)
+            if len(found) < most:
+                break
+            after = found[-1]
+        return pb.KeysReply(keys=told[:most])
 
     def _usage(self, request: Any, call: _Call) -> Any:
         values, size = call.store.usage(request.prefix, timeout_s=call.left_s())
@@ -208,8 +229,14 @@ class _Call:
         left_s = self._context.time_remaining()
         return _DEFAULT_S if left_s is None else min(_LONGEST_S, left_s)
 
-    def permit(self, verb: str, keys: list[str]) -> None:
-        self._gate.permit_store(self._caller, verb, keys)
+    def permit(self, verb: str, keys: list[str], *, overwrite: bool = False) -> None:
+        self._gate.permit_store(self._caller, verb, keys, overwrite=overwrite)
+
+    def permit_content(self, key: str, sha256: str) -> None:
+        self._gate.permit_content(self._caller, key, sha256)
+
+    def visible(self, keys: list[str]) -> list[str]:
+        return self._gate.visible(self._caller, keys)
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
         self._gate.count(what, kind, amount)

@@ -62,8 +62,17 @@ class Gate(Protocol):
     def permit_create(self, caller: Caller, path: str) -> None:
         """Raises PermissionDenied."""
 
-    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
-        """verb: PUT, DELETE, SWEEP, BIND; reading is free. Raises PermissionDenied."""
+    def permit_read(self, caller: Caller, kind: str, path: str) -> None:
+        """kind: get, stat, children. May read itself, and so block. Raises PermissionDenied, CoordinationUnavailable."""
+
+    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str], *, overwrite: bool = False) -> None:
+        """verb: GET, PUT, DELETE, SWEEP, BIND. May read itself, and so block. Raises PermissionDenied."""
+
+    def permit_content(self, caller: Caller, key: str, sha256: str) -> None:
+        """A row that is put holds bytes of this hash. Raises PermissionDenied."""
+
+    def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
+        """Those of `keys` that he may know of."""
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
         """Something happened: `asked`, `committed`, `refused`, `cut`, `stored_bytes`, `passed_on`, ... of one kind."""
@@ -307,13 +316,15 @@ class _Session:
             return coordinator.commit(Multi(name="MAKE", ops=(Create(path),), proof=Exists(path)), timeout_s=timeout_s)
         if kind not in {"get", "stat", "children"}:
             raise UsageError("unknown kind of request", hint="is the client newer than the gateway? rmgr version")
+        path = check_path(getattr(ask, kind))
+        self._gate.permit_read(self._caller, kind, path)
         watch = None
         if ask.watch:
             if len(self._watched) >= MAX_WATCHES:
                 raise RequestTooLarge(f"more than {MAX_WATCHES} watches in one session")
             self._watched.add(ask.id)
             watch = partial(self._fired, ask.id)
-        future = getattr(coordinator, kind)(check_path(getattr(ask, kind)), watch=watch, timeout_s=timeout_s)
+        future = getattr(coordinator, kind)(path, watch=watch, timeout_s=timeout_s)
         assert isinstance(future, Future)
         return future
 

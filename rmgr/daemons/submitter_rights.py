@@ -1,17 +1,26 @@
 """What a client may do through a gateway: deny by default, decided from the change itself and not only from its name.
 
 One table: for each operation of protocol.md that a client does, which znodes it may touch and how. Whatever fences,
-claims, completes, registers or leads is not in it, so it is refused under every name.
+claims, completes, registers or leads is not in it, so it is refused under every name. In a secured cluster it also
+matters whose work is touched: a user's own, or for operators everybody's. (Rows of the store: `submitter_rows`.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from enum import Enum, auto
 
+from rmgr.client.submitting import token_digest
 from rmgr.coord import paths
 from rmgr.coord.multi import Check, Create, Delete, Multi, Op, Set
-from rmgr.errors import PermissionDenied
+from rmgr.coord.records import decode_record, encode_record
+from rmgr.coord.rights import Person, check, check_operator
+from rmgr.errors import PermissionDenied, RmgrError
+from rmgr.model.node import InboxOrder
+from rmgr.model.submission import Submission
+
+#: What only daemons and the admin read.
+_SECRET = frozenset({paths.JOINS, paths.SECRETS})
 
 
 class Place(Enum):
@@ -78,16 +87,20 @@ OPERATIONS: dict[str, _Allowed] = {
     "SETTINGS": _set(_P.CONFIG),
 }
 
-#: Rows that belong to the cluster itself.
-_CLUSTERS_OWN = "meta/"
+#: What concerns all, not one submission.
+OF_OPERATORS = {"DRAIN": "draining a node", "RESUME": "resuming a node", "SETTINGS": "changing the settings of the cluster"}
+
+#: Whose submission it is, None when that is not known (it is not there yet, or long gone). May read, and block.
+OwnerOf = Callable[[int], str | None]
 
 
-def permitted(user: str, multi: Multi) -> bool:
-    """Whether `user` may commit `multi` through a gateway. Cost: O(operations).
+def nobody_knows(_submission: int) -> str | None:
+    """An `OwnerOf` that knows of no submission."""
+    return None
 
-    The user is who the client says he is; what users may do to each other's work is decided here once it is known.
-    """
-    del user
+
+def is_of_clients(multi: Multi) -> bool:
+    """Whether a client does such a thing at all, whoever he is. Cost: O(operations)."""
     allowed = OPERATIONS.get(multi.name)
     if allowed is None:
         return False
@@ -99,30 +112,110 @@ def permitted(user: str, multi: Multi) -> bool:
     return True
 
 
-def check_commit(user: str, multi: Multi) -> None:
-    """Raises PermissionDenied unless `permitted`."""
-    if not permitted(user, multi):
+def check_commit(person: Person, multi: Multi, owner_of: OwnerOf = nobody_knows) -> frozenset[str]:
+    """Raises PermissionDenied unless `person` may commit `multi` through a gateway; returns whose work it changes, but for his own.
+
+    Cost: O(operations), and what `owner_of` costs for each submission that it touches.
+    """
+    if not is_of_clients(multi):
         raise PermissionDenied(f"{multi.name}: clients of a gateway may not do this", hint="daemons need ZooKeeper itself: --zk")
+    if person.is_open:
+        return frozenset()
+    if multi.name in OF_OPERATORS:
+        check_operator(person, OF_OPERATORS[multi.name])
+        return frozenset()
+    made = _check_submit(person, multi) if multi.name == "SUBMIT" else None
+    others: set[str] = set()
+    for op in multi.ops:
+        number = submission_of(op)
+        if number is None or number == made:
+            continue
+        owner = owner_of(number)
+        check(person, number, owner)
+        _check_record(op, number, owner)
+        if owner is not None and owner != person.name:
+            others.add(owner)
+    return frozenset(others)
 
 
-def check_create(user: str, path: str) -> None:
+def _check_submit(person: Person, multi: Multi) -> int:
+    """The number of a new submission, which is the caller's own in every respect."""
+    records = [op for op in multi.ops if isinstance(op, Create) and place_of(op.path) is Place.RECORD]
+    if len(records) != 1:
+        raise PermissionDenied("SUBMIT: it makes exactly one submission")
+    record = decode_record(records[0].data, Submission, records[0].path)
+    if record.user != person.name or paths.sub(record.id) != records[0].path:
+        raise PermissionDenied(f"SUBMIT: {person.name} cannot submit for {record.user}", hint="work belongs to whoever submits it")
+    for op in multi.ops:
+        fine = True
+        match op, place_of(op.path):
+            case Create(), Place.TOKEN:
+                fine = op.path == paths.token(token_digest(person.name, record.token)) and op.data == encode_record(record.id)
+            case Set(), Place.IDS:
+                fine = op.data == encode_record(record.id + 1)
+            case Create(), Place.BUCKET:
+                fine = op.path == paths.subs_bucket(record.id)
+        if not fine:
+            raise PermissionDenied(f"SUBMIT: {op.path} is not what a submission of {person.name} needs")
+    return record.id
+
+
+def _check_record(op: Op, number: int, owner: str | None) -> None:
+    """A submission stays whose it is."""
+    if isinstance(op, Set) and place_of(op.path) is Place.RECORD:
+        record = decode_record(op.data, Submission, op.path)
+        if (record.id, record.user) != (number, owner):
+            raise PermissionDenied(f"submission {number} belongs to {owner}, and cannot be given away")
+
+
+def check_create(person: Person, path: str) -> None:
     """Of empty znodes only the directories of queues are made. Raises PermissionDenied."""
-    del user
+    del person
     if path != paths.QUEUES and place_of(path) is not Place.QUEUE:
         raise PermissionDenied(f"{path}: clients of a gateway may not make it", hint="daemons need ZooKeeper itself: --zk")
 
 
-def check_store(user: str, verb: str, keys: Sequence[str]) -> None:
-    """verb: PUT, DELETE, SWEEP, BIND. Raises PermissionDenied."""
-    del user
-    if verb not in {"PUT", "DELETE"}:
-        raise PermissionDenied(f"{verb.lower()}: clients of a gateway may not do this to the store")
-    mine = next((key for key in keys if key.startswith(_CLUSTERS_OWN)), None)
-    if mine is not None:
-        raise PermissionDenied(f"the row {mine!r} belongs to the cluster")
+def check_read(person: Person, kind: str, path: str, owner_of: OwnerOf = nobody_knows) -> None:
+    """kind: get, stat, children. Raises PermissionDenied: of others' work a user sees names, no more.
+
+    What is not there is nobody's, and may be looked for.
+    """
+    if person.is_free:
+        return
+    root = f"/{path.split('/')[1]}" if path != "/" else path
+    if root in _SECRET:
+        raise PermissionDenied(f"{root} is for daemons and the admin")
+    number = submission_of(path)
+    if number is None:
+        if root == paths.INBOX and kind == "get":
+            raise PermissionDenied("orders are read by the nodes that they are for")
+        return
+    if kind != "get" and not path.startswith(f"{paths.SUBS}/"):
+        return  # that a block waits, or runs, is in everybody's list
+    owner = owner_of(number)
+    if owner is not None:
+        check(person, number, owner)
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------------
+
+
+def submission_of(where: Op | str) -> int | None:
+    """The submission whose work an operation changes, or a path belongs to; None for what belongs to no one submission."""
+    path = where if isinstance(where, str) else where.path
+    parts = path.split("/")
+    root = f"/{parts[1]}" if len(parts) > 1 else ""
+    try:
+        if root == paths.SUBS and len(parts) > 3:
+            return int(parts[3])
+        if (root == paths.QUEUES and len(parts) > 4) or (root == paths.RUNNING and len(parts) > 3):
+            name = parts[4] if root == paths.QUEUES else parts[3]
+            return paths.parse_block(name if name[-1:] != "-" else f"{name}{0:010d}").submission
+        if root == paths.INBOX and isinstance(where, (Create, Set)):
+            return decode_record(where.data, InboxOrder, path).submission
+    except (ValueError, RmgrError):
+        raise PermissionDenied(f"{path}: it cannot be told whose work that is") from None
+    return None
 
 
 def place_of(path: str) -> Place:

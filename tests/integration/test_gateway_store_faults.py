@@ -187,8 +187,9 @@ def test_without_any_gateway_a_call_ends_in_time(two: Two) -> None:
 
 def test_refusals_arrive_as_what_they_are(behind: Store) -> None:
     class Strict(OpenGate):
-        def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
-            raise PermissionDenied(f"{verb} {list(keys)}: not for {caller.user}")
+        def permit_store(self, caller: Caller, verb: str, keys: Sequence[str], *, overwrite: bool = False) -> None:
+            if verb != "GET":
+                raise PermissionDenied(f"{verb} {list(keys)}: not for {caller.user}")
 
     server = GatewayServer(Strict(store=behind))
     store = GatewayStore(server.endpoint)

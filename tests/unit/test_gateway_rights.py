@@ -8,12 +8,15 @@ import msgspec
 import pytest
 
 from rmgr.client.entry import entry_multi
-from rmgr.coord import closing, election, leader_ops, operator_ops, ops, owner_ops, paths
+from rmgr.client.submitting import token_digest
+from rmgr.coord import closing, election, keys, leader_ops, operator_ops, ops, owner_ops, paths
 from rmgr.coord.leader_ops import no_outcome
-from rmgr.coord.multi import Check, Create, Delete, Exists, Multi, Set
-from rmgr.coord.records import encode_block
-from rmgr.daemons.submitter_rights import OPERATIONS, Place, check_commit, check_create, check_store, permitted, place_of
-from rmgr.errors import PermissionDenied
+from rmgr.coord.multi import Check, Create, Delete, Exists, Multi, Op, Set
+from rmgr.coord.records import encode_block, encode_record
+from rmgr.coord.rights import ANYBODY, Person
+from rmgr.daemons.submitter_rights import OPERATIONS, Place, check_commit, check_create, check_read, is_of_clients, place_of
+from rmgr.daemons.submitter_rows import check_content, check_rows, visible
+from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import Drain, EpochRecord, InboxOrder, NodeRecord, NodeState, Order, StarterEntry
 from rmgr.model.outcome import FailedRange
@@ -87,14 +90,14 @@ def daemon_multis() -> list[Multi]:
 
 @pytest.mark.parametrize("multi", client_multis(), ids=lambda multi: multi.name)
 def test_whatever_a_client_does_is_permitted(multi: Multi) -> None:
-    check_commit("anna", multi)
+    check_commit(ANYBODY, multi)
 
 
 @pytest.mark.parametrize("multi", daemon_multis(), ids=lambda multi: multi.name)
 def test_what_daemons_do_is_refused_under_every_name(multi: Multi) -> None:
     with pytest.raises(PermissionDenied, match=multi.name):
-        check_commit("anna", multi)
-    assert [name for name in OPERATIONS if permitted("anna", replace(multi, name=name))] == []
+        check_commit(ANYBODY, multi)
+    assert [name for name in OPERATIONS if is_of_clients(replace(multi, name=name))] == []
 
 
 def test_every_operation_of_the_table_is_one_that_a_client_does() -> None:
@@ -117,18 +120,18 @@ def test_every_operation_of_the_table_is_one_that_a_client_does() -> None:
     ids=lambda op: f"{type(op).__name__}{op.path}",
 )
 def test_nothing_can_be_smuggled_into_a_permitted_change(multi: Multi, more: object) -> None:
-    assert not permitted("anna", replace(multi, ops=(*multi.ops, more)))
+    assert not is_of_clients(replace(multi, ops=(*multi.ops, more)))
 
 
 def test_only_the_entry_of_a_submitter_is_ephemeral() -> None:
     entry = entry_multi("0123")
-    assert not permitted("anna", replace(entry, ops=(replace(entry.ops[0], ephemeral=False),)))  # it would never go
+    assert not is_of_clients(replace(entry, ops=(replace(entry.ops[0], ephemeral=False),)))  # it would never go
     drain = operator_ops.drain(DRAIN, None)
-    assert not permitted("anna", replace(drain, ops=(replace(drain.ops[0], ephemeral=True),)))
+    assert not is_of_clients(replace(drain, ops=(replace(drain.ops[0], ephemeral=True),)))
 
 
 def test_a_drain_is_not_resumed_under_another_name() -> None:
-    assert not permitted("anna", replace(operator_ops.resume("n1", 0), name="DRAIN"))
+    assert not is_of_clients(replace(operator_ops.resume("n1", 0), name="DRAIN"))
 
 
 @pytest.mark.parametrize(
@@ -162,19 +165,166 @@ def test_a_path_is_known_by_what_its_builder_makes(path: str, place: Place) -> N
 
 def test_only_directories_of_queues_are_made() -> None:
     for path in (paths.QUEUES, paths.queue("q"), paths.pending("q"), paths.held("q")):
-        check_create("anna", path)
+        check_create(ANYBODY, path)
     for path in (paths.META, paths.node("n1"), paths.running_node("n1"), paths.pending_block("q", KEY), paths.SUBS):
         with pytest.raises(PermissionDenied):
-            check_create("anna", path)
+            check_create(ANYBODY, path)
 
 
 def test_the_clusters_own_rows_are_not_a_clients() -> None:
-    check_store("anna", "PUT", ["in/7", "fn/x", "metadata"])
-    check_store("anna", "DELETE", ["in/7"])
-    for verb, keys in (("PUT", ["in/7", "meta/cluster_id"]), ("DELETE", ["meta/cluster_id"]), ("SWEEP", []), ("BIND", [])):
+    check_rows(ANYBODY, "PUT", ["in/7", "fn/x", "metadata"])
+    check_rows(ANYBODY, "DELETE", ["in/7"])
+    for verb, rows in (("PUT", ["in/7", "meta/cluster_id"]), ("DELETE", ["meta/cluster_id"]), ("SWEEP", []), ("BIND", [])):
         with pytest.raises(PermissionDenied):
-            check_store("anna", verb, keys)
+            check_rows(ANYBODY, verb, rows)
 
 
 def test_an_unknown_operation_is_refused() -> None:
-    assert not permitted("anna", Multi(name="NEW", ops=(Check(paths.gate(1)),), proof=Exists(paths.gate(1))))
+    assert not is_of_clients(Multi(name="NEW", ops=(Check(paths.gate(1)),), proof=Exists(paths.gate(1))))
+
+
+# -- in a secured cluster: whose work it is -------------------------------------------------------------------------------------
+
+ANNA, BEN, OLGA = Person(name="anna", role="user"), Person(name="ben", role="user"), Person(name="olga", role="operator", is_operator=True)
+NOBODY = Person(role="submitter")  # a gateway that speaks for nobody
+
+
+def owner_of(submission: int) -> str | None:
+    return "anna" if submission == 42 else None
+
+
+def of_anna() -> list[Multi]:
+    """What clients do, with anna's submission 42 and her new one."""
+    mine = replace(SUB, user="anna", token="t")
+    made = []
+    for multi in client_multis():
+        if multi.name == "SUBMIT":
+            number = 1000 if multi.ops[-1].path.startswith("/") and any("/1000" in op.path for op in multi.ops) else 42
+            digest = token_digest("anna", "t")
+            block = replace(KEY, submission=number)
+            record = replace(mine, id=number)
+            made.append(ops.submit(record, ids_version=7, token_digest=digest, tail=TAIL, blocks=[(block, DATA)], make_bucket=True))
+        elif any(place_of(op.path) is Place.RECORD for op in multi.ops):
+            made.append(replace(multi, ops=tuple(_of(op, mine) for op in multi.ops)))
+        else:
+            made.append(multi)
+    return made
+
+
+def _of(op: Op, record: Submission) -> Op:
+    return replace(op, data=encode_record(record)) if isinstance(op, Set) and place_of(op.path) is Place.RECORD else op
+
+
+@pytest.mark.parametrize("multi", of_anna(), ids=lambda multi: multi.name)
+def test_a_user_changes_his_own_work_and_operators_everybodys(multi: Multi) -> None:
+    of_all = multi.name in {"DRAIN", "RESUME", "SETTINGS"}
+    new = multi.name == "SUBMIT"
+    if of_all:
+        with pytest.raises(PermissionDenied, match="for operators"):
+            check_commit(ANNA, multi, owner_of)
+    else:
+        assert check_commit(ANNA, multi, owner_of) == frozenset()
+    if multi.name != "ENTER":
+        for stranger in (BEN, NOBODY):
+            with pytest.raises(PermissionDenied, match="cannot submit for" if new else "for operators" if of_all else "42 belongs to anna"):
+                check_commit(stranger, multi, owner_of)
+    if not new:
+        assert check_commit(OLGA, multi, owner_of) == (frozenset() if of_all or multi.name == "ENTER" else {"anna"})
+
+
+def test_nothing_of_others_is_smuggled_into_a_users_own_submission() -> None:
+    mine = replace(SUB, id=7, user="ben", token="t")
+    digest = token_digest("ben", "t")
+    fine = ops.submit(mine, ids_version=7, token_digest=digest, tail=TAIL, blocks=[(replace(KEY, submission=7), DATA)], make_bucket=True)
+    assert check_commit(BEN, fine, owner_of) == frozenset()
+    for wrong in (
+        replace(fine, ops=(*fine.ops, ops.enter("default", KEY, DATA, held=False))),  # a block of anna's 42
+        replace(fine, ops=(*fine.ops, ops.enter("default", replace(KEY, submission=8), DATA, held=True))),  # of one that is to come
+        replace(fine, ops=(Set(paths.IDS, b"99", 7), *fine.ops[1:])),  # numbers skipped
+        ops.submit(mine, ids_version=7, token_digest=token_digest("anna", "t"), tail=TAIL, blocks=[], make_bucket=False),
+        replace(fine, ops=tuple(op for op in fine.ops if place_of(op.path) is not Place.RECORD)),
+        replace(fine, ops=tuple(replace(op, data=b"{}") if place_of(op.path) is Place.RECORD else op for op in fine.ops)),  # type: ignore[call-arg]
+    ):
+        with pytest.raises((PermissionDenied, RmgrError)):
+            check_commit(BEN, wrong, owner_of)
+    given = ops.set_record(replace(SUB, user="ben"), version=1, gate=None)
+    for person in (ANNA, OLGA):
+        with pytest.raises(PermissionDenied, match="given away"):
+            check_commit(person, given, owner_of)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("get", paths.sub(42)),
+        ("stat", paths.gate(42)),
+        ("get", paths.tail(42)),
+        ("get", paths.done(42)),
+        ("children", paths.failed(42)),
+        ("get", paths.fragment(42, 0)),
+        ("get", paths.pending_block("default", KEY)),
+        ("get", paths.held_block("default", KEY)),
+        ("get", paths.running_block("n1", KEY)),
+    ],
+)
+def test_a_user_does_not_read_others_work(kind: str, path: str) -> None:
+    check_read(ANNA, kind, path, owner_of)
+    check_read(OLGA, kind, path, owner_of)
+    for stranger in (BEN, NOBODY):
+        with pytest.raises(PermissionDenied, match="42 belongs to anna"):
+            check_read(stranger, kind, path, owner_of)
+    check_read(BEN, kind, path.replace("42", "43"), owner_of)  # it is not there: he may look for it
+
+
+def test_what_is_of_all_everybody_reads_and_secrets_nobody() -> None:
+    for kind, path in (
+        ("get", paths.META), ("get", paths.CONFIG), ("get", paths.EPOCH), ("get", paths.node("n1")), ("children", paths.NODES),
+        ("children", paths.SUBS), ("children", paths.subs_bucket(42)), ("children", paths.pending("default")),
+        ("children", paths.running_node("n1")), ("stat", paths.inbox("n1", "g")), ("get", paths.token("ab")), ("children", "/"),
+    ):  # fmt: skip
+        check_read(BEN, kind, path, owner_of)
+    for path in (paths.JOINS, paths.join("a"), paths.secret("starter"), paths.inbox("n1", "g")):
+        with pytest.raises(PermissionDenied):
+            check_read(BEN, "get", path, owner_of)
+
+
+HIST, HISTU = keys.history(42), keys.history_of_user("anna", 42)
+HASH = "a" * 64
+
+
+@pytest.mark.parametrize(
+    "row", [keys.arguments(42, 0, "g"), keys.output(42, 0, 1), keys.log(42, 0, 1, "stdout", 0), keys.page(42, 0), HIST, HISTU]
+)
+def test_rows_of_a_submission_are_its_users(row: str) -> None:
+    check_rows(ANNA, "GET", [row], owner_of)
+    for verb in ("GET", "PUT", "DELETE"):
+        with pytest.raises(PermissionDenied, match=r"anna|leader"):
+            check_rows(BEN, verb, [keys.named("x"), row], owner_of)
+    if row in {HIST, HISTU}:
+        with pytest.raises(PermissionDenied, match="leader"):
+            check_rows(ANNA, "PUT", [row], owner_of)
+    else:
+        check_rows(ANNA, "PUT", [row], owner_of)
+
+
+def test_values_by_name_are_everybodys_and_content_is_what_it_says() -> None:
+    for verb in ("GET", "PUT", "DELETE"):
+        check_rows(BEN, verb, [keys.named("of/anna")], owner_of)
+    check_rows(BEN, "PUT", [keys.function(HASH), keys.upload(HASH), keys.arguments(43, 0, "g")], owner_of)
+    check_rows(BEN, "GET", [keys.module(HASH), "meta/cluster_id"], owner_of)
+    for verb, row, overwrite in (("DELETE", keys.function(HASH), False), ("PUT", keys.function(HASH), True), ("PUT", "fn/short", False)):
+        with pytest.raises(PermissionDenied):
+            check_rows(BEN, verb, [row], owner_of, overwrite=overwrite)
+    for row in ("metric/n1/1", "unknown/x", "out/x", keys.output(43, 0, 1)):
+        with pytest.raises(PermissionDenied):
+            check_rows(BEN, "PUT", [row], owner_of)
+    with pytest.raises(PermissionDenied, match="another hash"):
+        check_content(keys.function(HASH), "b" * 64)
+    check_content(keys.function(HASH), HASH)
+
+
+def test_lists_tell_of_ones_own_work_and_of_names() -> None:
+    rows = [HIST, HISTU, keys.output(42, 0, 1), keys.output(43, 0, 1), keys.function(HASH), keys.named("x"), keys.history_of_user("ben", 1)]
+    assert visible(ANNA, rows, owner_of) == [HIST, HISTU, rows[2], rows[5]]
+    assert visible(BEN, rows, owner_of) == [rows[5], rows[6]]
+    assert visible(OLGA, rows, owner_of) == visible(ANYBODY, rows, owner_of) == rows
