@@ -34,7 +34,6 @@ from rmgr.daemons.people import person_of
 from rmgr.daemons.secret_keeper import SecretKeeper, let_in
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_owners import Owners
-from rmgr.daemons.submitter_owners import Owners
 from rmgr.daemons.submitter_routes import ClusterRoutes
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, WrongCluster
 from rmgr.log import audit
