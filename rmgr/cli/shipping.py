@@ -7,7 +7,7 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Of one uploaded file or directory: the store's own limit.
 MAX_UPLOAD_BYTES = 256 * 1024 * 1024
+#: Files and directories of one upload.
+MAX_MEMBERS = 100_000
 _PYTHON = re.compile(r"^python(?:\d(?:\.\d+)?)?$")
 
 
@@ -73,38 +75,96 @@ def ship_uploads(session: Session, names: Sequence[str]) -> tuple[Upload, ...]:
     uploads = []
     for name in names:
         path = Path(name)
-        shown = os.path.basename(os.path.abspath(name))
-        if path.is_dir():
-            uploads.append(Upload(name=shown, sha256=_store(session, _archive(path)), is_dir=True))
-        elif path.is_file():
-            size = path.stat().st_size
-            if size > MAX_UPLOAD_BYTES:
-                raise _too_large(name, size)
-            uploads.append(Upload(name=shown, sha256=_store(session, path.read_bytes())))
-        else:
-            raise UsageError(f"--upload: there is no file or directory {name}", hint="paths are those of this machine")
+        shown = _shown(name)
+        try:
+            if path.is_dir():
+                uploads.append(Upload(name=shown, sha256=_store(session, pack_directory(path)), is_dir=True))
+            elif path.is_file():
+                uploads.append(Upload(name=shown, sha256=_store(session, _content(path))))
+            elif path.exists():
+                raise UsageError(f"--upload: {name} is neither a file nor a directory", hint="pipes, sockets and devices cannot travel")
+            else:
+                raise UsageError(f"--upload: there is no file or directory {name}", hint="paths are those of this machine")
+        except OSError as error:
+            raise UsageError(f"--upload: {error.filename or name} cannot be read: {error.strerror}") from None
     if len({upload.name for upload in uploads}) != len(uploads):
         raise UsageError("--upload: two of them have the same name", hint="put them into one directory and upload that")
     return tuple(uploads)
 
 
-def _archive(directory: Path) -> bytes:
-    """A tar archive whose bytes depend on names, modes and contents only, so that the same code is stored once."""
+def pack_directory(directory: Path) -> bytes:
+    """A tar archive whose bytes depend on names, modes and contents only, so that the same code is stored once.
+
+    Raises: UsageError naming what cannot travel (special files, links that lead out of the directory); ValueTooLarge; OSError.
+    """
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path in sorted(directory.rglob("*")):
-            if "__pycache__" in path.parts or not (path.is_symlink() or path.is_file() or path.is_dir()):
-                continue
-            member = tar.gettarinfo(path, arcname=str(path.relative_to(directory)))
+        for count, path in enumerate(_tree(directory)):
+            if count >= MAX_MEMBERS:
+                raise ValueTooLarge(f"--upload: {directory} has more than {MAX_MEMBERS} files", hint="pack them into one file first")
+            inside = path.relative_to(directory)
+            tar.inodes.clear()  # type: ignore[attr-defined] - a second name of a file is a file of its own
+            member = tar.gettarinfo(path, arcname=str(inside))
             member.mtime, member.uid, member.gid, member.uname, member.gname = 0, 0, 0, "", ""
+            if member.issym():
+                _check_link(directory, inside, member.linkname)
+            if out.tell() + member.size > MAX_UPLOAD_BYTES:
+                raise _too_large(str(directory), out.tell() + member.size)
             if member.isreg():
                 with path.open("rb") as content:
                     tar.addfile(member, content)
             else:
                 tar.addfile(member)
-            if out.tell() > MAX_UPLOAD_BYTES:
-                raise _too_large(str(directory), out.tell())
     return out.getvalue()
+
+
+def _tree(directory: Path) -> Iterator[Path]:
+    """Everything below, by name; caches of Python left out, no link followed. Raises: UsageError, OSError."""
+    with os.scandir(directory) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        if entry.name == "__pycache__":
+            continue
+        path = Path(entry.path)
+        if entry.is_dir(follow_symlinks=False):
+            yield path
+            yield from _tree(path)
+        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+            yield path
+        else:
+            raise UsageError(
+                f"--upload: {path} is neither a file, a directory nor a link", hint="pipes, sockets and devices cannot travel"
+            )
+
+
+def _check_link(directory: Path, inside: Path, to: str) -> None:
+    """A link must lead to something that travels with it: on the node nothing else is there."""
+    where = os.path.normpath(inside.parent / to)
+    if os.path.isabs(to) or where.split(os.sep)[0] == "..":
+        raise UsageError(
+            f"--upload: the link {directory / inside} leads out of {directory}, to {to}",
+            hint="replace it by what it leads to, or leave it out",
+        )
+
+
+def _content(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > MAX_UPLOAD_BYTES:
+        raise _too_large(str(path), size)
+    return path.read_bytes()
+
+
+def _shown(name: str) -> str:
+    """The name in the work directory."""
+    shown = os.path.basename(os.path.abspath(name))
+    try:
+        shown.encode()
+    except UnicodeEncodeError:
+        told = f"--upload: the name of {os.fsencode(name)!r} is not UTF-8"
+        raise UsageError(told, hint="rename it, or put it into a directory") from None
+    if not shown:
+        raise UsageError(f"--upload: {name} has no name to go by in the work directory", hint="name a directory below it")
+    return shown
 
 
 def _too_large(name: str, size: int) -> ValueTooLarge:

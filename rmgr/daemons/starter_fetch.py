@@ -19,6 +19,7 @@ import msgspec
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_payloads
 from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_uploads import Uploads
 from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
@@ -112,6 +113,7 @@ class Fetcher:
         self.files: Fetched[str] = Fetched(io, wake, self._file, keep=512)
         #: store key -> arguments of a block
         self.rows: Fetched[tuple[bytes, ...]] = Fetched(io, wake, _row, keep=32)
+        self.uploads = Uploads(directory / "uploads")
 
     def function(self, sha256_key: str) -> Blob | Failure | None:
         """The pickled function of a batch: inline when small, else a file."""

@@ -115,7 +115,13 @@ class NodeAgent:
         self._given_s = 0.0
         self._returning: set[BlockKey] = set()
         self._stager = Stager(
-            shared.io, shared.inputs, wake=shared.wake, directory=files, on_unstartable=self._unstartable, accounts=accounts
+            shared.io,
+            shared.inputs,
+            wake=shared.wake,
+            directory=files,
+            on_unstartable=self._unstartable,
+            uploads=shared.fetcher.uploads,
+            accounts=accounts,
         )
         self._ends = Ends(
             self.lanes,
@@ -159,6 +165,11 @@ class NodeAgent:
         """A block is the node's own now."""
         self.blocks[block.key] = block
         self.orders.meet(block)
+
+    def owner_of(self, submission: int) -> str | None:
+        """Whose submission it is, as far as this node has had to do with it."""
+        info = self._shared.records.get(submission)
+        return info.record.user if info is not None else None
 
     def works_ahead(self) -> bool:
         """Not after it has given work away, nor before one of its slots is about to be free."""

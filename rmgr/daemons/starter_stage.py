@@ -6,29 +6,26 @@ nothing passes through untouched.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-import stat
-import tarfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from rmgr.coord import keys
 from rmgr.coord.ports import Encoding, Store
 from rmgr.coord.records import decode_keyed
 from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_fetch import Failure, check_content, reason_of
+from rmgr.daemons.starter_fetch import Failure, reason_of
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
-from rmgr.errors import DataLost, NotFound, RmgrError
+from rmgr.daemons.starter_uploads import Uploads
+from rmgr.errors import NotFound, PermissionDenied, RmgrError
 from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
 from rmgr.model.submission import Command
 
@@ -61,7 +58,7 @@ class Stager:
     Args:
         wake: tells the owner that something was staged. directory: for files and work directories.
         accounts: whose the files are to be, None = the Starter's.
-        on_unstartable: tells (block, indices, failure) of tasks that cannot be started.
+        on_unstartable: tells (block, indices, failure) of tasks that cannot be started. uploads: of all nodes of the Starter.
     """
 
     def __init__(
@@ -72,11 +69,13 @@ class Stager:
         wake: Callable[[], None],
         directory: Path,
         on_unstartable: Callable[[ClaimedBlock, list[int], Failure], None],
+        uploads: Uploads,
         accounts: Accounts | None = None,
     ) -> None:
         self._io = io
         self._accounts = accounts
         self._inputs = inputs
+        self._uploads = uploads
         self._wake = wake
         self._directory = directory
         self._on_unstartable = on_unstartable
@@ -215,14 +214,15 @@ class Stager:
         directory = self._directory / uuid.uuid4().hex
         directory.mkdir(mode=0o755 if self._accounts is None else 0o700)
         try:
-            for upload in command.uploads:
-                _unpack(store, keys.upload(upload.sha256), directory, upload.name, is_dir=upload.is_dir)
-            if command.input_files:
+            if command.input_files:  # first: no link of an upload is there yet
                 rows = self._inputs.rows(store, [key for key, _ in command.input_files])
                 for row, (_, name) in zip(rows, command.input_files, strict=True):
                     target = inside(directory, name)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     _to_file(store, row, str(target))
+            for upload in command.uploads:
+                target = directory / _plain(upload.name)
+                self._uploads.place(store, upload.sha256, target, name=upload.name, is_dir=upload.is_dir)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -265,51 +265,19 @@ def inside(directory: Path, name: str) -> Path:
     return target
 
 
+def _plain(name: str) -> str:
+    """The name of an upload: one step below the work directory. Raises: PermissionDenied."""
+    if name in {"", ".", ".."} or "/" in name or "\0" in name:
+        raise PermissionDenied(f"the upload has the name {name!r}, which is no file name")
+    return name
+
+
 def _to_file(store: Store, row: str, path: str) -> None:
     chunks = store.stream(row)
     if chunks is None:
         raise NotFound(f"{row} is not in the data store")
-    digest = hashlib.sha256()
     with open(path, "wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-            digest.update(chunk)
-    if row.startswith("file/"):  # an upload, named by its content; the values of users may have any name
-        check_content(row, digest.hexdigest())
-
-
-def _unpack(store: Store, row: str, directory: Path, name: str, *, is_dir: bool) -> None:
-    """A file lies under `name` with the mode 755; a directory is a tar archive, unpacked under `name`."""
-    target = inside(directory, name)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    archive = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}") if is_dir else target
-    _to_file(store, row, str(archive))
-    if not is_dir:
-        target.chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
-        return
-    try:
-        target.mkdir(exist_ok=True)
-        with tarfile.open(archive) as tar:
-            tar.extractall(target, members=_harmless(tar, target))  # noqa: S202 - only harmless members
-    except tarfile.TarError as error:
-        raise DataLost(f"the uploaded directory {name!r} cannot be unpacked: {error}") from None
-    finally:
-        archive.unlink(missing_ok=True)
-
-
-def _harmless(tar: tarfile.TarFile, target: Path) -> Iterator[tarfile.TarInfo]:
-    """Members without devices, special bits, and names or links that lead outside (`filter="data"` needs Python 3.11.4)."""
-    for member in tar:
-        inside(target, member.name)
-        if member.issym():
-            inside(target, os.path.join(os.path.dirname(member.name), member.linkname))
-        elif member.islnk():
-            inside(target, member.linkname)
-        elif not (member.isfile() or member.isdir()):
-            continue
-        member.mode = member.mode & 0o755 | (0o700 if member.isdir() else 0o600)
-        member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
-        yield member
+        file.writelines(chunks)
 
 
 def _sentence(error: Exception) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
-import tarfile
 import threading
 import time
 import uuid
@@ -24,7 +22,7 @@ from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher, reason_of
 from rmgr.daemons.starter_health import DiskWatch
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
-from rmgr.daemons.starter_stage import _unpack, inside
+from rmgr.daemons.starter_stage import inside
 from rmgr.daemons.starter_strikes import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
 from rmgr.daemons.starter_watch import Watched
 from rmgr.errors import CoordinationUnavailable, DataLost, NotFound, StoreUnavailable
@@ -96,40 +94,6 @@ def test_names_that_lead_out_of_the_work_directory_are_refused(tmp_path: Path, n
     with pytest.raises(NotFound):
         inside(tmp_path, name)
     assert inside(tmp_path, "a/./b") == tmp_path / "a" / "b"
-
-
-def archive(*members: tuple[str, bytes | str]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            if isinstance(content, str):
-                member.type, member.linkname = tarfile.SYMTYPE, content
-                tar.addfile(member)
-            else:
-                member.size, member.mode = len(content), 0o4777
-                tar.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
-
-
-def test_an_archive_unpacks_below_its_name_without_special_bits(tmp_path: Path) -> None:
-    store = MemoryStore(uuid.uuid4().hex)
-    store.put("a", archive(("sub/f", b"x"), ("link", "sub/f")))
-    _unpack(store, "a", tmp_path, "code", is_dir=True)
-    assert (tmp_path / "code" / "link").read_bytes() == b"x"
-    assert (tmp_path / "code" / "sub" / "f").stat().st_mode & 0o7000 == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["code"]
-
-
-@pytest.mark.parametrize("member", [("../evil", b"x"), ("link", "../../etc"), ("link", "/etc/passwd")])
-def test_an_archive_that_reaches_outside_is_refused(tmp_path: Path, member: tuple[str, bytes | str]) -> None:
-    store = MemoryStore(uuid.uuid4().hex)
-    store.put("a", archive(member))
-    with pytest.raises(NotFound):
-        _unpack(store, "a", tmp_path, "code", is_dir=True)
-    store.put("a", b"not an archive")
-    with pytest.raises(DataLost):
-        _unpack(store, "a", tmp_path, "code", is_dir=True)
 
 
 # -- jobs with the store -----------------------------------------------------------------------------------------------------------------
