@@ -227,6 +227,8 @@ def publish(coordinator: Coordinator, credentials: Credentials, *, timeout_s: fl
             return
         if not isinstance(outcome, Conflict):
             raise CoordinationUnavailable("it is not known whether this user's certificate was published", hint="try again")
+        # Somebody with the same bundle was first, and our server may not know it yet: two daemons of one bundle starting together.
+        coordinator.sync(timeout_s=timeout_s).result(timeout_s + 1)
         found = coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1)
     if found is None or found.data != pem:
         raise PermissionDenied(
