@@ -37,17 +37,24 @@ def authority_option(function: Any) -> Any:
 
 def as_admin(session: Session, directory: str | None) -> Authority:
     """The cluster's authority; from now on the session has the admin's rights. Raises ConfigError, NotConnected."""
+    authority, where = open_authority(session, directory)
+    session.config({"security": {"dir": str(where)}})
+    return authority
+
+
+def open_authority(session: Session, directory: str | None) -> tuple[Authority, Path]:
+    """The cluster's authority and where it lies. Raises ConfigError, NotConnected."""
     from rmgr.adapters.credentials import load_ca
     from rmgr.config import authority_directory
 
-    where = directory or session.config().security.dir
-    if not directory and not (Path(where) / "ca.key").exists() and (authority_directory() / "ca.key").exists():
-        where = str(authority_directory())
-    if not where:
+    own = Path(session.config().security.dir).expanduser()
+    # One's own bundle may be the authority, or lie below the one that made it (AUTHORITY/bundles/NAME).
+    places = (Path(directory).expanduser(),) if directory else (own, own.parent.parent, authority_directory())
+    where = next((place for place in places if (place / "ca.key").exists()), None)
+    if where is None and not directory:
         raise NotConnected("which cluster's authority?", hint="name the directory that rmgr admin init made: --authority DIR")
-    authority = load_ca(Path(where).expanduser())
-    session.config({"security": {"dir": str(Path(where).expanduser())}})
-    return authority
+    found = where or places[0]
+    return load_ca(found), found
 
 
 @command(
@@ -100,7 +107,7 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
     from rmgr.model.units import format_duration
 
     sys.stdout.write(f"{line}\n")
-    session.note(f"type that on {name}, as the user who will run its {role}, within {format_duration(round(lasts_s * 1e6))}; it works once")
+    session.note(f"type that on {name}, as the user who will run its {role}, within {format_duration(lasts_s)}; it works once")
 
 
 @command("identities", examples="rmgr admin identities\nrmgr admin identities --json", exits=_EXITS)

@@ -29,7 +29,7 @@ _EXITS = "0 done, 2 usage, 4 not the admin's directory, 5 ZooKeeper cannot be re
     rmgr admin rotate --role user           # users with a way of their own to ZooKeeper need new bundles then""",
     exits=_EXITS,
 )
-@click.option("--role", type=one_of("role", _ROLES), default="starter", metavar="ROLE", help="starter, submitter, user, operator  [starter]")
+@click.option("--role", type=one_of("role", _ROLES), default="starter", metavar="starter|submitter|user|operator", help="whose  [starter]")
 @click.option("--grace", "grace_s", type=DURATION, default=GRACE_S, metavar="DURATION", help="how long the old secret stays good  [15s]")
 @authority_option
 def rotate(session: Session, role: str, grace_s: float, authority: str | None) -> None:

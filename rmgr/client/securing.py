@@ -87,11 +87,11 @@ def purpose(name: str) -> str:
 
 
 def withdraw(coordinator: Coordinator, *, name: str = "", now_s: float | None = None) -> list[Invitation]:
-    """Removes invitations that are over, and all of `name`; returns what was removed."""
+    """Removes invitations that are over, and those of `name` that nobody has used; returns what was removed."""
     now_us = int((time.time() if now_s is None else now_s) * 1e6)
     gone = []
     for record, version in _invitations(coordinator):
-        if record.name == name or record.expires_us < now_us:
+        if (record.name == name and not record.redeemed) or record.expires_us < now_us:
             _commit(coordinator, join_ops.withdraw(record.id, version))
             gone.append(record)
     return gone
@@ -125,7 +125,7 @@ def identities(coordinator: Coordinator, ca_pem: bytes) -> list[Known]:
         known[who.key_id] = Known(identity=who, is_revoked=who.key_id in revoked)
     for record, _ in _invitations(coordinator):
         who = Identity(name=record.name, role=record.role, cluster="", key_id=record.key_id)
-        known.setdefault(record.key_id, Known(identity=who, is_revoked=record.key_id in revoked, invited=record.id))
+        known.setdefault(record.key_id, Known(identity=who, is_revoked=record.key_id in revoked, invited="" if record.redeemed else record.id))
     return sorted(known.values(), key=lambda one: (one.identity.role, one.identity.name, one.identity.key_id))
 
 

@@ -1,0 +1,50 @@
+"""`rmgr admin add-user`: credentials for a person."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from rmgr.cli.admin_nodes import authority_option, open_authority
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.model.identity import Role, check_name
+
+
+@command(
+    "add-user",
+    examples="""\
+    rmgr admin add-user ann
+    rmgr admin add-user ann --gateway-only --days 90
+    rmgr admin add-user bob --operator --out /mnt/usb/bob""",
+    exits="0 made, 2 a name that cannot be one, or a place that is taken, 5 no authority",
+)
+@click.argument("name")
+@click.option("--operator", is_flag=True, help="may act on everybody's work, drain nodes, change settings")
+@click.option("--gateway-only", is_flag=True, help="no way of his own to ZooKeeper: every command goes through rmgr submitter")
+@click.option("--days", type=click.IntRange(1, 3650), default=365, metavar="N", help="how long they are valid  [365]")
+@click.option("--out", metavar="DIR", help="where they go  [AUTHORITY/bundles/NAME]")
+@authority_option
+def add_user(
+    session: Session, name: str, operator: bool, gateway_only: bool, days: int, out: str | None, authority: str | None
+) -> None:
+    """Makes credentials for a person: a directory to be handed over, with which rmgr knows him.
+
+    The name is that of his account on the nodes: where Starters run as root, his work runs as that user.
+    A user who reaches ZooKeeper himself is trusted with everybody's work; give --gateway-only to those who are not.
+    """
+    from rmgr.adapters.credentials import write_files
+    from rmgr.adapters.pki import issue
+    from rmgr.cli.render import emit
+
+    ca, where = open_authority(session, authority)
+    role = Role.OPERATOR if operator else Role.USER
+    place = Path(out).expanduser() if out else where / "bundles" / check_name(name)
+    write_files(place, issue(ca, check_name(name), role, days=days, zookeeper=not gateway_only))
+    if session.json:
+        emit({"name": name, "role": role, "bundle": str(place)})
+        return
+    sys.stdout.write(f"{role} {name}: credentials in {place}\n")
+    session.note(f"hand it over as a secret (tar czf - -C {place} .); in ~/.config/rmgr/bundle of {name} rmgr finds it by itself")
