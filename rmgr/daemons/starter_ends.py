@@ -35,7 +35,7 @@ from rmgr.daemons.starter_lanes import Lanes, Task
 from rmgr.daemons.starter_logs import LiveLogs
 from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, discard, of_command, of_task, spill, write
 from rmgr.daemons.starter_stage import Stager, inside
-from rmgr.errors import NotFound, RmgrError, StoreUnavailable, ValueTooLarge
+from rmgr.errors import PermissionDenied, RmgrError, StoreUnavailable, ValueTooLarge
 from rmgr.model.frames import CommandEnd
 from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.states import Reason, State
@@ -249,7 +249,7 @@ class Ends:
             home = Path(command.cwd or end.directory or "/")
             try:
                 files = tuple(str(inside(home, name) if not Path(name).is_absolute() else Path(name)) for _, name in command.output_files)
-            except NotFound as error:
+            except PermissionDenied as error:
                 ending.reason, ending.error = Reason.BAD_OUTPUT, error.message
                 return
             with acting(block.info.account):

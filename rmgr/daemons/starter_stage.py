@@ -242,7 +242,7 @@ class Stager:
         if isinstance(result, Staged):
             state.here[index] = result
         elif index in block.ready:
-            why = Failure(reason_of(result), _sentence(result))
+            why = Failure(reason_of(result), _sentence(result), blames_node=not isinstance(result, PermissionDenied))
             self._on_unstartable(block, block.take_ready([index]), why)
         self._wake()
 
@@ -258,10 +258,10 @@ class Stager:
 
 
 def inside(directory: Path, name: str) -> Path:
-    """`name` below `directory`. Raises: NotFound when it leads elsewhere."""
+    """`name` below `directory`. Raises: PermissionDenied when it leads elsewhere."""
     target = Path(os.path.normpath(directory / name))
     if directory != target and directory not in target.parents:
-        raise NotFound(f"the file name {name!r} leads out of the work directory")
+        raise PermissionDenied(f"the file name {name!r} leads out of the work directory")
     return target
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Signatures that were verified already: the parts of one block share theirs.
 _KEEP = 1024
 #: Age of a record at which it is read again, to see that the submission is not over (s).
-FRESH_S = 5.0
+FRESH_S = 1.0
 
 
 class Gate:

@@ -25,7 +25,7 @@ from rmgr.daemons.starter_names import expand, has_own_name
 from rmgr.daemons.starter_stage import inside
 from rmgr.daemons.starter_strikes import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
 from rmgr.daemons.starter_watch import Watched
-from rmgr.errors import CoordinationUnavailable, DataLost, NotFound, StoreUnavailable
+from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
 from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
 
@@ -91,7 +91,7 @@ def test_placeholders_of_output_files() -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd"])
 def test_names_that_lead_out_of_the_work_directory_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(PermissionDenied):
         inside(tmp_path, name)
     assert inside(tmp_path, "a/./b") == tmp_path / "a" / "b"
 

@@ -1,0 +1,180 @@
+"""A secured cluster on one machine, a user who works in it, and somebody who writes what he should not."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.stores import open_store
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.client.connection import Connection, connect
+from rmgr.client.signing import Signer
+from rmgr.client.snapshot import read_submission
+from rmgr.client.submitting import submit
+from rmgr.config import ClusterConfig, Config, SecurityConfig
+from rmgr.coord import paths
+from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi, Op, Set
+from rmgr.coord.records import decode_fragment, encode_block, encode_record
+from rmgr.dev.cluster import CHROOT, DevCluster
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.identity import Role
+from rmgr.model.outcome import Outcome
+from rmgr.model.submission import Command, Submission, Work
+from rmgr.runtime.secured import zookeeper_options
+
+DEADLINE_S = 20.0
+
+
+def until(what: str, condition: Callable[[], Any]) -> Any:
+    """The first true answer. Fails naming `what`."""
+    end_s = time.monotonic() + DEADLINE_S
+    while not (answer := condition()):
+        assert time.monotonic() < end_s, f"not within {DEADLINE_S} s: {what}"
+        time.sleep(0.01)
+    return answer
+
+
+class Person:
+    """Somebody with a bundle and a session of his own in ZooKeeper."""
+
+    def __init__(self, cluster: DevCluster, role: Role, name: str) -> None:
+        assert cluster.security is not None
+        self.name = name
+        directory = cluster.security.admin if role is Role.ADMIN else cluster.security.bundle(role, name)
+        self.credentials = Credentials.load(directory)
+        self.config = Config(
+            cluster=ClusterConfig(zk=cluster.state.zookeeper, store=cluster.state.store, session_timeout_s=6.0),
+            security=SecurityConfig(dir=str(directory)),
+        )
+        options = zookeeper_options(self.config, self.credentials)
+        self.zk = ZkCoordinator.connect(cluster.zookeeper.hosts, CHROOT, session_timeout_s=6.0, **options)
+
+    def connection(self) -> Connection:
+        """The Python API's way in."""
+        return connect(config=self.config)
+
+    def commit(self, *ops: Op, name: str = "ATTACK") -> Committed | Conflict:
+        """Writes whatever ZooKeeper lets him write."""
+        outcome = self.zk.commit(Multi(name=name, ops=ops, proof=Exists(ops[0].path))).result(10)
+        assert isinstance(outcome, Committed | Conflict), outcome
+        return outcome
+
+
+class Scene:
+    """One node, one leader; ann works, mallory attacks with the session of a user and with the file of the data store."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.cluster = DevCluster(directory / "cluster", nodes=1, watchdogs=1, session_timeout_s=6.0, heap_mb=128, secured=True)
+        self.cluster.start()
+        self.ann = Person(self.cluster, Role.USER, "ann")
+        self.mallory = Person(self.cluster, Role.USER, "mallory")
+        self.store = open_store(self.cluster.state.store)
+        self.cluster_id = self.cluster.snapshot().cluster_id
+        self.canary = directory / "canary"
+
+    def close(self) -> None:
+        for person in (self.ann, self.mallory):
+            person.zk.close()
+        self.store.close()
+        self.cluster.stop()
+
+    # -- ann's work
+
+    @property
+    def touch(self) -> Command:
+        """Leaves a file: whether anything ran."""
+        return Command(argv=("/bin/sh", "-c", f"echo ran >> {shlex.quote(str(self.canary))}"))
+
+    def signer(self, who: Person | None = None, *, ttl_s: float = 600.0) -> Signer:
+        return Signer((who or self.ann).credentials, self.cluster_id, ttl_s=ttl_s)
+
+    def submit(self, *, payloads: tuple[bytes, ...] = (b"",), signer: Signer | None = None, **record: Any) -> int:
+        """A submission of ann's; returns its number."""
+        return self._submit(payloads, signer or self.signer(), record)[0]
+
+    def intercepted(self, payloads: tuple[bytes, ...] = (b"",), **record: Any) -> tuple[int, BlockKey, BlockData]:
+        """A submission of ann's whose one block, signed by her, mallory holds in his hands: nobody else has seen it."""
+        return self._submit(payloads, self.signer(), record, intercept=True)
+
+    def _submit(
+        self, payloads: tuple[bytes, ...], signer: Signer, record: dict[str, Any], *, intercept: bool = False
+    ) -> tuple[int, BlockKey, BlockData]:
+        draft = Submission(
+            **({"id": 0, "name": "a", "user": "ann", "queue": "default", "work": Work.COMMAND, "command": self.touch} | record)
+        )
+        key = BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=len(payloads), attempt=1, cores=1, memory_mib=0)
+        data = BlockData(payloads=payloads if any(payloads) else ())
+        made = submit(
+            self.ann.zk,
+            draft,
+            owner="",
+            deadline_s=time.monotonic() + 10,
+            blocks=lambda number: [] if intercept else [(replace(key, submission=number), data)],
+            tasks=len(payloads),
+            complete=True,
+            signer=signer,
+        )
+        number = made.submission.id
+        key = replace(key, submission=number)
+        return number, key, signer.sealer(made.submission)(key, data)
+
+    # -- mallory's
+
+    def plant(self, key: BlockKey, data: BlockData, *, more: tuple[Op, ...] = ()) -> None:
+        """A block in the queue, behind an open gate."""
+        gate = paths.gate(key.submission)
+        ops: list[Op] = list(more)
+        if self.mallory.zk.stat(gate).result(10) is None:
+            ops.append(Create(gate))
+        ops.append(Create(f"{paths.pending('default')}/{paths.block_prefix(key)}", encode_block(data), sequence=True))
+        outcome = self.mallory.commit(*ops)
+        assert isinstance(outcome, Committed), outcome
+
+    def rewrite(self, number: int, **changes: Any) -> Set:
+        """A change of somebody's record."""
+        found = self.mallory.zk.get(paths.sub(number)).result(10)
+        assert found is not None
+        record = replace(read_submission(self.mallory.zk, number), **changes)
+        return Set(paths.sub(number), encode_record(record), found.version)
+
+    # -- what came of it
+
+    def outcomes(self, number: int, count: int = 1) -> list[Outcome]:
+        """Final outcomes of a submission, as committed."""
+        found: list[Outcome] = []
+        seen = 0
+
+        def read() -> bool:
+            nonlocal seen
+            while (item := self.ann.zk.get(paths.fragment(number, seen)).result(10)) is not None:
+                seen += 1
+                found.extend(decode_fragment(item.data).outcomes)
+            return len(found) >= count
+
+        until(f"{count} outcomes of {number}", read)
+        return found
+
+    def audited(self, target: str) -> list[str]:
+        """Why the node refused a target, line for line."""
+        lines = (json.loads(line) for line in self.cluster.log_file("n1").read_text().splitlines() if line.startswith("{"))
+        return [line["why"] for line in lines if line["event"] == "audit" and line["target"] == target and line["allowed"] is False]
+
+
+def changed(item: Any, **changes: Any) -> Any:
+    """`msgspec.structs.replace`, short."""
+    return msgspec.structs.replace(item, **changes)
+
+
+def unique() -> str:
+    """A name that nobody has."""
+    return uuid.uuid4().hex[:8]
