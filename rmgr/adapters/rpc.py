@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from rmgr import errors
 from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.rpc_auth import Doorkeeper, Refused, ServerIdentity, open_channel
+from rmgr.adapters.rpc_auth import Caller, Doorkeeper, Refused, ServerIdentity, caller_of, open_channel
 from rmgr.adapters.rpc_convert import from_message, to_message
 from rmgr.adapters.rpc_errors import ERROR_KEY, fail, named_error, rebuild
 from rmgr.model.identity import Role
@@ -63,8 +63,8 @@ MAX_JOBS_PER_REPLY = 3000
 class LeaderAnswers(Protocol):
     """Implemented by the WatchDog; called on threads of the server, must not block for long."""
 
-    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str) -> list[JobView]:
-        """Submissions, oldest first."""
+    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: Caller | None = None) -> list[JobView]:
+        """Submissions that the caller may see, oldest first. Raises PermissionDenied for one of `ids` that he may not."""
 
     def nodes(self) -> list[NodeView]:
         """All nodes, by name."""
@@ -75,8 +75,8 @@ class LeaderAnswers(Protocol):
     def status(self) -> StatusView:
         """Health and counts."""
 
-    def explain(self, submission: int, index: int | None) -> ExplainView:
-        """Why it is in its state. Raises NotFound."""
+    def explain(self, submission: int, index: int | None, *, caller: Caller | None = None) -> ExplainView:
+        """Why it is in its state. Raises NotFound, PermissionDenied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +132,12 @@ class NodeAnswers(Protocol):
         follow: bool,
         offsets: tuple[int, int],
         is_active: Callable[[], bool],
+        caller: Caller | None = None,
     ) -> Iterator[LogPiece]:
-        """Output of an attempt from (stdout, stderr) offsets on. Raises NotFound when the node does not know it."""
+        """Output of an attempt from (stdout, stderr) offsets on. Raises NotFound when the node does not know it, PermissionDenied."""
 
-    def running(self, submission: int) -> list[RunningTask]:
-        """Tasks that run here, of one submission or of all (0)."""
+    def running(self, submission: int, *, caller: Caller | None = None) -> list[RunningTask]:
+        """Tasks that run here and that the caller may see, of one submission or of all (0)."""
 
     def stats(self) -> list[NodeStats]:
         """One entry a virtual node."""
@@ -225,7 +226,10 @@ class _LeaderServicer(leader_pb2_grpc.LeaderServicer):
         self._answers = answers
 
     def Jobs(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - generated name
-        jobs = _answer(context, lambda: self._answers.jobs(tuple(request.ids), ended=request.ended, user=request.user))
+        jobs = _answer(
+            context,
+            lambda: self._answers.jobs(tuple(request.ids), ended=request.ended, user=request.user, caller=caller_of(context)),
+        )
         return leader_pb2.JobsReply(jobs=[to_message(job) for job in jobs[-MAX_JOBS_PER_REPLY:]])
 
     def Nodes(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
@@ -239,7 +243,7 @@ class _LeaderServicer(leader_pb2_grpc.LeaderServicer):
 
     def Explain(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         index = request.index if request.HasField("index") else None
-        return to_message(_answer(context, lambda: self._answers.explain(request.submission, index)))
+        return to_message(_answer(context, lambda: self._answers.explain(request.submission, index, caller=caller_of(context))))
 
 
 class _NodeServicer(node_pb2_grpc.NodeServicer):
@@ -256,6 +260,7 @@ class _NodeServicer(node_pb2_grpc.NodeServicer):
                 follow=request.follow,
                 offsets=(request.stdout_offset, request.stderr_offset),
                 is_active=context.is_active,
+                caller=caller_of(context),
             )
             for piece in pieces:
                 yield node_pb2.LogChunk(
@@ -270,7 +275,7 @@ class _NodeServicer(node_pb2_grpc.NodeServicer):
             fail(context, error)
 
     def Running(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
-        tasks = _answer(context, lambda: self._answers.running(request.submission))
+        tasks = _answer(context, lambda: self._answers.running(request.submission, caller=caller_of(context)))
         return node_pb2.RunningReply(
             tasks=[node_pb2.RunningTask(**{name: getattr(task, name) for name in RunningTask.__slots__}) for task in tasks]
         )

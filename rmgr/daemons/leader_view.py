@@ -15,11 +15,15 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rmgr.adapters.rpc_auth import Caller
 from rmgr.client.snapshot import read_claimed
 from rmgr.coord import answers
 from rmgr.coord.ports import Coordinator
+from rmgr.coord.rights import Person, check, may
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
-from rmgr.errors import CoordinationUnavailable, Unavailable
+from rmgr.daemons.people import person_of
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, Unavailable
+from rmgr.log import audit
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ class LeaderAnswering:
         store: what is known of the data store ("ok", "since", "problem"); does not wait.
         leader: the reign under way, None while this WatchDog does not lead.
         call: runs a function in the loop, its result in a future.
+        operators: users who see everybody's work, beside those whose certificate says so. log: for the audit, None = there is none.
     """
 
     def __init__(
@@ -50,7 +55,11 @@ class LeaderAnswering:
         *,
         cluster_id: Callable[[], str],
         hosts: str = "",
+        operators: Sequence[str] = (),
+        log: Any = None,
     ) -> None:
+        self._operators = tuple(operators)
+        self._log = log
         self._coordinator = coordinator
         self._store = store
         self._leader = leader
@@ -60,9 +69,14 @@ class LeaderAnswering:
         self._lock = threading.Lock()
         self._claimed: tuple[float, tuple[ClaimedBlock, ...]] = (float("-inf"), ())
 
-    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str) -> list[JobView]:
-        """Submissions, oldest first."""
-        return answers.jobs(self._snapshot(), ids, ended=ended, user=user)
+    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: Caller | None = None) -> list[JobView]:
+        """Submissions that the caller may see, oldest first. Raises PermissionDenied for one of `ids` that he may not."""
+        person = person_of(caller, self._operators)
+        found = answers.jobs(self._snapshot(), ids, ended=ended, user=user)
+        if ids:
+            for job in found:
+                self._check(person, job.id, job.user)
+        return [job for job in found if may(person, job.user)]
 
     def nodes(self) -> list[NodeView]:
         """All nodes, by name."""
@@ -72,9 +86,13 @@ class LeaderAnswering:
         """All queues, by name."""
         return answers.queues(self._snapshot())
 
-    def explain(self, submission: int, index: int | None) -> ExplainView:
-        """Why it is in its state. Raises NotFound."""
-        return answers.explain(self._snapshot(), submission, index)
+    def explain(self, submission: int, index: int | None, *, caller: Caller | None = None) -> ExplainView:
+        """Why it is in its state. Raises NotFound, PermissionDenied."""
+        snapshot = self._snapshot()
+        known = snapshot.submissions.get(submission)
+        if known is not None:
+            self._check(person_of(caller, self._operators), submission, known[0].user)
+        return answers.explain(snapshot, submission, index)
 
     def status(self) -> StatusView:
         """Health and counts."""
@@ -89,6 +107,14 @@ class LeaderAnswering:
         return replace(view, healthy=False, problems=(*view.problems, told))
 
     # -- inside
+
+    def _check(self, person: Person, submission: int, owner: str) -> None:
+        try:
+            check(person, submission, owner)
+        except PermissionDenied as error:
+            if self._log is not None:
+                audit(self._log, who=person.name, role=person.role, what="see", target=str(submission), allowed=False, why=error.message)
+            raise
 
     def _snapshot(self) -> ClusterSnapshot:
         """Raises Unavailable when this WatchDog does not lead, or ZooKeeper does not answer it."""

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rmgr.adapters.rpc import LogPiece, NodeStats, RunningTask
+from rmgr.adapters.rpc_auth import Caller
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
-from rmgr.errors import NotFound, Unavailable
+from rmgr.coord.rights import Person, check, may
+from rmgr.daemons.people import person_of
+from rmgr.errors import NotFound, PermissionDenied, Unavailable
+from rmgr.log import audit
 from rmgr.model.gap import place
 from rmgr.model.resources import MIB
 
@@ -49,8 +53,18 @@ class NodeAnswering:
     """`adapters.rpc.NodeAnswers` of one Starter."""
 
     def __init__(
-        self, starter: Starter, store: Store, *, disk: DiskWatch, spooled: Callable[[], int], store_note: Callable[[], str] = str
+        self,
+        starter: Starter,
+        store: Store,
+        *,
+        disk: DiskWatch,
+        spooled: Callable[[], int],
+        store_note: Callable[[], str] = str,
+        operators: Sequence[str] = (),
+        log: Any = None,
     ) -> None:
+        self._operators = tuple(operators)
+        self._log = log
         self._starter = starter
         self._store = store
         self._disk = disk
@@ -69,8 +83,10 @@ class NodeAnswering:
         follow: bool,
         offsets: tuple[int, int],
         is_active: Callable[[], bool],
+        caller: Caller | None = None,
     ) -> Iterator[LogPiece]:
         """Output of an attempt; see `NodeAnswers.logs`."""
+        self._check(person_of(caller, self._operators), submission, index)
         streams = [name for name in keys.STREAMS if stream in ("", name)]
         at = dict(zip(keys.STREAMS, offsets, strict=True))
         seen = 0
@@ -151,6 +167,20 @@ class NodeAnswering:
 
         return self._ask(look)
 
+    def _check(self, person: Person, submission: int, index: int) -> None:
+        """Raises PermissionDenied, NotFound: what is not known to be his is not told."""
+        if person.is_free:
+            return
+        owner = self._ask(lambda: next((agent.owner_of(submission) for agent in self._starter.agents.values()), None))
+        if owner is None:
+            raise NotFound(f"task {submission}_{index} does not run on this node", hint=f"rmgr logs {submission}_{index}")
+        try:
+            check(person, submission, owner)
+        except PermissionDenied as error:
+            if self._log is not None:
+                audit(self._log, who=person.name, role=person.role, what="logs", target=str(submission), allowed=False, why=error.message)
+            raise
+
     def _ask(self, question: Callable[[], object]):  # type: ignore[no-untyped-def]
         try:
             return self._starter.ask(question)
@@ -159,8 +189,9 @@ class NodeAnswering:
 
     # -- what runs -----------------------------------------------------------------------------------------------------------
 
-    def running(self, submission: int) -> list[RunningTask]:
-        """Tasks that run here, of one submission or of all (0)."""
+    def running(self, submission: int, *, caller: Caller | None = None) -> list[RunningTask]:
+        """Tasks that run here and that the caller may see, of one submission or of all (0)."""
+        person = person_of(caller, self._operators)
 
         def look() -> list[RunningTask]:
             now_us, now_s = time.time_ns() // 1000, time.monotonic()
@@ -168,7 +199,7 @@ class NodeAnswering:
             for agent in self._starter.agents.values():
                 for lane in agent.lanes:
                     block, index = lane.tasks[lane.running_seq]
-                    if submission in (0, block.key.submission):
+                    if submission in (0, block.key.submission) and may(person, block.info.record.user):
                         found.append(
                             RunningTask(
                                 submission=block.key.submission,

@@ -310,7 +310,14 @@ def _serve(
     hosts = config.cluster.hosts_and_chroot()[0]
     server.add_leader(
         LeaderAnswering(
-            coordinator, store.facts, lambda: watchdog.leader, watchdog.call, cluster_id=lambda: meta.cluster_id, hosts=hosts
+            coordinator,
+            store.facts,
+            lambda: watchdog.leader,
+            watchdog.call,
+            cluster_id=lambda: meta.cluster_id,
+            hosts=hosts,
+            operators=config.security.operators,
+            log=log,
         )
     )
     if credentials is not None:

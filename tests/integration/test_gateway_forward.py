@@ -38,7 +38,7 @@ class Daemon:
         self.server.start()
         self.endpoint = self.server.endpoint
 
-    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str) -> list[JobView]:
+    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: object = None) -> list[JobView]:
         self.asked.append("jobs")
         return [JOB]
 
@@ -51,7 +51,7 @@ class Daemon:
     def status(self) -> StatusView:
         raise NotFound("no status", hint="look elsewhere")
 
-    def explain(self, submission: int, index: int | None) -> ExplainView:
+    def explain(self, submission: int, index: int | None, *, caller: object = None) -> ExplainView:
         raise NotFound(f"no submission {submission}")
 
     def logs(
@@ -64,6 +64,7 @@ class Daemon:
         follow: bool,
         offsets: tuple[int, int],
         is_active: Callable[[], bool],
+        caller: object = None,
     ) -> Iterator[LogPiece]:
         yield LogPiece(stream="stdout", data=b"hello\n", offset=offsets[0], attempt=2)
         if submission == 1:
@@ -73,7 +74,7 @@ class Daemon:
             self.left.set()
         yield LogPiece(stream="stdout", data=b"", offset=6, attempt=2, ended=True)
 
-    def running(self, submission: int) -> list[RunningTask]:
+    def running(self, submission: int, *, caller: object = None) -> list[RunningTask]:
         return [RunningTask(submission=submission, index=1, attempt=1, node="n1", started_us=5)]
 
     def stats(self) -> list[NodeStats]:

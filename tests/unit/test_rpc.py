@@ -27,7 +27,7 @@ EXPLAIN = ExplainView(id="42", state=State.INITIAL, reason="RESOURCES", why=(Why
 
 
 class Answers:
-    def jobs(self, ids, *, ended, user):
+    def jobs(self, ids, *, ended, user, caller):
         return [dataclasses.replace(JOB, id=number) for number in ids or (42,)]
 
     def nodes(self):
@@ -39,19 +39,19 @@ class Answers:
     def status(self):
         return STATUS
 
-    def explain(self, submission, index):
+    def explain(self, submission, index, *, caller):
         if submission == 1:
             raise NotFound("no submission 1", hint="rmgr jobs -a")
         return dataclasses.replace(EXPLAIN, id=f"{submission}_{index}")
 
-    def logs(self, submission, index, *, attempt, stream, follow, offsets, is_active):
+    def logs(self, submission, index, *, attempt, stream, follow, offsets, is_active, caller):
         assert is_active()
         yield LogPiece(stream="stdout", data=b"hello\n", offset=offsets[0], attempt=2)
         if submission == 1:
             raise NotFound("gone")
         yield LogPiece(stream="stdout", data=b"", offset=6, attempt=2, ended=True)
 
-    def running(self, submission):
+    def running(self, submission, *, caller):
         return [RunningTask(submission=submission, index=1, attempt=1, node="n1", started_us=5)]
 
     def stats(self):
