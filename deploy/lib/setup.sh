@@ -99,6 +99,11 @@ has_java17() {
   return 1
 }
 
+# Network namespaces, the machines of tests/integration/test_machines.py.
+ensure_iproute() {
+  command -v ip >/dev/null || install_packages "ip, for tests with network namespaces" iproute2
+}
+
 # systemd-analyze, which checks deploy/systemd in the tests. It needs no running systemd.
 ensure_systemd_analyze() {
   command -v systemd-analyze >/dev/null || install_packages "systemd-analyze" systemd

@@ -45,6 +45,7 @@ class Session:
     _store: Store | None = None
     _query: Query | None = None
     _owned: list[Any] = field(default_factory=list)
+    _me: str | None = None
 
     def config(self, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
         """The configuration with the global options on top. Raises ConfigError, UsageError (the URL of a store)."""
@@ -113,10 +114,18 @@ class Session:
 
     @property
     def me(self) -> str:
-        """The user's name, as submissions carry it."""
-        import getpass
+        """The user's name, as submissions carry it: that of his credentials, else of his account."""
+        if self._me is None:
+            from rmgr.runtime.secured import credentials_of
 
-        return getpass.getuser()
+            credentials = credentials_of(self.config())
+            if credentials is not None:
+                self._me = credentials.identity.name
+            else:
+                import getpass
+
+                self._me = getpass.getuser()
+        return self._me
 
     def own(self, closable: T) -> T:
         """`closable` is closed when the command ends."""

@@ -1,0 +1,164 @@
+"""Other machines: network namespaces join a secured cluster with one command, run work, are revoked, and cannot come back."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.zk import ZkCoordinator, ZkSecurity
+from rmgr.coord import paths
+from rmgr.dev.zookeeper import ServerTls, ZooKeeperServer
+from rmgr.errors import PermissionDenied
+from tests.conftest import need_zookeeper
+from tests.harness import netns
+from tests.harness.netns import Machines
+from tests.integration.commands import Ended, Shell
+
+RMGR = (sys.executable, "-m", "rmgr.cli.main")
+CHROOT = "/rmgr/lab"
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    need_zookeeper()
+    why = netns.missing()
+    if why and os.environ.get("CI") != "true":
+        pytest.skip(why)
+    assert not why, why
+    with Machines() as network:
+        yield network
+
+
+@dataclass
+class Lab:
+    """A secured cluster on the head machine: ZooKeeper with TLS, a WatchDog, and an operator's shell."""
+
+    directory: Path
+    machines: Machines
+    shell: Shell
+    environment: Mapping[str, str]
+    processes: dict[str, object] = field(default_factory=dict)
+
+    def join(self, name: str, *options: str) -> Ended:
+        """add-node here, join there, and a Starter is started as the output of join says."""
+        address = self.machines.add(name)
+        line = self.shell.ok("admin", "add-node", name, "--hosts", address, *options).out
+        words = line.split()
+        assert (words[0], words[2:]) == ("echo", ["|", "rmgr", "join", "-"])
+        where = self.directory / name
+        joined = self.on(name, "join", "-", "--dir", str(where), text=words[1])
+        assert joined.code == 0, joined
+        self.start(name, address)
+        return joined
+
+    def on(self, name: str, *words: str, text: str = "", timeout_s: float = 30.0) -> Ended:
+        """An rmgr command on a machine."""
+        code, out, err = self.machines.run(name, [*RMGR, *words], text=text, environment=self.bare(), timeout_s=timeout_s)
+        return Ended(code=code, out=out, err=err)
+
+    def start(self, name: str, address: str) -> None:
+        where = self.directory / name
+        words = ("starter", "--config", str(where / "starter.toml"), "--work-dir", f"{where}/work", "--listen", f"{address}:0", "-c", "2")
+        self.processes[name] = self.machines.start(name, [*RMGR, *words], log=where / "log", environment=self.bare())
+
+    def bare(self) -> dict[str, str]:
+        """A machine that knows nothing of the cluster; work runs as root, as this test does."""
+        return {"PATH": os.environ["PATH"], "HOME": str(self.directory / "nobody"), "RMGR_SECURITY_RUN_AS": "self"}
+
+    def state(self, node: str) -> str:
+        found = [one for one in self.shell.ok("nodes", "--json").json["nodes"] if one["id"] == node]
+        return found[0]["state"] if found else ""
+
+    def log(self, name: str) -> str:
+        return (self.directory / name / "log").read_text()
+
+
+@contextmanager
+def lab_of(directory: Path, machines: Machines) -> Iterator[Lab]:
+    authority = directory / "authority"
+    head = machines.address
+    made = Shell(directory / "home")("admin", "init", "--dir", str(authority), "--user", "ops", "--hosts", head, "--servers", head)
+    assert made.code == 0, made
+    pem = (authority / "servers" / head / "server.pem").read_bytes()
+    at = pem.index(b"-----BEGIN CERTIFICATE")
+    tls = ServerTls(certificate=pem[at:], key=pem[:at], ca=(authority / "ca.crt").read_bytes())
+    server = ZooKeeperServer(directory / "zookeeper", host=head, tick_ms=500, tls=tls)
+    server.start()
+    environment = {
+        "RMGR_ZK": f"{server.hosts}{CHROOT}",
+        "RMGR_STORE": f"sqlite:{directory / 'store.db'}",
+        "RMGR_CLUSTER_SESSION_TIMEOUT_S": "3",
+        "RMGR_SECURITY_ZOOKEEPER_TLS": "true",
+    }
+    dog = Shell(directory / "home", environment | {"RMGR_SECURITY_DIR": str(authority / "bundles" / "watchdog")})
+    try:
+        with dog.running("watchdog", "--listen", f"{head}:0"):
+            shell = Shell(directory / "home", environment | {"RMGR_SECURITY_DIR": str(authority / "bundles" / "operator-ops")})
+            lab = Lab(directory, machines, shell, environment)
+            eventually(lambda: shell("status", "--json").out and shell("status", "--json").json.get("leader"))
+            (directory / "nobody").mkdir()
+            yield lab
+    finally:
+        server.stop()
+
+
+def eventually(check: Callable[[], object], *, deadline_s: float = 30.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not check():
+        assert time.monotonic() < end, "not within the deadline"
+        time.sleep(0.1)
+
+
+def test_a_machine_joins_works_is_revoked_and_cannot_come_back(tmp_path: Path, machines: Machines) -> None:
+    with lab_of(tmp_path, machines) as lab:
+        shell = lab.shell
+        again = lab.join("n1")
+        assert "this machine is starter n1 now" in again.out
+        eventually(lambda: lab.state("n1") == "up")
+        shell.ok("submit", "--wait", "--array", "1-20", "--", "sh", "-c", "echo done $RMGR_ARRAY_INDEX")
+        assert sum("done" in line for line in shell.ok("logs", "last").out.splitlines()) == 20
+
+        revoked = shell.ok("admin", "revoke", "n1", "--role", "starter", "--grace", "3s", "--reason", "stolen")
+        assert "starter n1 is revoked" in revoked.out
+        eventually(lambda: lab.state("n1") == "fenced")
+        process = lab.processes["n1"]
+        eventually(lambda: process.poll() is not None)  # type: ignore[attr-defined]
+        assert "was revoked" in lab.log("n1")
+
+        waiting = shell.submit("--", "true")
+        lab.start("n1", "127.0.0.1")
+        back = lab.processes["n1"]
+        eventually(lambda: back.poll() is not None)  # type: ignore[attr-defined]
+        assert back.poll() == 4, lab.log("n1")  # type: ignore[attr-defined]
+        assert lab.state("n1") == "fenced"
+        with pytest.raises(PermissionDenied):
+            _meta(lab, "n1")
+
+        lab.join("n2")
+        assert shell("wait", waiting, timeout_s=60).code == 0
+        assert [one["node"] for one in shell.ok("tasks", waiting, "--json").json["tasks"]] == ["n2"]
+
+
+def _meta(lab: Lab, node: str) -> object:
+    """What a machine sees that speaks to ZooKeeper itself, with all that its bundle has."""
+    bundle = Credentials.load(lab.directory / node / "starter.d")
+    assert bundle.zookeeper_auth is not None
+    security = ZkSecurity(
+        tls=True,
+        ca_file=bundle.path("ca.crt"),
+        cert_file=bundle.path("tls.crt"),
+        key_file=bundle.path("tls.key"),
+        auth_scheme=bundle.zookeeper_auth[0],
+        auth_credential=bundle.zookeeper_auth[1],
+    )
+    hosts = lab.environment["RMGR_ZK"].partition("/")[0]
+    with ZkCoordinator.connect(hosts, CHROOT, security=security) as coordinator:
+        return coordinator.get(paths.META).result(10)
