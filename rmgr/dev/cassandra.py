@@ -425,12 +425,16 @@ class CassandraRing:
         return ",".join(node.contact for node in self.nodes)
 
     def start(self, *, wait_s: float = 120.0) -> Self:
-        """Starts all together, waits until all serve. Raises: Unavailable."""
-        for node in self.nodes:
+        """Starts together those that do not run, waits until all serve. Raises: Unavailable.
+
+        A moment later each of them knows that the others are there.
+        """
+        started = [node for node in self.nodes if not node.running]
+        for node in started:
             node.start(wait_s=0)
         end = time.monotonic() + wait_s
         try:
-            for node in self.nodes:
+            for node in started:
                 node.wait_ready(max(0.1, end - time.monotonic()))
         except BaseException:
             self.kill()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ledger import BEAT_S, SHELL, check, check_nothing_left, read_ledger
@@ -15,6 +16,7 @@ from ledger import BEAT_S, SHELL, check, check_nothing_left, read_ledger
 from rmgr.adapters.stores import open_store
 from rmgr.client.connection import Connection, connect
 from rmgr.client.snapshot import read_tasks
+from rmgr.config import Config
 from rmgr.coord.ports import Store
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import CoordinationUnavailable
@@ -47,11 +49,18 @@ def eventually(what: str, condition: Callable[[], object], *, within: float) -> 
 class Chaos:
     """A cluster, its ledger, and what tests do to both."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, store: str = "", zookeepers: int = 1) -> None:
         self.directory = directory
         self.ledger = directory / "ledger"
         self.cluster = DevCluster(
-            directory / "cluster", nodes=0, watchdogs=0, session_timeout_s=T, environment={"LEDGER": str(self.ledger)}, heap_mb=128
+            directory / "cluster",
+            nodes=0,
+            watchdogs=0,
+            zookeepers=zookeepers,
+            store=store,
+            session_timeout_s=T,
+            environment={"LEDGER": str(self.ledger)},
+            heap_mb=128,
         )
         self.cores: dict[str, int] = {}
         self.submissions: list[int] = []
@@ -96,8 +105,14 @@ class Chaos:
         return self._store
 
     def connection(self) -> Connection:
-        """The Python API's connection to this cluster."""
-        return connect(zk=self.cluster.state.zookeeper, store=self.cluster.state.store)
+        """The Python API's connection to this cluster, as who runs it."""
+        return connect(config=self.config())
+
+    def config(self) -> Config:
+        """The configuration of who runs the cluster."""
+        config = self.cluster.admin_config()
+        owner = self.cluster.security.owner if self.cluster.security is not None else ""
+        return replace(config, security=replace(config.security, dir=str(owner)))
 
     # -- work
 

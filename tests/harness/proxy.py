@@ -1,4 +1,4 @@
-"""A TCP proxy between clients and one ZooKeeper server that loses, delays, cuts and refuses on order.
+"""A TCP proxy between clients and one ZooKeeper server (or another one) that loses, delays, cuts and refuses on order.
 
 It reads the frames of the protocol (4 bytes length, then xid and opcode of a request; xid of an answer), so it can
 drop exactly the answer to the n-th multi: the server has committed, the client will never know.
@@ -43,10 +43,13 @@ class _Pair:
 class Proxy:
     """Args:
     target: "host:port" of the server; may be changed while it runs.
+    framed: False for a server that does not speak ZooKeeper's protocol: no single answer can be lost then.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, framed: bool = True) -> None:
         self.target = target
+        self.sent_bytes = 0  #: that have reached the server
+        self._framed = framed
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._listener.bind(("127.0.0.1", 0))
@@ -175,6 +178,10 @@ class Proxy:
             self._drop(pair, fault=False)
 
     def _to_server(self, pair: _Pair, data: bytes) -> None:
+        self.sent_bytes += len(data)
+        if not self._framed:
+            pair.server.sendall(data)
+            return
         pair.from_client += data
         while (frame := _frame(pair.from_client)) is not None:
             pair.from_client = pair.from_client[len(frame) :]
@@ -193,6 +200,12 @@ class Proxy:
             pair.server.sendall(frame)
 
     def _to_client(self, pair: _Pair, data: bytes) -> None:
+        if not self._framed:
+            if self._delay_s or pair.delayed:
+                pair.delayed.append((time.monotonic() + self._delay_s, data))
+            else:
+                pair.client.sendall(data)
+            return
         pair.from_server += data
         while (frame := _frame(pair.from_server)) is not None:
             pair.from_server = pair.from_server[len(frame) :]

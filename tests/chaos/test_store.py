@@ -1,0 +1,294 @@
+"""The data store goes and comes: rows 14 and 25 to 29 of the fault matrix, on real Cassandra nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from breakable import RECOVERY_S, Chaos, T, eventually
+
+from rmgr import TaskQueue
+from rmgr.adapters.rpc import LeaderClient, NodeClient, NodeStats
+from rmgr.adapters.stores import open_store
+from rmgr.dev.cassandra import CassandraRing
+from rmgr.dev.cluster import DevState
+from rmgr.errors import ConfigError, StoreUnavailable, Unavailable
+from rmgr.model.views import StatusView
+from rmgr.runtime.secured import credentials_of
+from tests.harness.cassandra_nodes import SharedNode
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
+from proxy import Proxy
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+
+#: Output of a task that does not fit beside its outcome: it needs the store.
+PAD = ("--env", "PAD=20000")
+
+
+@pytest.fixture(scope="module")
+def ring(cassandra_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CassandraRing]:
+    """Three nodes; a test may break them, `town` mends them."""
+    with CassandraRing(tmp_path_factory.mktemp("ring"), die_with_parent=True) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def town(ring: CassandraRing, zookeeper_parts: None, tmp_path: Path, keyspace: str) -> Iterator[Chaos]:
+    """A cluster on the whole ring, every value on three nodes."""
+    for node in ring.nodes:
+        node.resume()
+    ring.start()
+    chaos = Chaos(tmp_path, store=made(f"cassandra://{ring.contacts}/{keyspace}?replication_factor=3"))
+    try:
+        yield chaos
+    finally:
+        for node in ring.nodes:
+            node.resume()
+        chaos.stop()
+
+
+def made(url: str) -> str:
+    """The URL, after making the schema there."""
+    from rmgr.adapters.cassandra_init import init_store
+    from rmgr.adapters.cassandra_url import parse_url
+
+    def are_met() -> bool:
+        """Nodes that serve may need a moment to find each other."""
+        try:
+            init_store(parse_url(url), timeout_s=60)
+        except ConfigError:
+            return False
+        return True
+
+    eventually("the nodes have met", are_met, within=30)
+    return url
+
+
+class Load(threading.Thread):
+    """An application that puts values, runs calls with large arguments and results, and writes down how long each round took."""
+
+    def __init__(self, chaos: Chaos) -> None:
+        super().__init__(name="load", daemon=True)
+        self.rounds: list[tuple[float, float]] = []  # begin, seconds
+        self.errors: list[BaseException] = []
+        self._chaos = chaos
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            with self._chaos.connection() as connection, TaskQueue(lambda data: data[::-1], connection=connection) as queue:
+                while not self._over.is_set():
+                    begin, data = time.monotonic(), os.urandom(20_000)
+                    connection.store.put(f"load/{len(self.rounds)}", data)
+                    assert queue.submit_call(data).result(60) == data[::-1]
+                    assert connection.store.get(f"load/{len(self.rounds)}") == data
+                    self.rounds.append((begin, time.monotonic() - begin))
+        except BaseException as error:
+            self.errors.append(error)
+
+    def go_on(self, rounds: int) -> None:
+        """Waits for so many more."""
+        wanted = len(self.rounds) + rounds
+        eventually(f"{rounds} more rounds", lambda: self.errors or len(self.rounds) >= wanted, within=60)
+        assert self.errors == []
+
+    def end(self) -> None:
+        self._over.set()
+        self.join(90)
+        assert self.errors == []
+
+
+def status_of(chaos: Chaos) -> StatusView:
+    """As the leader tells it."""
+    epoch = chaos.cluster.snapshot().epoch
+    assert epoch is not None
+    with LeaderClient(epoch.endpoint, timeout_s=3.0, credentials=credentials_of(chaos.config())) as leader:
+        return leader.status()
+
+
+def stats_of(chaos: Chaos) -> dict[str, NodeStats]:
+    """As the Starters tell them."""
+    found: dict[str, NodeStats] = {}
+    credentials = credentials_of(chaos.config())
+    for record in chaos.cluster.snapshot().nodes.values():
+        with contextlib.suppress(Unavailable), NodeClient(record.endpoint, timeout_s=3.0, credentials=credentials) as node:
+            found |= {stats.node: stats for stats in node.stats()}
+    return found
+
+
+def spooled(chaos: Chaos) -> int:
+    return sum(stats.spooled_bytes for stats in stats_of(chaos).values())
+
+
+def is_whole(chaos: Chaos) -> bool:
+    """Every daemon has its store again, and nothing waits for it."""
+    with contextlib.suppress(Unavailable):
+        return status_of(chaos).healthy and all(not one.reason and not one.spooled_bytes for one in stats_of(chaos).values())
+    return False
+
+
+def test_one_of_three_nodes_killed_and_another_stopped_is_seen_by_no_client(town: Chaos, ring: CassandraRing):
+    town.start(nodes=2, cores=2)
+    town.submit(40, 0.3, *PAD)
+    load = Load(town)
+    load.start()
+    load.go_on(3)
+    killed_s = time.monotonic()
+    ring.nodes[2].kill()
+    assert town.rmgr("submit", "--wait", "--", "echo", "during").stdout == "during\n"
+    load.go_on(3)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(ring.nodes[2].start)
+    load.go_on(1)
+    stopped_s = time.monotonic()
+    ring.nodes[1].pause()
+    assert town.rmgr("submit", "--wait", "--", "echo", "during").stdout == "during\n"
+    load.go_on(3)
+    eventually("ten seconds with it or calm", lambda: load.rounds[-1][1] < 1.0 or time.monotonic() > stopped_s + 10, within=15)
+    load.go_on(3)
+    ring.nodes[1].resume()
+    load.end()
+    print(f"slowest round after the kill {max(took for begin, took in load.rounds if killed_s - 2 < begin < stopped_s):.2f} s,", end=" ")
+    print(f"after the stop {max(took for begin, took in load.rounds if begin > stopped_s - 2):.2f} s")
+    assert load.rounds[-1][1] < 2.0
+    town.finish(within=60)
+
+
+def test_while_two_of_three_are_away_submit_is_refused_and_outputs_wait(town: Chaos, ring: CassandraRing):
+    town.start(nodes=2, cores=2)
+    number = town.submit(16, 1.0, *PAD)
+    eventually("work runs", lambda: town.started() >= 4, within=20)
+    began = town.started()
+    ring.nodes[1].kill()
+    ring.nodes[2].pause()
+    away_s = time.monotonic()
+    eventually("outputs wait on their nodes", lambda: spooled(town) > 40_000, within=20)
+    asked_s = time.monotonic()
+    refused = town.rmgr("submit", "--", "true")
+    took_s = time.monotonic() - asked_s
+    assert refused.returncode == 5, refused.stderr
+    assert "data store is away" in refused.stderr
+    assert took_s < 7.0, f"a refusal took {took_s:.1f} s"
+    told = town.rmgr("status")
+    assert told.returncode == 1
+    assert "store: away since" in told.stdout, told.stdout
+    assert "data store away since" in town.rmgr("nodes").stdout
+    eventually("what was claimed runs on", lambda: town.started() > began, within=10)
+    eventually("2 T are over", lambda: time.monotonic() > away_s + 2 * T, within=10)
+    assert not town.ended()
+    ring.nodes[2].resume()
+    back_s = time.monotonic()
+    eventually("every daemon has its store again", lambda: is_whole(town), within=15)
+    print(f"a refusal took {took_s:.1f} s; all was well {time.monotonic() - back_s:.1f} s after the second node was back")
+    town.finish(within=60)
+    assert {view.attempt for view in town.tasks(number)} == {1}, "an outage of the store is no loss"
+
+
+def test_all_restarted_under_load_and_daemons_that_start_meanwhile(town: Chaos, ring: CassandraRing):
+    town.start(nodes=2, cores=2)
+    number = town.submit(40, 0.5, *PAD)
+    eventually("work runs", lambda: town.started() >= 4, within=20)
+    ring.kill()
+    for name in ("w1", "w2"):
+        town.cluster.kill(name)
+    town.cluster.start_watchdog("w3")
+    town.add_node("n3", cores=2)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(ring.start)
+        town.cluster.state = without_dead(town)
+        town.cluster.wait_healthy(nodes=3, deadline_s=RECOVERY_S + 20)  # a leader and three nodes, none of which has its store
+        if not starting.done():
+            assert "store: away since" in "\n".join(f"store: {status_of(town).store.get('problem')}".splitlines())
+        starting.result(120)
+    up_s = time.monotonic()
+    eventually("every daemon has its store again", lambda: is_whole(town), within=10)
+    print(f"all daemons were well {time.monotonic() - up_s:.1f} s after the last of three nodes served")
+    assert town.rmgr("submit", "--wait", "--", "echo", "again").stdout == "again\n"
+    town.finish(within=60)
+    assert {view.attempt for view in town.tasks(number)} == {1}
+
+
+def without_dead(town: Chaos) -> DevState:
+    """The cluster's record without what the test has killed: nobody waits for that."""
+    state = town.cluster.state
+    return replace(state, processes=tuple(process for process in state.processes if process.find() is not None))
+
+
+# -- one node, behind a proxy --------------------------------------------------------------------------------------------------
+
+
+def test_a_node_cut_off_from_the_store_keeps_its_outputs_and_drains_at_its_bound(
+    cassandra: SharedNode, keyspace: str, zookeeper_parts: None, tmp_path: Path
+):
+    chaos = Chaos(tmp_path, store=made(f"cassandra://{cassandra.contact}/{keyspace}?replication_factor=1"))
+    try:
+        with Proxy(cassandra.contact, framed=False) as proxy:
+            chaos.start(nodes=0)
+            chaos.add_node("far", cores=2, RMGR_STORE=f"cassandra://{proxy.hosts}/{keyspace}", RMGR_STARTER_SPOOL_CAP_BYTES="150000")
+            chaos.cluster.wait_healthy(nodes=1, deadline_s=20)
+            number = chaos.submit(60, 0.1, *PAD)
+            eventually("work is committed", lambda: any(view.state.is_final for view in chaos.tasks(number)), within=20)
+            proxy.black_hole(to_client=True, to_server=False)  # what it writes arrives; it will never know
+            eventually("outputs wait", lambda: spooled(chaos) > 60_000, within=20)
+            proxy.refuse()
+            eventually("it drains at its bound", lambda: "fill the spool" in stats_of(chaos)["far"].reason, within=20)
+            assert spooled(chaos) < 150_000 + 4 * 20_100
+            assert "fill the spool" in chaos.rmgr("nodes").stdout
+            proxy.black_hole(to_client=False, to_server=False)
+            proxy.refuse(False)
+            healed_s = time.monotonic()
+            eventually("it takes work again", lambda: is_whole(chaos), within=10)
+            print(f"the node was well {time.monotonic() - healed_s:.1f} s after the heal")
+            chaos.finish(within=60)
+            assert {view.attempt for view in chaos.tasks(number)} == {1}
+    finally:
+        chaos.stop()
+
+
+def test_a_write_whose_answers_are_lost_is_written_again_and_is_the_same(cassandra: SharedNode, keyspace: str):
+    url = made(f"cassandra://{cassandra.contact}/{keyspace}?replication_factor=1")
+    value = os.urandom(16 * 2**20)
+    with Proxy(cassandra.contact, framed=False) as proxy:
+        far = open_store(f"cassandra://{proxy.hosts}/{keyspace}?request_timeout=0.5")
+        near = open_store(url)
+        try:
+            far.put("in/small", b"s")
+            proxy.delay(0.2)  # so that there is a middle to be hit
+            before = proxy.sent_bytes
+
+            def write() -> int:
+                """As a Starter does: again until it is there."""
+                for attempt in range(1, 100):
+                    try:
+                        far.put("in/large", value, timeout_s=10)
+                    except StoreUnavailable:
+                        time.sleep(0.1)
+                    else:
+                        return attempt
+                raise AssertionError
+
+            with ThreadPoolExecutor(1) as pool:
+                writing = pool.submit(write)
+                eventually("chunks have reached the server", lambda: proxy.sent_bytes - before > 2**20, within=10)
+                proxy.black_hole(to_client=True, to_server=False)
+                with contextlib.suppress(TimeoutError):
+                    writing.result(1.0)  # longer than a request may last: the coordinator's answers are lost
+                assert not writing.done()
+                proxy.delay(0.0)
+                proxy.black_hole(to_client=False, to_server=False)
+                assert writing.result(30) >= 1
+            found = near.get("in/large")  # its hash is checked on the way
+            assert found is not None
+            assert found[0] == value
+        finally:
+            far.close()
+            near.close()
