@@ -45,7 +45,8 @@ from kazoo.retry import KazooRetry
 from kazoo.security import ACL, Id
 
 from rmgr.adapters.zk_acl import AccessLists, RoleLists
-from rmgr.adapters.zk_link import LinkState, Trouble, ZkSecurity
+from rmgr.adapters.zk_history import History
+from rmgr.adapters.zk_link import LinkState, Trouble, ZkSecurity, open_socket
 from rmgr.adapters.zk_probe import explain, look_at_all, tls_sentence
 from rmgr.adapters.zk_published import PublishedLists
 from rmgr.adapters.zk_session import SessionCoordinator
@@ -96,14 +97,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         timeout_s = self._connect_timeout_s * 2 ** min(self.slow_servers, 3)
         address = kwargs["address"]
         try:
-            made = socket.create_connection(address, timeout_s)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self.security.tls:
-                try:
-                    made = self.security.context().wrap_socket(made, server_hostname=kwargs["hostname"])
-                except BaseException:
-                    made.close()
-                    raise
+            return open_socket(address, kwargs["hostname"], timeout_s, self.security)
         except TimeoutError:
             self.slow_servers += 1
             self.last_error = f"{address[0]}:{address[1]} does not answer within {timeout_s:.2g} s"
@@ -117,7 +111,6 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         except ConfigError as error:  # the file may come back: renewed certificates are moved into place
             self.last_error = error.message
             raise OSError(error.message) from error
-        return made
 
     def select(
         self, reads: list[Any], writes: list[Any], _errors: list[Any], timeout: float | None = None
@@ -145,6 +138,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self._pings_s: deque[float] = deque()
         self._woken = False
         self._xid = 0
+        self._history = History(client)
 
     def start(self) -> None:
         super().start()
@@ -176,8 +170,12 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self.client.is_introducing = True
         try:
             read_timeout_ms, _ = super()._connect(host, hostip, port)
+        except ConnectionDropped:
+            self._history.refused(host, port)
+            raise
         finally:
             self.client.is_introducing = False
+        self._history.taken()
         self.handler.last_error = ""
         self._last_read_s = time.monotonic()
         self.last_answer_s = max(self.last_answer_s, started)
@@ -284,6 +282,7 @@ class _Client(KazooClient):  # type: ignore[misc]
         self, hosts: str, *, owner: ZkCoordinator, session_timeout_s: float, security: ZkSecurity, session: tuple[int, bytes] | None
     ) -> None:
         self._owner = owner
+        self.security = security
         self.session_timeout_s = session_timeout_s
         self.is_introducing = False
         handler = _Handler(max(0.3, session_timeout_s / 10), security)
@@ -322,7 +321,7 @@ class _Client(KazooClient):  # type: ignore[misc]
 
     def adopt(self, security: ZkSecurity) -> None:
         """What the next connection uses."""
-        self.handler.security = security
+        self.security = self.handler.security = security
         self.auth_data = _auth_data(security)
 
     def push(self, request: Any, reply: Any) -> None:

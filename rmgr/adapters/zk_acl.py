@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from rmgr.adapters.zk_wire import Acl, encode_acl
+from rmgr.adapters.zk_wire import OPEN_ACL, Acl, encode_acl
 from rmgr.coord.acl import ROLES, TABLE, Right, place_of, rights
 from rmgr.model.identity import Role
 
@@ -23,21 +22,17 @@ class AccessLists(Protocol):
     def encoded(self, path: str) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
 class OneList:
     """The same list everywhere: an open cluster, or a test."""
 
-    above: tuple[Acl, ...]
-    _bytes: bytes
-
-    @classmethod
-    def of(cls, entries: tuple[Acl, ...]) -> OneList:
-        """Encoded once."""
-        return cls(entries, encode_acl(entries))
+    def __init__(self, entries: tuple[Acl, ...]) -> None:
+        self._entries = entries
+        self._bytes = encode_acl(entries)
+        self.above = entries if entries == OPEN_ACL else (_ABOVE, *entries)
 
     def entries(self, _path: str) -> tuple[Acl, ...]:
         """The list."""
-        return self.above
+        return self._entries
 
     def encoded(self, _path: str) -> bytes:
         """The list as it travels."""
@@ -90,7 +85,7 @@ class RoleLists:
 
 def lists_of(acl: tuple[Acl, ...] | AccessLists) -> AccessLists:
     """One list for everything, or the lists that were given."""
-    return OneList.of(acl) if isinstance(acl, tuple) else acl
+    return OneList(acl) if isinstance(acl, tuple) else acl
 
 
 def role_of(acl: Acl, ids: Mapping[Role, Sequence[str]]) -> str:

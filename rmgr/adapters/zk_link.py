@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,6 +53,17 @@ class ZkSecurity:
         except OSError as error:  # ssl.SSLError is one
             raise ConfigError(f"{at}: {error.strerror or error}", hint="[security] dir must name a complete bundle: rmgr doctor") from error
         return context
+
+
+def open_socket(address: tuple[str, int], hostname: str, timeout_s: float, security: ZkSecurity) -> socket.socket:
+    """A connection to `address`, whose certificate names `hostname`. Raises: OSError (ssl.SSLError, TimeoutError), ConfigError."""
+    made = socket.create_connection(address, timeout_s)
+    try:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return security.context().wrap_socket(made, server_hostname=hostname) if security.tls else made
+    except BaseException:
+        made.close()
+        raise
 
 
 class Trouble(Enum):

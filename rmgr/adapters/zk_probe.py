@@ -5,6 +5,7 @@ Needs no session and no rights: a TCP connection (TLS where the cluster uses it)
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -46,6 +47,21 @@ class Look:
     def sentence(self) -> str:
         """`zk1:2181 refuses connections`."""
         return f"{self.server} {self.what}"
+
+    @property
+    def mode(self) -> str:
+        """`leader`, `follower`, `standalone`; "" when it does not serve."""
+        return self._fact("Mode:")
+
+    @property
+    def zxid(self) -> int:
+        """The number of the last change that it knows, 0 when it does not say."""
+        with contextlib.suppress(ValueError):
+            return int(self._fact("Zxid:"), 16)
+        return 0
+
+    def _fact(self, name: str) -> str:
+        return next((line.removeprefix(name).strip() for line in self.report.splitlines() if line.startswith(name)), "")
 
     @property
     def what(self) -> str:

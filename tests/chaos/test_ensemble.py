@@ -1,0 +1,130 @@
+"""An ensemble of three loses servers, its quorum, and its data: rows 16, 17, 19 and 22 of the fault matrix."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from breakable import RECOVERY_S, TICK, Chaos, T, eventually
+from ledger import read_ledger
+from sessions import sessions as entries
+
+from rmgr.coord import paths
+from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
+
+pytestmark = pytest.mark.chaos
+NODES, CORES = 2, 2
+
+
+@pytest.fixture
+def trio(zookeeper_parts: None, tmp_path: Path) -> Iterator[Chaos]:
+    """A cluster on three servers of ZooKeeper."""
+    made = Chaos(tmp_path, zookeepers=3)
+    try:
+        made.start(nodes=NODES, cores=CORES)
+        yield made
+    finally:
+        made.stop()
+
+
+def servers(chaos: Chaos) -> ZooKeeperEnsemble:
+    assert isinstance(chaos.cluster.zookeeper, ZooKeeperEnsemble)
+    return chaos.cluster.zookeeper
+
+
+def leading(chaos: Chaos) -> ZooKeeperServer:
+    found = eventually("a server leads", servers(chaos).leader, within=15)
+    assert isinstance(found, ZooKeeperServer)
+    return found
+
+
+def sessions(chaos: Chaos) -> tuple[set[int], dict[str, int]]:
+    """What changes when a daemon loses its session. (A leader that steps down for a moment keeps it: that is not counted.)"""
+    coordinator = chaos.cluster.coordinator
+    daemons = {owner for path, owner in entries(coordinator).items() if not path.startswith(paths.SUBMITTERS)}
+    return daemons, {name: record.incarnation for name, record in chaos.cluster.snapshot().nodes.items()}
+
+
+def running(chaos: Chaos) -> int:
+    """Executions that have begun and neither ended nor fallen silent."""
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return sum(not span.ended and now - span.last < 0.5 for span in read_ledger(chaos.ledger))
+
+
+def longest_gap_s(chaos: Chaos) -> float:
+    """The longest time in which nothing started."""
+    return max(later.start - earlier.start for earlier, later in pairwise(read_ledger(chaos.ledger)))
+
+
+def test_a_killed_follower_and_a_killed_leader_cost_no_session_and_no_attempt(trio: Chaos):
+    before = eventually("both WatchDogs stand", lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, within=10)
+    number = trio.submit(100, 0.3)
+    for pick in ("follower", "leader"):
+        chief = leading(trio)
+        victim = chief if pick == "leader" else next(server for server in servers(trio).servers if server is not chief)
+        ran = trio.started()
+        victim.kill()
+        eventually(f"work goes on without the {pick}", lambda: trio.started() >= ran + 12 or trio.ended(), within=15)  # noqa: B023
+        victim.start(wait_s=20)
+    trio.finish(within=60)
+    assert {view.attempt for view in trio.tasks(number)} == {1}, "no attempt failed"
+    eventually("the sessions are those of before: none was lost", lambda: sessions(trio) == before, within=10)
+    assert longest_gap_s(trio) <= 5.0
+
+
+def test_a_lost_quorum_stops_decisions_and_not_work(trio: Chaos):
+    before = eventually("both WatchDogs stand", lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, within=10)
+    number = trio.submit(40, 3 * T)  # each outlives the outage
+    eventually("every core works", lambda: running(trio) == NODES * CORES, within=20)
+    gone = [server for server in servers(trio).servers if server is not leading(trio)]
+    for server in gone:
+        server.kill()
+    ran = trio.started()
+    end = time.monotonic() + 2 * T
+    while time.monotonic() < end:  # the outage itself
+        assert running(trio) == NODES * CORES or trio.started() > ran, "kept work runs on"
+        threading.Event().wait(0.2)
+    for server in gone:
+        server.start(wait_s=0)
+    healed = time.monotonic()
+    eventually("claims go on", lambda: trio.started() > ran and running(trio) == NODES * CORES, within=10 + T)
+    assert time.monotonic() - healed <= 10 + TICK
+    done = trio.rmgr("cancel", str(number))
+    assert done.returncode == 0, done.stderr
+    trio.finish(within=RECOVERY_S + 30)
+    assert {view.attempt for view in trio.tasks(number) if view.attempt} == {1}, "nothing was requeued"
+    eventually("nobody was fenced, no session was lost", lambda: sessions(trio) == before, within=10)
+
+
+def test_five_rolling_restarts_lose_no_session(trio: Chaos):
+    before = eventually("both WatchDogs stand", lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, within=10)
+    number = trio.submit(250, 0.3)
+    for _ in range(5):
+        for server in servers(trio).servers:
+            server.stop()
+            server.start(wait_s=20)
+    trio.finish(within=90)
+    assert {view.attempt for view in trio.tasks(number)} == {1}, "no attempt failed"
+    eventually("the sessions are those of before: none was lost", lambda: sessions(trio) == before, within=10)
+
+
+def test_wiped_servers_are_refused_by_everybody(chaos: Chaos):
+    chaos.start(nodes=1, watchdogs=1)
+    assert chaos.rmgr("submit", "--wait", "--", "true").returncode == 0
+    server = chaos.cluster.zookeeper
+    assert isinstance(server, ZooKeeperServer)
+    server.kill()
+    shutil.rmtree(server.data_dir / "data")
+    server.start()
+    for name in ("w1", "n1"):
+        process = chaos.cluster.process(name)
+        eventually(f"{name} refuses and ends", lambda: process.find() is None, within=RECOVERY_S + 20)  # noqa: B023
+        assert "wiped" in chaos.cluster.log_tail(name, 4000)
+    late = chaos.rmgr("submit", "--", "true")
+    assert late.returncode == 5, late.stderr
+    assert "no rmgr cluster" in late.stderr or "is expected" in late.stderr
