@@ -303,7 +303,8 @@ class _Tamed(logging.Handler):
 
 def _tame_driver_log() -> None:
     log = logging.getLogger("cassandra")
-    if log.level == logging.NOTSET and not log.handlers:  # an application that has set it up keeps what it wants
+    own = [handler for handler in log.handlers if type(handler).__name__ != "NullHandler"]  # the driver has a class of its own
+    if log.level == logging.NOTSET and not own:  # an application that has set it up keeps what it wants
         log.addHandler(_Tamed())
         log.propagate = False
 

@@ -96,7 +96,7 @@ class Link:
             if self._connection is None:
                 raise self._refusal(doing)
             if self._trouble[is_write]:
-                raise StoreUnavailable(f"cannot {doing}: {self._trouble[is_write]}", hint="rmgr waits for it; rmgr doctor looks closer")
+                raise StoreUnavailable(f"cannot {doing}: {self._in_trouble(is_write)}", hint="rmgr waits for it; rmgr doctor looks closer")
             return self._connection
 
     def report(self, lost: Lost, *, is_write: bool) -> None:
@@ -113,7 +113,7 @@ class Link:
                 return "the store is closed"
             if self._connection is None:
                 return "not connected yet" if self._verdict is None else self._sentence()
-            return self._trouble[True] or self._trouble[False] or None
+            return next((self._in_trouble(is_write) for is_write in (False, True) if self._trouble[is_write]), None)
 
     def close(self) -> None:
         """Ends the thread and the connection. Idempotent."""
@@ -209,6 +209,10 @@ class Link:
         if isinstance(self._verdict, RmgrError):
             return type(self._verdict)(self._verdict.message, hint=self._verdict.hint)
         return StoreUnavailable(f"cannot {doing}: {self._sentence()}", hint="rmgr tries again every 2 s; rmgr doctor looks closer")
+
+    def _in_trouble(self, is_write: bool) -> str:
+        only = " (reads work, writes do not)" if is_write and not self._trouble[False] else ""
+        return f"Cassandra at {self._where}: {self._trouble[is_write]}{only}"
 
     def _sentence(self) -> str:
         if isinstance(self._verdict, RmgrError):

@@ -232,8 +232,8 @@ class CassandraStore:
             try:
                 self._calls.one(request, deadline, f"{doing} a probe")
             except RmgrError as error:
-                known = self._link.problem()
-                return f"{error.message} (reads work, writes do not)" if doing == "write" and not known else known or error.message
+                only = " (reads work, writes do not)" if doing == "write" else ""
+                return self._link.problem() or f"{error.message}{only}"
         return None
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /inbox/<node>/<guid>              orders to a Starter
     /idle/<node>                      has free slots and found nothing to claim
     /jobs/...                         placed jobs
+    /locks/schema                E    who changes the schema of the data store
     /identities/<key_id>              certificate of a signing key                believed for its authority's signature
     /revoked/<key_id>                 no longer believed                          written by the admin only
     /joins/<id>                       credentials that wait for their machine, encrypted
@@ -58,6 +59,8 @@ REVOKED = "/revoked"
 JOINS = "/joins"
 ACL = "/acl"
 SECRETS = "/secrets"
+LOCKS = "/locks"
+SCHEMA_LOCK = "/locks/schema"
 
 #: Made once when a cluster is set up.
 SKELETON = (

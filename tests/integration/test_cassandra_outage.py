@@ -1,0 +1,204 @@
+"""The store while its Cassandra is away, comes back, refuses the user, or is read-only: on a node of this file's own, with passwords."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.cassandra_store import CassandraStore
+from rmgr.adapters.cassandra_url import parse_url
+from rmgr.adapters.stores import open_store
+from rmgr.coord.ports import Encoding, Store
+from rmgr.dev.cassandra import CassandraNode
+from rmgr.errors import PermissionDenied, StoreUnavailable
+from tests.harness.store_adapters import pattern, wait_until
+
+#: Periodic sync, the default, lets a killed node forget what it acknowledged in the last 0.1 s; other replicas have it, here are none.
+_DURABLE = {"commitlog_sync": "group", "commitlog_sync_group_window": "5ms", "commitlog_sync_period": "0ms"}
+_SETTINGS = {"authenticator": "PasswordAuthenticator", "authorizer": "CassandraAuthorizer", **_DURABLE}
+#: How fast a call is refused while the store is known to be away (s); the network is not asked.
+_FAST_S = 0.2
+
+
+@pytest.fixture(scope="module")
+def node(cassandra_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CassandraNode]:
+    """One node that asks for passwords and can be stopped."""
+    server = CassandraNode(tmp_path_factory.mktemp("cassandra"), settings=_SETTINGS, die_with_parent=True)
+    server.start(wait_s=0)
+    try:
+        wait_until(lambda: server.is_serving() or not server.running, 90)
+        (server.data_dir / "has_served").touch()  # it need not look for its first superuser: `root` does
+        server.wait_ready(1)
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def as_user(node: CassandraNode, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The URL of the keyspace for a user with a password."""
+    folder = tmp_path_factory.mktemp("passwords")
+
+    def url(user: str, password: str, keyspace: str = "outage") -> str:
+        file = folder / f"{user}-{password}"
+        file.touch(mode=0o600)
+        file.write_text(password + "\n")
+        options = f"replication_factor=1&user={user}&password_file={file}"
+        return f"cassandra://{node.address}:{node.port}/{keyspace}?{options}"
+
+    return url
+
+
+@pytest.fixture(scope="module")
+def root(as_user: Callable[..., str]) -> str:
+    """The superuser's URL of a keyspace that is ready."""
+    from rmgr.adapters.cassandra_init import init_store
+
+    url = as_user("cassandra", "cassandra")
+
+    def is_ready() -> bool:  # the first superuser comes some time after the port
+        with contextlib.suppress(PermissionDenied):
+            return bool(init_store(parse_url(url)).advice)  # a single copy is worth a word
+        return False
+
+    wait_until(is_ready, 60)
+    return url
+
+
+@contextlib.contextmanager
+def opened(url: str) -> Iterator[Store]:
+    store = open_store(url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def works(store: Store) -> bool:
+    with contextlib.suppress(StoreUnavailable):
+        store.put("back", b"again", timeout_s=5)
+        return store.get("back", timeout_s=5) == (b"again", Encoding.RAW)
+    return False
+
+
+def assert_refused_fast(store: Store) -> None:
+    for call in (lambda: store.get("k"), lambda: store.put("k", b"1"), store.keys, lambda: store.delete("k")):
+        begun = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="cannot"):
+            call()
+        assert time.monotonic() - begun < _FAST_S
+
+
+def test_a_password_that_is_wrong_is_told_apart_from_a_store_that_is_away(root: str, as_user: Callable[..., str]) -> None:
+    with opened(as_user("cassandra", "wrong")) as store:
+        with pytest.raises(PermissionDenied, match="does not admit user 'cassandra'") as caught:
+            store.get("k")
+        assert "password_file" not in caught.value.message
+        assert "wrong-" not in str(caught.value.hint)
+        assert "does not admit" in (store.health() or "")
+    with opened(root.partition("&user=")[0]) as store, pytest.raises(PermissionDenied, match="asks for a user"):
+        store.get("k")
+
+
+def test_a_user_without_the_right_to_write_reads_and_health_says_so(root: str, as_user: Callable[..., str]) -> None:
+    from tests.harness.cassandra_keyspaces import behind
+
+    with behind(root) as run, opened(root) as owner:
+        run("CREATE ROLE IF NOT EXISTS reader WITH PASSWORD = 'r' AND LOGIN = true")
+        run("GRANT SELECT ON KEYSPACE {ks} TO reader")
+        owner.put("k", b"1")
+        with opened(as_user("reader", "r")) as store:
+            assert store.get("k") == (b"1", Encoding.RAW)
+            with pytest.raises(PermissionDenied, match="user 'reader' may not") as caught:
+                store.put("k", b"2")
+            assert "GRANT" in caught.value.hint
+            assert "reads work, writes do not" in (store.health() or "")
+            assert store.get("k") == (b"1", Encoding.RAW)
+
+
+def test_the_keyspace_of_somebody_else_is_left_alone(root: str, as_user: Callable[..., str]) -> None:
+    from rmgr.adapters.cassandra_init import init_store
+    from tests.harness.cassandra_keyspaces import behind
+
+    with behind(root) as run:
+        run("CREATE KEYSPACE IF NOT EXISTS shop WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}")
+        run("CREATE TABLE IF NOT EXISTS shop.orders (id int PRIMARY KEY)")
+    with pytest.raises(Exception, match="belongs to something else: it has tables .orders."):
+        init_store(parse_url(as_user("cassandra", "cassandra", "shop")))
+
+
+def test_a_store_works_again_when_its_node_was_killed_and_started(root: str, node: CassandraNode) -> None:
+    big = pattern(3_000_000)
+    with opened(root) as store:
+        store.put("kept", b"1")
+        store.put("big", big)
+        node.kill()
+        with pytest.raises(StoreUnavailable):
+            store.put("k", b"1", timeout_s=5)
+        assert_refused_fast(store)
+        assert "no node can be reached" in (store.health() or "")
+        begun = time.monotonic()
+        late = open_store(root)  # opening neither waits nor fails
+        assert time.monotonic() - begun < _FAST_S
+        with pytest.raises(StoreUnavailable, match="is away"):
+            late.get("kept", timeout_s=10)
+        assert_refused_fast(late)
+        assert "is away" in (late.health() or "")
+        node.start(wait_s=90)
+        begun = time.monotonic()
+        wait_until(lambda: works(store), 10)
+        wait_until(lambda: works(late), 5)
+        assert time.monotonic() - begun < 10
+        for one in (store, late):
+            assert one.health() is None
+            assert one.get("kept") == (b"1", Encoding.RAW)
+            assert one.get("big") == (big, Encoding.RAW)
+        late.close()
+
+
+def test_a_node_that_hangs_is_refused_soon_and_used_again(root: str, node: CassandraNode) -> None:
+    assert node.pid is not None
+    with opened(root) as store:
+        store.put("kept", b"1")
+        os.kill(node.pid, signal.SIGSTOP)
+        try:
+            begun = time.monotonic()
+            with pytest.raises(StoreUnavailable):
+                store.get("kept")
+            assert time.monotonic() - begun < 8
+            assert_refused_fast(store)
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+        wait_until(lambda: works(store), 5)
+        assert store.get("kept") == (b"1", Encoding.RAW)
+
+
+def test_a_call_ends_at_its_own_deadline(root: str, node: CassandraNode) -> None:
+    assert node.pid is not None
+    with opened(root) as store:
+        assert store.health() is None
+        os.kill(node.pid, signal.SIGSTOP)
+        try:
+            begun = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="within 0.5 s"):
+                store.get("kept", timeout_s=0.5)
+            assert time.monotonic() - begun < 1.5
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+        wait_until(lambda: works(store), 5)
+
+
+def test_a_store_is_closed_while_its_cluster_is_away(tmp_path: Path) -> None:
+    store = CassandraStore(parse_url("cassandra://127.0.0.1:1/rmgr?replication_factor=1"))
+    begun = time.monotonic()
+    with pytest.raises(StoreUnavailable, match=r"Cassandra at 127\.0\.0\.1 \(port 1\) is away"):
+        store.get("k")
+    store.close()
+    assert time.monotonic() - begun < 3
+    assert store.health() == "the store is closed"
