@@ -57,6 +57,7 @@ from rmgr.adapters.workevents import (
 from rmgr.model import frames
 from rmgr.model.frames import CommandBatch, CommandStarted, WorkerGone
 from rmgr.model.states import Reason
+from rmgr.model.version import PROTOCOL
 from rmgr.runner.board import Board
 from rmgr.runner.outputs import read_live
 
@@ -213,7 +214,7 @@ class Slot:
                 self._command(python, theirs.fileno()),
                 stdin=subprocess.DEVNULL,
                 cwd=self.directory if account is None else "/",
-                env=self._environ(),
+                env=self._environ(python),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
@@ -261,11 +262,13 @@ class Slot:
         }
         return [sys.executable, "-I", "-S", _BECOME, json.dumps(plan)]
 
-    def _environ(self) -> dict[str, str]:
+    def _environ(self, python: str) -> dict[str, str]:
         environ = self.runner.environ if self.account is None else self.account.environment(self.runner.environ)
         environ = environ | {"RMGR_SLOT": self.marker}
         environ["RMGR_SPAWNER_PYTHONPATH"] = environ.get("PYTHONPATH", "")
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, environ.get("PYTHONPATH", ""))))
+        # An installed rmgr stands among packages built for this interpreter: another one has its own.
+        root = "" if python != sys.executable and os.path.basename(_ROOT).endswith("-packages") else _ROOT
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH", ""))))
         return environ
 
     # -- the Starter's side ------------------------------------------------------------------------------------------
@@ -284,6 +287,8 @@ class Slot:
                 initializer=spec.initializer,
                 python_version=spec.python_version,
                 memory_bytes=spec.memory_bytes,
+                cloudpickle=spec.cloudpickle,
+                protocol=PROTOCOL,
             )
         )
         if not sent and self.is_lost:

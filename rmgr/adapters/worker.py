@@ -50,7 +50,7 @@ class WorkerSpec:
 
     environ: set in it from its first instruction (OMP_NUM_THREADS must be there before numpy is loaded).
     sys_path: appended where they exist. archives: zip files on this node. initializer: pickle of (function, args).
-    python_version: the client's "3.11". memory_bytes: limit of the worker's own cgroup, 0 = none.
+    python_version, cloudpickle: the client's "3.11" and "3.1.1". memory_bytes: limit of the worker's own cgroup, 0 = none.
     group: workers of different groups are never shared (an Executor with an initializer, another user's work).
     """
 
@@ -59,6 +59,7 @@ class WorkerSpec:
     archives: tuple[str, ...] = ()
     initializer: bytes = b""
     python_version: str = ""
+    cloudpickle: str = ""
     memory_bytes: int = 0
     group: str = ""
 

@@ -85,10 +85,13 @@ def draft_of(options: Options, *, work: Work, python: PythonEnvironment | None =
 
 
 def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initializer: str = "", group: str = "") -> PythonEnvironment:
-    """What workers must be to run functions of this process: its Python version, its directories."""
+    """What workers must be to run functions of this process: its versions of Python and cloudpickle, its directories."""
+    import cloudpickle
+
     return PythonEnvironment(
         python=python,
         version=f"{sys.version_info.major}.{sys.version_info.minor}",
+        cloudpickle=cloudpickle.__version__,
         sys_path=source_directories(),
         modules=tuple(dict.fromkeys((*modules, *inherited()))),
         initializer=initializer,

@@ -113,6 +113,10 @@ class Lanes:
         """One more task of this size could start now."""
         return cores <= self.free_cores and memory_mib <= self.free_memory_mib
 
+    def python_of(self, slot: Slot) -> str:
+        """The interpreter of its workers."""
+        return self._kinds[slot][0] if slot in self._kinds else self._python
+
     def has_chosen_python(self, slot: Slot) -> bool:
         """Its interpreter was chosen by a user."""
         return slot in self._kinds and self._kinds[slot][0] != self._python

@@ -125,6 +125,7 @@ class Info:
                 archives=tuple(archives),
                 initializer=initializer,
                 python_version=python.version,
+                cloudpickle=python.cloudpickle,
                 memory_bytes=memory_mib * MIB,
                 group=python.worker_group,
             )

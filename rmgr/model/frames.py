@@ -93,7 +93,8 @@ class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, ta
     """Forks a Python worker; answered by `WorkerForked` with its sockets, or `WorkerGone`.
 
     sys_path: appended where they exist. archives: zip files put first on sys.path. initializer: pickle of
-    (function, args), run once. python_version: the client's "3.11"; another one is refused.
+    (function, args), run once. python_version: the client's "3.11"; another one is refused. cloudpickle: the client's "3.1.1";
+    another major version is refused. protocol: the Starter's; an interpreter with another rmgr is refused.
     """
 
     worker: int
@@ -103,6 +104,8 @@ class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, ta
     initializer: bytes = b""
     python_version: str = ""
     memory_bytes: int = 0
+    cloudpickle: str = ""
+    protocol: int = 0
 
 
 class CommandItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

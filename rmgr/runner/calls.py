@@ -14,6 +14,7 @@ from rmgr.errors import PickleFailed, RmgrError
 from rmgr.model.frames import MAX_INLINE_VALUE, KeyedCall, TaskBatch, TaskExtra, TaskItem, Value
 from rmgr.model.states import Reason
 from rmgr.runner.remote import dump_exception, dump_value
+from rmgr.runner.versions import mismatch
 
 _KEPT = 128
 _keyed = msgspec.msgpack.Decoder(KeyedCall)
@@ -29,9 +30,18 @@ class Functions:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Callable[..., object]] = OrderedDict()
+        self._pickled_by = self._node = ""
+
+    def pickled_by(self, cloudpickle: str, node: str) -> None:
+        """The client's cloudpickle, and the node, for the message when its functions cannot be read."""
+        self._pickled_by, self._node = cloudpickle, node
 
     def get(self, batch: TaskBatch) -> Callable[..., object]:
-        """The function of a batch. Raises: whatever its unpickling raises (a module that this node lacks, ...)."""
+        """The function of a batch.
+
+        Raises: VersionMismatch when our cloudpickle lacks what the client's used; whatever else its unpickling raises (a module
+            that this node lacks, ...).
+        """
         kept = self._kept.get(batch.function)
         if kept is not None:
             self._kept.move_to_end(batch.function)
@@ -40,7 +50,12 @@ class Functions:
         if not blob and batch.path:
             with open(batch.path, "rb") as file:
                 blob = file.read()
-        function: Any = pickle.loads(blob)  # noqa: S301 - unpickled in the runner and nowhere else (design.md 10)
+        try:
+            function: Any = pickle.loads(blob)  # noqa: S301 - unpickled in the runner and nowhere else (design.md 10)
+        except (AttributeError, ImportError) as error:
+            if self._pickled_by and "cloudpickle" in str(error):
+                raise mismatch(self._pickled_by, self._node) from error
+            raise
         if not callable(function):
             raise PickleFailed(f"the function {batch.function[:12]} is a {type(function).__name__}, not a function")
         self._kept[batch.function] = function

@@ -25,7 +25,6 @@ from typing import NoReturn
 
 import msgspec
 
-from rmgr.errors import VersionMismatch
 from rmgr.model.frames import (
     NO_OUTPUT,
     Blocked,
@@ -55,6 +54,7 @@ from rmgr.runner.environment import TaskEnvironment
 from rmgr.runner.kernel import CLOCK, NODE_TROUBLE
 from rmgr.runner.outputs import open_output, take
 from rmgr.runner.remote import dump_exception
+from rmgr.runner.versions import check_versions
 
 _FLUSH_NS = 5_000_000
 #: A result above this is not kept on the board but sent at once.
@@ -121,12 +121,8 @@ class Worker:
         gate.seq, gate.block, gate.unblock = (lambda: self._seq), self._block, self._unblock
         in_initializer = False
         try:
-            here = f"{sys.version_info.major}.{sys.version_info.minor}"
-            if spec.python_version and spec.python_version != here:
-                raise VersionMismatch(
-                    f"the work was submitted by Python {spec.python_version}, node {self._node} runs Python {here}",
-                    hint=f"submit with Python {here}, or name an interpreter of the nodes with --python",
-                )
+            check_versions(spec, self._node)
+            self._functions.pickled_by(spec.cloudpickle, self._node)
             sys.path[:0] = [path for path in spec.archives if path not in sys.path]
             sys.path.extend(path for path in spec.sys_path if path not in sys.path and os.path.exists(path))
             if spec.initializer:

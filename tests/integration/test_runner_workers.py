@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import sys
@@ -24,9 +25,9 @@ from rmgr.adapters.workevents import (
     WorkerUnblocking,
 )
 from rmgr.errors import StateConflict, VersionMismatch
-from rmgr.model.frames import Shape
+from rmgr.model.frames import Shape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
-from tests.harness.work_node import WorkNode, is_alive, pid_in, until
+from tests.harness.work_node import WorkNode, error_of, is_alive, pid_in, until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
@@ -61,6 +62,28 @@ def test_a_client_of_another_python_is_refused_by_name(node: WorkNode, slot: Slo
     assert "3.7" in str(error)
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in str(error)
     node.wait(WorkerEnded, lambda event: event.worker is worker)
+
+
+def test_a_cloudpickle_that_cannot_work_is_refused_by_name(node: WorkNode, slot: Slot) -> None:
+    worker = slot.start_worker(WorkerSpec(cloudpickle="1.6.0"))
+    failed = node.wait(WorkerFailed, lambda event: event.worker is worker)
+    error = pickle.loads(failed.error)
+    assert isinstance(error, VersionMismatch)
+    assert f"cloudpickle 1.6.0, node n1 has cloudpickle {cloudpickle.__version__}" in str(error)
+    node.wait(WorkerEnded, lambda event: event.worker is worker)
+
+
+def test_a_function_that_needs_a_newer_cloudpickle_says_so(node: WorkNode, slot: Slot) -> None:
+    newer = cloudpickle.__version__.partition(".")[0] + ".99.0"
+    worker = node.worker(slot, WorkerSpec(cloudpickle=newer))
+    blob = b"\x80\x05ccloudpickle.cloudpickle\n_made_by_a_later_release\n."
+    item = TaskItem(node.runner.next_seq(), 0, payload=b"")
+    batch = TaskBatch(shape=Shape(submission=42), function=hashlib.sha256(blob).hexdigest(), blob=blob, items=(item,))
+    assert worker.send(batch)
+    error = error_of(node.ended(item.seq))
+    assert isinstance(error, VersionMismatch)
+    assert f"cloudpickle {newer}, node n1 has cloudpickle {cloudpickle.__version__}" in str(error)
+    worker.stop(grace_us=0)
 
 
 def test_a_worker_has_its_own_modules_path_and_environment(node: WorkNode, slot: Slot, tmp_path: Path) -> None:

@@ -374,7 +374,9 @@ def test_an_interpreter_that_cannot_work_fails_its_tasks_and_not_the_node(rig: R
     broken.chmod(0o755)
     for python in (str(tmp_path / "absent"), str(broken)):
         number = rig.submit(lambda: 1, [call()] * 3, python=PythonEnvironment(python=python))
-        assert {outcome.reason for outcome in rig.outcomes(number, 3).values()} == {Reason.START_FAILED}
+        ends = rig.outcomes(number, 3).values()
+        assert {outcome.reason for outcome in ends} == {Reason.START_FAILED}
+        assert all(python in outcome.error for outcome in ends), ends
     good = rig.submit(lambda: 1, [call()])
     assert rig.outcomes(good, 1)[0].state is State.COMPLETED
     assert not rig.starters[0].agent().is_draining

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import cloudpickle
 import pytest
 
 from rmgr import TaskQueue
 from rmgr.coord import paths
-from rmgr.errors import NotFound, PickleFailed, RemoteError, TaskFailed
+from rmgr.errors import NotFound, PickleFailed, RemoteError, TaskFailed, VersionMismatch
 
 if TYPE_CHECKING:
     from rmgr.client.connection import Connection
@@ -109,6 +111,17 @@ def test_a_shipped_package_is_found_where_it_is_not_installed(live: DevCluster, 
             print(queue.submit_call().result(30))
     """
     assert Program(tmp_path / "app", main).end() == "42\n"
+
+
+def test_an_interpreter_whose_cloudpickle_cannot_work_is_a_typed_error_naming_both(connection: Connection, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text('import cloudpickle\ncloudpickle.__version__ = "99.0.1"\n')
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nexport PYTHONPATH="{tmp_path}:$PYTHONPATH"\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    with TaskQueue(lambda: 1, python=str(other), connection=connection) as queue:
+        error = queue.submit_call().exception(30)
+    assert isinstance(error, VersionMismatch), error
+    assert re.search(rf"cloudpickle {re.escape(cloudpickle.__version__)}, node n\d has cloudpickle 99\.0\.1", str(error))
 
 
 def test_a_registered_function_is_used_by_its_id(connection: Connection) -> None:

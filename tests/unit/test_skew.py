@@ -35,7 +35,16 @@ def test_a_record_of_0_1_0_means_what_it_meant(name: str) -> None:
     read = records.decode_record(golden(name), type(value), name)
     assert read == value
     before, after = json.loads(golden(name)), json.loads(records.encode_record(read))
-    assert {key: after[key] for key in before} == before, "and what is written back is the same, but for new fields"
+    assert holds(after, before), "and what is written back is the same, but for new fields"
+
+
+def holds(new: Any, old: Any) -> bool:
+    """Everything of `old` is in `new`, at its place."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return all(key in new and holds(new[key], value) for key, value in old.items())
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(holds(*pair) for pair in zip(new, old, strict=True))
+    return bool(new == old)
 
 
 @pytest.mark.parametrize("name", PACKS)
@@ -83,8 +92,7 @@ def test_a_record_of_the_next_release_is_read(name: str) -> None:
     known = json.loads(records.encode_record(RECORDS[name]))
     assert {key: value for key, value in json.loads(msgspec.json.encode(read)).items() if key in known}.keys() == known.keys()
     if name in REWRITTEN:
-        written = json.loads(records.encode_record(read))
-        assert {key: written[key] for key in json.loads(data)} == json.loads(data)
+        assert holds(json.loads(records.encode_record(read)), json.loads(data))
 
 
 def next_record(name: str) -> Any:
