@@ -13,6 +13,7 @@ from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_acl import RoleLists, role_of
 from rmgr.adapters.zk_wire import Acl
 from rmgr.coord import paths
+from rmgr.coord.acl import place_of
 from rmgr.errors import PermissionDenied, StateConflict
 
 _BATCH = 200
@@ -37,12 +38,16 @@ class Deviation:
 
 @dataclass(slots=True)
 class TreeReport:
-    """What a look at the tree found. hidden: places that the looker may not see; mended: how many lists were set."""
+    """What a look at the tree found.
+
+    hidden: znodes that the looker may not see. mended: how many lists were set. places: lines of the table that were seen.
+    """
 
     checked: int = 0
     mended: int = 0
     deviations: list[Deviation] = field(default_factory=list)
     hidden: list[str] = field(default_factory=list)
+    places: set[str] = field(default_factory=set)
 
     @property
     def open_to_all(self) -> list[str]:
@@ -100,6 +105,7 @@ def _look_at(coordinator: ZkCoordinator, batch: list[str], report: TreeReport, *
         if found is None:
             continue
         report.checked += 1
+        report.places.add(place_of(path))
         expected = lists.entries(path)
         if not _alike(found, expected):
             wrong.append(Deviation(path=path, found=found, expected=expected))

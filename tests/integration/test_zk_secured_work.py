@@ -1,0 +1,140 @@
+"""A secured cluster at work, on its real znodes: whatever daemons and users made has its access list; secrets get nobody further."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import rmgr
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zk_tree import check_tree
+from rmgr.config import load
+from rmgr.coord import paths
+from rmgr.coord.acl import ROLES, TABLE
+from rmgr.coord.multi import Delete, Exists, Multi, Set
+from rmgr.dev.cluster import CHROOT, DevCluster
+from rmgr.errors import PermissionDenied
+from rmgr.model.identity import Role
+from rmgr.runtime.secured import credentials_of, zookeeper_options
+from tests.harness.bundles import session_bundles
+
+
+@pytest.fixture(scope="module")
+def secured(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    with DevCluster(tmp_path_factory.mktemp("secured"), nodes=2, watchdogs=1, cores=2, heap_mb=96, secured=True, session_timeout_s=3.0) as cluster:
+        yield cluster
+
+
+def environment_of(cluster: DevCluster, role: Role, name: str) -> dict[str, str]:
+    assert cluster.security is not None
+    return cluster.environment() | {"RMGR_SECURITY_DIR": str(cluster.security.bundle(role, name))}
+
+
+def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
+    command = [sys.executable, "-m", "rmgr.cli.main", *words]
+    return subprocess.run(command, env=inherited | environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def may_fail(number: int) -> int:
+    if number == 7 and os.environ["RMGR_ATTEMPT"] == "1":
+        raise ValueError(number)
+    if number == 9:
+        raise KeyError(number)
+    return number * number
+
+
+def test_after_real_work_every_znode_has_its_list_and_none_is_open(secured: DevCluster) -> None:
+    alice = environment_of(secured, Role.USER, "alice")
+    with (
+        rmgr.connect(config=load(env=alice)) as connection,
+        rmgr.TaskQueue(may_fail, retries=1, connection=connection) as queue,
+    ):
+        futures = queue.map(None, range(60))
+        for number, future in enumerate(futures):
+            if number == 9:
+                with pytest.raises(KeyError):
+                    future.result(60)
+            else:
+                assert future.result(60) == number * number
+    operator = secured.environment()
+    number = run(alice, "submit", "--parsable", "--array", "1-200", "--", "sleep", "2").stdout.strip()
+    assert run(alice, "submit", "--hold", "--", "true").returncode == 0
+    for environment, *words in ((alice, "hold", number), (alice, "release", number), (operator, "drain", "n2"), (operator, "resume", "n2")):
+        done = run(environment, *words)
+        assert done.returncode == 0, done.stderr
+    seen: set[str] = set()
+
+    def look() -> None:
+        report = check_tree(secured.coordinator)
+        assert [item.path for item in report.deviations] == []
+        assert report.open_to_all == report.hidden == []
+        seen.update(report.places)
+
+    look()  # while it works
+    secured.kill("n2")
+    end = time.monotonic() + 40
+    while secured.coordinator.children(paths.running_node("n2")).result(5):
+        look()  # while a lost node's work moves
+        assert time.monotonic() < end, "the leader takes back what n2 had"
+    assert run(alice, "cancel", number).returncode == 0
+    look()
+    never = {paths.ACL, *(place for place in TABLE if place.startswith((paths.JOINS, paths.SECRETS, paths.REVOKED, paths.HOLDS)))}
+    brief = {f"{paths.INBOX}/*/*", f"{paths.DRAINS}/*", f"{paths.IDLE}/*", f"{paths.SUBS}/*/*/failed/*"}  # seldom there when one looks
+    assert {place for place in TABLE if place not in never} - seen <= brief
+    refused = [line for name in ("w1", "n1") for line in secured.log_tail(name, 1 << 20).splitlines() if "not allowed" in line]
+    assert refused == [], "no daemon lacks a right"
+
+
+def test_a_users_secret_neither_deletes_what_waits_nor_fences_nor_leads(secured: DevCluster) -> None:
+    config = load(env=environment_of(secured, Role.USER, "mallory"))
+    options = zookeeper_options(config, credentials_of(config))
+    number = int(run(secured.environment(), "submit", "--parsable", "--hold", "--", "true").stdout)
+    with ZkCoordinator.connect(secured.zookeeper.hosts, CHROOT, **options) as mallory:
+        waiting = [name for name in mallory.children(paths.held("default")).result(5) or [] if paths.parse_block(name).submission == number]
+        assert len(waiting) == 1
+        for op in (
+            Delete(f"{paths.held('default')}/{waiting[0]}"),
+            Set(paths.EPOCH, b"mine", -1),
+            Set(paths.node("n1"), b"mine", -1),
+            Delete(paths.node("n1")),
+            Set(paths.META, b"mine", -1),
+            Set(paths.CONFIG, b"{}", -1),
+        ):
+            with pytest.raises(PermissionDenied):
+                mallory.commit(Multi(name="ATTACK", ops=(op,), proof=Exists("/never"))).result(5)
+    assert check_tree(secured.coordinator).deviations == []
+
+
+def test_nobody_and_the_credentials_of_another_cluster_are_kept_out(secured: DevCluster) -> None:
+    nobody = run(secured.environment() | {"RMGR_SECURITY_DIR": ""}, "jobs")
+    assert (nobody.returncode, "this cluster is secured" in nobody.stderr) == (4, True), nobody.stderr
+    assert "add-user" in nobody.stderr
+    foreign = run(secured.environment() | {"RMGR_SECURITY_DIR": str(session_bundles("elsewhere").dir(Role.OPERATOR))}, "jobs")
+    assert (foreign.returncode, "secret of role operator" in foreign.stderr) == (4, True), foreign.stderr
+
+
+def test_no_secret_lies_in_a_znode(secured: DevCluster) -> None:
+    # Every znode as the admin sees it: neither a role's secret nor a private key.
+    assert secured.security is not None
+    config = secured.admin_config()
+    credentials = credentials_of(config)
+    assert credentials is not None
+    secrets = [secret.encode() for secret in credentials.zookeeper_secrets.values()]
+    assert len(secrets) == len(ROLES)
+    level, looked = ["/"], 0
+    while level:
+        below = []
+        for path in level:
+            found = secured.coordinator.get(path).result(5)
+            if found is not None:
+                looked += 1
+                assert not [path for secret in (*secrets, b"PRIVATE KEY") if secret in found.data]
+                below += [f"{path.rstrip('/')}/{name}" for name in secured.coordinator.children(path).result(5) or []]
+        level = below
+    assert looked > 40
