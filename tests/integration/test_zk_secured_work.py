@@ -26,7 +26,8 @@ from tests.harness.bundles import session_bundles
 
 @pytest.fixture(scope="module")
 def secured(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    with DevCluster(tmp_path_factory.mktemp("secured"), nodes=2, watchdogs=1, cores=2, heap_mb=96, secured=True, session_timeout_s=3.0) as cluster:
+    where = tmp_path_factory.mktemp("secured")
+    with DevCluster(where, nodes=2, watchdogs=1, cores=2, heap_mb=96, secured=True, session_timeout_s=3.0) as cluster:
         yield cluster
 
 
