@@ -79,6 +79,7 @@ OTHER_PARTS: list[object] = [
         for other in (
             {"python": "/bin/python"},
             {"version": "3.11"},
+            {"cloudpickle": "3.1.1"},
             {"sys_path": ("/x",)},
             {"modules": ("d" * 64,)},
             {"initializer": "e" * 64},
