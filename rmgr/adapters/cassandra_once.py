@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Sequence
 from uuid import UUID, uuid4
 
@@ -30,7 +31,7 @@ CLAIM_TTL_S = 20
 #: How long the holder of a claim may still write (s, of its own monotonic clock).
 HOLD_S = 12.0
 _WITHDRAWN_TTL_S = 2
-_LONGEST_PAUSE_S = 0.3
+_LONGEST_PAUSE_S = 1.0
 
 #: key -> (manifest, timestamp) as they were read, None where nothing is.
 Seen = dict[str, tuple[Manifest | None, int | None]]
@@ -51,6 +52,7 @@ class Claims:
         pause_s = 0.005
         while True:
             claim = Claim(self._calls, self._clock, tuple(keys))
+            begun_s = time.monotonic()
             try:
                 contested = claim.hold(deadline, doing)
                 if not contested:
@@ -63,6 +65,7 @@ class Claims:
                 claim.withdraw()
                 raise
             claim.withdraw()
+            pause_s = max(pause_s, time.monotonic() - begun_s)  # shorter than a look at the others, pauses would decide nothing
             if deadline.left_s() <= pause_s:
                 raise StoreUnavailable(f"cannot {doing}: others are creating {contested[0]!r} at the same time", hint="try again")
             threading.Event().wait(random.uniform(0.0, pause_s))

@@ -129,7 +129,7 @@ def test_the_keyspace_of_somebody_else_is_left_alone(root: str, as_user: Callabl
     with behind(root) as run:
         run("CREATE KEYSPACE IF NOT EXISTS shop WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}")
         run("CREATE TABLE IF NOT EXISTS shop.orders (id int PRIMARY KEY)")
-    with pytest.raises(Exception, match="belongs to something else: it has tables .orders."):
+    with pytest.raises(Exception, match=r"belongs to something else: it has tables \(orders\)"):
         init_store(parse_url(as_user("cassandra", "cassandra", "shop")))
 
 
@@ -186,7 +186,7 @@ def test_a_call_ends_at_its_own_deadline(root: str, node: CassandraNode) -> None
         os.kill(node.pid, signal.SIGSTOP)
         try:
             begun = time.monotonic()
-            with pytest.raises(StoreUnavailable, match="within 0.5 s"):
+            with pytest.raises(StoreUnavailable, match=r"within 0\.5 s"):
                 store.get("kept", timeout_s=0.5)
             assert time.monotonic() - begun < 1.5
         finally:

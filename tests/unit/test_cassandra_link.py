@@ -1,0 +1,264 @@
+"""The link to a Cassandra that comes and goes, and requests that are repeated: against a cluster that is a few variables."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from rmgr.adapters.cassandra_calls import Calls
+from rmgr.adapters.cassandra_link import Link, Lost
+from rmgr.adapters.cassandra_reading import Reader
+from rmgr.adapters.cassandra_rows import Lifetime, Manifest, small
+from rmgr.adapters.cassandra_statements import Request, ask
+from rmgr.adapters.store_rules import Deadline
+from rmgr.coord.ports import Encoding
+from rmgr.errors import ConfigError, DataLost, StoreUnavailable
+
+_READ, _WRITE = ask("value", "k"), ask("set_info", "n", "v", 1, 0)
+_FOR_EVER = Lifetime(expires_ms=None, ttl_s=0)
+
+
+class FakeCluster:
+    """A cluster and every connection to it. `refuses`: what dialling raises; `answers`: what a request gets."""
+
+    def __init__(self) -> None:
+        self.refuses: Exception | None = None
+        self.answers: Callable[[Request], Any] = lambda _: []
+        self.others: Callable[[Request], list[Any]] = lambda _: []
+        self.up = 1
+        self.dialled = self.closed = self.sent = 0
+
+    def dial(self) -> FakeCluster:
+        self.dialled += 1
+        if self.refuses is not None:
+            raise self.refuses
+        return self
+
+    def send(self, request: Request, timeout_s: float) -> Future[list[Any]]:
+        self.sent += 1
+        return self._future(self.answers, request)
+
+    def send_to_others(self, request: Request, timeout_s: float) -> list[Future[list[Any]]]:
+        return [self._future(lambda _, rows=rows: rows, request) for rows in self.others(request)]
+
+    def nodes_up(self) -> int:
+        return self.up
+
+    def probe(self, timeout_s: float, *, write: bool) -> None:
+        self.answers(_WRITE if write else _READ)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def _future(self, answers: Callable[[Request], Any], request: Request) -> Future[list[Any]]:
+        future: Future[list[Any]] = Future()
+        try:
+            future.set_result(answers(request))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+def links() -> Iterator[list[Link]]:
+    made: list[Link] = []
+    yield made
+    for link in made:
+        link.close()
+
+
+@pytest.fixture
+def link(cluster: FakeCluster, links: list[Link]) -> Callable[[], Link]:
+    def make() -> Link:
+        links.append(Link(cluster.dial, where="h1 (port 9042)", interval_s=0.05))
+        return links[-1]
+
+    return make
+
+
+def ask_for(link: Link, *, is_write: bool = False, timeout_s: float = 5.0) -> Any:
+    return link.connection(Deadline(timeout_s), "read 'k'", is_write=is_write)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def outage(_: Request) -> Any:
+    raise Lost("1 of the 2 replicas are up", is_outage=True)
+
+
+def test_the_first_call_waits_for_the_verdict_and_later_ones_do_not(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+    verdict = threading.Event()
+    cluster.refuses = Lost("refused", is_outage=True)
+    dial, cluster.dial = cluster.dial, lambda: (verdict.wait(5), dial())[1]  # type: ignore[method-assign]
+    made = link()
+    assert made.problem() == "not connected yet"
+    threading.Timer(0.1, verdict.set).start()
+    with pytest.raises(StoreUnavailable, match=r"cannot read 'k': Cassandra at h1 \(port 9042\) is away: refused"):
+        ask_for(made)
+    begun = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        ask_for(made)
+    assert time.monotonic() - begun < 0.05
+
+
+def test_it_connects_when_the_cluster_comes(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+    cluster.refuses = Lost("refused", is_outage=True)
+    made = link()
+    eventually(lambda: cluster.dialled > 2)
+    cluster.refuses = None
+    eventually(lambda: made.problem() is None)
+    assert ask_for(made) is cluster
+
+
+def test_what_time_does_not_heal_is_its_own_error_until_somebody_heals_it(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+    cluster.refuses = ConfigError("no tables", hint="rmgr admin init-store")
+    made = link()
+    with pytest.raises(ConfigError, match="no tables") as caught:
+        ask_for(made)
+    assert caught.value.hint == "rmgr admin init-store"
+    assert made.problem() == "no tables (rmgr admin init-store)"
+    cluster.refuses = None
+    eventually(lambda: made.problem() is None)
+
+
+def test_a_surprise_of_the_driver_does_not_end_the_thread(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+    cluster.refuses = ZeroDivisionError("surprise")
+    made = link()
+    eventually(lambda: "ZeroDivisionError" in (made.problem() or ""))
+    cluster.refuses = None
+    eventually(lambda: made.problem() is None)
+
+
+def test_a_call_gives_up_an_outage_and_others_are_refused_until_a_probe_passes(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+    made = link()
+    calls = Calls(made, request_timeout_s=2.0)
+    eventually(lambda: made.problem() is None)
+    cluster.answers = outage
+    begun = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="1 of the 2 replicas"):
+        calls.one(_READ, Deadline(30), "read 'k'")
+    assert 1.0 < time.monotonic() - begun < 3.0
+    sent = cluster.sent
+    with pytest.raises(StoreUnavailable, match="1 of the 2 replicas"):
+        calls.one(_READ, Deadline(30), "read 'k'")
+    assert cluster.sent == sent, "the network was not asked"
+    cluster.answers = lambda _: [("back",)]
+    eventually(lambda: made.problem() is None)
+    assert calls.one(_READ, Deadline(30), "read 'k'") == [("back",)]
+
+
+def test_reads_go_on_where_only_writes_fail(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+    made = link()
+    eventually(lambda: made.problem() is None)
+    calls = Calls(made, request_timeout_s=2.0)
+    cluster.answers = lambda request: outage(request) if request.is_write else [(1,)]
+    with pytest.raises(StoreUnavailable):
+        calls.one(_WRITE, Deadline(30), "write")
+    assert "reads work, writes do not" in (made.problem() or "")
+    assert calls.one(_READ, Deadline(30), "read") == [(1,)]
+    with pytest.raises(StoreUnavailable, match="reads work, writes do not"):
+        ask_for(made, is_write=True)
+
+
+def test_a_driver_that_finds_no_node_again_is_replaced(
+    cluster: FakeCluster, link: Callable[[], Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmgr.adapters.cassandra_link.RENEW_S", 0.1)
+    monkeypatch.setattr("rmgr.adapters.cassandra_link.PROBE_S", 0.02)
+    made = link()
+    eventually(lambda: made.problem() is None)
+    cluster.answers, cluster.up = outage, 0
+    made.report(Lost("gone", is_outage=True), is_write=False)
+    eventually(lambda: cluster.dialled >= 2 and cluster.closed >= 1)
+    assert made.problem() is None
+
+
+def test_a_request_that_times_out_is_sent_again(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+    made = link()
+    left = [Lost("no answer from h1", is_outage=False)] * 2
+
+    def answers(_: Request) -> Any:
+        if left:
+            raise left.pop()
+        return [("late",)]
+
+    cluster.answers = answers
+    assert Calls(made, request_timeout_s=2.0).one(_READ, Deadline(5), "read") == [("late",)]
+
+
+def test_no_more_requests_fly_than_the_window_allows(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+    calls = Calls(link(), request_timeout_s=2.0)
+    taken = 0
+
+    def requests() -> Iterator[Request]:
+        nonlocal taken
+        for _ in range(20):
+            taken += 1
+            yield _READ
+
+    answers = calls.each(requests(), Deadline(5), "read", window=4)
+    next(answers)
+    assert taken == 4
+    assert len(list(answers)) == 19
+
+
+def test_a_store_opened_before_a_fork_says_so(link: Callable[[], Link], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = link()
+    ask_for(made)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(StoreUnavailable, match="before a fork"):
+        ask_for(made)
+
+
+# -- bytes that are not what they were ------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_value_is_taken_from_another_node(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+    good = small(b"value", "raw", _FOR_EVER)
+    bad = good._replace(inline=b"walue")
+    reader = Reader(Calls(link(), request_timeout_s=2.0))
+    cluster.answers = lambda _: [(tuple(bad),)]
+    with pytest.raises(DataLost, match="'k'"):
+        reader.get("k", Deadline(5))
+    cluster.others = lambda _: [[(tuple(bad),)], [], [(tuple(good),)]]
+    assert reader.get("k", Deadline(5)) == (b"value", Encoding.RAW)
+
+
+def test_a_chunk_is_taken_from_another_node_and_wrong_bytes_from_none(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+    from hashlib import sha256
+    from uuid import uuid4
+
+    data = b"x" * 100
+    manifest = Manifest(100, sha256(data).digest(), "raw", None, uuid4(), 1, b"")
+    chunk = {"rows": [(b"y" * 100, sha256(data).digest())]}
+    cluster.answers = lambda request: [(tuple(manifest),)] if request.name == "value" else chunk["rows"]
+    reader = Reader(Calls(link(), request_timeout_s=2.0))
+    for rows, what in (([(b"y" * 100, sha256(data).digest())], "damaged"), ([], "missing")):
+        chunk["rows"] = rows
+        cluster.others = lambda _: []
+        with pytest.raises(DataLost, match=what):
+            reader.get("k", Deadline(5))
+        cluster.others = lambda _: [[], [(data, sha256(data).digest())]]
+        assert reader.get("k", Deadline(5)) == (data, Encoding.RAW)
+        assert b"".join(reader.stream("k", 5.0) or ()) == data
+    chunk["rows"] = [(b"z" * 100, sha256(b"z" * 100).digest())]  # a chunk of its own kind: only the whole tells
+    with pytest.raises(DataLost):
+        reader.get("k", Deadline(5))
+    with pytest.raises(DataLost, match="hash differs"):
+        list(reader.stream("k", 5.0) or ())
