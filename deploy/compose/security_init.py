@@ -12,8 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from rmgr.adapters.credentials import Credentials, load_ca, write_files
-from rmgr.adapters.pki import Authority, issue, issue_server, make_ca
+from rmgr.adapters.credentials import Credentials, write_files
+from rmgr.adapters.founding import ensure_authority
+from rmgr.adapters.pki import DAEMON_DAYS, Authority, issue, issue_server
 from rmgr.errors import ConfigError, RmgrError
 from rmgr.model.identity import Role
 
@@ -37,28 +38,21 @@ SERVERS = {
 
 def main() -> None:
     """Makes what is missing; prints a line for each."""
-    if (HOME / "ca" / "ca.key").exists():
-        authority = load_ca(HOME / "ca")
-    else:
-        authority = make_ca()
-        write_files(HOME / "ca", authority.files())
+    authority, is_new = ensure_authority(HOME / "ca")
+    if is_new:
         print(f"cluster {authority.cluster}: a new authority", flush=True)
     for directory, (name, role) in BUNDLES.items():
-        if _is_due(HOME / directory):
+        if _days_left(HOME / directory) < RENEW_DAYS:
             write_files(HOME / directory, issue(authority, name, role, hosts=("localhost", "127.0.0.1", directory)), replace=True)
             print(f"{role} {name}: new certificates and keys", flush=True)
     for directory, hosts in SERVERS.items():
         _server(authority, HOME / directory, hosts)
 
 
-def _is_due(directory: Path) -> bool:
-    if not (directory / "roles.json").exists():  # the last file that is written
-        return True
-    return _days_left(directory) < RENEW_DAYS
-
-
 def _days_left(directory: Path) -> float:
-    """0 for a bundle that ended already, or is not whole."""
+    """0 for a bundle that is not there, is not whole, or ended already."""
+    if not (directory / "ca.crt").exists():
+        return 0.0
     try:
         return Credentials.load(directory).days_left()
     except ConfigError as error:
@@ -69,7 +63,7 @@ def _days_left(directory: Path) -> float:
 def _server(authority: Authority, directory: Path, hosts: tuple[str, ...]) -> None:
     """`server.pem` (key and certificate) and `ca.pem`, as ZooKeeper and Cassandra read them; their group may, others may not."""
     bundle = directory / "server.pem"
-    if bundle.exists() and time.time() - bundle.stat().st_mtime < (730.0 - RENEW_DAYS) * 86400.0:
+    if bundle.exists() and time.time() - bundle.stat().st_mtime < (DAEMON_DAYS - RENEW_DAYS) * 86400.0:
         return
     certificate, key = issue_server(authority, directory.name, hosts)
     for name, data in (("ca.pem", authority.cert_pem), ("server.pem", key + certificate)):
