@@ -61,6 +61,7 @@ _LOG.addHandler(logging.NullHandler())  # kazoo warns at each reconnection: not 
 _FRAME = struct.Struct("!iii")  # length, xid, type
 _INT = struct.Struct("!i")
 _READ_BYTES = 1 << 18
+_TLS_RECORD_BYTES = 1 << 14  # one recv gives one record, and pays for the buffer it asked for
 
 _LOSSES = (ConnectionLoss, SessionExpiredError, SessionMovedError, OperationTimeoutError)
 _STATES = {
@@ -139,6 +140,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self._woken = False
         self._xid = 0
         self._history = History(client)
+        self._read_bytes = _TLS_RECORD_BYTES if client.security.tls else _READ_BYTES
 
     def start(self) -> None:
         super().start()
@@ -239,7 +241,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         while more:
             with self._socket_error_handling():
                 try:
-                    chunk = self._socket.recv(_READ_BYTES)
+                    chunk = self._socket.recv(self._read_bytes)
                 except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                     return None
             if not chunk:
