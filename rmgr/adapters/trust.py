@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi, Stamped
+from rmgr.coord.multi import Committed, Conflict, ConflictKind, Create, Exists, Multi, Stamped
 from rmgr.coord.ports import Coordinator
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError
 
@@ -213,24 +213,30 @@ def _parsed(pem: bytes, verify: Callable[[], Certified]) -> Certified | str:
         return f"not a certificate: {error}"
 
 
+def identify(key_id: str, pem: bytes) -> Multi:
+    """IDENTIFY: a certificate where all read it. It vouches for itself, so whoever writes it does not matter."""
+    path = paths.identity(key_id)
+    return Multi(name="IDENTIFY", ops=(Create(path, pem),), proof=Exists(path, pem))
+
+
 def publish(coordinator: Coordinator, credentials: Credentials, *, timeout_s: float = 10.0) -> None:
     """IDENTIFY: the certificate of this process's signing key is there for all to read. Idempotent.
 
     Raises: CoordinationUnavailable, PermissionDenied.
     """
     path, pem = paths.identity(credentials.identity.key_id), credentials.certificate_pem
-    found = coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1)
-    if found is None:
-        multi = Multi(name="IDENTIFY", ops=(Create(path, pem),), proof=Exists(path, pem))
-        outcome = coordinator.commit(multi, timeout_s=timeout_s).result(timeout_s + 1)
+    deadline_s = time.monotonic() + timeout_s
+    while (found := coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1)) is None:
+        outcome = coordinator.commit(identify(credentials.identity.key_id, pem), timeout_s=timeout_s).result(timeout_s + 1)
         if isinstance(outcome, Committed):
             return
-        if not isinstance(outcome, Conflict):
-            raise CoordinationUnavailable("it is not known whether this user's certificate was published", hint="try again")
-        # Somebody with the same bundle was first, and our server may not know it yet: two daemons of one bundle starting together.
+        if not isinstance(outcome, Conflict) or time.monotonic() > deadline_s:
+            raise CoordinationUnavailable("it is not known whether this process's certificate was published", hint="try again; rmgr doctor")
+        # Somebody with the same bundle was first and our server may not know it yet; or a new cluster's tree is being made.
         coordinator.sync(timeout_s=timeout_s).result(timeout_s + 1)
-        found = coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1)
-    if found is None or found.data != pem:
+        if outcome.kind is ConflictKind.NO_NODE:
+            time.sleep(0.05)
+    if found.data != pem:
         raise PermissionDenied(
             f"{path} holds another certificate for the key of {credentials.identity.name}", hint="ask the cluster's admin to delete it"
         )

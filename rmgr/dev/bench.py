@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rmgr.client.connection import Connection, connect
+from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.dev.cluster import DevCluster
 
 #: Slots of every setup: what the baselines use too.
@@ -68,7 +69,11 @@ def two_slots(plan: Plan, *, directory: Path | None = None) -> Iterator[Bench]:
         plan.progress("starting a cluster")
         with cluster:
             state = cluster.state
-            connection = connect(zk=state.zookeeper, store=state.store)
+            me = Config(
+                cluster=ClusterConfig(zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s),
+                security=SecurityConfig(dir=state.security),
+            )
+            connection = connect(config=me)
             try:
                 yield Bench(cluster, connection)
             finally:
