@@ -111,6 +111,7 @@ class SecurityConfig:
     run_as: str = "auto"  #: user | self | auto: whose rights work has; auto = the user's where the Starter is root and has a bundle
     min_uid: int = 1000  #: work of accounts below is refused where it runs as its user
     payload_ttl_s: float = 30 * 86400.0  #: how long signed work may wait before its signature is too old to start it
+    work_bundle: str = ""  #: credentials for what work on this node submits itself; empty = its user's own, in his home
     zookeeper_tls: bool = False  #: ZooKeeper is reached by TLS, with the certificates of the bundle
 
 

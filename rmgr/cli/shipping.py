@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmgr.cli.options import Work
+from rmgr.client.content import put_once
 from rmgr.coord import keys
 from rmgr.errors import UsageError, ValueTooLarge
 from rmgr.model.submission import Upload
@@ -177,5 +178,5 @@ def _store(session: Session, data: bytes) -> str:
     store, key = session.data_store(), keys.upload(digest)
     timeout_s = session.left_s(30.0) or 30.0
     if store.head(key, timeout_s=timeout_s) is None:
-        store.put(key, data, timeout_s=timeout_s)
+        put_once(store, key, data, timeout_s=timeout_s)
     return digest

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from rmgr.client.content import put_once
 from rmgr.client.pickling import MAX_VALUE_BYTES, dump_function, name_of
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
@@ -74,7 +75,7 @@ class Functions:
             if digest in self._stored:
                 return digest
         if self._store.head(keys.function(digest), timeout_s=timeout_s) is None:
-            self._store.put(keys.function(digest), data, timeout_s=timeout_s)
+            put_once(self._store, keys.function(digest), data, timeout_s=timeout_s)
         self._remember(digest)
         return digest
 

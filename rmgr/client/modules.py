@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+from rmgr.client.content import put_once
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.errors import UsageError, ValueTooLarge
@@ -34,7 +35,7 @@ def ship(store: Store, modules: Iterable[ModuleType | str], *, timeout_s: float 
         data = pack(module)
         digest = hashlib.sha256(data).hexdigest()
         if store.head(keys.module(digest), timeout_s=timeout_s) is None:
-            store.put(keys.module(digest), data, timeout_s=timeout_s)
+            put_once(store, keys.module(digest), data, timeout_s=timeout_s)
         digests.append(digest)
     return tuple(digests)
 

@@ -233,7 +233,7 @@ def build(
         settings=lambda: starter.settings,
         post=mailbox.put,
         wake=nothing,
-        environ={name: value for name, value in (("RMGR_ZK", config.cluster.zk), ("RMGR_STORE", config.cluster.store)) if value},
+        environ=_way_to_the_cluster(config),
         output_cap=own.log_cap_bytes,
         spool_cap=own.spool_cap_bytes,
         python=own.python,
@@ -271,6 +271,17 @@ def build(
     return Parts(starter, io, runners, metrics, disk, files)
 
 
+def _way_to_the_cluster(config: Config) -> dict[str, str]:
+    """Variables with which work finds the cluster again, to submit more; the Starter's own credentials are not among them."""
+    variables = {
+        "RMGR_ZK": config.cluster.zk,
+        "RMGR_STORE": config.cluster.store,
+        "RMGR_SECURITY_DIR": config.security.work_bundle,
+        "RMGR_SECURITY_ZOOKEEPER_TLS": "true" if config.security.zookeeper_tls else "",
+    }
+    return {name: value for name, value in variables.items() if value}
+
+
 def _serve(
     config: Config,
     names: tuple[str, ...],
@@ -303,7 +314,15 @@ def _serve(
     keeper = SecretKeeper(coordinator, credentials, config, log).start() if credentials is not None else None
     parts.metrics.store_up.set_function(lambda: store.is_up)
     server.add_node(
-        NodeAnswering(parts.starter, store, disk=parts.disk, spooled=lambda: parts.io.pending_bytes, store_note=store.note)
+        NodeAnswering(
+            parts.starter,
+            store,
+            disk=parts.disk,
+            spooled=lambda: parts.io.pending_bytes,
+            store_note=store.note,
+            operators=config.security.operators,
+            log=log,
+        )
     )
     server.start()
     host, _, port = config.starter.metrics.rpartition(":")

@@ -43,6 +43,7 @@ class Place(Enum):
     SUBMITTER = auto()
     DRAIN = auto()
     ORDER = auto()
+    IDENTITY = auto()
     OTHER = auto()
 
 
@@ -76,6 +77,7 @@ OPERATIONS: dict[str, _Allowed] = {
     "SET_ASIDE": _delete(_P.PENDING) | _create(_P.HELD),
     "BRING_BACK": _delete(_P.HELD) | _ENTER_QUEUE | {(Check, _P.GATE)},
     "ENTER": _create(_P.SUBMITTER),
+    "IDENTIFY": _create(_P.IDENTITY),
     "TAKE_OWNERSHIP": _set(_P.RECORD, _P.TAIL),
     "RELEASE": _set(_P.RECORD),
     # a user
@@ -240,6 +242,8 @@ def place_of(path: str) -> Place:
             return Place.DRAIN
         case paths.INBOX if len(parts) == 4:
             return Place.ORDER
+        case paths.IDENTITIES if len(parts) == 3:
+            return Place.IDENTITY
     return Place.OTHER
 
 

@@ -329,9 +329,12 @@ class DevCluster:
         }
 
     def daemon_environment(self, role: str, name: str) -> dict[str, str]:
-        """Variables of a daemon: its own credentials; work runs as who runs the cluster."""
-        mine = str(self.security.bundle(Role(role), name)) if self.security is not None else ""
-        return self.environment() | {"RMGR_SECURITY_DIR": mine, "RMGR_SECURITY_RUN_AS": "self"}
+        """Variables of a daemon: its own credentials; work runs, and submits more, as who runs the cluster."""
+        variables = self.environment() | {"RMGR_SECURITY_RUN_AS": "self"}
+        if self.security is not None:
+            variables["RMGR_SECURITY_WORK_BUNDLE"] = variables["RMGR_SECURITY_DIR"]
+            variables["RMGR_SECURITY_DIR"] = str(self.security.bundle(Role(role), name))
+        return variables
 
     def admin_config(self) -> Config:
         """The configuration of who may do everything here."""

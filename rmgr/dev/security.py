@@ -46,4 +46,4 @@ class DevSecurity:
 
 def is_open_asked() -> bool:
     """The variable says that clusters here are to be open."""
-    return os.environ.get(OPEN_VARIABLE, "1").lower() in {"1", "true", "yes", "on"}
+    return os.environ.get(OPEN_VARIABLE, "").lower() in {"1", "true", "yes", "on"}

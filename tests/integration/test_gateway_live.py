@@ -17,13 +17,14 @@ import pytest
 from commands import Shell, wait_line
 
 import rmgr
-from rmgr.adapters.rpc import NodeClient
+from rmgr.adapters.rpc import OwnClient
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import TaskFailed
+from rmgr.model.identity import Role
 from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
 
@@ -32,14 +33,15 @@ TASKS = 150
 
 @pytest.fixture
 def gateway(live: DevCluster, tmp_path: Path) -> Iterator[GatewayProcess]:
-    with GatewayProcess(live.environment(), tmp_path) as made:
+    with GatewayProcess(live.daemon_environment("submitter", "g1"), tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-def shell(gateway: GatewayProcess, tmp_path: Path) -> Shell:
+def shell(live: DevCluster, gateway: GatewayProcess, tmp_path: Path) -> Shell:
     """Knows neither ZooKeeper nor the store."""
-    return Shell(tmp_path / "home", {"RMGR_GATEWAY": gateway.endpoint})
+    mine = live.environment()["RMGR_SECURITY_DIR"]
+    return Shell(tmp_path / "home", {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": mine})
 
 
 @pytest.fixture
@@ -186,7 +188,7 @@ def test_a_gateway_that_was_away_for_longer_than_the_session_loses_nothing(
 
 def test_the_next_gateway_goes_on_where_one_was_killed(live: DevCluster, gateway: GatewayProcess, tmp_path: Path) -> None:
     with (
-        GatewayProcess(live.environment(), tmp_path) as other,
+        GatewayProcess(live.daemon_environment("submitter", "g1"), tmp_path) as other,
         rmgr.connect(gateway=f"{gateway.endpoint},{other.endpoint}") as connection,
     ):
         used = gateway if connection.coordinator.endpoint == gateway.endpoint else other  # type: ignore[union-attr]
@@ -195,7 +197,7 @@ def test_the_next_gateway_goes_on_where_one_was_killed(live: DevCluster, gateway
 
 def test_a_gateway_that_is_told_to_stop_hands_its_clients_over(live: DevCluster, gateway: GatewayProcess, tmp_path: Path) -> None:
     with (
-        GatewayProcess(live.environment(), tmp_path) as other,
+        GatewayProcess(live.daemon_environment("submitter", "g1"), tmp_path) as other,
         rmgr.connect(gateway=f"{gateway.endpoint},{other.endpoint}") as connection,
     ):
         used = gateway if connection.coordinator.endpoint == gateway.endpoint else other  # type: ignore[union-attr]
@@ -225,7 +227,7 @@ def test_a_gateway_that_is_told_to_stop_hands_its_clients_over(live: DevCluster,
 
 def test_a_frozen_gateway_is_left_for_the_next_one(live: DevCluster, gateway: GatewayProcess, tmp_path: Path) -> None:
     with (
-        GatewayProcess(live.environment(), tmp_path) as other,
+        GatewayProcess(live.daemon_environment("submitter", "g1"), tmp_path) as other,
         rmgr.connect(gateway=f"{gateway.endpoint},{other.endpoint}") as connection,
     ):
         used = gateway if connection.coordinator.endpoint == gateway.endpoint else other  # type: ignore[union-attr]
@@ -274,7 +276,7 @@ def test_work_of_a_client_that_was_killed_ends_without_it(live: DevCluster, gate
 
 def test_it_tells_its_health_and_what_it_counts(gateway: GatewayProcess, connection: Connection) -> None:
     assert connection.submitter.nodes()
-    with NodeClient(gateway.endpoint) as client:
+    with OwnClient(gateway.endpoint, credentials=connection.credentials, role=Role.SUBMITTER) as client:
         assert client.is_serving()
     with urllib.request.urlopen(f"http://{gateway.metrics}/metrics", timeout=5) as answer:
         text = answer.read().decode()
@@ -284,14 +286,14 @@ def test_it_tells_its_health_and_what_it_counts(gateway: GatewayProcess, connect
 
 
 def test_it_does_not_listen_to_the_network_unasked(live: DevCluster, shell: Shell) -> None:
-    direct = Shell(shell.home / "direct", live.environment())
+    direct = Shell(shell.home / "direct", {**live.environment(), "RMGR_SECURITY_DIR": ""})
     ended = direct("submitter", "--listen", "0.0.0.0:0")
     assert ended.code == 2
     assert "--insecure" in ended.err
 
 
 def test_where_there_is_no_cluster_a_gateway_says_so(live: DevCluster, tmp_path: Path) -> None:
-    elsewhere = {**live.environment(), "RMGR_ZK": f"{live.zookeeper.hosts}/nowhere/at/all", "RMGR_CLUSTER_CONNECT_TIMEOUT_S": "2"}
+    elsewhere = {**live.daemon_environment("submitter", "g1"), "RMGR_ZK": f"{live.zookeeper.hosts}/nowhere/at/all", "RMGR_CLUSTER_CONNECT_TIMEOUT_S": "2"}
     ended = Shell(tmp_path / "home", elsewhere)("submitter", "--listen", "127.0.0.1:0")
     assert ended.code == 5
     assert "cluster" in ended.err

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from rmgr.adapters.trust import identify
 from rmgr.client.entry import entry_multi
 from rmgr.client.submitting import token_digest
 from rmgr.coord import closing, election, keys, leader_ops, operator_ops, ops, owner_ops, paths
@@ -61,6 +62,7 @@ def client_multis() -> list[Multi]:
         owner_ops.take_ownership(SUB, 1, TAIL, 1),
         owner_ops.release(SUB, 1),
         entry_multi("0123"),
+        identify("0" * 32, b"pem"),
         operator_ops.drain(DRAIN, None),
         operator_ops.drain(DRAIN, 3),
         operator_ops.resume("n1", 0),
@@ -224,12 +226,13 @@ def test_a_user_changes_his_own_work_and_operators_everybodys(multi: Multi) -> N
             check_commit(ANNA, multi, owner_of)
     else:
         assert check_commit(ANNA, multi, owner_of) == frozenset()
-    if multi.name != "ENTER":
+    nobodys = multi.name in {"ENTER", "IDENTIFY"}
+    if not nobodys:
         for stranger in (BEN, NOBODY):
             with pytest.raises(PermissionDenied, match="cannot submit for" if new else "for operators" if of_all else "42 belongs to anna"):
                 check_commit(stranger, multi, owner_of)
     if not new:
-        assert check_commit(OLGA, multi, owner_of) == (frozenset() if of_all or multi.name == "ENTER" else {"anna"})
+        assert check_commit(OLGA, multi, owner_of) == (frozenset() if of_all or nobodys else {"anna"})
 
 
 def test_nothing_of_others_is_smuggled_into_a_users_own_submission() -> None:
@@ -312,9 +315,9 @@ def test_values_by_name_are_everybodys_and_content_is_what_it_says() -> None:
         check_rows(BEN, verb, [keys.named("of/anna")], owner_of)
     check_rows(BEN, "PUT", [keys.function(HASH), keys.upload(HASH), keys.arguments(43, 0, "g")], owner_of)
     check_rows(BEN, "GET", [keys.module(HASH), "meta/cluster_id"], owner_of)
-    for verb, row, overwrite in (("DELETE", keys.function(HASH), False), ("PUT", keys.function(HASH), True), ("PUT", "fn/short", False)):
+    for verb, row in (("DELETE", keys.function(HASH)), ("PUT", "fn/short")):
         with pytest.raises(PermissionDenied):
-            check_rows(BEN, verb, [row], owner_of, overwrite=overwrite)
+            check_rows(BEN, verb, [row], owner_of)
     for row in ("metric/n1/1", "unknown/x", "out/x", keys.output(43, 0, 1)):
         with pytest.raises(PermissionDenied):
             check_rows(BEN, "PUT", [row], owner_of)
