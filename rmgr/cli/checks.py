@@ -21,8 +21,6 @@ from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
-    import ssl
-
     from rmgr.adapters.credentials import Credentials
     from rmgr.adapters.rpc import LeaderClient
     from rmgr.cli.context import Session
@@ -310,10 +308,21 @@ _STORE_FIX = (
 )
 
 
+def _driver() -> Check:
+    """Whether the Cassandra driver can be imported: it cannot where no event loop of it fits this Python."""
+    try:
+        from rmgr.adapters.cassandra import DRIVER_VERSION
+    except RmgrError as error:
+        return Check(name="store driver", ok=False, detail=error.message, fix=error.hint)
+    return Check(name="store driver", ok=True, detail=f"cassandra-driver {DRIVER_VERSION}")
+
+
 def data_store(session: Session) -> Checks:
     """Reads, writes, and has room."""
     cluster = session.config().cluster
     url = f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store
+    if url.startswith("cassandra:"):
+        yield _driver()
     try:
         problem = session.data_store().health(timeout_s=session.left_s(10.0) or 10.0)
     except StoreUnavailable as error:
