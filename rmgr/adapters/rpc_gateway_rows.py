@@ -91,7 +91,7 @@ class Rows:
         return pb.PutReply()
 
     def _put_rows(self, rows: list[tuple[str, bytes]], request: Any, call: _Call) -> None:
-        call.permit("PUT", [key for key, _ in rows], overwrite=request.overwrite)
+        call.permit("PUT", [key for key, _ in rows])
         for key, value in rows:
             if key.startswith(_BY_CONTENT):
                 call.permit_content(key, hashlib.sha256(value).hexdigest())
@@ -111,7 +111,7 @@ class Rows:
         first = next(parts, None)
         if first is None:
             raise UsageError("a value begins with its key")
-        call.permit("PUT", [first.key], overwrite=first.overwrite)
+        call.permit("PUT", [first.key])
 
         def data() -> Iterator[bytes]:
             part = first
@@ -229,8 +229,8 @@ class _Call:
         left_s = self._context.time_remaining()
         return _DEFAULT_S if left_s is None else min(_LONGEST_S, left_s)
 
-    def permit(self, verb: str, keys: list[str], *, overwrite: bool = False) -> None:
-        self._gate.permit_store(self._caller, verb, keys, overwrite=overwrite)
+    def permit(self, verb: str, keys: list[str]) -> None:
+        self._gate.permit_store(self._caller, verb, keys)
 
     def permit_content(self, key: str, sha256: str) -> None:
         self._gate.permit_content(self._caller, key, sha256)

@@ -65,7 +65,7 @@ class Gate(Protocol):
     def permit_read(self, caller: Caller, kind: str, path: str) -> None:
         """kind: get, stat, children. May read itself, and so block. Raises PermissionDenied, CoordinationUnavailable."""
 
-    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str], *, overwrite: bool = False) -> None:
+    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
         """verb: GET, PUT, DELETE, SWEEP, BIND. May read itself, and so block. Raises PermissionDenied."""
 
     def permit_content(self, caller: Caller, key: str, sha256: str) -> None:

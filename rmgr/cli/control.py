@@ -187,9 +187,13 @@ def _cancel_tasks(session: Session, target: Target, reason: str, changes: Change
 
 
 def _check_owner(session: Session, record: Submission) -> None:
-    """A courtesy among users of one cluster, not a wall: ZooKeeper's access lists are that."""
-    me = session.me
-    if record.user in {me, ""} or me == "root":
+    """A courtesy among users who reach ZooKeeper itself: gateways are the wall (`daemons/submitter_rights`)."""
+    from rmgr.model.identity import Role
+
+    me, credentials = session.me, session.credentials()
+    if record.user in {me, ""} or (me == "root" and credentials is None):
+        return
+    if credentials is not None and credentials.identity.role in {Role.OPERATOR, Role.ADMIN}:
         return
     from rmgr.client.bootstrap import read_settings
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
 from rmgr.coord import keys, paths
@@ -16,7 +17,7 @@ from rmgr.coord.records import decode_block, decode_failed, decode_fragment, dec
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.task_answers import Applied, Claimed, Waiting, task_views
 from rmgr.coord.view import Progress
-from rmgr.errors import DataLost, NotFound
+from rmgr.errors import DataLost, NotFound, PermissionDenied
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import Drain, EpochRecord, Meta, NodeRecord
 from rmgr.model.outcome import Fragment, Outcome
@@ -40,8 +41,23 @@ def fetch(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_s: float
     return answers
 
 
+def fetch_visible(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_s: float) -> list[R | None]:
+    """`fetch`, where what a gateway does not show this user (others' work) is as if it were not there."""
+    answers: list[R | None] = []
+    for at in range(0, len(items), WINDOW):
+        for future in [ask(item) for item in items[at : at + WINDOW]]:
+            try:
+                answers.append(future.result(timeout_s))
+            except PermissionDenied:
+                answers.append(None)
+    return answers
+
+
 def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: float = 10.0) -> ClusterSnapshot:
-    """Everything that `jobs`, `nodes`, `queues`, `status` and `explain` need. Raises CoordinationUnavailable."""
+    """Everything that `jobs`, `nodes`, `queues`, `status` and `explain` need, as far as this user may see it.
+
+    Raises CoordinationUnavailable.
+    """
     tops = fetch([paths.META, paths.CONFIG, paths.EPOCH], coordinator.get, timeout_s=timeout_s)
     lists = fetch([paths.WATCHDOGS, paths.STARTERS, paths.NODES, paths.DRAINS, paths.SUBS], coordinator.children, timeout_s=timeout_s)
     watchdogs, starters, node_names, drained, buckets = ([] if names is None else names for names in lists)
@@ -55,9 +71,10 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
     submissions: dict[int, tuple[Submission, Progress]] = {}
     waiting: dict[int, int] = {}
     for number in sorted(numbers):
-        found = read_progress(coordinator, store, number, timeout_s=timeout_s)
-        if found is not None:
-            submissions[number] = found
+        with suppress(PermissionDenied):
+            found = read_progress(coordinator, store, number, timeout_s=timeout_s)
+            if found is not None:
+                submissions[number] = found
     failed_names = fetch([paths.failed(number) for number in submissions], coordinator.children, timeout_s=timeout_s)
     for number, names in zip(submissions, failed_names, strict=True):
         if names:
@@ -137,7 +154,7 @@ def read_claimed(
             key = paths.parse_block(name)
             if submission is None or key.submission == submission:
                 wanted.append((node, key))
-    found = fetch([paths.running_block(node, key) for node, key in wanted], coordinator.get, timeout_s=timeout_s)
+    found = fetch_visible([paths.running_block(node, key) for node, key in wanted], coordinator.get, timeout_s=timeout_s)
     return [(node, key, decode_block(item.data)) for (node, key), item in zip(wanted, found, strict=True) if item is not None]
 
 

@@ -117,11 +117,11 @@ class Gateway:
             with self._audited(person, "READ", path):
                 submitter_rights.check_read(person, kind, path, self._owner_of)
 
-    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str], *, overwrite: bool = False) -> None:
+    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
         """See `Gate`."""
         person = person_of(caller, self._operators)
         with self._audited(person, verb, keys[0] if keys else ""):
-            submitter_rows.check_rows(person, verb, keys, self._owner_of, overwrite=overwrite)
+            submitter_rows.check_rows(person, verb, keys, self._owner_of)
 
     def permit_content(self, caller: Caller, key: str, sha256: str) -> None:
         """See `Gate`."""

@@ -22,7 +22,7 @@ _READ_ONLY = frozenset({"metric", "meta"})
 _HISTORY, _HISTORY_OF_USER, _NAMED = "hist", "histu", "name"
 
 
-def check_rows(person: Person, verb: str, rows: Sequence[str], owner_of: OwnerOf = nobody_knows, *, overwrite: bool = False) -> None:
+def check_rows(person: Person, verb: str, rows: Sequence[str], owner_of: OwnerOf = nobody_knows) -> None:
     """verb: GET, PUT, DELETE, SWEEP, BIND. Raises PermissionDenied. Cost: O(rows), and what `owner_of` costs."""
     if verb not in {"GET", "PUT", "DELETE"}:
         raise PermissionDenied(f"{verb.lower()}: clients of a gateway may not do this to the store")
@@ -31,7 +31,7 @@ def check_rows(person: Person, verb: str, rows: Sequence[str], owner_of: OwnerOf
         if verb != "GET" and family == "meta" and "/" in row:
             raise PermissionDenied(f"the row {row!r} belongs to the cluster")
         if not person.is_open:
-            _check(person, verb, row, family, owner_of, overwrite=overwrite)
+            _check(person, verb, row, family, owner_of)
 
 
 def check_content(row: str, sha256: str) -> None:
@@ -53,7 +53,7 @@ def visible(person: Person, rows: Sequence[str], owner_of: OwnerOf = nobody_know
     return [row for row in rows if _is_listed(person, row, owner_of)]
 
 
-def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf, *, overwrite: bool) -> None:
+def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) -> None:
     if family in {_HISTORY, _HISTORY_OF_USER} and verb != "GET":
         raise PermissionDenied(f"{verb.lower()} {row!r}: the leader writes the history")
     number = submission_of_row(row)
@@ -66,7 +66,7 @@ def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf, 
         if not may(person, _user_of(row)):
             raise PermissionDenied(f"{row!r} is the history of {_user_of(row)}", hint="ask an operator")
     elif family in _BY_CONTENT:
-        if verb == "DELETE" or overwrite:
+        if verb == "DELETE":
             raise PermissionDenied(f"{row!r} may be somebody else's too: it stays", hint="what nobody needs is removed by itself")
         if not _SHA256.fullmatch(row.partition("/")[2]):
             raise PermissionDenied(f"the row {row!r} is not named by a hash")

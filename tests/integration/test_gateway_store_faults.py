@@ -187,7 +187,7 @@ def test_without_any_gateway_a_call_ends_in_time(two: Two) -> None:
 
 def test_refusals_arrive_as_what_they_are(behind: Store) -> None:
     class Strict(OpenGate):
-        def permit_store(self, caller: Caller, verb: str, keys: Sequence[str], *, overwrite: bool = False) -> None:
+        def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
             if verb != "GET":
                 raise PermissionDenied(f"{verb} {list(keys)}: not for {caller.user}")
 
