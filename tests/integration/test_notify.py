@@ -79,7 +79,8 @@ def test_a_gateway_is_ready_when_it_listens_and_beats(live_cluster: object, tmp_
     from rmgr.dev.cluster import DevCluster
 
     assert isinstance(live_cluster, DevCluster)
-    with Service(tmp_path, "submitter", environment=live_cluster.environment(), watchdog_s=4.0) as gateway:
+    variables = live_cluster.daemon_environment("submitter", "notified")
+    with Service(tmp_path, "submitter", environment=variables, watchdog_s=4.0) as gateway:
         gateway.until("it is ready", lambda: gateway.times("READY=1"))
         assert '"submitter_listens"' in gateway.log.read_text()
         gateway.until("it beats", lambda: len(gateway.times("WATCHDOG=1")) >= 2)
