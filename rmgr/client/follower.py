@@ -56,6 +56,7 @@ class _Arrival:
     fragment: Fragment
     outcomes: Sequence[Outcome] | None  #: None: it is being checked, or its row is being read
     zxid: int = PAGED
+    data: bytes = b""  #: what it was read from, while it is being checked
 
 
 class Follower:
@@ -166,7 +167,7 @@ class Follower:
         present = next((at for at, item in enumerate(found) if item is None), len(found))
         for item in found[:present]:
             assert item is not None
-            self._take(decode_fragment(item.data), item.stat.mzxid)
+            self._take(decode_fragment(item.data), item.stat.mzxid, item.data)
         self._hand_over()
         if done is not None and not self._count(counted):
             return
@@ -198,8 +199,8 @@ class Follower:
             return False
         return True
 
-    def _take(self, fragment: Fragment, zxid: int = PAGED) -> None:
-        arrival = _Arrival(self._next, fragment, None, zxid)
+    def _take(self, fragment: Fragment, zxid: int = PAGED, data: bytes = b"") -> None:
+        arrival = _Arrival(self._next, fragment, None, zxid, data)
         self._next += 1
         self._arrived.append(arrival)
         self._check(arrival)
@@ -217,11 +218,11 @@ class Follower:
         if authenticity is None:
             self._checked(arrival, "")
             return
-        why = authenticity.doubt(self.number, arrival.fragment, arrival.zxid)
+        why = authenticity.doubt(self.number, arrival.fragment, arrival.zxid, arrival.data)
         if why is not None:
             self._checked(arrival, why)
             return
-        asking = self._host.io(lambda: authenticity.find_doubt(self.number, arrival.fragment, arrival.zxid))
+        asking = self._host.io(lambda: authenticity.find_doubt(self.number, arrival.fragment, arrival.zxid, arrival.data))
         asking.add_done_callback(lambda _: self._host.post(lambda: self._known(arrival, asking)))
 
     def _known(self, arrival: _Arrival, asking: Future[str]) -> None:
@@ -237,6 +238,7 @@ class Follower:
 
     def _checked(self, arrival: _Arrival, why: str) -> None:
         fragment = arrival.fragment
+        arrival.data = b""
         if why:
             arrival.outcomes = doubted(fragment, fragment.outcomes, why)
         elif fragment.row:

@@ -80,6 +80,8 @@ _WORK = "rmgr work 1"
 _RESULT = "rmgr result 1"
 _GROUP = b"rmgr group\0"
 _ROOT = b"rmgr root\0"
+#: How "no seal" is written: the last field of a fragment, for ever.
+_NIL = b"\xc0"
 #: Leaves of one group.
 _WIDTH = 16
 #: Arguments shorter than this are their own leaf; longer ones are hashed.
@@ -155,7 +157,7 @@ class _Tree:
         if len(proof) != sum(at):
             raise NotSealed(f"its proof has {len(proof)} parts where {sum(at)} are needed")
         self._left = list(proof[: at[0]])
-        inner = [_leaf(payload) for payload in payloads]
+        inner = [b"\0" + text if len(text) < _SHORT else b"\1" + hashlib.sha256(text).digest() for text in payloads]
         self._leaves = [*proof[at[0] : at[0] + at[1]], *inner, *proof[at[0] + at[1] : at[0] + at[1] + at[2]]]
         self._right = list(proof[len(proof) - at[3] :]) if at[3] else []
 
@@ -184,10 +186,6 @@ class _Tree:
             *self._leaves[high - first : behind - first],
             *(self.group(number) for number in range(stop, -(-self._total // _WIDTH))),
         )
-
-
-def _leaf(payload: bytes) -> bytes:
-    return b"\0" + payload if len(payload) < _SHORT else b"\1" + hashlib.sha256(payload).digest()
 
 
 def narrowed(seal: Seal | None, payloads: Sequence[bytes], base: int, first: int, count: int) -> Seal | None:
@@ -289,10 +287,19 @@ def seal_fragment(fragment: Fragment, *, cluster_id: str, submission: int, key_i
     return msgspec.structs.replace(bare, seal=FragmentSeal(key_id=key_id, signature=signature))
 
 
-def fragment_statement(fragment: Fragment, *, cluster_id: str, submission: int) -> bytes:
-    """What the seal of a fragment must be a signature of."""
-    bare = fragment if fragment.seal is None else msgspec.structs.replace(fragment, seal=None)
-    return _pack.encode((_RESULT, cluster_id, submission, hashlib.sha256(_pack.encode(bare)).digest()))
+def fragment_statement(fragment: Fragment, *, cluster_id: str, submission: int, data: bytes = b"") -> bytes:
+    """What the seal of a fragment must be a signature of: everything before the seal, as it was written.
+
+    data: the bytes that `fragment` was read from, so that nothing is lost which a newer release wrote into its outcomes;
+    without them it is written anew, as this release does. Cost: 10 us with `data`, else 0.1 ms.
+    """
+    seal = b"" if fragment.seal is None else _pack.encode(fragment.seal)
+    if seal and data.endswith(seal):
+        told = memoryview(data)[: -len(seal)]
+    else:
+        bare = fragment if fragment.seal is None else msgspec.structs.replace(fragment, seal=None)
+        told = memoryview(_pack.encode(bare))[: -len(_NIL)]
+    return _pack.encode((_RESULT, cluster_id, submission, hashlib.sha256(told).digest()))
 
 
 def needs_seal(fragment: Fragment) -> bool:

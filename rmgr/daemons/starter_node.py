@@ -150,7 +150,13 @@ class NodeAgent:
             gate=shared.gate,
         )
         self.puller = Puller(
-            self, committer=shared.committer, records=shared.records, times=shared.times, log=self.log, on_claim=shared.metrics.claimed
+            self,
+            committer=shared.committer,
+            records=shared.records,
+            times=shared.times,
+            log=self.log,
+            on_claim=shared.metrics.claimed,
+            gate=shared.gate,
         )
         self.orders = Orders(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
         self._cores_shown = 0

@@ -24,6 +24,7 @@ from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import AHEAD_S, TaskTimes, claim_size, wants_more
 from rmgr.daemons.starter_lanes import Lanes
 from rmgr.daemons.starter_records import Info, Records
+from rmgr.daemons.starter_trust import Gate
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.resources import Capacity, NodeAttributes
 from rmgr.runtime.failpoint import failpoint
@@ -74,6 +75,7 @@ class _Flying:
     card: Candidate
     rest: Candidate | None
     clears_idle: bool
+    block: ClaimedBlock  #: what it will be
 
     @property
     def kind(self) -> str | int:
@@ -98,7 +100,18 @@ class _Appetite:
 class Puller:
     """Claims for one node."""
 
-    def __init__(self, node: Claimer, *, committer: Committer, records: Records, times: TaskTimes, log: Any, on_claim: Any) -> None:
+    def __init__(
+        self,
+        node: Claimer,
+        *,
+        committer: Committer,
+        records: Records,
+        times: TaskTimes,
+        log: Any,
+        on_claim: Any,
+        gate: Gate | None = None,
+    ) -> None:
+        self._gate = gate
         self._node = node
         self._committer = committer
         self._records = records
@@ -290,11 +303,16 @@ class Puller:
         if clears_idle:
             node.idle.changing = True
         left_card = board.take(card, rest)
-        flying = _Flying(mine, info, board.spec.name, ops.cut(data, key.first, mine.first, take), board, card, left_card, clears_idle)
+        part = ops.cut(data, key.first, mine.first, take)
+        block = ClaimedBlock.claimed(node.name, board.spec.name, mine, part)
+        block.info = info
+        flying = _Flying(mine, info, board.spec.name, part, board, card, left_card, clears_idle, block)
         self._flying[mine] = flying
         self._claims += 1
         failpoint("starter.before_claim")
         self._committer.commit(multi, partial(self._answered, flying))
+        if self._gate is not None:
+            self._gate.refusal(block)  # while the claim is under way: verified by the time it is ours, or asked again then
 
     def _answered(self, flying: _Flying, outcome: Outcome) -> None:
         if self._flying.pop(flying.key, None) is not flying:
@@ -307,9 +325,7 @@ class Puller:
             if flying.clears_idle:
                 node.idle.present = False
             flying.board.taken(flying.card)
-            block = ClaimedBlock.claimed(node.name, flying.queue, flying.key, flying.data)
-            block.info = flying.info
-            node.claimed(block)
+            node.claimed(flying.block)
             self._on_claim(won=True)
             return
         assert isinstance(outcome, Conflict)

@@ -58,7 +58,7 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     node: where they ran ("" for outcomes decided by a Submitter or the leader). attempt: of all its tasks unless an
     outcome says otherwise. base_us: microseconds since the epoch. row: store key of the encoded outcomes when they do
     not fit, whose name ends in the SHA-256 of its bytes; `ranges` ((state, first, count) runs) then say what is in it.
-    seal: of the Starter, over all other fields: readers of a release that does not know a field of it cannot verify it.
+    seal: of the Starter, over all that is written before it: it stays the last field, new facts go into the outcomes.
     """
 
     node: str = ""

@@ -255,8 +255,30 @@ def test_every_change_of_a_fragment_changes_what_is_signed() -> None:
     assert others.keys() | {"seal"} == set(Fragment.__struct_fields__)
     for name, value in others.items():
         assert fragment_statement(msgspec.structs.replace(fragment, **{name: value}), cluster_id="c", submission=7) != known, name
+    sealed_one = seal_fragment(fragment, cluster_id="c", submission=7, key_id="k", sign=bytes)
+    written = encode_fragment(sealed_one)
+    assert fragment_statement(sealed_one, cluster_id="c", submission=7, data=written) == known
+    for at in range(len(written) - len(msgspec.msgpack.encode(sealed_one.seal))):
+        bent = written[:at] + bytes([written[at] ^ 1]) + written[at + 1 :]
+        assert fragment_statement(sealed_one, cluster_id="c", submission=7, data=bent) != known
     assert fragment_statement(fragment, cluster_id="d", submission=7) != known
     assert fragment_statement(fragment, cluster_id="c", submission=8) != known
+
+
+def test_what_a_newer_release_wrote_into_an_outcome_is_signed_with_it() -> None:
+    """An older reader does not know the last element: it verifies what was written, not what it has understood."""
+    newer = [*msgspec.msgpack.decode(msgspec.msgpack.encode(Outcome(index=3, value=b"v"))), "what is new"]
+    fields = [*msgspec.msgpack.decode(encode_fragment(Fragment(node="n")))]
+    fields[3] = [newer]
+    bare = msgspec.msgpack.encode(fields)
+    statement = fragment_statement(decode_fragment(bare), cluster_id="c", submission=7)
+    fields[-1] = ["k", b"s" * 64]
+    written = msgspec.msgpack.encode(fields)
+    assert fragment_statement(decode_fragment(written), cluster_id="c", submission=7) == statement  # what this release understands
+    whole = fragment_statement(decode_fragment(written), cluster_id="c", submission=7, data=written)
+    expected = hashlib.sha256(bare[:-1]).digest()
+    assert expected in whole
+    assert whole != statement
 
 
 def test_a_seal_is_needed_where_something_completed_or_could_be_unpickled() -> None:
