@@ -113,7 +113,6 @@ def test_others_work_is_neither_listed_nor_shown(ben: Shell, ended: str, running
         assert "anna" not in told.out, told
         assert "secret-name" not in told.out + told.err
     for words in (
-        ("jobs", running),
         ("explain", running),
         ("tasks", running),
         ("logs", f"{running}_1"),
