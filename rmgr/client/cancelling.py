@@ -11,13 +11,14 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from rmgr.client.asking import ask_to_cancel
 from rmgr.client.snapshot import fetch, read_claimed, read_submission
 from rmgr.coord import ops, paths
 from rmgr.coord.leader_ops import cancel_failed, no_outcome, order
 from rmgr.coord.multi import Committed, Multi, Outcome
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_block, decode_failed
-from rmgr.errors import DeadlineExceeded
+from rmgr.errors import DeadlineExceeded, PermissionDenied
 from rmgr.model.block import BlockKey
 from rmgr.model.node import InboxOrder, Order
 from rmgr.model.states import Reason, State
@@ -28,13 +29,20 @@ _ROUNDS = 12
 
 
 def cancel_tasks(
-    coordinator: Coordinator, number: int, indices: Sequence[int], *, detail: str = "", running: bool, deadline_s: float
+    coordinator: Coordinator,
+    number: int,
+    indices: Sequence[int],
+    *,
+    detail: str = "",
+    running: bool,
+    deadline_s: float,
+    may_ask: bool = True,
 ) -> list[int]:
     """Cancels tasks `indices` of submission `number`.
 
     Args:
         detail: the user's words. running: also order those that run to be killed.
-        deadline_s: monotonic.
+        deadline_s: monotonic. may_ask: the leader does what this role may not.
     Returns: those that were waiting (they are CANCELLED now), and with `running` those that were ordered to end.
     Raises: NotFound, CoordinationUnavailable, DeadlineExceeded.
     """
@@ -43,8 +51,14 @@ def cancel_tasks(
     detail = detail[:120]
     for _ in range(_ROUNDS):
         before = len(ended)
-        for held in (False, True):
-            ended |= _take_out(coordinator, submission, wanted - ended, held=held, detail=detail, deadline_s=deadline_s)
+        try:
+            for held in (False, True):
+                ended |= _take_out(coordinator, submission, wanted - ended, held=held, detail=detail, deadline_s=deadline_s)
+        except PermissionDenied:  # what waits in a queue may be taken out by the leader, operators and gateways
+            if not may_ask:
+                raise
+            ended |= ask_to_cancel(coordinator, number, sorted(wanted - ended), detail=detail, deadline_s=deadline_s)
+            break
         ended |= _drop_failed(coordinator, submission, wanted - ended, deadline_s=deadline_s)
         if ended >= wanted or len(ended) == before:
             break

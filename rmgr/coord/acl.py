@@ -97,6 +97,8 @@ TABLE: Mapping[str, Rights] = {
     paths.IDLE: _line(starter=R | C | D),
     f"{paths.IDLE}/*": _READ,
     paths.JOBS: _READ,
+    paths.REQUESTS: _line(submitters=R | C),  # ASK
+    f"{paths.REQUESTS}/*": _READ,
     paths.IDENTITIES: _line(starter=R | C, submitters=R | C),  # a certificate is believed for its authority's signature
     f"{paths.IDENTITIES}/*": _READ,
     paths.REVOKED: _ADMINS,

@@ -23,6 +23,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /inbox/<node>/<guid>              orders to a Starter
     /idle/<node>                      has free slots and found nothing to claim
     /jobs/...                         placed jobs
+    /requests/<guid>                  what a user asks of the leader; its answer is written into it
     /locks/schema                E    who changes the schema of the data store
     /identities/<key_id>              certificate of a signing key                believed for its authority's signature
     /revoked/<key_id>                 no longer believed                          written by the admin only
@@ -54,6 +55,7 @@ RUNNING = "/running"
 INBOX = "/inbox"
 IDLE = "/idle"
 JOBS = "/jobs"
+REQUESTS = "/requests"
 IDENTITIES = "/identities"
 REVOKED = "/revoked"
 JOINS = "/joins"
@@ -65,7 +67,7 @@ SCHEMA_LOCK = "/locks/schema"
 #: Made once when a cluster is set up.
 SKELETON = (
     *(WATCHDOGS, STARTERS, SUBMITTERS, NODES, DRAINS, HOLDS, SUBS, TOKENS, QUEUES, RUNNING, INBOX, IDLE, JOBS),
-    *(IDENTITIES, REVOKED, JOINS, SECRETS),
+    *(REQUESTS, IDENTITIES, REVOKED, JOINS, SECRETS),
 )
 
 _KEY = re.compile(r"^(\d{7})\.(\d{10})\.(\d{10})\.(\d{3})\.(\d{6})\.(\d{5})\.(\d{9})-(\d{10})$")
@@ -159,6 +161,11 @@ def join(invitation: str) -> str:
 def secret(role: str) -> str:
     """The newest secret of a role, encrypted."""
     return f"{SECRETS}/{role}"
+
+
+def request(guid: str) -> str:
+    """What a user asks of the leader."""
+    return f"{REQUESTS}/{guid}"
 
 
 # -- submissions -----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import data_of, names_below
 from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.leader_release import ReleaseKeeper
+from rmgr.daemons.leader_requests import RequestKeeper
 from rmgr.daemons.leader_subs import SubmissionKeeper
 from rmgr.errors import WrongCluster
 from rmgr.model.node import EpochRecord, NodeRecord
@@ -45,6 +46,7 @@ class Leader:
         self.nodes = NodeKeeper(desk, lambda: self.settings, self._queue_of, window_s=window_s)
         self._release = ReleaseKeeper(desk, self._living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(desk, lambda: self.settings, lambda: self.node_names)
+        self._requests = RequestKeeper(desk)
 
     def start(self) -> None:
         """Begins the reign. Settings first: they say how long a grace is."""
@@ -52,6 +54,7 @@ class Leader:
         self.nodes.start()
         self.submissions.start()
         self._watchdogs.refresh()
+        self._requests.start()
         self._desk.after(self._jitter(), self._resync)
 
     def close(self) -> None:
@@ -115,6 +118,7 @@ class Leader:
         self._config.refresh()
         self._watchdogs.refresh()
         self._release.look()
+        self._requests.resync()
         self.nodes.resync()
         self.submissions.resync()
         self._desk.metrics.backlog.set(self._desk.backlog)

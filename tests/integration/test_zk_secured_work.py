@@ -112,6 +112,22 @@ def test_a_users_secret_neither_deletes_what_waits_nor_fences_nor_leads(secured:
     assert check_tree(secured.coordinator).deviations == []
 
 
+def test_a_user_cancels_single_waiting_tasks_by_asking_the_leader(secured: DevCluster) -> None:
+    bob = environment_of(secured, Role.USER, "bob")
+    number = run(bob, "submit", "--parsable", "--array", "0-99", "--", "sleep", "3").stdout.strip()
+    done = run(bob, "cancel", f"{number}_90-99")
+    assert (done.returncode, f"{number}_95" in done.stdout) == (0, True), done.stderr
+    tasks = run(bob, "tasks", number).stdout
+    assert tasks.count("CANCELLED") == 10, tasks
+    with rmgr.connect(config=load(env=bob)) as connection, rmgr.TaskQueue(time.sleep, connection=connection) as queue:
+        futures = queue.map(None, [0.5] * 40)
+        assert futures[-1].cancel()
+        assert futures[-1].cancelled()
+        queue.cancel()
+    assert run(bob, "cancel", number).returncode == 0
+    assert check_tree(secured.coordinator).deviations == []
+
+
 def test_nobody_and_the_credentials_of_another_cluster_are_kept_out(secured: DevCluster) -> None:
     nobody = run(secured.environment() | {"RMGR_SECURITY_DIR": ""}, "jobs")
     assert (nobody.returncode, "this cluster is secured" in nobody.stderr) == (4, True), nobody.stderr

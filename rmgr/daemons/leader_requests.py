@@ -1,0 +1,83 @@
+"""What users ask of the leader (`/requests`): it does it with its own rights, writes the answer, and clears it away later.
+
+In a secured cluster nobody but Starters, the leader, operators and gateways may take anything out of a queue; a user who
+cancels single waiting tasks asks for it here. Doing a request twice does no harm: a successor does what has no answer.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+
+from rmgr.client.cancelling import cancel_tasks
+from rmgr.coord import paths, request_ops
+from rmgr.coord.multi import Outcome, Stamped
+from rmgr.coord.records import decode_record
+from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_mirror import names_below
+from rmgr.errors import RmgrError
+from rmgr.model.request import CancelRequest, indices_of, ranges_of
+
+_WORK_S = 15.0
+#: How long an answer stays for who has asked.
+_KEEP_S = 60.0
+
+
+class RequestKeeper:
+    """Answers one request after the other as they are seen."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._known: set[str] = set()  # under way, or answered and waiting to be cleared
+        self._names = names_below(desk, paths.REQUESTS, self._on_names)
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._names.refresh()
+
+    resync = start
+
+    def _on_names(self) -> None:
+        names = set(self._names.value or ())
+        self._known &= names
+        for guid in sorted(names - self._known):
+            self._known.add(guid)
+            self._desk.get(paths.request(guid), partial(self._on_request, guid), failed=partial(self._known.discard, guid))
+
+    def _on_request(self, guid: str, found: Stamped | None) -> None:
+        if found is None:
+            self._known.discard(guid)
+            return
+        try:
+            request = decode_record(found.data, CancelRequest, paths.request(guid))
+        except RmgrError as error:
+            self._desk.log.warning("request_unreadable", path=paths.request(guid), error=error.message)
+            self._clear_later(guid)
+            return
+        if request.answered:
+            self._clear_later(guid)
+            return
+        self._desk.store(
+            lambda _: _cancel(self._desk, request),
+            lambda ended: self._answer(guid, replace(request, answered=True, ended=ended), found.version),
+            lambda error: self._answer(guid, replace(request, answered=True, error=error.message), found.version),
+        )
+
+    def _answer(self, guid: str, request: CancelRequest, version: int) -> None:
+        self._desk.log.info("request_answered", submission=request.submission, count=len(indices_of(request.ended)), error=request.error)
+        self._desk.commit(request_ops.answer(guid, request, version), partial(self._answered, guid))
+
+    def _answered(self, guid: str, _outcome: Outcome) -> None:
+        self._clear_later(guid)  # without an answer, too: who has asked has long given up by then
+
+    def _clear_later(self, guid: str) -> None:
+        self._desk.after(_KEEP_S, lambda: self._desk.commit(request_ops.clear(guid)))
+
+
+def _cancel(desk: Desk, request: CancelRequest) -> tuple[tuple[int, int], ...]:
+    """On a thread that may wait."""
+    indices = sorted(indices_of(request.tasks))
+    end = time.monotonic() + _WORK_S
+    done = cancel_tasks(desk.coordinator, request.submission, indices, detail=request.detail, running=False, deadline_s=end, may_ask=False)
+    return ranges_of(done)
