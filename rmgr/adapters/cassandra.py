@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import random
+import re
 import socket
 import ssl
 import time
@@ -339,17 +340,22 @@ def meaning(error: BaseException, target: CassandraTarget) -> Exception:
             return PermissionDenied(f"user {target.user or 'anonymous'!r} may not do this in Cassandra: {_text(error)}", hint=hint)
         case driver.InvalidRequest() | driver.UnsupportedOperation() | ProtocolError():
             return _refused(error)
-        case ssl.SSLCertVerificationError():
-            return ConfigError(
-                f"Cassandra's certificate is not accepted: {error.verify_message}", hint="ca=FILE, check_hostname=0, or a new certificate"
-            )
-        case ssl.SSLError():
-            return ConfigError(
-                f"TLS with Cassandra fails: {error.reason or error}", hint="does this port speak TLS? ca=, cert=, key= in the store's URL"
-            )
         case ConnectionException() | OSError():
-            return Lost(_text(error), is_outage=True)
+            return _without_tls(_text(error)) or Lost(_text(error), is_outage=True)
     return Lost(f"{type(error).__name__}: {_text(error)}", is_outage=False)
+
+
+def _without_tls(text: str) -> ConfigError | None:
+    """The driver keeps the text of a failed handshake and drops its class."""
+    if "[SSL" not in text:
+        return None
+    if found := re.search(r"certificate verify failed: (.*?)\.?(?: \(_ssl|$)", text):
+        hint = "ca=FILE names the authority that signed it; it must carry the node's IP address (the driver asks for that), or check_hostname=0"
+        return ConfigError(f"Cassandra's certificate is not accepted: {found[1]}", hint=hint)
+    found = re.search(r"\[SSL: ?([A-Z_]*)", text)
+    return ConfigError(
+        f"TLS with Cassandra fails: {found[1] if found else text}", hint="does this port speak TLS? ca=, cert=, key= in the store's URL"
+    )
 
 
 def _of_several(error: NoHostAvailable, target: CassandraTarget) -> Exception:

@@ -16,7 +16,7 @@ from rmgr.adapters.cassandra_url import parse_url
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
 from rmgr.dev.cassandra import CassandraNode
-from rmgr.errors import PermissionDenied, StoreUnavailable
+from rmgr.errors import ConfigError, PermissionDenied, StoreUnavailable
 from tests.harness.store_adapters import pattern, wait_until
 
 #: Periodic sync, the default, lets a killed node forget what it acknowledged in the last 0.1 s; other replicas have it, here are none.
@@ -26,10 +26,55 @@ _SETTINGS = {"authenticator": "PasswordAuthenticator", "authorizer": "CassandraA
 _FAST_S = 0.2
 
 
+class Certificates:
+    """What the node serves TLS with, beside plain text on the same port: an expired certificate, and from `renew` on a good one."""
+
+    def __init__(self, folder: Path) -> None:
+        from rmgr.adapters.pki import make_ca
+
+        self.folder = folder
+        self.is_renewed = False
+        self._authority = make_ca("tls-test")
+        self.ca = self._file("ca.pem", self._authority.cert_pem)
+        self.other_ca = self._file("other.pem", make_ca("another").cert_pem)
+        self.keystore = folder / "keystore.p12"
+        self._serve_with(now_s=time.time() - 20 * 86_400, days=10)
+
+    def renew(self) -> None:
+        """The node takes the good one at its next start."""
+        self._serve_with(now_s=None, days=10)
+        self.is_renewed = True
+
+    @property
+    def settings(self) -> dict[str, object]:
+        store = {"keystore": str(self.keystore), "keystore_password": "rmgr", "store_type": "PKCS12"}
+        return {"client_encryption_options": {"enabled": True, "optional": True, **store}}
+
+    def _serve_with(self, *, now_s: float | None, days: int) -> None:
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, load_pem_private_key, pkcs12
+
+        from rmgr.adapters.pki import issue_server
+
+        certificate, key = issue_server(self._authority, "cassandra", ["127.0.0.1"], days=days, now_s=now_s)
+        parts = load_pem_private_key(key, None), x509.load_pem_x509_certificate(certificate)
+        packed = pkcs12.serialize_key_and_certificates(b"node", *parts, None, BestAvailableEncryption(b"rmgr"))  # type: ignore[arg-type]
+        self.keystore.write_bytes(packed)
+
+    def _file(self, name: str, content: bytes) -> Path:
+        (self.folder / name).write_bytes(content)
+        return self.folder / name
+
+
 @pytest.fixture(scope="module")
-def node(cassandra_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CassandraNode]:
-    """One node that asks for passwords and can be stopped."""
-    server = CassandraNode(tmp_path_factory.mktemp("cassandra"), settings=_SETTINGS, die_with_parent=True)
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def node(cassandra_parts: None, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CassandraNode]:
+    """One node that asks for passwords, speaks TLS to those who wish, and can be stopped."""
+    server = CassandraNode(tmp_path_factory.mktemp("cassandra"), settings=_SETTINGS | certificates.settings, die_with_parent=True)
     server.start(wait_s=0)
     try:
         wait_until(lambda: server.is_serving() or not server.running, 90)
@@ -133,7 +178,14 @@ def test_the_keyspace_of_somebody_else_is_left_alone(root: str, as_user: Callabl
         init_store(parse_url(as_user("cassandra", "cassandra", "shop")))
 
 
-def test_a_store_works_again_when_its_node_was_killed_and_started(root: str, node: CassandraNode) -> None:
+def test_a_certificate_that_has_expired_is_named(root: str, certificates: Certificates) -> None:
+    with opened(f"{root}&ca={certificates.ca}") as store:
+        with pytest.raises(ConfigError, match="certificate is not accepted: certificate has expired"):
+            store.get("k")
+        assert "expired" in (store.health() or "")
+
+
+def test_a_store_works_again_when_its_node_was_killed_and_started(root: str, node: CassandraNode, certificates: Certificates) -> None:
     big = pattern(3_000_000)
     with opened(root) as store:
         store.put("kept", b"1")
@@ -150,6 +202,7 @@ def test_a_store_works_again_when_its_node_was_killed_and_started(root: str, nod
             late.get("kept", timeout_s=10)
         assert_refused_fast(late)
         assert "is away" in (late.health() or "")
+        certificates.renew()
         node.start(wait_s=90)
         begun = time.monotonic()
         wait_until(lambda: works(store), 10)
@@ -160,6 +213,16 @@ def test_a_store_works_again_when_its_node_was_killed_and_started(root: str, nod
             assert one.get("kept") == (b"1", Encoding.RAW)
             assert one.get("big") == (big, Encoding.RAW)
         late.close()
+
+
+def test_tls_checks_the_authority_and_the_address(root: str, node: CassandraNode, certificates: Certificates) -> None:
+    if not certificates.is_renewed:
+        certificates.renew()
+        node.restart(wait_s=90)
+    with opened(f"{root}&ca={certificates.ca}") as store:
+        wait_until(lambda: works(store), 10)
+    with opened(f"{root}&ca={certificates.other_ca}") as store, pytest.raises(ConfigError, match="certificate is not accepted"):
+        store.get("k")
 
 
 def test_a_node_that_hangs_is_refused_soon_and_used_again(root: str, node: CassandraNode) -> None:
