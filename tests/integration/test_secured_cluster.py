@@ -1,0 +1,154 @@
+"""A secured cluster as its people and its machines meet it: what each command says to whom, and what daemons refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import Ended, Shell
+
+from rmgr.adapters.rpc import LeaderClient, NodeClient
+from rmgr.dev.cluster import DevCluster
+from rmgr.errors import PermissionDenied, Unavailable
+from rmgr.model.identity import Role
+from rmgr.runtime.secured import credentials_of
+from tests.harness.bundles import session_bundles
+from tests.harness.gateway_process import GatewayProcess
+
+
+@pytest.fixture(scope="module")
+def cluster(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    with DevCluster(tmp_path_factory.mktemp("secured"), nodes=1, cores=2, watchdogs=1, heap_mb=96, secured=True) as made:
+        yield made
+
+
+def shell(cluster: DevCluster, home: Path, bundle: Path | str, **more: str) -> Shell:
+    """A user with a bundle ("" = none)."""
+    return Shell(home / "home", {**cluster.environment(), "RMGR_SECURITY_DIR": str(bundle), **more})
+
+
+def security(cluster: DevCluster) -> Path:
+    assert cluster.security is not None
+    return cluster.security.directory
+
+
+def test_users_work_and_notice_nothing(cluster: DevCluster, tmp_path: Path) -> None:
+    assert cluster.security is not None
+    user = shell(cluster, tmp_path, cluster.security.bundle(Role.USER, "ann"))
+    ended = user.ok("submit", "--wait", "--json", "--", "sh", "-c", "echo $RMGR_SECURITY_DIR; echo $RMGR_JOB_ID")
+    number = str(ended.json["id"])
+    assert user.ok("logs", number).out.splitlines() == [cluster.environment()["RMGR_SECURITY_DIR"], number]
+    assert user.ok("show", number, "--json").json["user"] == "ann"
+    assert user.ok("status", "--json").json["healthy"]
+    assert user.ok("run", "--", "echo", "hi").out == "hi\n"
+    assert [node["running"] for node in user.ok("nodes", "--json").json["nodes"]] == [0]  # the Starter has answered him
+
+
+@pytest.mark.parametrize("words", ["status --json", "submit --json -- true", "jobs --json", "nodes --json", "config show --cluster --json"])
+def test_who_has_no_bundle_is_told_what_he_needs(cluster: DevCluster, tmp_path: Path, words: str) -> None:
+    ended = shell(cluster, tmp_path, "")(*words.split())
+    assert (ended.code, ended.error["code"]) == (4, "PERMISSION")
+    assert "secured" in ended.error["message"]
+    assert "rmgr admin add-user" in ended.error["hint"]
+
+
+def test_who_comes_from_another_cluster_is_told(cluster: DevCluster, tmp_path: Path) -> None:
+    ended = shell(cluster, tmp_path, session_bundles("elsewhere").dir(Role.USER, "ann"))("status", "--json")
+    assert (ended.code, ended.error["code"]) == (4, "PERMISSION")
+
+
+def test_daemons_answer_their_own_cluster_only(cluster: DevCluster) -> None:
+    epoch = cluster.snapshot().epoch
+    node = next(iter(cluster.snapshot().nodes.values()))
+    assert epoch is not None
+    mine = credentials_of(cluster.admin_config())
+    with LeaderClient(epoch.endpoint, credentials=mine) as leader, NodeClient(node.endpoint, credentials=mine) as starter:
+        assert leader.status().healthy
+        assert starter.stats()
+    with LeaderClient(node.endpoint, credentials=mine) as leader, pytest.raises(PermissionDenied):  # a Starter is no WatchDog
+        leader.status()
+    for endpoint in (epoch.endpoint, node.endpoint):
+        with LeaderClient(endpoint) as leader, pytest.raises(Unavailable, match="does not talk to us"):
+            leader.status()
+        with LeaderClient(endpoint, credentials=session_bundles("elsewhere").credentials(Role.ADMIN)) as leader:
+            assert not leader.is_serving()
+
+
+def test_refused_calls_are_audited(cluster: DevCluster) -> None:
+    node = next(iter(cluster.snapshot().nodes.values()))
+    assert cluster.security is not None
+    from rmgr.adapters.credentials import Credentials
+
+    joining = Credentials.load(cluster.security.bundle(Role.JOIN, "newcomer"))
+    with NodeClient(node.endpoint, credentials=joining) as starter, pytest.raises(PermissionDenied, match="not for a join"):
+        starter.stats()
+    lines = [json.loads(line) for line in cluster.log_file("n1").read_text().splitlines() if '"audit"' in line]
+    told = [line for line in lines if line["what"] == "/rmgr.v1.Node/Stats"]
+    assert [(line["who"], line["allowed"]) for line in told] == [("newcomer", False)]
+
+
+# -- daemons that must not start ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["starter", "watchdog", "submitter"])
+def test_no_daemon_listens_to_the_network_unguarded(cluster: DevCluster, tmp_path: Path, role: str) -> None:
+    unguarded = shell(cluster, tmp_path, "", RMGR_INSECURE="1")  # must be typed: a variable is no word
+    for options in (("--listen", "0.0.0.0:0"), ("--metrics", "0.0.0.0:0")):
+        ended = unguarded(role, *options)
+        assert (ended.code, "--insecure" in ended.err, "nobody is asked" in ended.err) == (2, True, True), ended
+    guarded = shell(cluster, tmp_path, cluster.daemon_environment(role, "x1")["RMGR_SECURITY_DIR"])
+    ended = guarded(role, "--listen", "0.0.0.0:0", "--metrics", "0.0.0.0:0")
+    assert (ended.code, "--metrics" in ended.err) == (2, True)
+
+
+def test_a_daemon_needs_the_bundle_of_its_own_role(cluster: DevCluster, tmp_path: Path) -> None:
+    ended = shell(cluster, tmp_path, cluster.environment()["RMGR_SECURITY_DIR"])("watchdog")
+    assert ended.code == 2
+    assert "is the bundle of operator" in ended.err
+    assert "RMGR_SECURITY_DIR" in ended.err
+
+
+def test_a_bundle_open_to_others_is_refused_with_the_command_that_closes_it(cluster: DevCluster, tmp_path: Path) -> None:
+    assert cluster.security is not None
+    mine = cluster.security.bundle(Role.USER, "careless")
+    (mine / "sign.key").chmod(0o644)
+    ended = shell(cluster, tmp_path, mine)("status", "--json")
+    assert (ended.code, ended.error["hint"]) == (2, f"chmod 600 {mine / 'sign.key'}")
+
+
+# -- the network, gateways, health ---------------------------------------------------------------------------------------------
+
+
+def test_a_guarded_gateway_may_listen_anywhere_and_knows_its_callers(cluster: DevCluster, tmp_path: Path) -> None:
+    assert cluster.security is not None
+    environment = cluster.daemon_environment("submitter", "g1")
+    with GatewayProcess(environment, tmp_path, options=("--listen", "0.0.0.0:0")) as first:
+        endpoint = next(json.loads(line)["endpoint"] for line in first.log().splitlines() if "submitter_listens" in line)
+        there = f"127.0.0.1:{endpoint.rpartition(':')[2]}"
+        for role, name in ((Role.USER, "ann"), (Role.OPERATOR, "olga")):
+            bundle = str(cluster.security.bundle(role, name))
+            user = Shell(tmp_path / name, {"RMGR_GATEWAY": there, "RMGR_SECURITY_DIR": bundle})
+            assert user.ok("submit", "--wait", "--", "echo", name).out.startswith(name)
+            assert user("drain", "n1").code == (0 if role is Role.OPERATOR else 4)
+            user("resume", "n1")
+        stranger = Shell(tmp_path / "stranger", {"RMGR_GATEWAY": there, "RMGR_CLUSTER_CONNECT_TIMEOUT_S": "1"})
+        assert stranger("jobs").code == 5
+        asked = [sys.executable, "-m", "rmgr.cli.health", there, "submitter"]
+        for variables, code in (({"RMGR_SECURITY_DIR": bundle}, 0), ({"RMGR_SECURITY_DIR": ""}, 1)):
+            assert subprocess.run(asked, env={**os.environ, **variables}, capture_output=True, timeout=20, check=False).returncode == code
+
+
+def test_an_open_cluster_is_still_there_for_who_asks_for_it(zookeeper_parts: None, tmp_path: Path) -> None:
+    with DevCluster(tmp_path / "open", nodes=1, cores=1, watchdogs=1, heap_mb=96, secured=False) as opened:
+        assert not (opened.directory / "security").exists()
+        user = Shell(tmp_path / "home", opened.environment())
+        assert user.ok("submit", "--wait", "--", "echo", "open").out.startswith("open")
+        mine = Shell(tmp_path / "home", {**opened.environment(), "RMGR_SECURITY_DIR": str(session_bundles().dir(Role.USER, "ann"))})
+        ended: Ended = mine("jobs", "--json")
+        assert ended.code != 0
+        assert "open" in ended.error["message"]
