@@ -350,7 +350,7 @@ def _without_tls(text: str) -> ConfigError | None:
     if "[SSL" not in text:
         return None
     if found := re.search(r"certificate verify failed: (.*?)\.?(?: \(_ssl|$)", text):
-        hint = "ca=FILE names the authority that signed it; it must carry the node's IP address (the driver asks for that), or check_hostname=0"
+        hint = "ca=FILE names the authority that signed it; it must carry the node's IP address, or check_hostname=0"
         return ConfigError(f"Cassandra's certificate is not accepted: {found[1]}", hint=hint)
     found = re.search(r"\[SSL: ?([A-Z_]*)", text)
     return ConfigError(

@@ -27,6 +27,9 @@ RECONNECT_S = 2.0
 PROBE_S = 0.5
 #: A driver that found no node again for so long is replaced (s): it does not always notice that all of them came back.
 RENEW_S = 5.0
+#: How long the first call waits for the first attempt to connect; one frozen node takes up the driver's own timeout of 5 s.
+VERDICT_S = 6.0
+_CLOSE_S = 2.0
 
 
 class Lost(Exception):
@@ -59,11 +62,19 @@ class Connection(Protocol):
 class Link:
     """Keeps one `Connection`. Thread-safe."""
 
-    def __init__(self, dial: Callable[[], Connection], *, where: str, interval_s: float = RECONNECT_S) -> None:
-        """Starts connecting. `dial` makes a verified connection or raises `Lost` or `RmgrError`; `where` is for messages."""
+    def __init__(
+        self, dial: Callable[[], Connection], *, where: str, interval_s: float = RECONNECT_S, verdict_s: float = VERDICT_S
+    ) -> None:
+        """Starts connecting.
+
+        Args:
+            dial: makes a verified connection, or raises `Lost` or `RmgrError`. where: for messages.
+            verdict_s: how long after the opening a call waits for the first attempt to end.
+        """
         self._dial = dial
         self._where = where
         self._interval_s = interval_s
+        self._first = Deadline(verdict_s)
         self._lock = threading.Condition()
         self._connection: Connection | None = None
         self._verdict: Exception | None = None  # why there is no connection; None before the first attempt has ended
@@ -89,8 +100,12 @@ class Link:
             raise StoreUnavailable(f"cannot {doing}: the store was opened before a fork", hint="open it again in the child")
         with self._lock:
             while self._connection is None and self._verdict is None and not self._closed:
-                if not self._lock.wait(deadline.left_s()):
+                if not self._lock.wait(min(deadline.left_s(), self._first.left_s())):
                     deadline.check(doing)
+                    raise StoreUnavailable(
+                        f"cannot {doing}: Cassandra at {self._where} has not answered in {self._first.timeout_s:g} s",
+                        hint="rmgr goes on trying; rmgr doctor looks closer",
+                    )
             if self._closed:
                 raise StoreUnavailable(f"cannot {doing}: the store is closed")
             if self._connection is None:
@@ -124,7 +139,9 @@ class Link:
             connection, self._connection = self._connection, None
             self._lock.notify_all()
         if connection is not None and self._pid == os.getpid():
-            connection.close()
+            ending = threading.Thread(target=connection.close, name="rmgr-store-close", daemon=True)
+            ending.start()
+            ending.join(_CLOSE_S)  # a driver that is just connecting to a frozen node would take its time
 
     # -- the thread -----------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 A value of up to 64 KiB lies in its manifest, one cell; a larger one in chunks of 512 KiB of a new generation, which nobody
 ever changes, and the manifest that names them comes last: readers see the old value or the new one, whole, and check its
 SHA-256. Every write is an upsert with its own timestamp and may be repeated. Nothing is deleted: a marker with a TTL takes
-the place of a value. Acknowledged means: a quorum of the replicas of the local data centre has it (its commit log, that is:
-synced every 10 s by default; a power cut of all replicas at once can lose what came in between).
+the place of a value. Acknowledged means: a quorum of the replicas of the local data centre has it, each in a commit log that
+is synced every 10 s by default. A power cut of all replicas at once loses what came in between, and so does, for the last
+0.1 s, the kill of a node that has the only copy: replicate three times, or set `commitlog_sync: group`.
 
 What it promises of order: replaced and deleted values go above the timestamp they had, so clocks of machines need not
 agree; two writers who replace one key at the same time leave one of the two values. Families whose keys name their content
@@ -83,7 +84,7 @@ class CassandraStore:
         self.url = target.url
         self._target = target
         self._clock = WriteClock()
-        self._link = Link(lambda: make(target), where=target.where)
+        self._link = Link(lambda: make(target), where=target.where, verdict_s=target.connect_timeout_s + 1.0)
         self._calls = Calls(self._link, request_timeout_s=target.request_timeout_s)
         self._reader = Reader(self._calls)
         self._listing = Listing(self._calls)

@@ -1,6 +1,8 @@
 """How fast the data store is: rows/s, MB/s and latencies, alone, by several processes, and beside a busy thread.
 
     python tests/bench/store.py [--dir DIR] [--seconds 2] [--json]
+    python tests/bench/store.py --store cassandra://host1,host2/keyspace      the same of a store that is there
+    python tests/bench/store.py --cassandra 1 [--dir DIR]                     of one (or three) Cassandra nodes started for it
 
 Not a test: it asserts nothing. `--dir` must be on the disk that is to be measured (default: the current directory).
 """
@@ -8,6 +10,7 @@ Not a test: it asserts nothing. `--dir` must be on the disk that is to be measur
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -16,10 +19,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rmgr.adapters.sqlite import SqliteStore
+from rmgr.adapters.stores import open_store
 
 ROW = b"x" * 100
 LARGE = os.urandom(1 << 20) * 16
@@ -108,11 +112,81 @@ class Busy:
             sum(range(1000))
 
 
+@contextlib.contextmanager
+def cassandra(folder: Path, nodes: int) -> Iterator[str]:
+    """The URL of a keyspace in nodes of its own, each value on all of them."""
+    from rmgr.adapters.cassandra_init import init_store
+    from rmgr.adapters.cassandra_url import parse_url
+    from rmgr.dev.cassandra import CassandraRing
+
+    ring = CassandraRing(folder, addresses=[f"127.0.0.{n + 1}" for n in range(nodes)], die_with_parent=True)
+    ring.start()
+    try:
+        hosts = ",".join(node.address for node in ring.nodes)
+        url = f"cassandra://{hosts}:{ring.port}/bench?replication_factor={nodes}&request_timeout=10"
+        init_store(parse_url(url))
+        yield url
+    finally:
+        ring.kill()
+
+
+def remote(url: str, seconds: float, report: Callable[..., None], report_bytes: Callable[..., None]) -> None:
+    """Rows and values of a store behind a network."""
+    store = open_store(url)
+    if problem := store.health(timeout_s=10.0):
+        sys.exit(problem)
+
+    def timed(work: Callable[[int], object]) -> list[float]:
+        spent = []
+        end = time.perf_counter() + seconds
+        for n in itertools.count():
+            begun = time.perf_counter()
+            if begun > end:
+                return spent
+            work(n)
+            spent.append(time.perf_counter() - begun)
+        return spent
+
+    def rows_of(n: int, size: int, name: str) -> list[tuple[str, bytes]]:
+        return [(f"{name}/{n:06d}/{i:03d}", ROW) for i in range(size)]
+
+    def threads(work: Callable[[int], object], count: int) -> list[float]:
+        found: list[float] = []
+        all_of = [threading.Thread(target=lambda at=at: found.extend(timed(lambda n: work(at * 1_000_000 + n)))) for at in range(count)]
+        for thread in all_of:
+            thread.start()
+        for thread in all_of:
+            thread.join()
+        return found
+
+    def put(n: int) -> None:
+        store.put(f"out/{os.getpid():010d}/{n:010d}", ROW, ttl_s=3600)
+
+    batch = f"frag/{os.getpid():010d}"
+    report("single puts", timed(put), 1)
+    report("single puts, 16 threads", threads(put, 16), 1)
+    report("batches of 100", timed(lambda n: store.put_many(rows_of(n, 100, batch), ttl_s=3600)), 100)
+    report("batches of 100, 4 threads", threads(lambda n: store.put_many(rows_of(n, 100, batch), ttl_s=3600), 4), 100)
+    once = f"name/bench/{os.getpid()}"
+    report("batches of 100 that must be new", timed(lambda n: store.put_many(rows_of(n, 100, once), ttl_s=3600, overwrite=False)), 100)
+    report("get of one row", timed(lambda n: store.get(f"{batch}/{n % 10:06d}/000")), 1)
+    report("get_many of 1,000 rows", timed(lambda n: store.get_many([key for at in range(10) for key, _ in rows_of(at, 100, batch)])), 1000)
+    report("keys, pages of 1,000", timed(lambda n: store.keys(f"{batch}/", limit=1000)), 1000)
+    size = LARGE[: 8 * 2**20]
+    written = timed(lambda n: store.put(f"out/{os.getpid():010d}/large/{n % 8}", size, ttl_s=3600))
+    report_bytes("write, values of 8 MiB", len(size) * len(written), sum(written))
+    read = timed(lambda n: store.get(f"out/{os.getpid():010d}/large/{n % min(8, len(written))}"))
+    report_bytes("read, values of 8 MiB", len(size) * len(read), sum(read))
+    store.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", default=".")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--store", help="URL of a store that is there (rows under name/bench are left behind, for an hour)")
+    parser.add_argument("--cassandra", type=int, metavar="NODES", help="start so many nodes and measure them")
     parser.add_argument("--child", choices=["single", "batch"], help=argparse.SUPPRESS)
     parser.add_argument("--path", help=argparse.SUPPRESS)
     parser.add_argument("--name", default="a", help=argparse.SUPPRESS)
@@ -142,7 +216,15 @@ def main() -> None:
         if not options.json:
             print(f"{bench:44} {size / seconds / 1e6:9,.0f} MB/s", flush=True)
 
-    with tempfile.TemporaryDirectory(dir=options.dir, prefix=".store-bench-") as folder:
+    with tempfile.TemporaryDirectory(dir=options.dir, prefix=".store-bench-") as folder, contextlib.ExitStack() as stack:
+        url = options.store
+        if options.cassandra:
+            url = stack.enter_context(cassandra(Path(folder), options.cassandra))
+        if url:
+            remote(url, options.seconds, report, report_bytes)
+            if options.json:
+                print(json.dumps({"schema": "rmgr/1", "bench": "store", "rows": rows}))
+            return
 
         def fresh() -> str:
             return str(Path(folder) / f"{len(rows)}.db")

@@ -117,6 +117,18 @@ def test_the_first_call_waits_for_the_verdict_and_later_ones_do_not(cluster: Fak
     assert time.monotonic() - begun < 0.05
 
 
+def test_a_first_attempt_that_does_not_end_is_not_waited_out(cluster: FakeCluster, links: list[Link]) -> None:
+    held = threading.Event()
+    links.append(Link(lambda: (held.wait(5), cluster.dial())[1], where="h1", verdict_s=0.05))
+    for _ in range(2):
+        begun = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r"has not answered in 0\.05 s"):
+            ask_for(links[0])
+        assert time.monotonic() - begun < 1.0
+    held.set()
+    eventually(lambda: links[0].problem() is None)
+
+
 def test_it_connects_when_the_cluster_comes(cluster: FakeCluster, link: Callable[[], Link]) -> None:
     cluster.refuses = Lost("refused", is_outage=True)
     made = link()
