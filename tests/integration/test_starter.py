@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import pickle
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -365,6 +368,28 @@ def test_a_submission_may_choose_its_interpreter(rig: Rig, tmp_path: Path) -> No
     again = rig.submit(which, [call()] * 4)
     for number, expected in ((plain, None), (chosen, "yes"), (again, None)):
         assert {pickle.loads(outcome.value) for outcome in rig.outcomes(number, 4).values()} == {expected}
+
+
+def test_a_module_is_fetched_once_a_node_whatever_submissions_use_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[str] = []
+    stream = rig.store.stream
+    monkeypatch.setattr(rig.store, "stream", lambda key, **options: (fetched.append(key), stream(key, **options))[1])
+    rig.start()
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("travelled_module.py", "ANSWER = 42\n")
+    digest = hashlib.sha256(archive.getvalue()).hexdigest()
+    rig.store.put(keys.module(digest), archive.getvalue())
+
+    def answer() -> int:
+        import travelled_module  # type: ignore[import-not-found]
+
+        return int(travelled_module.ANSWER)
+
+    environment = PythonEnvironment(modules=(digest,))
+    for number in [rig.submit(answer, [call()] * 4, python=environment) for _ in range(3)]:
+        assert {pickle.loads(outcome.value) for outcome in rig.outcomes(number, 4).values()} == {42}
+    assert [key for key in fetched if key.startswith("mod/")] == [keys.module(digest)]
 
 
 def test_an_interpreter_that_cannot_work_fails_its_tasks_and_not_the_node(rig: Rig, tmp_path: Path) -> None:
