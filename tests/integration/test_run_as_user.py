@@ -6,10 +6,12 @@ Starter (root) -> privileges.py (becomes anna) -> spawner of anna -> worker or c
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +22,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from commands import Shell
 
 from rmgr.adapters.accounts import Account
 from rmgr.adapters.workevents import SlotUp
@@ -27,8 +30,10 @@ from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import keys
 from rmgr.daemons import starter
 from rmgr.daemons.starter_accounts import Policy
+from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.block import KeyedPayload
+from rmgr.model.identity import Role
 from rmgr.model.outcome import Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, PythonEnvironment, Upload
@@ -403,3 +408,44 @@ def test_what_a_spawner_per_user_costs(place: Path, anna: Account) -> None:
         self_s, user_s = (sorted(spent[kind])[len(spent[kind]) // 2] for kind in ("self", "user"))
         print(f"spawner up: {self_s * 1e3:.0f} ms as the Starter, {user_s * 1e3:.0f} ms as a user")
         assert user_s < 5 * self_s + 0.5
+
+
+# -- the whole of it: the user is who his key says, from the command line to `id` -----------------------------------------------
+
+
+def test_in_a_secured_cluster_work_runs_as_whoever_signed_it(
+    zookeeper_parts: None, tmp_path: Path, place: Path, anna: Account, ben: Account
+) -> None:
+    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, heap_mb=128, secured=True) as cluster:
+        assert cluster.security is not None
+        options = ["--work-dir", str(place / "secured")]
+        cluster.start_starter("n1", options=options, environment={"RMGR_SECURITY_RUN_AS": "user"})
+        cluster.wait_healthy(nodes=1, leader=True, deadline_s=30)
+        shells = {
+            name: Shell(tmp_path / name, cluster.environment() | {"RMGR_SECURITY_DIR": str(cluster.security.bundle(role, name))})
+            for name, role in ((anna.name, Role.USER), (ben.name, Role.USER), ("nobody-here", Role.USER), ("root", Role.OPERATOR))
+        }
+        for user in (anna, ben):
+            shell = shells[user.name]
+            assert shell.ok("submit", "--wait", "--", "id", "-un").out == f"{user.name}\n"
+            script = "import rmgr, os\nwith rmgr.TaskQueue(os.getuid) as queue:\n    print(queue.submit_call().result(60))\n"
+            shell.file("who.py", script)
+            ended = subprocess.run(
+                [sys.executable, "who.py"],
+                cwd=shell.directory,
+                env=shell.environment,
+                capture_output=True,
+                text=True,
+                timeout=90,
+                check=False,
+            )
+            assert ended.stdout == f"{user.uid}\n", ended.stderr
+        for name, word in (("nobody-here", "useradd"), ("root", "uid 0")):
+            ended = shells[name]("submit", "--wait", "--json", "--", "id")
+            assert ended.code != 0
+            assert word in shells[name]("show", "last").out, ended
+        told = cluster.log_file("n1").read_text()
+        refusals = [json.loads(line) for line in told.splitlines() if '"audit"' in line]
+        assert {(line["who"], line["allowed"]) for line in refusals} == {("nobody-here", False), ("root", False)}
+        stranger = Shell(tmp_path / "stranger", cluster.environment() | {"RMGR_SECURITY_DIR": ""})
+        assert stranger("submit", "--timeout", "5", "--", "id").code in {4, 5}
