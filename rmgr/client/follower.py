@@ -19,7 +19,7 @@ from rmgr.client.authentic import LOST, PAGED, Authenticity, doubted
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.ports import Coordinator, Store
-from rmgr.coord.records import decode_fragment, decode_outcomes, decode_page, decode_record
+from rmgr.coord.records import decode_outcomes, decode_record, read_fragment, split_page
 from rmgr.coord.seal import named_digest
 from rmgr.errors import DataLost, NotFound, RmgrError, Unavailable
 from rmgr.model.outcome import Fragment, Outcome
@@ -167,7 +167,7 @@ class Follower:
         present = next((at for at, item in enumerate(found) if item is None), len(found))
         for item in found[:present]:
             assert item is not None
-            self._take(decode_fragment(item.data), item.stat.mzxid, item.data)
+            self._take(read_fragment(item.data), item.stat.mzxid, item.data)
         self._hand_over()
         if done is not None and not self._count(counted):
             return
@@ -275,20 +275,20 @@ class Follower:
 
     # -- pages
 
-    def _read_pages(self, base: int) -> list[tuple[int, tuple[Fragment, ...]]]:
+    def _read_pages(self, base: int) -> list[tuple[int, list[bytes]]]:
         """Pages from the one that holds the next fragment up to `base`. On an IO thread."""
-        pages: list[tuple[int, tuple[Fragment, ...]]] = []
+        pages: list[tuple[int, list[bytes]]] = []
         at = self._page_at
         while at < base:
             found = self._host.store.get(keys.page(self.number, at))
             if found is None:
                 raise DataLost(f"page {at} of submission {self.number} is missing from the store", hint="rmgr doctor")
-            fragments = decode_page(found[0])
+            fragments = split_page(found[0])
             pages.append((at, fragments))
             at += len(fragments)
         return pages
 
-    def _paged(self, reading: Future[list[tuple[int, tuple[Fragment, ...]]]]) -> None:
+    def _paged(self, reading: Future[list[tuple[int, list[bytes]]]]) -> None:
         self._flying = False
         if self._stopped:
             return
@@ -301,8 +301,8 @@ class Follower:
             self._fail(error)
             return
         for at, fragments in pages:
-            for fragment in fragments[max(0, self._next - at) :]:
-                self._take(fragment)
+            for data in fragments[max(0, self._next - at) :]:
+                self._take(read_fragment(data), PAGED, data)
             self._page_at = at + len(fragments)
         self._hand_over()
         self._look(check=True)

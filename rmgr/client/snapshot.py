@@ -13,7 +13,7 @@ from typing import TypeVar
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator, Store
-from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_outcomes, decode_page, decode_record
+from rmgr.coord.records import decode_block, decode_failed, decode_outcomes, decode_page, decode_record, read_fragment
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.task_answers import Applied, Claimed, Waiting, task_views
 from rmgr.coord.view import Progress
@@ -127,7 +127,7 @@ def read_fragments(
     """Fragments from `base` on, up to those created when `done` was read, with their numbers."""
     numbers = list(range(base, done.stat.creates))
     found = fetch([paths.fragment(number, at) for at in numbers], coordinator.get, timeout_s=timeout_s)
-    return [(at, decode_fragment(item.data)) for at, item in zip(numbers, found, strict=True) if item is not None]
+    return [(at, read_fragment(item.data)) for at, item in zip(numbers, found, strict=True) if item is not None]
 
 
 def outcomes_of(fragment: Fragment, store: Store | None) -> Iterable[Outcome]:

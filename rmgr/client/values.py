@@ -21,7 +21,7 @@ from rmgr.coord import keys, paths
 from rmgr.coord.keys import Pointer
 from rmgr.coord.owner_ops import reign_of
 from rmgr.coord.ports import Coordinator, Encoding, Store
-from rmgr.coord.records import decode_fragment, decode_outcomes, decode_page, decode_record
+from rmgr.coord.records import decode_outcomes, decode_page, decode_record, read_fragment
 from rmgr.errors import DataLost, KeyExists, NotFound, StateConflict
 from rmgr.model.outcome import Fragment
 from rmgr.model.states import State
@@ -253,5 +253,5 @@ class Values:
             for found in fetch([paths.fragment(number, item) for item in some], self._coordinator.get, timeout_s=left_s):
                 if found is None:
                     return  # paged out meanwhile: the next look reads the page
-                commits.take(decode_fragment(found.data), self._store)
+                commits.take(read_fragment(found.data), self._store)
                 commits.next += 1

@@ -26,6 +26,9 @@ _fragment = msgspec.msgpack.Decoder(Fragment)
 _failed = msgspec.msgpack.Decoder(FailedRange)
 _outcomes = msgspec.msgpack.Decoder(tuple[Outcome, ...])
 _page = msgspec.msgpack.Decoder(tuple[Fragment, ...])
+_raw_page = msgspec.msgpack.Decoder(list[msgspec.Raw])
+#: A fragment that tells nothing.
+NOTHING = Fragment(attempt=0)
 _payloads = msgspec.msgpack.Decoder(tuple[bytes, ...])
 _keyed = msgspec.msgpack.Decoder(KeyedPayload)
 
@@ -109,6 +112,14 @@ def decode_fragment(data: bytes) -> Fragment:
     return _fragment.decode(data)
 
 
+def read_fragment(data: bytes) -> Fragment:
+    """As `decode_fragment`, or NOTHING: whoever may create outcomes could write anything there."""
+    try:
+        return _fragment.decode(data)
+    except msgspec.MsgspecError:
+        return NOTHING
+
+
 def encode_failed(record: FailedRange) -> bytes:
     """Data of a failed range's znode."""
     return _pack.encode(record)
@@ -142,6 +153,11 @@ def join_page(fragments: list[bytes]) -> bytes:
 def decode_page(data: bytes) -> tuple[Fragment, ...]:
     """Reverse of `encode_page`."""
     return _page.decode(data)
+
+
+def split_page(data: bytes) -> list[bytes]:
+    """Reverse of `join_page`: what a newer release wrote, or signed, is still there."""
+    return [bytes(raw) for raw in _raw_page.decode(data)]
 
 
 def encode_payloads(payloads: tuple[bytes, ...]) -> bytes:

@@ -17,7 +17,7 @@ from rmgr.coord.closing import kept_outputs, removal
 from rmgr.coord.keeping import Collect
 from rmgr.coord.multi import Committed, Multi, Outcome, Stamped, Stat
 from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_fragment, decode_outcomes, decode_page, decode_record
+from rmgr.coord.records import decode_outcomes, decode_page, decode_record, read_fragment
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_follow import Followed
 from rmgr.errors import DataLost, RmgrError
@@ -164,7 +164,7 @@ class _Collection:
 
     def _on_fragment(self, found: Stamped | None) -> None:
         if found is not None:
-            self._fragments.append(decode_fragment(found.data))
+            self._fragments.append(read_fragment(found.data))
 
     def _keep_outputs(self, tail: Tail) -> None:
         call = partial(keep_outputs, number=self._number, tail=tail, base=self._followed.paged.base, fragments=self._fragments)

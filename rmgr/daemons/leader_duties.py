@@ -17,7 +17,16 @@ from rmgr.coord.closing import history_rows, paged_with, summary
 from rmgr.coord.keeping import Close, DropFailed, EndTail, FailedSeen, Page, Resubmit, cancel_reason, close
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Holds, Multi, Outcome, Set, Stamped
 from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_record, join_page
+from rmgr.coord.records import (
+    NOTHING,
+    decode_block,
+    decode_failed,
+    decode_outcomes,
+    encode_fragment,
+    encode_record,
+    join_page,
+    read_fragment,
+)
 from rmgr.coord.rules import Again, rule
 from rmgr.daemons.leader_desk import Desk, version_of
 from rmgr.daemons.leader_follow import Followed
@@ -223,8 +232,10 @@ class Duties:
         self._desk.get(paths.fragment(followed.number, last), complete, failed=partial(done, False))
 
     def _write_page(self, followed: Followed, duty: Page, encoded: list[bytes], done: Done) -> None:
-        fragments = tuple(decode_fragment(data) for data in encoded)
-        key, data = keys.page(followed.number, duty.first), join_page(encoded)  # as they are: a newer release may know more
+        fragments = tuple(read_fragment(data) for data in encoded)
+        # As they are: a newer release may know more. What is no fragment would spoil the page.
+        kept = [encode_fragment(NOTHING) if known is NOTHING else data for known, data in zip(fragments, encoded, strict=True)]
+        key, data = keys.page(followed.number, duty.first), join_page(kept)
         paged, version = paged_with(followed.paged, fragments), followed.done_version
 
         def commit(_: None) -> None:

@@ -15,7 +15,7 @@ from rmgr.coord.dependencies import Ending
 from rmgr.coord.keeping import Duty, Facts, FailedSeen
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_fragment, decode_page, decode_record
+from rmgr.coord.records import decode_page, decode_record, read_fragment
 from rmgr.coord.view import Progress
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import data_of, names_below
@@ -312,7 +312,7 @@ class Followed:
             if item is None:  # paged out meanwhile, or unreadable for a moment
                 self._failed_to_read()
                 return
-            self._apply(decode_fragment(item.data))
+            self._apply(read_fragment(item.data))
         self._read_on(end)
 
     def _watch(self, number: int) -> None:
@@ -326,7 +326,7 @@ class Followed:
         if self._stopped:
             return
         if found is not None:
-            self._apply(decode_fragment(found.data))
+            self._apply(read_fragment(found.data))
         if found is not None or self._stale:
             self._stale = False
             self._look()

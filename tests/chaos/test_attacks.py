@@ -376,6 +376,26 @@ def test_an_outcome_that_no_node_has_signed_is_not_believed(scene: Scene, signed
     assert not scene.canary.exists()
 
 
+@pytest.mark.parametrize("garbage", [b"", b"\xc1", b"\x91\xa1x", b"{}"], ids=["nothing", "no-message", "other-fields", "json"])
+def test_garbage_in_the_queue_stops_nobody(scene: Scene, garbage: bytes) -> None:
+    number, key, _ = scene.intercepted()
+    scene.commit_block(key, garbage)
+    after = scene.submit()
+    assert scene.outcomes(after)[0].state is State.COMPLETED
+    found = scene.ann.zk.get(paths.fragment(number, 0)).result(10)
+    assert found is None or decode_fragment(found.data).outcomes[0].reason is Reason.UNTRUSTED
+
+
+def test_garbage_among_the_outcomes_stops_nobody(scene: Scene) -> None:
+    with scene.ann.connection() as connection:
+        queue = TaskQueue(_length, connection=connection, name=unique())
+        outcome = scene.mallory.commit(Create(paths.fragment_prefix(queue.id), b"\xc1", sequence=True))
+        assert isinstance(outcome, Committed)
+        assert queue.submit_call("abc").result(20) == 3
+        queue.close()
+    until("the leader closes it", lambda: _record(scene, queue.id).phase == "CLOSED")
+
+
 def test_a_user_may_not_touch_what_a_node_has_claimed_nor_its_records(scene: Scene) -> None:
     key = BlockKey(priority=0, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=0)
     nodes_own = (paths.running_block("n1", key), paths.node("other"), f"{paths.STARTERS}/s-x-0", paths.inbox_node("x"))

@@ -140,6 +140,11 @@ class Scene:
         outcome = self.mallory.commit(*ops)
         assert isinstance(outcome, Committed), outcome
 
+    def commit_block(self, key: BlockKey, data: bytes) -> None:
+        """Whatever bytes, as a block in the queue."""
+        outcome = self.mallory.commit(Create(f"{paths.pending('default')}/{paths.block_prefix(key)}", data, sequence=True))
+        assert isinstance(outcome, Committed), outcome
+
     def rewrite(self, number: int, **changes: Any) -> Set:
         """A change of somebody's record."""
         found = self.mallory.zk.get(paths.sub(number)).result(10)

@@ -11,7 +11,18 @@ import pytest
 
 from rmgr.coord import ops
 from rmgr.coord.multi import MAX_ZNODE_BYTES
-from rmgr.coord.records import decode_block, decode_fragment, encode_block, encode_failed, encode_fragment
+from rmgr.coord.records import (
+    NOTHING,
+    decode_block,
+    decode_fragment,
+    decode_page,
+    encode_block,
+    encode_failed,
+    encode_fragment,
+    join_page,
+    read_fragment,
+    split_page,
+)
 from rmgr.coord.seal import (
     BLOCK_UNSIGNED,
     KEY_UNSIGNED,
@@ -287,3 +298,13 @@ def test_a_seal_is_needed_where_something_completed_or_could_be_unpickled() -> N
     for precious in ({"state": State.COMPLETED}, {"value": b"p"}, {"value_size": 0}, {"outputs": 1}):
         assert needs_seal(Fragment(outcomes=(failed, msgspec.structs.replace(failed, **precious))))
     assert needs_seal(Fragment(row="frag/1/x"))
+
+
+def test_a_page_keeps_the_bytes_that_were_signed_and_garbage_spoils_nothing() -> None:
+    fragment = seal_fragment(Fragment(node="n", outcomes=(Outcome(index=3),)), cluster_id="c", submission=7, key_id="k", sign=signature)
+    written = encode_fragment(fragment)
+    page = join_page([written, encode_fragment(NOTHING)])
+    assert split_page(page) == [written, encode_fragment(NOTHING)]
+    assert decode_page(page) == (fragment, NOTHING)
+    for garbage in (b"", b"\xc1", b"{}", b"\x91"):
+        assert read_fragment(garbage) is NOTHING
