@@ -81,6 +81,7 @@ class DevState:
     store: str
     session_timeout_s: float
     security: str = ""  #: the bundle of who runs it; "" = an open cluster
+    zookeeper_tls: bool = False
     processes: tuple[DevProcess, ...] = ()
 
     @property
@@ -115,6 +116,7 @@ class DevCluster:
         starter_options, environment: more options of each Starter, more variables of each daemon (failpoints).
         heap_mb: of each ZooKeeper server.
         secured: with credentials for everybody in it (`dev/security.py`); None: unless RMGR_DEV_OPEN=1.
+        zookeeper_tls: ZooKeeper speaks TLS only, to those whom the cluster's authority knows; takes `secured`.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class DevCluster:
         heap_mb: int = 512,
         zookeeper_release: str = "",
         secured: bool | None = None,
+        zookeeper_tls: bool = False,
     ) -> None:
         self.directory = directory.resolve()
         is_secured = not is_open_asked() if secured is None else secured
@@ -141,10 +144,11 @@ class DevCluster:
         self._environment = dict(environment or {})
         tick_ms = int(min(1000, session_timeout_s * 1000 / 4))
         where = self.directory / "zookeeper"
+        tls = self.security.server_tls() if zookeeper_tls and self.security is not None else None
         self.zookeeper: ZooKeeperServer | ZooKeeperEnsemble = (
-            ZooKeeperServer(where, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release)
+            ZooKeeperServer(where, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release, tls=tls)
             if zookeepers == 1
-            else ZooKeeperEnsemble(where, size=zookeepers, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release)
+            else ZooKeeperEnsemble(where, size=zookeepers, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release, tls=tls)
         )
         self.cassandra = CassandraNode(self.directory / "cassandra", heap_mb=_CASSANDRA_HEAP_MB) if store == OWN_CASSANDRA else None
         if self.cassandra is not None:
@@ -154,6 +158,7 @@ class DevCluster:
             zookeeper=f"{self.zookeeper.hosts}{CHROOT}",
             store=store or f"sqlite:{self.directory / 'store.db'}",
             session_timeout_s=session_timeout_s,
+            zookeeper_tls=tls is not None,
         )
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._log_starts: dict[str, int] = {}  # where in its log the present process of a name begins
@@ -326,6 +331,7 @@ class DevCluster:
             "RMGR_STORE": self.state.store,
             "RMGR_CLUSTER_SESSION_TIMEOUT_S": str(self.state.session_timeout_s),
             "RMGR_SECURITY_DIR": str(self.security.owner) if self.security is not None else "",
+            "RMGR_SECURITY_ZOOKEEPER_TLS": "true" if self.state.zookeeper_tls else "false",
         }
 
     def daemon_environment(self, role: str, name: str) -> dict[str, str]:
@@ -341,7 +347,7 @@ class DevCluster:
         state = self.state
         return Config(
             cluster=ClusterConfig(zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s),
-            security=SecurityConfig(dir=str(self.security.admin) if self.security is not None else ""),
+            security=SecurityConfig(dir=str(self.security.admin) if self.security is not None else "", zookeeper_tls=state.zookeeper_tls),
         )
 
     # -- inside ------------------------------------------------------------------------------------------------------------
@@ -391,7 +397,7 @@ def advertise(state: DevState) -> Path:
     text = (
         f"[dev]\npid = {pid}\ndirectory = {json.dumps(state.directory)}\n\n[cluster]\nzk = {json.dumps(state.zookeeper)}\n"
         f"store = {json.dumps(state.store)}\nsession_timeout_s = {state.session_timeout_s}\n\n"
-        f"[security]\ndir = {json.dumps(state.security)}\n"
+        f"[security]\ndir = {json.dumps(state.security)}\nzookeeper_tls = {json.dumps(state.zookeeper_tls)}\n"
     )
     draft = path.with_suffix(".new")
     draft.write_text(text)

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from rmgr.adapters.founding import LOCAL_HOSTS, ensure_authority, ensure_bundle
-from rmgr.adapters.pki import Authority
+from rmgr.adapters.pki import Authority, issue_server
+from rmgr.dev.zookeeper import ServerTls
 from rmgr.model.identity import Role
 
 #: Set to 1, clusters of `rmgr dev` are open: for tests, and for a look at what security costs.
@@ -37,6 +38,12 @@ class DevSecurity:
         """The admin's own bundle, with the authority."""
         self._ca()
         return self.directory
+
+    def server_tls(self) -> ServerTls:
+        """With what ZooKeeper's servers on this machine show who they are."""
+        authority = self._ca()
+        certificate, key = issue_server(authority, "zookeeper", LOCAL_HOSTS)
+        return ServerTls(certificate=certificate, key=key, ca=authority.cert_pem)
 
     def _ca(self) -> Authority:
         if self._authority is None:

@@ -1,4 +1,4 @@
-"""A whole cluster on each release of ZooKeeper, on one server and on three: submitted, run, answered.
+"""A whole cluster on each release of ZooKeeper, on one server and on three (there secured, by TLS): submitted, run, answered.
 
 Debian's 3.8 on one server is what every other test runs on.
 """
@@ -23,8 +23,9 @@ def square(number: int) -> int:
 @pytest.mark.parametrize(("release", "servers"), [("3.8", 3), ("3.9", 1), ("3.9", 3)])
 def test_work_is_submitted_run_and_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, servers: int) -> None:
     need_zookeeper(release)
-    cluster = DevCluster(tmp_path / "dev", nodes=1, watchdogs=1, zookeepers=servers, zookeeper_release=release, heap_mb=96)
-    with cluster:
+    is_secured = (release, servers) == ("3.9", 3)  # as production runs: TLS to the ensemble, on top of access lists
+    options = {"zookeepers": servers, "zookeeper_release": release, "secured": is_secured, "zookeeper_tls": is_secured}
+    with DevCluster(tmp_path / "dev", nodes=1, watchdogs=1, heap_mb=96, **options) as cluster:
         for name in [name for name in os.environ if name.startswith("RMGR_")]:
             monkeypatch.delenv(name)
         for name, value in cluster.environment().items():
