@@ -46,7 +46,7 @@ IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "breakpoint"
 IMPURE_METHODS = frozenset({"now", "utcnow", "today"})  # of datetime and date
 
 FORBIDDEN_NAMES = frozenset({"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py", "manager.py"})
-TOP_LEVEL = frozenset({"rmgr", "proto", "deploy", "tests", "docker-compose.yml", "pyproject.toml", "README.md", "LICENSE"})
+TOP_LEVEL = frozenset({"rmgr", "proto", "deploy", "tests", "docker-compose.yml", "pyproject.toml", "README.md", "SECURITY.md", "LICENSE"})
 
 #: The files that may import a foreign library.
 OWNERS = {"kazoo": ("adapters/zk.py",), "cassandra": ("adapters/cassandra.py",)}

@@ -170,16 +170,17 @@ def test_the_starter_and_other_users_are_out_of_reach(rig: Rig, node: Running, a
     where = Path(wait_for(lambda: Path(anna.home, "where").exists() and Path(anna.home, "where").read_text().strip(), "anna's task runs"))
     try:
         assert where.stat().st_uid == anna.uid
+        home = place / "work" / "n1"  # the Starter's
         attempts = {
             f"cat {where}/mine": "read another user's work directory",
             f"ls {where}": "list it",
             f"ls {where.parent}": "list another user's slot",
-            f"ls {place}/work/n1": "list the Starter's directory",
-            f"touch {place}/work/n1/x": "write the Starter's directory",
-            f"touch {place}/work/n1/n1/run/x": "write the directory of slots",
-            f"touch {place}/work/n1/n1/stage/x": "write where files are staged",
-            f"ls {place}/work/n1/blobs": "look into the Starter's cache",
-            f"cat {place}/work/n1/n1/private/*": "look into copies of others",
+            f"ls {home}": "list the Starter's directory",
+            f"touch {home}/x": "write the Starter's directory",
+            f"touch {home}/n1/run/x": "write the directory of slots",
+            f"touch {home}/n1/stage/x": "write where files are staged",
+            f"ls {home}/blobs": "look into the Starter's cache",
+            f"cat {home}/n1/private/*": "look into copies of others",
             f"kill -0 {os.getpid()}": "signal the Starter",
             f"cat /proc/{os.getpid()}/environ": "read the Starter's environment",
             "cat /etc/shadow": "read what only root may",
@@ -242,7 +243,7 @@ def test_large_arguments_functions_modules_and_results_travel(rig: Rig, node: Ru
     )
     outcome = rig.outcomes(keyed, 1)[0]
     assert (outcome.state, outcome.outputs) == (State.COMPLETED, 2), outcome.error
-    private = list((rig.directory / "work/n1/n1/private").iterdir())
+    private = list((rig.directory / "work" / "n1" / "n1" / "private").iterdir())
     assert {(path.stat().st_uid, path.stat().st_mode & 0o777) for path in private} == {(anna.uid, 0o400)}
     assert rig.spool_is_empty()
 
