@@ -20,7 +20,9 @@ import pytest
 
 from rmgr.adapters.pki import issue, make_ca
 from rmgr.adapters.trust import publish
+from rmgr.client.connection import connect
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.config import ClusterConfig, Config
 from rmgr.coord import join_ops, keys, paths
 from rmgr.coord.multi import Committed, Create
 from rmgr.coord.records import decode_fragment, encode_fragment, encode_outcomes, encode_payloads
@@ -34,6 +36,7 @@ from rmgr.model.outcome import Fragment, FragmentSeal, Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, PythonEnvironment, Upload, Work
 from tests.harness.attacker import Person, Scene, changed, unique, until
+from tests.harness.gateway_process import GatewayProcess
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +86,25 @@ def test_work_that_its_user_signed_runs_and_its_outcome_is_signed_by_its_node(sc
     found = scene.ann.zk.get(paths.fragment(number, 0)).result(10)
     assert found is not None
     assert decode_fragment(found.data).seal is not None
+
+
+def test_a_user_without_a_way_to_zookeeper_signs_and_verifies_through_a_gateway(scene: Scene, tmp_path: Path) -> None:
+    security = scene.cluster.security
+    assert security is not None
+    daemons = scene.cluster.environment() | {"RMGR_SECURITY_DIR": str(security.bundle(Role.SUBMITTER, "gateway"))}
+    with GatewayProcess(daemons, tmp_path) as gateway:
+        config = Config(cluster=ClusterConfig(gateway=gateway.endpoint), security=scene.ann.config.security)
+        with connect(config=config) as connection:
+            queue = TaskQueue(_blob, connection=connection, name=unique())
+            assert [len(future.result(20)) for future in queue.map(None, [10, 50_000])] == [10, 50_000]
+            later = queue.submit_call(50_000)
+            until("it is done", later.done)
+            row = keys.output(queue.id, later.index, 1)
+            scene.store.put(row, bomb(scene))
+            with pytest.raises(DataLost):
+                later.result(20)
+            queue.close()
+    assert not scene.canary.exists()
 
 
 # -- blocks and records in ZooKeeper ----------------------------------------------------------------------------------------------

@@ -1,0 +1,159 @@
+"""Which outcomes a client believes: signed by a Starter, as they were written, before whatever was revoked since."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.memory import MemoryCoordinator
+from rmgr.adapters.memory_tree import MemoryTree
+from rmgr.adapters.trust import Trust, publish
+from rmgr.client.authentic import PAGED, Authenticity, doubted
+from rmgr.coord import join_ops, paths
+from rmgr.coord.multi import Committed, Create, Exists, Multi
+from rmgr.coord.records import encode_fragment
+from rmgr.coord.seal import seal_fragment
+from rmgr.errors import PermissionDenied
+from rmgr.model.identity import Role
+from rmgr.model.joining import Revocation
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.states import Reason, State
+from tests.harness.bundles import session_bundles
+
+VALUE = Fragment(node="n1", base_us=0, outcomes=(Outcome(index=3, value=b"v"),))
+FAILED = Fragment(node="n1", outcomes=(Outcome(index=3, state=State.FAILED, reason=Reason.EXIT_CODE),))
+
+
+class World:
+    """A tree with the places of identities, and signers of every kind."""
+
+    def __init__(self) -> None:
+        self.coordinator = MemoryCoordinator(MemoryTree())
+        self.coordinator.ensure(["/", paths.IDENTITIES, paths.REVOKED])
+        self.bundles = session_bundles()
+        self.node = self.published(Role.STARTER, "n1")
+        self.trust = Trust(self.coordinator, self.node.ca_pem)
+        self.authenticity = Authenticity(self.trust, "c")
+
+    def published(self, role: Role, name: str) -> Credentials:
+        credentials = self.bundles.credentials(role, name)
+        publish(self.coordinator, credentials)
+        return credentials
+
+    def signed(self, who: Credentials, fragment: Fragment = VALUE, *, submission: int = 7, cluster: str = "c") -> Fragment:
+        return seal_fragment(fragment, cluster_id=cluster, submission=submission, key_id=who.identity.key_id, sign=who.sign)
+
+    def doubt(self, fragment: Fragment, *, zxid: int = PAGED, data: bytes = b"") -> str:
+        return self.authenticity.find_doubt(7, fragment, zxid, data)
+
+    def zxid(self) -> int:
+        """Of a transaction of now."""
+        path = f"/t{time.monotonic_ns()}"
+        assert isinstance(self.coordinator.commit(Multi(name="T", ops=(Create(path),), proof=Exists(path))).result(5), Committed)
+        stat = self.coordinator.stat(path).result(5)
+        assert stat is not None
+        return stat.mzxid
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.coordinator.close()
+
+
+def test_what_a_starter_signed_is_believed_also_from_its_bytes(world: World) -> None:
+    fragment = world.signed(world.node)
+    assert world.doubt(fragment) == ""
+    assert world.doubt(fragment, data=encode_fragment(fragment)) == ""
+    assert world.authenticity.doubt(7, fragment, PAGED) == ""  # known now: nothing is asked
+
+
+def test_the_first_look_does_not_wait(world: World) -> None:
+    """Unknown at first, asked for, and known soon: who lives on one thread is never held up."""
+    heard: list[int] = []
+    world.trust.listen(lambda: heard.append(1))
+    fragment = world.signed(world.node)
+    end_s = time.monotonic() + 10
+    while (doubt := world.authenticity.doubt(7, fragment, PAGED)) is None:
+        assert time.monotonic() < end_s
+    assert doubt == ""
+    assert heard
+
+
+@pytest.mark.parametrize("role", [Role.USER, Role.OPERATOR, Role.WATCHDOG, Role.SUBMITTER, Role.ADMIN])
+def test_only_starters_tell_how_tasks_ended(world: World, role: Role) -> None:
+    assert "only Starters" in world.doubt(world.signed(world.published(role, "x")))
+
+
+def test_what_was_signed_for_another_submission_or_cluster_is_not_believed(world: World) -> None:
+    assert "not what Starter n1 signed" in world.doubt(world.signed(world.node, submission=8))
+    assert "not what Starter n1 signed" in world.doubt(world.signed(world.node, cluster="d"))
+
+
+def test_any_changed_byte_is_noticed(world: World) -> None:
+    fragment = world.signed(world.node)
+    other = msgspec.structs.replace(fragment, outcomes=(Outcome(index=3, value=b"w"),))
+    assert "not what Starter n1 signed" in world.doubt(other, data=encode_fragment(other))
+    assert "not what Starter n1 signed" in world.doubt(other)
+
+
+def test_without_a_seal_only_what_carries_nothing_is_believed(world: World) -> None:
+    assert world.doubt(VALUE) == "nobody signed it"
+    assert world.doubt(Fragment(row="frag/1/x")) == "nobody signed it"
+    assert world.doubt(FAILED) == ""
+    assert world.authenticity.doubt(7, FAILED, 5) == ""
+
+
+def test_a_key_that_nobody_knows_or_another_authority_vouches_for(world: World) -> None:
+    assert "nobody is known" in world.doubt(world.signed(world.bundles.credentials(Role.STARTER, "n9")))
+    stranger = session_bundles("another").credentials(Role.STARTER, "n1")
+    publish(world.coordinator, stranger)
+    assert "another authority" in world.doubt(world.signed(stranger))
+
+
+def test_what_was_committed_before_a_revocation_stays_believed(world: World) -> None:
+    node = world.published(Role.STARTER, f"n{time.monotonic_ns()}")
+    fragment, before = world.signed(node), world.zxid()
+    gone = Revocation(key_id=node.identity.key_id, name="n", role=Role.STARTER, by="admin", since_us=1)
+    assert isinstance(world.coordinator.commit(join_ops.revoke(gone)).result(5), Committed)
+    after = world.zxid()
+    end_s = time.monotonic() + 10
+    while not world.trust.is_revoked(node.identity.key_id):
+        assert time.monotonic() < end_s
+    assert world.doubt(fragment, zxid=before) == ""
+    assert world.doubt(fragment, zxid=PAGED) == ""
+    assert "was revoked" in world.doubt(fragment, zxid=after)
+
+
+def test_a_certificate_must_have_been_valid_when_it_signed(world: World) -> None:
+    longago = msgspec.structs.replace(VALUE, base_us=1_000_000)
+    assert "not valid then" in world.doubt(world.signed(world.node, longago))
+
+
+def test_a_name_that_is_taken_by_another_certificate_is_told(world: World) -> None:
+    mine, other = world.bundles.credentials(Role.USER, "zoe"), world.bundles.credentials(Role.USER, "yan")
+    path = paths.identity(mine.identity.key_id)
+    taken = Multi(name="T", ops=(Create(path, other.certificate_pem),), proof=Exists(path))
+    assert isinstance(world.coordinator.commit(taken).result(5), Committed)
+    with pytest.raises(PermissionDenied, match="another certificate"):
+        publish(world.coordinator, mine)
+    assert "that of another key" in world.doubt(world.signed(mine))
+    publish(world.coordinator, other)
+    publish(world.coordinator, other)  # again: it is there
+
+
+def test_what_is_left_of_outcomes_that_are_not_believed() -> None:
+    outcomes = (VALUE.outcomes[0], FAILED.outcomes[0], Outcome(index=4, value_size=9, value_sha256=b"h" * 32, outputs=2))
+    left = doubted(Fragment(outcomes=outcomes), outcomes, "of this")
+    assert [outcome.state for outcome in left] == [State.COMPLETED, State.FAILED, State.COMPLETED]
+    assert left[1] == FAILED.outcomes[0]
+    for outcome in (left[0], left[2]):
+        assert (outcome.value, outcome.value_size, outcome.outputs) == (b"", -1, 0)
+        assert outcome.error == "DATA_LOST: its outcome cannot be believed: of this"
+    rows = doubted(Fragment(row="r", ranges=((State.COMPLETED, 3, 2),)), (), "of that")
+    assert [outcome.index for outcome in rows] == [3, 4]
