@@ -132,15 +132,19 @@ hardened() {
   [ "$told" = "7071/tcp on 127.0.0.1" ] || fail "published: $told"
 }
 
-# no_errors: what every container wrote. ZooKeeper's and Cassandra's warnings are theirs; rmgr's own must be expected ones.
+# no_errors [SERVICE...]: what containers wrote. Warnings of rmgr's own daemons must be expected ones; those of the servers are theirs.
 no_errors() {
   local bad
-  docker compose logs --no-color --no-log-prefix 2>&1 | sed 's/\x1b\[[0-9]*[A-Za-z]//g' >"$log/all"
-  bad=$(grep -E '^(ERROR|FATAL)|\] (ERROR|FATAL) |- (ERROR|FATAL) |"level": "(error|critical)"|Traceback|^error:|OutOfMemory' "$log/all" | head -n 5 || true)
+  docker compose logs --no-color --no-log-prefix "$@" 2>&1 | sed 's/\x1b\[[0-9]*[A-Za-z]//g' >"$log/all"
+  # A handshake fails when a client gives up on a server that starts slowly; it goes to the next one.
+  bad=$(grep -E '^(ERROR|FATAL)|\] (ERROR|FATAL) |- (ERROR|FATAL) |"level": "(error|critical)"|Traceback|^(rmgr|error): |OutOfMemory' "$log/all" |
+    grep -v 'Unsuccessful handshake with session 0x0' | head -n 5 || true)
   [ -z "$bad" ] || fail "the logs say: $bad"
-  bad=$(grep '"level": "warning"' "$log/all" | grep -vE "\"event\": \"($1)\"" | head -n 5 || true)
+  bad=$(grep '"level": "warning"' "$log/all" | grep -vE "\"event\": \"($expected_warnings)\"" | head -n 5 || true)
   [ -z "$bad" ] || fail "the logs warn: $bad"
 }
+# The first after kills; the last two where the store is slower than 2 s, on a loaded machine.
+expected_warnings='mass_loss_began|reign_.*|session|gateway_without_zookeeper|leftover_ended|store_away|store_refused'
 
 # nodes_up N SECONDS: exactly N nodes are up, and no other is known, within so long.
 nodes_up() {
@@ -185,8 +189,11 @@ ok "docker compose ps: all healthy, no restart; nobody is root, has a capability
 ok "docker compose exec submitter rmgr submit --wait -- echo hello"
 nodes_up 3 20
 quietly "rmgr status is not healthy" rmgr status
-quietly "rmgr doctor finds something" rmgr doctor
-ok "rmgr nodes, status, doctor: 3 nodes, healthy"
+rmgr doctor --json >"$log/out" || true
+bad=$(python 'import json, sys; print(*[c["name"] + ": " + c["detail"] for c in json.load(sys.stdin)["checks"] if not c["ok"] and not c["name"].endswith("fsync")], sep="; ")' <"$log/out")
+[ -z "$bad" ] || fail "rmgr doctor: $bad" # a slow disk is the machine's
+no_errors
+ok "rmgr nodes, status, doctor: 3 nodes, healthy; docker compose logs: no error in $(wc -l <"$log/all") lines"
 
 before=$(containers | sort)
 quietly "docker compose up --scale starter=5" docker compose up -d --wait --scale starter=5
@@ -224,8 +231,8 @@ all_healthy 1
 ok "SIGKILL inside a Starter, to a WatchDog and to a ZooKeeper: the same, $(cat "$log/again") by a further attempt; the engine restarted the Starter"
 
 quietly "back to 3" docker compose up -d --wait --scale starter=3
-no_errors "mass_loss_began|reign_.*|session|gateway_without_zookeeper|leftover_ended|store_away|store_refused"
-ok "docker compose logs: no error, no unexpected warning in $(wc -l <"$log/all") lines"
+no_errors watchdog starter submitter security-init store-init cassandra1
+ok "docker compose logs of the whole run: rmgr and Cassandra wrote no error, no unexpected warning in $(wc -l <"$log/all") lines"
 
 if ! $keep; then
   quietly "docker compose down -v" docker compose down -v
