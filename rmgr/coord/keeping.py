@@ -256,10 +256,8 @@ def end_block(submission: Submission, key: BlockKey, *, held: bool) -> Multi:
 
 def cancel_reason(submission: Submission) -> Reason:
     """Why its tasks end CANCELLED."""
-    try:
-        return Reason(submission.reason) or Reason.USER_CANCEL
-    except ValueError:
-        return Reason.USER_CANCEL
+    reason = Reason(submission.reason)
+    return Reason.USER_CANCEL if reason in {Reason.NONE, Reason.OTHER} else reason
 
 
 # -- changes of the record ----------------------------------------------------------------------------------------------------

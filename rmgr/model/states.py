@@ -65,6 +65,11 @@ class Reason(StrEnum):
     RESOURCES = "RESOURCES"
     QUEUE_CLOSED = "QUEUE_CLOSED"
     NO_POLICY = "NO_POLICY"  #: a queue with dispatch = place and no placing policy yet
+    OTHER = "OTHER"  #: one that only a newer release knows: read as final, never as a reason to run again
+
+    @classmethod
+    def _missing_(cls, value: object) -> Reason | None:
+        return cls.OTHER if isinstance(value, str) else None
 
 
 #: Ends that count as the work's own failure (`retries`).

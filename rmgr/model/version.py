@@ -7,7 +7,8 @@ work together; everything else is refused. The rules for whoever changes a recor
 - fields are only added, with a default; their type and meaning never change; none is used again;
 - JSON records keep fields that they do not know (`Newer`) when an older release rewrites them;
 - MessagePack structs get new fields at the end only; blocks keep trailing elements that they do not know;
-- a new value of an enum is written only when `Meta.oldest` has reached the release that knows it;
+- a reason of an end may be new at any time: who does not know it reads `Reason.OTHER`;
+- another new value of an enum is written only when `Meta.oldest` has reached the release that knows it;
 - so is a new field that is signed with the work (`coord/seal.py`): a release that cannot honour it must refuse the work.
 """
 

@@ -13,6 +13,7 @@ from rmgr.adapters.rpc_gateway_dial import VERSION, check_version
 from rmgr.coord import leader_ops, ops, paths, records, skew
 from rmgr.coord.multi import Create, Multi, Set
 from rmgr.coord.owner_ops import release, take_ownership, taken_over
+from rmgr.coord.rules import GiveUp, rule
 from rmgr.errors import VersionMismatch, WrongCluster
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import Meta, NodeRecord
@@ -191,6 +192,16 @@ def test_other_packs_of_the_next_release_are_read_and_pages_keep_their_bytes() -
     assert records.decode_page(page) == (FRAGMENT, FRAGMENT)
     assert theirs in page
     assert records.join_page([records.encode_fragment(FRAGMENT)] * 2) == records.encode_page((FRAGMENT, FRAGMENT))
+
+
+def test_a_reason_that_only_the_next_release_knows_is_read_as_other_and_never_run_again() -> None:
+    raw = msgspec.msgpack.decode(golden("fragment"))
+    raw[3][0][8] = "EATEN_BY_A_GRUE"
+    fragment = records.decode_fragment(msgspec.msgpack.encode(raw))
+    assert [outcome.reason for outcome in fragment.outcomes] == [Reason.OTHER, Reason.NONE]
+    assert fragment.outcomes[0].error == "ValueError: no"
+    ruling = rule(Reason.OTHER, BlockData(retries=3), alone=True, backoff_us=0, max_losses=5)
+    assert ruling == GiveUp(Reason.OTHER)
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 300, 70_000])
