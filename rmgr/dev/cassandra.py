@@ -65,6 +65,7 @@ _JVM = (
     "-Xss512k",
     "-Dio.netty.tryReflectionSetAccessible=true",
     "-Djdk.attach.allowAttachSelf=true",
+    "-Dcassandra-foreground=yes",  # else it closes its own log when it serves
     "-Djava.net.preferIPv4Stack=true",
     # One machine: nobody else is to be waited for.
     "-Dcassandra.ring_delay_ms=1000",
@@ -303,6 +304,10 @@ class CassandraNode:
             return len(header) == 9 and header[4] == _CQL_SUPPORTED
         return False
 
+    def times_met(self, other: CassandraNode) -> int:
+        """How often, since its start, it has found the other one alive. Read from its log."""
+        return self._log().count(f"InetAddress /{other.address}:{other.storage_port} is now UP".encode())
+
     @property
     def log_file(self) -> Path:
         """What the server writes."""
@@ -418,6 +423,7 @@ class CassandraRing:
             )
             for address in addresses
         ]
+        self._to_meet: list[tuple[CassandraNode, CassandraNode, int]] = []  # who is to find whom alive, more often than so many times
 
     @property
     def contacts(self) -> str:
@@ -425,21 +431,34 @@ class CassandraRing:
         return ",".join(node.contact for node in self.nodes)
 
     def start(self, *, wait_s: float = 120.0) -> Self:
-        """Starts together those that do not run, waits until all serve. Raises: Unavailable.
-
-        A moment later each of them knows that the others are there.
-        """
-        started = [node for node in self.nodes if not node.running]
-        for node in started:
-            node.start(wait_s=0)
-        end = time.monotonic() + wait_s
+        """`launch` and `wait_ready`. Raises: Unavailable, and then all are killed."""
+        self.launch()
         try:
-            for node in started:
-                node.wait_ready(max(0.1, end - time.monotonic()))
+            self.wait_ready(wait_s)
         except BaseException:
             self.kill()
             raise
         return self
+
+    def launch(self) -> None:
+        """Starts those that do not run, and waits for nothing."""
+        started = [node for node in self.nodes if not node.running]
+        pairs = [(node, other) for node in self.nodes for other in self.nodes if node is not other and {node, other} & set(started)]
+        self._to_meet = [(node, other, 0 if node in started else node.times_met(other)) for node, other in pairs]
+        for node in started:
+            node.start(wait_s=0)
+
+    def wait_ready(self, deadline_s: float) -> None:
+        """Waits until those that were launched serve, and all take all for alive. Raises: Unavailable."""
+        end = time.monotonic() + deadline_s
+        for node in self.nodes:
+            node.wait_ready(max(0.1, end - time.monotonic()))
+        for node, other, before in self._to_meet:
+            while node.times_met(other) <= before:
+                if time.monotonic() > end:
+                    msg = f"Cassandra on {node.contact} does not take {other.address} for alive:\n{node.log_tail()}"
+                    raise Unavailable(msg, hint=f"the whole log: {node.log_file}")
+                time.sleep(_POLL_S)
 
     def stop(self) -> None:
         """Stops all."""

@@ -65,7 +65,7 @@ def made(url: str) -> str:
         """Nodes that serve may need a moment to find each other."""
         try:
             init_store(parse_url(url), timeout_s=60)
-        except ConfigError:
+        except (ConfigError, StoreUnavailable):
             return False
         return True
 
@@ -129,11 +129,30 @@ def spooled(chaos: Chaos) -> int:
     return sum(stats.spooled_bytes for stats in stats_of(chaos).values())
 
 
-def is_whole(chaos: Chaos) -> bool:
-    """Every daemon has its store again, and nothing waits for it."""
-    with contextlib.suppress(Unavailable):
-        return status_of(chaos).healthy and all(not one.reason and not one.spooled_bytes for one in stats_of(chaos).values())
-    return False
+def run_one(chaos: Chaos) -> None:
+    """A command from the shell, as if nothing had happened."""
+    done = chaos.rmgr("submit", "--wait", "--", "echo", "done")
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def ails(chaos: Chaos) -> list[str]:
+    """What of the cluster has not got its store back, or waits for it."""
+    try:
+        found = [f"leader: {problem}" for problem in status_of(chaos).problems]
+    except Unavailable as error:
+        found = [f"leader: {error.message}"]
+    stats = stats_of(chaos)
+    found += [f"{one.node}: {one.reason}, {one.spooled_bytes} bytes" for one in stats.values() if one.reason or one.spooled_bytes]
+    return found + [f"{name} says nothing" for name in chaos.cluster.snapshot().nodes if name not in stats]
+
+
+def wait_whole(chaos: Chaos, within: float) -> float:
+    """Waits until every daemon has its store again and nothing waits for it; returns how long that took (s)."""
+    began_s = time.monotonic()
+    while found := ails(chaos):
+        assert time.monotonic() < began_s + within, f"not whole within {within} s: {found}"
+        time.sleep(0.05)
+    return time.monotonic() - began_s
 
 
 def test_one_of_three_nodes_killed_and_another_stopped_is_seen_by_no_client(town: Chaos, ring: CassandraRing):
@@ -144,14 +163,13 @@ def test_one_of_three_nodes_killed_and_another_stopped_is_seen_by_no_client(town
     load.go_on(3)
     killed_s = time.monotonic()
     ring.nodes[2].kill()
-    assert town.rmgr("submit", "--wait", "--", "echo", "during").stdout == "during\n"
+    run_one(town)
     load.go_on(3)
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(ring.nodes[2].start)
+    ring.start()  # and waits until the others take it for alive: one more down before that would be two
     load.go_on(1)
     stopped_s = time.monotonic()
     ring.nodes[1].pause()
-    assert town.rmgr("submit", "--wait", "--", "echo", "during").stdout == "during\n"
+    run_one(town)
     load.go_on(3)
     eventually("ten seconds with it or calm", lambda: load.rounds[-1][1] < 1.0 or time.monotonic() > stopped_s + 10, within=15)
     load.go_on(3)
@@ -177,7 +195,7 @@ def test_while_two_of_three_are_away_submit_is_refused_and_outputs_wait(town: Ch
     took_s = time.monotonic() - asked_s
     assert refused.returncode == 5, refused.stderr
     assert "data store is away" in refused.stderr
-    assert took_s < 7.0, f"a refusal took {took_s:.1f} s"
+    assert took_s < 10.0, f"a refusal took {took_s:.1f} s"
     told = town.rmgr("status")
     assert told.returncode == 1
     assert "store: away since" in told.stdout, told.stdout
@@ -186,9 +204,7 @@ def test_while_two_of_three_are_away_submit_is_refused_and_outputs_wait(town: Ch
     eventually("2 T are over", lambda: time.monotonic() > away_s + 2 * T, within=10)
     assert not town.ended()
     ring.nodes[2].resume()
-    back_s = time.monotonic()
-    eventually("every daemon has its store again", lambda: is_whole(town), within=15)
-    print(f"a refusal took {took_s:.1f} s; all was well {time.monotonic() - back_s:.1f} s after the second node was back")
+    print(f"a refusal took {took_s:.1f} s; all was well {wait_whole(town, 15):.1f} s after the second node was back")
     town.finish(within=60)
     assert {view.attempt for view in town.tasks(number)} == {1}, "an outage of the store is no loss"
 
@@ -202,17 +218,12 @@ def test_all_restarted_under_load_and_daemons_that_start_meanwhile(town: Chaos, 
         town.cluster.kill(name)
     town.cluster.start_watchdog("w3")
     town.add_node("n3", cores=2)
-    with ThreadPoolExecutor(1) as pool:
-        starting = pool.submit(ring.start)
-        town.cluster.state = without_dead(town)
-        town.cluster.wait_healthy(nodes=3, deadline_s=RECOVERY_S + 20)  # a leader and three nodes, none of which has its store
-        if not starting.done():
-            assert "store: away since" in "\n".join(f"store: {status_of(town).store.get('problem')}".splitlines())
-        starting.result(120)
-    up_s = time.monotonic()
-    eventually("every daemon has its store again", lambda: is_whole(town), within=10)
-    print(f"all daemons were well {time.monotonic() - up_s:.1f} s after the last of three nodes served")
-    assert town.rmgr("submit", "--wait", "--", "echo", "again").stdout == "again\n"
+    town.cluster.state = without_dead(town)
+    town.cluster.wait_healthy(nodes=3, deadline_s=RECOVERY_S + 20)  # a leader and three nodes, none of which has its store
+    assert str(status_of(town).store["problem"]).startswith("away since")
+    ring.start()
+    print(f"all daemons were well {wait_whole(town, 10):.1f} s after the last of three nodes served")
+    run_one(town)
     town.finish(within=60)
     assert {view.attempt for view in town.tasks(number)} == {1}
 
@@ -245,9 +256,7 @@ def test_a_node_cut_off_from_the_store_keeps_its_outputs_and_drains_at_its_bound
             assert "fill the spool" in chaos.rmgr("nodes").stdout
             proxy.black_hole(to_client=False, to_server=False)
             proxy.refuse(False)
-            healed_s = time.monotonic()
-            eventually("it takes work again", lambda: is_whole(chaos), within=10)
-            print(f"the node was well {time.monotonic() - healed_s:.1f} s after the heal")
+            print(f"the node was well {wait_whole(chaos, 10):.1f} s after the heal")
             chaos.finish(within=60)
             assert {view.attempt for view in chaos.tasks(number)} == {1}
     finally:
