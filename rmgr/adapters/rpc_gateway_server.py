@@ -65,6 +65,9 @@ class Gate(Protocol):
     def permit_read(self, caller: Caller, kind: str, path: str) -> None:
         """kind: get, stat, children. May read itself, and so block. Raises PermissionDenied, CoordinationUnavailable."""
 
+    def permit_answer(self, caller: Caller, path: str, data: bytes) -> None:
+        """What a get has found, which may have come into being after `permit_read`. Must not block. Raises PermissionDenied."""
+
     def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
         """verb: GET, PUT, DELETE, SWEEP, BIND. May read itself, and so block. Raises PermissionDenied."""
 
@@ -326,7 +329,24 @@ class _Session:
             watch = partial(self._fired, ask.id)
         future = getattr(coordinator, kind)(path, watch=watch, timeout_s=timeout_s)
         assert isinstance(future, Future)
-        return future
+        return self._vetted(path, future) if kind == "get" else future
+
+    def _vetted(self, path: str, future: Future[Any]) -> Future[Any]:
+        """The answer of a get, or why the client is not told."""
+        vetted: Future[Any] = Future()
+
+        def arrived(done: Future[Any]) -> None:
+            try:
+                found = done.result()
+                if found is not None:
+                    self._gate.permit_answer(self._caller, path, found.data)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the client is told, and no callback raises
+                vetted.set_exception(error)
+            else:
+                vetted.set_result(found)
+
+        future.add_done_callback(arrived)
+        return vetted
 
     # -- from ZooKeeper
 

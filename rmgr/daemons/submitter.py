@@ -117,6 +117,13 @@ class Gateway:
             with self._audited(person, "READ", path):
                 submitter_rights.check_read(person, kind, path, self._owner_of)
 
+    def permit_answer(self, caller: Caller, path: str, data: bytes) -> None:
+        """See `Gate`."""
+        person = person_of(caller, self._operators)
+        if not person.is_free:
+            with self._audited(person, "READ", path):
+                submitter_rights.check_answer(person, path, data)
+
     def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
         """See `Gate`."""
         person = person_of(caller, self._operators)

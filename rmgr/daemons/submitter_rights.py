@@ -171,8 +171,8 @@ def _check_record(op: Op, number: int, owner: str | None) -> None:
 
 
 def check_create(person: Person, path: str) -> None:
-    """Of empty znodes only the directories of queues are made. Raises PermissionDenied."""
-    del person
+    """Of empty znodes only the directories of queues are made, by those who make queues. Raises PermissionDenied."""
+    check_operator(person, "making a queue")
     if path != paths.QUEUES and place_of(path) is not Place.QUEUE:
         raise PermissionDenied(f"{path}: clients of a gateway may not make it", hint="daemons need ZooKeeper itself: --zk")
 
@@ -197,6 +197,13 @@ def check_read(person: Person, kind: str, path: str, owner_of: OwnerOf = nobody_
     owner = owner_of(number)
     if owner is not None:
         check(person, number, owner)
+
+
+def check_answer(person: Person, path: str, data: bytes) -> None:
+    """A record that was not there when `check_read` looked for its owner names him itself. Raises PermissionDenied."""
+    if not person.is_free and place_of(path) is Place.RECORD:
+        record = decode_record(data, Submission, path)
+        check(person, record.id, record.user)
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Check, Create, Delete, Exists, Multi, Op, Set
 from rmgr.coord.records import encode_block, encode_record
 from rmgr.coord.rights import ANYBODY, Person
-from rmgr.daemons.submitter_rights import OPERATIONS, Place, check_commit, check_create, check_read, is_of_clients, place_of
+from rmgr.daemons.submitter_rights import OPERATIONS, Place, check_answer, check_commit, check_create, check_read, is_of_clients, place_of
 from rmgr.daemons.submitter_rows import check_content, check_rows, visible
 from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.block import BlockData, BlockKey
@@ -277,6 +277,21 @@ def test_a_user_does_not_read_others_work(kind: str, path: str) -> None:
         with pytest.raises(PermissionDenied, match="42 belongs to anna"):
             check_read(stranger, kind, path, owner_of)
     check_read(BEN, kind, path.replace("42", "43"), owner_of)  # it is not there: he may look for it
+
+
+def test_a_record_that_comes_into_being_while_it_is_asked_for_is_its_owners() -> None:
+    data = encode_record(replace(SUB, user="anna"))
+    check_read(BEN, "get", paths.sub(43), owner_of)
+    for person in (ANNA, OLGA, ANYBODY):
+        check_answer(person, paths.sub(42), data)
+    with pytest.raises(PermissionDenied, match="42 belongs to anna"):
+        check_answer(BEN, paths.sub(42), data)
+
+
+def test_queues_are_made_by_operators() -> None:
+    check_create(OLGA, paths.queue("q"))
+    with pytest.raises(PermissionDenied, match="operators"):
+        check_create(ANNA, paths.queue("q"))
 
 
 def test_what_is_of_all_everybody_reads_and_secrets_nobody() -> None:
