@@ -62,6 +62,7 @@ _FRAME = struct.Struct("!iii")  # length, xid, type
 _INT = struct.Struct("!i")
 _READ_BYTES = 1 << 18
 _TLS_RECORD_BYTES = 1 << 14  # one recv gives one record, and pays for the buffer it asked for
+_TLS_RECORDS = 64
 
 _LOSSES = (ConnectionLoss, SessionExpiredError, SessionMovedError, OperationTimeoutError)
 _STATES = {
@@ -140,7 +141,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self._woken = False
         self._xid = 0
         self._history = History(client)
-        self._read_bytes = _TLS_RECORD_BYTES if client.security.tls else _READ_BYTES
+        self._is_tls = client.security.tls
 
     def start(self) -> None:
         super().start()
@@ -237,19 +238,20 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
                         raise self.handler.timeout_exception(msg_) from None
 
     def _read_socket(self, _read_timeout: float) -> Any:
-        more = True
-        while more:
+        for _ in range(_TLS_RECORDS if self._is_tls else 1):  # each answer comes in a record of its own
             with self._socket_error_handling():
                 try:
-                    chunk = self._socket.recv(self._read_bytes)
+                    chunk = self._socket.recv(_TLS_RECORD_BYTES if self._is_tls else _READ_BYTES)
                 except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                     return None
             if not chunk:
                 msg = "socket connection broken"
                 raise ConnectionDropped(msg)
-            more = hasattr(self._socket, "pending") and self._socket.pending() > 0
             self._last_read_s = time.monotonic()
             if self._read_frames(self._rest + chunk if self._rest else chunk) is CLOSE_RESPONSE:
+                return CLOSE_RESPONSE
+        while self._is_tls and self._socket.pending() > 0:  # decrypted already: select() would not tell
+            if self._read_frames(self._rest + self._socket.recv(_TLS_RECORD_BYTES)) is CLOSE_RESPONSE:
                 return CLOSE_RESPONSE
         return None
 
