@@ -2,7 +2,7 @@
 
     DIR/ca.crt, ca.key, zookeeper.secrets, ...   the authority, and the admin's own bundle
     DIR/bundles/<name>/                          a bundle to be carried to where it is used
-    DIR/servers/<name>/                          a certificate of a ZooKeeper or Cassandra server: server.pem (key and chain), ca.crt
+    DIR/servers/<name>/                          a certificate of a ZooKeeper or Cassandra server: server.pem (key and certificate), ca.pem
 """
 
 from __future__ import annotations
@@ -66,5 +66,5 @@ def ensure_server(authority: Authority, directory: Path, name: str, hosts: Seque
     if (directory / "server.pem").exists():
         return False
     certificate, key = issue_server(authority, name, tuple(dict.fromkeys((*hosts, *LOCAL_HOSTS))))
-    write_files(directory, {"server.pem": key + certificate, "ca.crt": authority.cert_pem})
+    write_files(directory, {"server.pem": key + certificate, "ca.pem": authority.cert_pem})
     return True
