@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.coord import paths, records
 from rmgr.coord.multi import Multi, Outcome
+from rmgr.coord.seal import block_statement, spec_digest
 from rmgr.model.block import BlockData, BlockKey, pending_indices
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.outcome import Fragment
@@ -19,6 +21,7 @@ from rmgr.model.submission import Submission, Tail
 decode_block = lru_cache(10_000)(records.decode_block)
 decode_fragment = lru_cache(10_000)(records.decode_fragment)
 decode_record = lru_cache(10_000)(records.decode_record)
+decode_failed = lru_cache(10_000)(records.decode_failed)
 
 QUEUE = "default"
 NODES = ("n1", "n2")
@@ -143,6 +146,20 @@ class World:
         doubled = {task: where for task, where in places.items() if len(where) != 1}
         assert not doubled, f"I2: {doubled}"
 
+    def check_seals(self) -> None:
+        """Blocks that wait or failed: signed, and each task with its own argument (I5)."""
+        records = {number: record for number, record, _ in self.submissions()}
+        for parent in (paths.pending(QUEUE), paths.held(QUEUE)):
+            for name in self.names(parent):
+                key = paths.parse_block(name)
+                check_seal(key, decode_block(self.tree.get(f"{parent}/{name}")[0]), records[key.submission])
+        for number, record in records.items():
+            for name in self.names(paths.failed(number)):
+                first, count, attempt = paths.parse_failed_range(name)
+                block = decode_block(decode_failed(self.tree.get(f"{paths.failed(number)}/{name}")[0]).block)
+                key = BlockKey(priority=0, seq=0, submission=number, first=first, count=count, attempt=attempt, cores=1, memory_mib=0)
+                check_seal(key, block, record)
+
     def rising(self, key: BlockKey, indices: Iterable[int]) -> None:
         for index in indices:
             before = self.attempts.get((key.submission, index), 0)
@@ -153,3 +170,17 @@ class World:
         return sum(
             len(decode_fragment(self.tree.get(f"{paths.done(number)}/{name}")[0]).outcomes) for name in self.names(paths.done(number))
         )
+
+
+def signed_by(record: Submission) -> dict[str, Any]:
+    """What the seals of a submission's blocks are about."""
+    return {"cluster_id": "c", "user": record.user, "spec": spec_digest(record)}
+
+
+def check_seal(key: BlockKey, data: BlockData, record: Submission) -> None:
+    """Raises NotSealed, AssertionError."""
+    assert data.seal is not None
+    statement = block_statement(key, data, seal=data.seal, payloads=data.payloads, base=data.base, **signed_by(record))
+    assert statement == data.seal.signature, f"{key} is not what its user signed"
+    for index in range(key.first, key.end):
+        assert data.payloads[index - data.base] == bytes([index])

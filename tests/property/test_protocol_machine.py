@@ -5,7 +5,8 @@ it at the server, deliver or lose its answer. After every step the tree itself i
 - I1: every submitted task is in exactly one place: a final outcome, a waiting, claimed or set-aside block, a failed range;
 - I2: no task has two outcomes;
 - I3: no outcome was committed by an incarnation that was fenced before;
-- I4: the attempt of a task never falls.
+- I4: the attempt of a task never falls;
+- I5: every block that waits, or that a failed record carries, is recognised as part of what its user signed.
 At the end everything heals, and every task must become final.
 """
 
@@ -16,11 +17,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from protocol_world import LEADERS, NODES, QUEUE, Actor, Held, World, decode_block, decode_record
+from protocol_world import LEADERS, NODES, QUEUE, Actor, Held, World, decode_block, decode_record, signed_by
 
 from rmgr.coord import leader_ops, ops, paths
 from rmgr.coord.multi import Committed, Multi, Outcome
 from rmgr.coord.records import decode_failed, encode_record
+from rmgr.coord.seal import seal_block
 from rmgr.model.block import BlockData, BlockKey, pending_indices
 from rmgr.model.node import EpochRecord, NodeRecord, NodeState, StarterEntry
 from rmgr.model.outcome import FailedRange, Fragment
@@ -47,6 +49,10 @@ class Protocol(World, RuleBasedStateMachine):
     @invariant()
     def every_task_is_in_exactly_one_place(self) -> None:
         self.check_places()
+
+    @invariant()
+    def every_block_is_what_its_user_signed(self) -> None:
+        self.check_seals()
 
     # -- set-up -----------------------------------------------------------------------------------------------------------
 
@@ -141,6 +147,7 @@ class Protocol(World, RuleBasedStateMachine):
         record = Submission(id=number, name="x", user="u", queue=QUEUE, work=Work.PYTHON, resubmit=resubmit, retries=retries)
         key = BlockKey(priority=0, seq=0, submission=number, first=0, count=count, attempt=1, cores=1, memory_mib=0)
         data = BlockData(resubmit=resubmit, retries=retries, payloads=tuple(bytes([index]) for index in range(count)), stamp=self.fresh())
+        data = seal_block(key, data, key_id="k", not_after_s=9, sign=bytes, **signed_by(record))
         tail = Tail(next=count, complete=True, enqueued=self.fresh())
         multi = ops.submit(record, ids_version=found[1], token_digest=self.fresh(), tail=tail, blocks=[(key, data)], make_bucket=False)
         self.actors["user"].send(multi, lambda _: None)
