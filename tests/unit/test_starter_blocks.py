@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import random
+from dataclasses import replace
 
 import msgspec
 import pytest
 
-from rmgr.coord import keys, paths
-from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Delete, Set
+from rmgr.coord import keys, leader_ops, paths
+from rmgr.coord.multi import MAX_ZNODE_BYTES, Check, Create, Delete, Set
 from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_block
+from rmgr.coord.seal import block_statement, seal_block
 from rmgr.daemons.starter_blocks import GATHER_S, ClaimedBlock, Part, failed_bytes, failed_record, split_share
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.outcome import MAX_INLINE_BYTES, Outcome
@@ -259,3 +261,48 @@ def test_whatever_the_order_each_task_is_committed_or_given_back_exactly_once(se
             block.refused(1.0)
     assert sorted(settled + returned) == list(range(block.key.first, block.key.end))
     assert (block.unfinished, block.arrived) == (0, [])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_a_node_commits_of_a_signed_block_is_recognised_again(seed: int) -> None:
+    """Outcomes in any order, failures, tails given back: what others may have to run later is still what was signed."""
+    rng = random.Random(seed)
+    key = BlockKey(priority=0, seq=5, submission=42, first=10, count=60, attempt=1, cores=1, memory_mib=0)
+    told = {"cluster_id": "c", "user": "ann", "spec": b"s"}
+    payloads = tuple(bytes([index]) * rng.choice((1, 40)) for index in range(60))
+    data = seal_block(key, BlockData(function="f", payloads=payloads, base=10), key_id="k", not_after_s=9, sign=bytes, **told)
+    block = ClaimedBlock.claimed("n1", "q", key, data)
+
+    def recognised(part_key: BlockKey, part: BlockData) -> None:
+        assert part.seal is not None
+        statement = block_statement(part_key, part, seal=part.seal, payloads=part.payloads, base=part.base, **told)
+        assert statement == part.seal.signature
+        for index in range(part_key.first, part_key.end):
+            assert part.payloads[index - part.base] == payloads[index - 10]
+
+    while not block.is_over:
+        live = block.hand_out(rng.randint(1, 9)) if block.ready else []
+        block.live -= len(live)
+        for index in live:
+            if rng.random() < 0.2:
+                record = failed_record(block, index, reason=Reason.EXIT_CODE)
+                recognised(replace(key, first=index, count=1), decode_block(record.block))
+                block.settle_failed(index, record, 0.0)
+            else:
+                block.settle([Outcome(index=index)], 0.0)
+        count = block.tail(rng.randint(1, 4)) if rng.random() < 0.4 else 0
+        if count:
+            multi = block.give_back(count, 7, "s")
+            created = next(op for op in multi.ops if isinstance(op, Create))
+            recognised(paths.parse_block(created.path.rpartition("/")[2]), decode_block(created.data))
+        elif block.arrived or block.failed:
+            multi = block.complete(block.take_part(), 7, "s")
+        else:
+            continue
+        block.committed()
+        if not block.is_over:  # the leader may have to fail what is left
+            failed = leader_ops.fail(Check("/e", 1), "n1", "q", key, encode_block(block.data), 1, reason=Reason.NODE_LOST, now_us=1)
+            for op in failed.ops:
+                if isinstance(op, Create):
+                    first, count, _ = paths.parse_failed_range(op.path.rpartition("/")[2])
+                    recognised(replace(key, first=first, count=count), decode_block(decode_failed(op.data).block))
