@@ -7,6 +7,7 @@ on its owner's thread: every method is called there, and answers come back throu
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -26,6 +27,7 @@ from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State
 from rmgr.model.submission import Paged
 
+_LOG = logging.getLogger("rmgr.submitter")
 #: Fragments asked for at once while they come faster than they are read.
 MAX_WINDOW = 64
 
@@ -240,6 +242,7 @@ class Follower:
         fragment = arrival.fragment
         arrival.data = b""
         if why:
+            _LOG.warning("outcomes_not_believed: submission %d, fragment %d: %s", self.number, arrival.number, why)
             arrival.outcomes = doubted(fragment, fragment.outcomes, why)
         elif fragment.row:
             self._fetch(arrival)
