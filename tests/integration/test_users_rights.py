@@ -6,6 +6,7 @@ anna, ben (role user), olga (role operator) --mutual TLS--> gateway --role submi
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.identity import Role
 from rmgr.model.node import InboxOrder, Order
 from rmgr.model.submission import Phase, Submission
+from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
 
 PEOPLE = {"anna": Role.USER, "ben": Role.USER, "olga": Role.OPERATOR}
@@ -256,3 +258,27 @@ def test_somebody_without_a_certificate_gets_nowhere(gateway: GatewayProcess, tm
     stranger = Shell(tmp_path / "home", {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": ""})
     told = stranger("jobs", "--timeout", "5")
     assert told.code in {4, 5}, told
+
+
+def test_a_users_work_survives_the_death_of_his_gateway(
+    connections: dict[str, Connection], gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    """The next gateway, which knows nothing of him but his certificate, goes on with his own rights."""
+    ledger = tmp_path / "ledger"
+
+    def noted(number: int) -> int:
+        with ledger.open("a") as file:
+            file.write(f"{number}\n")
+        time.sleep(0.05)
+        return number * number
+
+    with TaskQueue(noted, connection=connections["anna"], resubmit=False) as queue:
+        futures = [queue.submit_call(number) for number in range(60)]
+        queue.flush(30)
+        wait_for(lambda: ledger.exists() and len(ledger.read_text().split()) >= 10, 30)
+        gateway.kill()
+        gateway.start()
+        futures += [queue.submit_call(number) for number in range(60, 80)]
+        assert queue.wait_all(timeout=90).failed == []
+    assert [future.result(1) for future in futures] == [number * number for number in range(80)]
+    assert sorted(int(line) for line in ledger.read_text().split()) == list(range(80)), "each of them, and at most once"
