@@ -28,7 +28,7 @@ from tests.harness.cassandra_nodes import SharedNode
 sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
 from proxy import Proxy
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(400)]
 
 #: Output of a task that does not fit beside its outcome: it needs the store.
 PAD = ("--env", "PAD=20000")
