@@ -137,7 +137,7 @@ no_errors() {
   local bad
   docker compose logs --no-color --no-log-prefix "$@" 2>&1 | sed 's/\x1b\[[0-9]*[A-Za-z]//g' >"$log/all"
   # A handshake fails when a client gives up on a server that starts slowly; it goes to the next one.
-  bad=$(grep -E '^(ERROR|FATAL)|\] (ERROR|FATAL) |- (ERROR|FATAL) |"level": "(error|critical)"|Traceback|^(rmgr|error): |OutOfMemory' "$log/all" |
+  bad=$(grep -E '^(ERROR|FATAL)|\] (ERROR|FATAL) |- (ERROR|FATAL) |"level": "(error|critical)"|Traceback|^error: |OutOfMemory' "$log/all" |
     grep -v 'Unsuccessful handshake with session 0x0' | head -n 5 || true)
   [ -z "$bad" ] || fail "the logs say: $bad"
   bad=$(grep '"level": "warning"' "$log/all" | grep -vE "\"event\": \"($expected_warnings)\"" | head -n 5 || true)
