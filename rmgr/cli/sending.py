@@ -94,6 +94,7 @@ def prepare(session: Session, work: Work) -> Draft:
         max_running=parse_array(options.array).max_running if options.array else 0,
         after=options.after,
         account=options.account,
+        user=session.me,
     )
     if options.hold:
         draft = replace(draft, phase=Phase.HELD, reason=Reason.USER_HOLD)

@@ -92,6 +92,11 @@ class Engine:
     # -- ports.SubmitterPort
 
     @property
+    def user(self) -> str:
+        """See `ports.SubmitterPort`."""
+        return self.signer.user if self.signer is not None else ""
+
+    @property
     def session_state(self) -> SessionState:
         """What the coordination service said last."""
         return self._state

@@ -109,6 +109,10 @@ class SubmitterPort(Protocol):
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
         """Records of the nodes, at most 5 s old."""
 
+    @property
+    def user(self) -> str:
+        """In whose name work is submitted, as his credentials say; "" where nobody has any."""
+
     def open(self, draft: Submission, listener: Listener, *, timeout_s: float) -> LanePort:
         """SUBMIT: `draft` (its id is ignored) becomes a submission without tasks, owned by this Submitter.
 

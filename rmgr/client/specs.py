@@ -49,8 +49,10 @@ class Options:
     token: str = ""
 
 
-def draft_of(options: Options, *, work: Work, python: PythonEnvironment | None = None, function: str = "", **fields: object) -> Submission:
-    """A record without number and owner. Raises UsageError."""
+def draft_of(
+    options: Options, *, work: Work, python: PythonEnvironment | None = None, function: str = "", user: str = "", **fields: object
+) -> Submission:
+    """A record without number and owner. `user`: as his credentials say, "" = this account's. Raises UsageError."""
     try:
         policy = OnDisconnect(options.on_disconnect)
     except ValueError:
@@ -60,7 +62,7 @@ def draft_of(options: Options, *, work: Work, python: PythonEnvironment | None =
     return Submission(
         id=0,
         name=options.name or "python",
-        user=user_name(),
+        user=user or user_name(),
         queue=options.queue,
         work=work,
         request=Request(

@@ -104,7 +104,7 @@ class TaskQueue:
             token=token,
         )
         environment = python_environment(python=python, modules=ship(submitter.store, modules, timeout_s=timeout))
-        draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest)
+        draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest, user=submitter.user)
         draft = admit(draft, submitter.settings(timeout_s=timeout), submitter.nodes(timeout_s=timeout))
         tasks = Tasks(connection, keep_all=bool(token))  # the token may have been used before: then this is an attach
         self._begin(connection, tasks, submitter.open(draft, tasks, timeout_s=timeout), overwrite=overwrite, attached=bool(token))
