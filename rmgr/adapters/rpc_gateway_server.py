@@ -6,7 +6,6 @@ nothing is not read from either, and is cut off in the end; no session waits for
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -20,12 +19,13 @@ import grpc
 
 from rmgr.adapters.rpc import fail
 from rmgr.adapters.rpc_auth import Caller, caller_of
+from rmgr.adapters.rpc_gateway_answers import check_path, made, name_pieces, outcome_name, refused
 from rmgr.adapters.rpc_gateway_convert import error_to, multi_from, outcome_to, stat_to, znode_to
 from rmgr.adapters.rpc_gateway_dial import VERSION, check_version
 from rmgr.adapters.zk_session import SessionCoordinator
-from rmgr.coord.multi import Committed, Conflict, ConflictKind, Create, Exists, Multi, Stamped, Stat, Unknown
+from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi, Stamped, Stat, Unknown
 from rmgr.coord.ports import SessionState, Store
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, QueueFull, RequestTooLarge, RmgrError, StateConflict, UsageError
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, QueueFull, RequestTooLarge, RmgrError, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 
 #: Requests of one session under way; our own clients stay far below.
@@ -301,7 +301,7 @@ class _Session:
         coordinator = self._coordinator
         assert coordinator is not None
         if ask.session != coordinator.session_id:
-            return _refused(kind)
+            return refused(kind)
         timeout_s = min(_LONGEST_S, ask.timeout_ms / 1000)
         if kind == "commit":
             multi = multi_from(ask.commit)
@@ -309,7 +309,7 @@ class _Session:
                 check_path(path)
             self._gate.permit_commit(self._caller, multi)
             future = coordinator.commit(multi, timeout_s=timeout_s)
-            future.add_done_callback(lambda done: self._gate.count("committed", f"{multi.name} {_outcome_name(done)}"))
+            future.add_done_callback(lambda done: self._gate.count("committed", f"{multi.name} {outcome_name(done)}"))
             return future
         if kind == "sync":
             return coordinator.sync(timeout_s=timeout_s)
@@ -371,12 +371,12 @@ class _Session:
         if error is not None:
             self._watched.discard(number)
         elif kind == "create":
-            value = _made(value)
+            value = made(value)
         self._answer(number, value, size)
 
     def _answer(self, number: int, value: Any, size: int) -> None:
         if isinstance(value, list):
-            pieces = list(_name_pieces(value))
+            pieces = list(name_pieces(value, _BATCH_BYTES))
             for names in pieces[:-1]:
                 self._put(("names", number, names, True), _BATCH_BYTES)
             self._put(("names", number, pieces[-1], False), 64 * len(pieces[-1]))
@@ -457,48 +457,3 @@ class _Session:
             case ("session", state, number, timeout_s):
                 tell.session.state, tell.session.session = state.value, number
                 tell.session.session_timeout_ms = round(timeout_s * 1000)
-
-
-def check_path(path: str) -> str:
-    """Returns `path` if it is one below the cluster's root. Raises UsageError: a crooked one could lead out of it."""
-    parts = path.split("/")
-    if path != "/" and (len(parts) < 2 or parts[0] or any(part in {"", ".", ".."} or "\0" in part for part in parts[1:])):
-        raise UsageError(f"{path[:200]!r} is not the path of a znode")
-    return path
-
-
-def _refused(kind: str) -> Future[Any]:
-    cause = "the session in which it was asked is gone"
-    future: Future[Any] = Future()
-    if kind == "commit":
-        future.set_result(Unknown(cause))
-    else:
-        future.set_exception(CoordinationUnavailable(f"ZooKeeper: {cause}"))
-    return future
-
-
-def _made(outcome: object) -> RmgrError | None:
-    """What a create comes to."""
-    match outcome:
-        case Committed() | Conflict(kind=ConflictKind.NODE_EXISTS):
-            return None
-        case Conflict(path=path):
-            return StateConflict(f"{path} cannot be made: its parent does not exist")
-    return CoordinationUnavailable("it is not known whether the znode was made", hint="rmgr doctor")
-
-
-def _outcome_name(done: Future[Any]) -> str:
-    with contextlib.suppress(Exception):
-        return type(done.result(0)).__name__
-    return "Failed"
-
-
-def _name_pieces(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Names in pieces of about 512 KiB; at least one, perhaps empty."""
-    start, size = 0, 0
-    for at, name in enumerate(names):
-        size += len(name) + 4
-        if size > _BATCH_BYTES:
-            yield names[start:at]
-            start, size = at, len(name) + 4
-    yield names[start:]

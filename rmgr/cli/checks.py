@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rmgr.cli.checks_security import credentials
 from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.model.units import format_size
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 PACKAGES = {
     "click": "8.1.7",
     "cloudpickle": "3.0",
+    "cryptography": "42",
     "grpcio": "1.71.2",
     "kazoo": "2.10",
     "msgspec": "0.18.6",
@@ -63,6 +65,7 @@ def everything(session: Session) -> Checks:
     yield from this_python(session)
     yield from this_machine(session)
     configured = [*configuration(session)]
+    configured += credentials(session) if all(check.ok for check in configured) else ()
     yield from configured
     if not all(check.ok for check in configured):
         return

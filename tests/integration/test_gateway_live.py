@@ -293,7 +293,8 @@ def test_it_does_not_listen_to_the_network_unasked(live: DevCluster, shell: Shel
 
 
 def test_where_there_is_no_cluster_a_gateway_says_so(live: DevCluster, tmp_path: Path) -> None:
-    elsewhere = {**live.daemon_environment("submitter", "g1"), "RMGR_ZK": f"{live.zookeeper.hosts}/nowhere/at/all", "RMGR_CLUSTER_CONNECT_TIMEOUT_S": "2"}
+    wrong = {"RMGR_ZK": f"{live.zookeeper.hosts}/nowhere/at/all", "RMGR_CLUSTER_CONNECT_TIMEOUT_S": "2"}
+    elsewhere = live.daemon_environment("submitter", "g1") | wrong
     ended = Shell(tmp_path / "home", elsewhere)("submitter", "--listen", "127.0.0.1:0")
     assert ended.code == 5
     assert "cluster" in ended.err

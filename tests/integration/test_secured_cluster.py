@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from commands import Ended, Shell
 
+from rmgr.adapters.credentials import load_ca, write_files
+from rmgr.adapters.pki import issue
 from rmgr.adapters.rpc import LeaderClient, NodeClient
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, Unavailable
@@ -89,6 +91,18 @@ def test_refused_calls_are_audited(cluster: DevCluster) -> None:
     lines = [json.loads(line) for line in cluster.log_file("n1").read_text().splitlines() if '"audit"' in line]
     told = [line for line in lines if line["what"] == "/rmgr.v1.Node/Stats"]
     assert [(line["who"], line["allowed"]) for line in told] == [("newcomer", False)]
+
+
+def test_doctor_says_whose_credentials_these_are_and_that_they_end(cluster: DevCluster, tmp_path: Path) -> None:
+    assert cluster.security is not None
+    authority = load_ca(cluster.security.admin)
+    for days, told in ((300, ""), (20, "they end in 19 days")):
+        mine = write_files(tmp_path / f"b{days}", issue(authority, "ann", Role.USER, days=days))
+        ended = shell(cluster, tmp_path, mine)("doctor", "--json")
+        found = next(check for check in ended.json["checks"] if check["name"] == "credentials")
+        assert found["ok"]
+        assert "user ann" in found["detail"]
+        assert told in found["fix"]
 
 
 # -- daemons that must not start ---------------------------------------------------------------------------------------------
