@@ -103,7 +103,7 @@ def test_a_lost_quorum_stops_decisions_and_not_work(trio: Chaos):
 
 def test_five_rolling_restarts_lose_no_session(trio: Chaos):
     before = eventually("both WatchDogs stand", lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, within=10)
-    number = trio.submit(250, 0.3)
+    number = trio.submit(160, 0.3)
     for _ in range(5):
         for server in servers(trio).servers:
             server.stop()

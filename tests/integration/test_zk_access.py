@@ -13,7 +13,7 @@ from rmgr.adapters.zk_tree import check_tree, secure_tree
 from rmgr.client.bootstrap import bootstrap, verify
 from rmgr.coord import paths
 from rmgr.coord.acl import ROLES, TABLE, Right, may
-from rmgr.coord.multi import Check, Committed, Create, Delete, Exists, Multi, Op, Set
+from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS, Check, Committed, Create, Delete, Exists, Multi, Op, Set
 from rmgr.coord.records import encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
@@ -111,6 +111,14 @@ def test_everything_made_has_its_list_and_the_check_finds_what_has_not(tree: ZkC
         assert seen.open_to_all == ["/queues"]
     assert check_tree(opened(Role.USER)).hidden == ["/joins", "/secrets"]
     assert check_tree(admin, mend=True).mended == 1
+    assert check_tree(tree).deviations == []
+
+
+def test_the_largest_multi_goes_through_with_its_lists(tree: ZkCoordinator) -> None:
+    # 200 creates with 1.2 KiB each fill the cap of 256 KiB; the lists come on top (70 KiB) and do not count.
+    data = bytes(MAX_MULTI_BYTES // MAX_OPS - 100)
+    answer = tree.commit(multi(*(Create(f"/queues/7/pending/k{number}-", data, sequence=True) for number in range(MAX_OPS)))).result(10)
+    assert isinstance(answer, Committed)
     assert check_tree(tree).deviations == []
 
 
