@@ -228,6 +228,23 @@ def cluster_of(ca_pem: bytes) -> str:
     return _common_name(x509.load_pem_x509_certificate(ca_pem).subject)
 
 
+def named_in(pem: bytes) -> Identity:
+    """Whom a certificate names, whether or not it is valid. Raises ValueError, UsageError."""
+    from cryptography import x509
+
+    certificate = x509.load_pem_x509_certificate(pem)
+    return parse_uri(next(iter(_uris(certificate)), ""))
+
+
+def hosts_in(pem: bytes) -> tuple[str, ...]:
+    """Host names and addresses in a certificate, without those that every holder of the role has."""
+    from cryptography import x509
+
+    names = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    found = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    return tuple(host for host in found if not host.endswith(".rmgr"))
+
+
 def day(time_s: float) -> str:
     """A date for people, UTC."""
     return dt.datetime.fromtimestamp(time_s, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -68,8 +68,9 @@ def open_authority(session: Session, directory: str | None) -> tuple[Authority, 
 @click.option("--hosts", metavar="A,B", default="", help="names and addresses of the machine  [NAME]")
 @click.option("--role", type=one_of("role", _DAEMONS), default="starter", metavar="ROLE", help="starter, watchdog or submitter  [starter]")
 @click.option("--expires", "lasts_s", type=DURATION, default=_LASTS_S, metavar="DURATION", help="how long the token works  [1h]")
+@click.option("--renew", "renews", is_flag=True, help="new credentials for a machine that has joined: its certificates end")
 @authority_option
-def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float, authority: str | None) -> None:
+def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float, renews: bool, authority: str | None) -> None:
     """Invites a machine: prints the one command that makes it a part of the cluster.
 
     The token in it works once, and ends. Whoever has it can take the machine's place: pass it on as you would a password.
@@ -99,7 +100,7 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
         session_timeout_s=cluster.session_timeout_s,
     )
     named = tuple(part.strip() for part in hosts.split(",") if part.strip()) or (name,)
-    token = securing.invite(coordinator, ca, draft, hosts=named, lasts_s=lasts_s)
+    token = securing.invite(coordinator, ca, draft, hosts=named, lasts_s=lasts_s, renews=renews)
     line = f"echo {token} | rmgr join -"  # the shell's own echo: a secret among a program's arguments would be seen by all
     if session.json:
         emit({"name": name, "role": role, "token": token, "command": line, "expires_in": lasts_s})

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmgr.cli.admin_nodes import GRACE_S, as_admin, authority_option
+from rmgr.cli.admin_nodes import GRACE_S, as_admin, authority_option, open_authority
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION, one_of
+from rmgr.cli.render import emit
+from rmgr.errors import ConfigError, UsageError
 from rmgr.model.identity import Role
 
 if TYPE_CHECKING:
@@ -25,23 +27,57 @@ _EXITS = "0 done, 2 usage, 4 not the admin's directory, 5 ZooKeeper cannot be re
     "rotate",
     examples="""\
     rmgr admin rotate                       # ZooKeeper's secret of Starters
-    rmgr admin rotate --role submitter --grace 1m
-    rmgr admin rotate --role user           # users with a way of their own to ZooKeeper need new bundles then""",
+    rmgr admin rotate zookeeper --role submitter --grace 1m
+    rmgr admin rotate tls /srv/rmgr/authority/bundles/watchdog     # new keys and certificates in a bundle on this machine
+    rmgr admin add-node n4 --renew          # ... on another one""",
     exits=_EXITS,
 )
-@click.option("--role", type=one_of("role", _ROLES), default="starter", metavar="starter|submitter|user|operator", help="whose  [starter]")
+@click.argument("what", type=one_of("what", ("zookeeper", "tls")), default="zookeeper")
+@click.argument("bundles", metavar="[DIR]...", nargs=-1)
+@click.option("--role", type=one_of("role", _ROLES), default="starter", metavar="ROLE", help="whose secret  [starter]")
 @click.option("--grace", "grace_s", type=DURATION, default=GRACE_S, metavar="DURATION", help="how long the old secret stays good  [15s]")
 @authority_option
-def rotate(session: Session, role: str, grace_s: float, authority: str | None) -> None:
-    """Gives a role a new secret for ZooKeeper. Daemons fetch it by themselves, unless their key was revoked; work goes on."""
+def rotate(session: Session, what: str, bundles: tuple[str, ...], role: str, grace_s: float, authority: str | None) -> None:
+    """Gives a role a new secret for ZooKeeper, or a bundle new keys and certificates before the old ones end.
+
+    Roles with a secret that can be rotated: starter, submitter, user, operator.
+    Daemons fetch a new secret by themselves, unless their key was revoked; work goes on. After tls restart the daemon.
+    """
+    if what == "tls":
+        _renew_bundles(session, bundles, authority)
+        return
+    if bundles:
+        raise UsageError(f"{bundles[0]}: secrets of ZooKeeper are those of a role, not of a bundle", hint="rmgr admin rotate --role ROLE")
     ca = as_admin(session, authority)
     rotate_role(session, ca, Role(role), grace_s=grace_s)
     if session.json:
-        from rmgr.cli.render import emit
-
         emit({"role": role, "rotated": True})
     else:
         sys.stdout.write(f"role {role} has a new secret of ZooKeeper\n")
+
+
+def _renew_bundles(session: Session, bundles: tuple[str, ...], authority: str | None) -> None:
+    from rmgr.adapters.credentials import write_files
+    from rmgr.adapters.pki import hosts_in, issue, named_in
+
+    ca, _ = open_authority(session, authority)
+    if not bundles:
+        raise UsageError("which bundle?", hint="rmgr admin rotate tls DIR...; of another machine: rmgr admin add-node NAME --renew")
+    renewed = []
+    for place in map(Path, bundles):
+        try:
+            who, hosts = named_in((place / "sign.crt").read_bytes()), hosts_in((place / "tls.crt").read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{place} is not a bundle: {error}", hint="its directory holds sign.crt, tls.crt and their keys") from None
+        if who.cluster != ca.cluster:
+            raise ConfigError(f"{place} is a bundle of the cluster {who.cluster}, not of {ca.cluster}", hint="--authority DIR")
+        has_secret = (place / "zookeeper.secret").exists()
+        write_files(place, issue(ca, who.name, who.role, hosts=hosts, zookeeper=has_secret), replace=True)
+        renewed.append({"name": who.name, "role": who.role, "bundle": str(place)})
+        if not session.json:
+            sys.stdout.write(f"{who.role} {who.name} has new keys and certificates in {place}: restart it\n")
+    if session.json:
+        emit({"renewed": renewed})
 
 
 def rotate_role(session: Session, authority: Authority, role: Role, *, grace_s: float) -> None:

@@ -46,22 +46,42 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
     told = invitation.decode(_read(session, source))
     where = Path(directory).expanduser() if directory else _default_directory()
     bundle, config = where / f"{told.role}.d", where / f"{told.role}.toml"
-    for path in (bundle / "tls.key", config):
-        if path.exists():
-            raise ConfigError(f"{path} is there already: this machine has joined a cluster", hint="another --dir, or remove it first")
+    renews = _has_joined(told, bundle, config)
     nonce = _nonce(where, told.invitation)
     asked = endpoints or told.endpoints
     name, role, sealed = rpc_join.redeem(asked, invitation.tls_pair(told), nonce.read_text(), timeout_s=session.left_s(20.0) or 20.0)
     files = invitation.unseal_files(told.key, purpose(name), base64.b64decode(sealed))
     files["watchdogs.json"] = (json.dumps(list(asked)) + "\n").encode()
-    write_files(bundle, files)
-    config.write_text(_config(told, bundle))
+    write_files(bundle, files, replace=renews)
+    if not config.exists():
+        config.write_text(_config(told, bundle))
     nonce.unlink(missing_ok=True)
     start = f"rmgr {role} --config {config}"
     if session.json:
         emit({"name": name, "role": role, "bundle": str(bundle), "config": str(config), "command": start})
         return
+    if renews:
+        sys.stdout.write(f"{role} {name} has new credentials in {bundle}: restart it\n")
+        return
     sys.stdout.write(f"this machine is {role} {name} now: credentials in {bundle}, configuration in {config}\nstart it: {start}\n")
+
+
+def _has_joined(told: Token, bundle: Path, config: Path) -> bool:
+    """Whether this machine is already who the token makes it. Raises ConfigError when it is somebody else."""
+    from rmgr.adapters.invitation import tls_pair
+    from rmgr.adapters.pki import cluster_of, named_in
+
+    if not (bundle / "sign.crt").exists():
+        if config.exists():
+            raise ConfigError(f"{config} is there already", hint="another --dir, or remove it first")
+        return False
+    who, cluster = named_in((bundle / "sign.crt").read_bytes()), cluster_of(tls_pair(told).ca)
+    if (who.name, who.role, who.cluster) != (told.name, told.role, cluster):
+        raise ConfigError(
+            f"{bundle} is that of {who.role} {who.name} of {who.cluster}: this machine has joined a cluster",
+            hint="another --dir, or remove it first",
+        )
+    return True
 
 
 def _read(session: Session, source: str) -> str:

@@ -49,21 +49,22 @@ def invite(
     *,
     hosts: Sequence[str] = (),
     lasts_s: float,
+    renews: bool = False,
     now_s: Callable[[], float] = time.time,
 ) -> str:
     """Makes credentials for a new machine, leaves them encrypted in ZooKeeper, and returns the token that opens them.
 
     Args:
         draft: name, role and what the machine's configuration says; certificates and key are filled in here.
-        hosts: names and addresses of the machine. lasts_s: until the token ends.
+        hosts: names and addresses of the machine. lasts_s: until the token ends. renews: for a machine that is known.
     Raises: StateConflict when there is a living identity of this name; CoordinationUnavailable.
     """
     role = Role(draft.role)
-    for known in identities(coordinator, authority.cert_pem):
+    for known in identities(coordinator, authority.cert_pem) if not renews else ():
         if known.identity.name == draft.name and known.identity.role is role and not known.is_revoked and not known.invited:
             raise StateConflict(
                 f"there is a {role} {draft.name} already (key {known.identity.key_id})",
-                hint=f"choose another name, or first: rmgr admin revoke {draft.name}",
+                hint=f"choose another name; or --renew for new credentials of the same machine; or first: rmgr admin revoke {draft.name}",
             )
     number = f"join-{secrets.token_hex(8)}"
     files = issue(authority, draft.name, role, hosts=hosts)
@@ -125,7 +126,8 @@ def identities(coordinator: Coordinator, ca_pem: bytes) -> list[Known]:
         known[who.key_id] = Known(identity=who, is_revoked=who.key_id in revoked)
     for record, _ in _invitations(coordinator):
         who = Identity(name=record.name, role=record.role, cluster="", key_id=record.key_id)
-        known.setdefault(record.key_id, Known(identity=who, is_revoked=record.key_id in revoked, invited="" if record.redeemed else record.id))
+        waits = "" if record.redeemed else record.id
+        known.setdefault(record.key_id, Known(identity=who, is_revoked=record.key_id in revoked, invited=waits))
     return sorted(known.values(), key=lambda one: (one.identity.role, one.identity.name, one.identity.key_id))
 
 

@@ -126,6 +126,13 @@ def test_a_machine_joins_works_is_revoked_and_cannot_come_back(tmp_path: Path, m
         shell.ok("submit", "--wait", "--array", "1-20", "--", "sh", "-c", "echo done $RMGR_ARRAY_INDEX")
         assert sum("done" in line for line in shell.ok("logs", "last").out.splitlines()) == 20
 
+        assert "already" in shell("admin", "add-node", "n1").err
+        token = shell.ok("admin", "add-node", "n1", "--renew").out.split()[1]
+        renewed = lab.on("n1", "join", "-", "--dir", str(tmp_path / "n1"), text=token)
+        assert "has new credentials" in renewed.out, renewed
+        used = lab.on("n1", "join", "-", "--dir", str(tmp_path / "other"), text=token)
+        assert (used.code, "used already" in used.err) == (4, True), used
+
         revoked = shell.ok("admin", "revoke", "n1", "--role", "starter", "--grace", "3s", "--reason", "stolen")
         assert "starter n1 is revoked" in revoked.out
         eventually(lambda: lab.state("n1") == "fenced")
