@@ -197,11 +197,6 @@ class RpcServer:
         self._server.start()
         self.set_healthy(True)
 
-    def renew(self, credentials: Credentials) -> None:
-        """Shows a renewed certificate from now on."""
-        if self._identity is not None:
-            self._identity.renew(credentials)
-
     def set_healthy(self, healthy: bool) -> None:
         """What the health service says of the whole daemon."""
         status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING

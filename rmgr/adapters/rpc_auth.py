@@ -8,7 +8,9 @@ certificate), so addresses do not matter. Without credentials (an open cluster, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -17,7 +19,7 @@ import grpc
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.pki import KEY_SCHEME
 from rmgr.adapters.rpc_errors import fail
-from rmgr.errors import PermissionDenied, UsageError
+from rmgr.errors import ConfigError, PermissionDenied, UsageError
 from rmgr.model.identity import Identity, Role, parse_uri
 
 #: Metadata of a call: the user, percent-encoded. Believed from gateways only; in an open cluster from everybody.
@@ -113,25 +115,36 @@ def open_channel(endpoint: str, credentials: Credentials | None, role: Role, opt
 
 
 class ServerIdentity:
-    """The certificate that a server shows. `renew` changes it for connections made from then on, without a restart."""
+    """The certificate that a server shows: that of its bundle as it is now, so that a renewed one needs no restart."""
 
     def __init__(self, credentials: Credentials) -> None:
-        self._now = self._shown = credentials
-
-    def renew(self, credentials: Credentials) -> None:
-        """After the bundle's files were renewed."""
-        self._now = credentials
+        self._shown = credentials
+        self._file = Path(credentials.path("tls.crt"))
+        self._stamp = self._look()
 
     @property
     def credentials(self) -> grpc.ServerCredentials:
         """For `Server.add_secure_port`: whoever has no certificate of the cluster does not get past the handshake."""
-        return grpc.dynamic_ssl_server_credentials(_configuration(self._now), self._fetch, require_client_authentication=True)
+        return grpc.dynamic_ssl_server_credentials(_configuration(self._shown), self._fetch, require_client_authentication=True)
+
+    def _look(self) -> tuple[int, int]:
+        try:
+            found = self._file.stat()
+        except OSError:
+            return 0, 0
+        return found.st_mtime_ns, found.st_ino
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        if self._now is self._shown:
-            return None
-        self._shown = self._now
-        return _configuration(self._shown)
+        """Called at every handshake. Cost: a look at the file's time."""
+        stamp = self._look()
+        if stamp != self._stamp:
+            with suppress(ConfigError):  # half written, or of somebody else: the old one is good until it ends
+                fresh = Credentials.load(self._file.parent, roles=(self._shown.identity.role,))
+                self._stamp = stamp
+                if fresh.ca_pem == self._shown.ca_pem:
+                    self._shown = fresh
+                    return _configuration(fresh)
+        return None
 
 
 class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]

@@ -74,6 +74,9 @@ class GatewayCoordinator(SessionCoordinator):
                 hint="is ZooKeeper up? ask who runs the gateway; its log says more",
             )
         why = f": {self._link.last_error}" if self._link.last_error else ""
+        if "does not talk to us" in why:
+            hint = "a secured one hangs up on who has no credentials: set RMGR_SECURITY_DIR to your bundle (rmgr admin add-user)"
+            return NotConnected(f"no gateway answers at {self.hosts} within {timeout_s:g} s{why}", hint=hint)
         return NotConnected(
             f"no gateway answers at {self.hosts} within {timeout_s:g} s{why}",
             hint="is it running? start one with: rmgr submitter --listen HOST:PORT   (or name another: --gateway, RMGR_GATEWAY)",

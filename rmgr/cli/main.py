@@ -167,6 +167,9 @@ def run(argv: Sequence[str]) -> int:
         from click.shell_completion import shell_complete
 
         return shell_complete(cli, {}, "rmgr", "_RMGR_COMPLETE", os.environ["_RMGR_COMPLETE"])
+    if not {*SECTIONS["Daemons"], "dev"}.intersection(argv):
+        # gRPC's own words about failed handshakes are for the logs of daemons; people are told by the error. Read at its import.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     session = Session()
     try:
         with cli.make_context("rmgr", list(argv), obj=session) as ctx:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import socket
+import ssl
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -304,15 +306,29 @@ def test_callers_of_an_open_cluster_are_believed_what_they_say() -> None:
     assert speaking_for(Caller()) == ()
 
 
+def days_shown(town: Town, client: ssl.SSLContext) -> int:
+    """For how long the certificate is valid that the server shows to a new connection."""
+    host, _, port = town.endpoint.rpartition(":")
+    client.set_alpn_protocols(["h2"])
+    with socket.create_connection((host, int(port)), 5.0) as plain, client.wrap_socket(plain, server_hostname="watchdog.rmgr") as link:
+        ends_s = ssl.cert_time_to_seconds(str((link.getpeercert() or {})["notAfter"]))
+    return int((ends_s - time.time()) // 86400)
+
+
 def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Any) -> None:
-    first = Credentials.load(write_files(tmp_path / "a", issue(BUNDLES.ca, "w1", Role.STARTER)))
-    town = Town(first)  # shows a Starter's, which no client of a leader accepts
+    ending = issue(BUNDLES.ca, "w1", Role.WATCHDOG, days=30)
+    town = Town(Credentials.load(write_files(tmp_path / "w1", ending)))
     town.server.start()
     try:
+        mine = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        mine.load_verify_locations(cadata=BUNDLES.ca.cert_pem.decode())
         user = BUNDLES.credentials(Role.USER)
-        with LeaderClient(town.endpoint, credentials=user) as leader, pytest.raises(PermissionDenied):
-            leader.jobs()
-        town.server.renew(BUNDLES.credentials(Role.WATCHDOG))
+        mine.load_cert_chain(user.path("tls.crt"), user.path("tls.key"))
+        assert days_shown(town, mine) == 29
+        (tmp_path / "w1" / "tls.crt").write_bytes(b"half writ")  # a moment of somebody's cp
+        assert days_shown(town, mine) == 29
+        write_files(tmp_path / "w1", issue(BUNDLES.ca, "w1", Role.WATCHDOG, days=90), replace=True)
+        assert days_shown(town, mine) == 89
         with LeaderClient(town.endpoint, credentials=user) as leader:
             assert leader.jobs()
     finally:
