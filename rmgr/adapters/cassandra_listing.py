@@ -34,7 +34,7 @@ class Listing:
         page = min(_LARGEST_PAGE, max(_LEAST_PAGE, 2 * limit // layout.INDEX_BUCKETS))
         walk = _Walk(self._calls, *layout.span(prefix, after), page, deadline, doing)
         streams = [walk.scope(scope) for scope in self._undivided(prefix, deadline, doing)]
-        streams += [walk.family(family, self._divided(family, prefix, after, deadline, doing)) for family in _divided_families(prefix)]
+        streams += [walk.family(self._divided(family, prefix, after, deadline, doing)) for family in _divided_families(prefix)]
         return heapq.merge(*streams)
 
     def scopes(self, register: str, start: str, deadline: Deadline, doing: str) -> Iterator[tuple[str, int]]:
@@ -84,7 +84,7 @@ class _Walk:
         self._low, self._high, self._page = low, high, page
         self._deadline, self._doing = deadline, doing
 
-    def family(self, _family: str, scopes: Iterator[str]) -> Iterator[Entry]:
+    def family(self, scopes: Iterator[str]) -> Iterator[Entry]:
         """Entries of scopes that do not overlap and come in order; each is opened when the one before has ended."""
         return chain.from_iterable(map(self.scope, scopes))
 

@@ -78,9 +78,7 @@ class CassandraStore:
             grace_s: how long chunks of replaced and deleted values stay. hour_s: see `Journal`.
         Raises: `ConfigError` when the driver cannot be imported.
         """
-        if dial is None:
-            from rmgr.adapters.cassandra import dial
-        make = dial
+        make = dial or _driver()
         self.url = target.url
         self._target = target
         self._clock = WriteClock()
@@ -302,6 +300,12 @@ class CassandraStore:
             taken = self._reader.existing(list(group), deadline, doing)
             if taken:
                 raise key_exists(sorted(taken))
+
+
+def _driver() -> Callable[[CassandraTarget], Connection]:
+    from rmgr.adapters.cassandra import dial
+
+    return dial
 
 
 def _chunks(key: str, value: bytes | Iterable[bytes]) -> Iterator[bytes]:

@@ -11,8 +11,7 @@ what it would have freed stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 from uuid import UUID
 
 from rmgr.adapters import cassandra_layout as layout
@@ -126,12 +125,12 @@ class Register:
         self._clock = clock
         self._known: dict[str, float] = {}  # scope -> monotonic time until which it need not be written again
 
-    def requests(self, scopes: Any, now_s: float) -> list[Request]:
+    def requests(self, scopes: Iterable[str], now_s: float) -> list[Request]:
         """Writes of those scopes that are due."""
         due = [scope for scope in sorted(scopes) if self._known.get(scope, 0.0) <= now_s]
         return [ask("set_scope", layout.register_of(scope), scope, now_ms(), self._clock.next_us(), 0) for scope in due]
 
-    def written(self, scopes: Any, now_s: float) -> None:
+    def written(self, scopes: Iterable[str], now_s: float) -> None:
         """Remembers that `scopes` are in the register."""
         if len(self._known) > 10_000:
             self._known.clear()
