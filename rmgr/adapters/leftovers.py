@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -24,6 +25,8 @@ _RECORDS = "records"
 #: A spawner whose Starter died ends its work itself: it gets this long.
 _OWN_ACCORD_S = 2.0
 _ROUNDS = 50
+#: Removing a tree so deep that it was made to be in the way.
+_DEEP_S = 10.0
 
 
 class Guard:
@@ -96,11 +99,20 @@ def reap(directory: Path) -> list[str]:
     done.extend(f"killed {killed} processes marked {marker}" for marker in markers if (killed := kill_marked(marker)))
     for entry in directory.iterdir():
         if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
+            remove_tree(entry)
         else:
             with contextlib.suppress(OSError):
                 entry.unlink()
     return done
+
+
+def remove_tree(directory: Path) -> None:
+    """Removes a directory that work has had to itself, as far as that is possible: links are not followed, however deep it is."""
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+    except RecursionError:  # CPython 3.11 recurses; deeper than any honest work goes
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(["rm", "-rf", "--", str(directory)], stdin=subprocess.DEVNULL, timeout=_DEEP_S, check=False, capture_output=True)
 
 
 def kill_marked(marker: str) -> int:

@@ -29,7 +29,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -161,7 +160,7 @@ class NodeRunner:
         self.loop.close()
         if self._cgroups is not None:
             self._cgroups.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        leftovers.remove_tree(self.directory)
         self._guard.close()
 
     # -- for slots and workers -----------------------------------------------------------------------------------------
@@ -448,7 +447,7 @@ class Slot:
             self._board.close()
             self._board = None
         running = tuple(seq for seq in left if seq <= last)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        leftovers.remove_tree(self.directory)
         if self._cgroup is not None:
             self._cgroup.close()
         leftovers.forget(self.runner.directory, self.name)

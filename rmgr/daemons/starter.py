@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ from prometheus_client import start_http_server
 from rmgr import log as logs
 from rmgr.adapters.cgroup import CgroupConfig
 from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.leftovers import remove_tree
 from rmgr.adapters.process import NodeRunner
 from rmgr.adapters.trust import Trust, publish
 from rmgr.adapters.zk import ZkCoordinator
@@ -151,7 +151,7 @@ class Parts:
             runner.close(timeout_s=3.0)
         self.io.close()
         for directory in self._files:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_tree(directory)
 
 
 def build(
@@ -195,7 +195,7 @@ def build(
             log.warning("leftover_ended", node=name, detail=line)
     files = [directory / "blobs", *(directory / name / kind for name in names for kind in ("stage", "private"))]
     for left in files:
-        shutil.rmtree(left, ignore_errors=True)
+        remove_tree(left)
 
     def nothing() -> None:
         """The nodes settle after every letter."""

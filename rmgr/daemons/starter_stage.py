@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from rmgr.adapters.leftovers import remove_tree
 from rmgr.coord.ports import Encoding, Store
 from rmgr.coord.records import decode_keyed
 from rmgr.daemons.starter_accounts import Accounts, hand_over
@@ -254,7 +255,7 @@ class Stager:
         for path in staged.files:
             Path(path).unlink(missing_ok=True)
         if staged.directory:
-            shutil.rmtree(staged.directory, ignore_errors=True)
+            remove_tree(Path(staged.directory))
 
 
 def inside(directory: Path, name: str) -> Path:

@@ -395,6 +395,15 @@ def test_work_of_other_users_is_contained_and_nothing_stays(place: Path, anna: A
         assert time.monotonic() - began < 10
 
 
+def test_a_tree_too_deep_to_be_walked_is_removed_all_the_same(place: Path, anna: Account) -> None:
+    with WorkNode(place / "deep") as node:
+        slot = node.slot(0, account=anna)
+        script = f"cd {slot.directory}; i=0; while [ $i -lt 1500 ]; do mkdir -p d && cd -P d || break; i=$((i+1)); done; echo $i"
+        assert node.end_of(node.shell(slot, script)).out.data == b"1500\n"
+        slot.close()
+        wait_for(lambda: slot.is_lost and not slot.directory.exists(), "it is gone")
+
+
 def test_what_a_spawner_per_user_costs(place: Path, anna: Account) -> None:
     """Not a limit, a number for the README: the time until a spawner is up, as its user and as the Starter."""
     with WorkNode(place / "cost") as node:
