@@ -233,6 +233,10 @@ class Lanes:
 
     def _hold(self, lane: Lane) -> None:
         lane.cores, lane.memory_mib = lane.shape
+        slots = self._slots.get(lane.slot.number, [])
+        if slots and slots[-1] is not lane.slot and lane.slot in slots:
+            slots.remove(lane.slot)
+            slots.append(lane.slot)
         self.free_cores -= lane.cores
         self.free_memory_mib -= lane.memory_mib
         self._active[lane.slot.number] = self._active.get(lane.slot.number, 0) + 1
@@ -266,8 +270,6 @@ class Lanes:
             for slot in living[number]:
                 its_python, its_account = self._kinds[slot]
                 if its_account == kind[1] and (any_python or its_python == kind[0]):
-                    self._slots[number].remove(slot)
-                    self._slots[number].append(slot)
                     return slot
         number = min(free, key=lambda one: (len(living[one]), one))
         same_user = [slot for slot in living[number] if self._kinds[slot][1] == kind[1]]

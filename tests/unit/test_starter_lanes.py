@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rmgr.adapters.accounts import Account
 from rmgr.adapters.worker import WorkerSpec
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_lanes import Lane, Lanes
@@ -34,8 +35,8 @@ class FakeWorker:
 
 
 class FakeSlot:
-    def __init__(self, number: int, python: str) -> None:
-        self.number, self.python = number, python
+    def __init__(self, number: int, python: str, account: Any = None) -> None:
+        self.number, self.python, self.account = number, python, account
         self.is_lost = self.closed = False
         self.workers: list[FakeWorker] = []
 
@@ -52,7 +53,7 @@ class FakeRunner:
         self.opened: list[FakeSlot] = []
 
     def open_slot(self, number: int, *, python: str = "", account: Any = None) -> FakeSlot:
-        self.opened.append(FakeSlot(number, python))
+        self.opened.append(FakeSlot(number, python, account))
         return self.opened[-1]
 
 
@@ -181,3 +182,49 @@ def test_whatever_happens_the_count_is_right(seed: int) -> None:
             node.drop_worker(lane.worker)  # type: ignore[arg-type]
         assert node.free_cores == 4 - sum(lane.shape[0] for lane in held)
         assert node.free_memory_mib == 100 - sum(lane.shape[1] for lane in held)
+
+
+# -- slots of several users -------------------------------------------------------------------------------------------------------
+
+ANNA, BEN, CARL, DORA = (Account(name=name, uid=uid, gid=uid) for uid, name in enumerate(("anna", "ben", "carl", "dora"), 1001))
+
+
+def run_as(node: Lanes, seq: int, account: Account, spec: WorkerSpec | None = SPEC) -> Lane:
+    work = info(seq)
+    work.account = account
+    lane = node.open_for(work, spec, 1, 0)
+    assert lane is not None
+    assert lane.slot.account == account
+    lane.tasks[seq] = (BLOCK, seq)
+    return lane
+
+
+def test_users_never_share_a_slot_and_find_their_warm_ones_again() -> None:
+    node = Lanes(FakeRunner(), cores=1, memory_mib=100, early=False)  # type: ignore[arg-type]
+    opened = node.runner.opened  # type: ignore[attr-defined]
+    assert opened == [], "nobody's slot is opened before there is work"
+    slots = {}
+    for seq, (account, spec) in enumerate([(ANNA, SPEC), (BEN, SPEC), (ANNA, SPEC), (BEN, None), (ANNA, None)], 1):
+        lane = run_as(node, seq, account, spec)
+        assert slots.setdefault(account.name, lane.slot) is lane.slot
+        node.ended(lane, [seq], 1.0)
+    assert len(opened) == 2
+    assert not any(slot.closed for slot in opened)
+
+
+def test_of_many_users_a_place_keeps_the_last_few_warm() -> None:
+    node = Lanes(FakeRunner(), cores=1, memory_mib=100, early=False)  # type: ignore[arg-type]
+    for seq, account in enumerate((ANNA, BEN, ANNA, CARL, DORA), 1):
+        node.ended(run_as(node, seq, account), [seq], 1.0)
+    closed = [slot.account.name for slot in node.runner.opened if slot.closed]  # type: ignore[attr-defined]
+    assert closed == ["ben"], "the one used longest ago"
+
+
+def test_nothing_is_queued_behind_the_work_of_another_user() -> None:
+    node = Lanes(FakeRunner(), cores=1, memory_mib=100, early=False)  # type: ignore[arg-type]
+    lane = run_as(node, 1, ANNA)
+    mine, other = info(2), info(3)
+    mine.account, other.account = ANNA, BEN
+    assert lane.is_for(mine, SPEC, 1, 0)
+    assert not lane.is_for(other, SPEC, 1, 0)
+    assert node.open_for(other, SPEC, 1, 0) is None, "no core is free for him"
