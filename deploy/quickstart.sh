@@ -84,7 +84,8 @@ head -n 1 "$dir/dev.out" # the rest says what to type next: too early here
 endpoint() { "$VENV/bin/rmgr" dev status --dir "$dir" --json | "$VENV/bin/python" -c "import json, sys; print(json.load(sys.stdin)['$1'])"; }
 RMGR_ZK=$(endpoint zookeeper)
 RMGR_STORE=$(endpoint store)
-export RMGR_ZK RMGR_STORE
+RMGR_SECURITY_DIR=$(endpoint security)
+export RMGR_ZK RMGR_STORE RMGR_SECURITY_DIR
 
 loss() { "$VENV/bin/python" "$ROOT/deploy/lib/starter_loss.py" "$@"; }
 job=$(($(loss newest) + 2)) # the application's first TaskQueue takes the next number, its second the one after that
@@ -113,7 +114,7 @@ heading "5. rmgr status"
 
 if $keep; then
   heading "The cluster goes on running. Next, type"
-  say "  export RMGR_ZK='$RMGR_ZK' RMGR_STORE='$RMGR_STORE'"
+  say "  export RMGR_ZK='$RMGR_ZK' RMGR_STORE='$RMGR_STORE' RMGR_SECURITY_DIR='$RMGR_SECURITY_DIR'"
   say "  $rmgr submit --wait -- echo hello"
   say "  $rmgr tasks $job                            # every task, where it ran, in which attempt"
   say "  $VENV/bin/python deploy/examples/eigen.py --progress --delay 2    # kill a Starter in the middle of this one"

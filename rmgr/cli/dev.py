@@ -109,6 +109,7 @@ def status(session: Session, directory: str | None) -> None:
                 "dir": state.directory if state else str(directory or ""),
                 "zookeeper": state.zookeeper if state else None,
                 "store": state.store if state else None,
+                "security": state.security if state else None,
                 "processes": processes,
             }
         )
@@ -169,7 +170,7 @@ def _tell(session: Session, state: DevState, *, is_found: bool, detached: bool, 
     out.write(f"  zookeeper  {state.zookeeper}\n  store      {state.store}\n  directory  {state.directory}\n\n")
     if not is_found:
         out.write("another cluster of yours is the one that commands find by themselves; for this one, type\n")
-        out.write(f"  export RMGR_ZK='{state.zookeeper}' RMGR_STORE='{state.store}'\n\n")
+        out.write(f"  export RMGR_ZK='{state.zookeeper}' RMGR_STORE='{state.store}' RMGR_SECURITY_DIR='{state.security}'\n\n")
     out.write("now try, in another shell:\n" if not detached else "now try:\n")
     for line in (
         "rmgr status",

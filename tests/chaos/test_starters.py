@@ -78,9 +78,8 @@ def test_a_starter_restarted_within_the_timeout_is_one_node(chaos: Chaos):
 def test_two_starters_of_one_name_are_refused(chaos: Chaos):
     chaos.start(nodes=1)
     pid = chaos.cluster.process("n1").pid
-    mine = chaos.cluster.daemon_environment("starter", "n1")["RMGR_SECURITY_DIR"]
-    words = ["starter", "--node", "n1", "--cores", "1", "--work-dir", str(chaos.directory / "second"), "--security-dir", mine]
-    done = chaos.rmgr(*words, timeout=T + 30)
+    mine = chaos.cluster.daemon_environment("starter", "n1")
+    done = chaos.rmgr("starter", "--node", "n1", "--cores", "1", "--work-dir", str(chaos.directory / "second"), timeout=T + 30, **mine)
     assert done.returncode != 0
     assert "n1" in done.stderr
     assert str(pid) in done.stderr
