@@ -43,7 +43,7 @@ class LocalAccounts:
     def make(self, stem: str, *, uid: int | None = None, group: str = "") -> Account:
         """A new account, with a home and, where asked for, in another group as well."""
         name = f"rmgr{stem}{uuid.uuid4().hex[:8]}"
-        options = ["--create-home", "--shell", "/bin/sh"]
+        options = ["--shell", "/bin/sh", "--create-home" if uid is None else "--no-create-home"]
         if uid is not None:
             options += ["--uid", str(uid), "--non-unique"]
         if group:
@@ -52,7 +52,8 @@ class LocalAccounts:
         self.made.append(name)
         account = find_account(name)
         assert account is not None
-        Path(account.home).chmod(0o700)
+        if uid is None:
+            Path(account.home).chmod(0o700)
         return account
 
     def make_group(self, stem: str) -> str:
