@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from rmgr.adapters.cassandra_link import Connection, Link, Lost
@@ -36,6 +36,7 @@ class Calls:
     def __init__(self, link: Link, *, request_timeout_s: float) -> None:
         self._link = link
         self._request_timeout_s = request_timeout_s
+        self._forgotten: set[Future[Rows]] = set()
 
     def one(self, request: Request, deadline: Deadline, doing: str) -> Rows:
         """The rows of one request. Raises: `StoreUnavailable`, or what the link found wrong."""
@@ -70,7 +71,13 @@ class Calls:
         """Sends a write whose outcome nobody needs to know: what it would have said also follows from time passing."""
         connection = self._link.serving
         if connection is not None:
-            connection.send(request, self._request_timeout_s)
+            future = connection.send(request, self._request_timeout_s)
+            self._forgotten.add(future)
+            future.add_done_callback(self._forgotten.discard)
+
+    def settle_forgotten(self, timeout_s: float) -> None:
+        """Lets writes that nobody waits for go out before the connection is closed."""
+        wait([*self._forgotten], timeout_s)
 
     def _send(self, request: Request, deadline: Deadline, doing: str) -> tuple[Request, Future[Rows], float]:
         connection = self._connection(deadline, doing, is_write=request.is_write)

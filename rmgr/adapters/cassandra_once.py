@@ -4,8 +4,8 @@ Cassandra's own (LWT) needs four round trips, an unknown outcome when it times o
 share. Here a writer raises a flag and looks at the others' (Dekker's idea): it writes a claim for the key, then reads all
 claims for it, then the value. With a quorum on both sides, of two writers at least the later one sees the other:
 
-- another claim is held: ours is withdrawn, and after a random pause everything begins anew;
-- none, but the value is there: the key exists;
+- the value is there: the key exists;
+- it is not, and another claim is held: ours is withdrawn, and after a random pause everything begins anew;
 - neither: the key is ours until our claim expires, and the value is written well before that.
 
 So at most one writer succeeds, always. That one does, rests on the random pauses (milliseconds, for a handful of writers),
@@ -55,11 +55,11 @@ class Claims:
             begun_s = time.monotonic()
             try:
                 contested = claim.hold(deadline, doing)
+                seen = look(self._calls, keys, deadline, doing)
+                taken = sorted(key for key, (manifest, _) in seen.items() if manifest is not None and manifest.is_live)
+                if taken:
+                    raise key_exists(taken)
                 if not contested:
-                    seen = look(self._calls, keys, deadline, doing)
-                    taken = sorted(key for key, (manifest, _) in seen.items() if manifest is not None and manifest.is_live)
-                    if taken:
-                        raise key_exists(taken)
                     return claim, seen
             except BaseException:
                 claim.withdraw()

@@ -57,6 +57,7 @@ from rmgr.errors import RmgrError, UsageError
 UPLOAD_WINDOW = 8
 #: Readers of a value that is replaced or deleted may go on for so long.
 GRACE_S = 300.0
+_CLOSE_S = 1.0
 _GROUP_BYTES = 4 * 2**20
 
 
@@ -236,7 +237,8 @@ class CassandraStore:
         return None
 
     def close(self) -> None:
-        """See `Store.close`. Everything that was acknowledged is in Cassandra already."""
+        """See `Store.close`. Everything that was acknowledged is in Cassandra already; claims are withdrawn."""
+        self._calls.settle_forgotten(_CLOSE_S)
         self._link.close()
 
     def __enter__(self) -> Self:
