@@ -132,6 +132,29 @@ hardened() {
   [ "$told" = "7071/tcp on 127.0.0.1" ] || fail "published: $told"
 }
 
+# What a stranger on the cluster's network finds: ZooKeeper answers to certificates of the cluster alone.
+closed_to_strangers() {
+  quietly "a stranger is let in" python '
+import socket, ssl
+for host in ("zookeeper1", "zookeeper2", "zookeeper3"):
+    for port in (2181, 2888, 3888):
+        try:
+            socket.create_connection((host, port), 5).close()
+            raise SystemExit(f"{host}:{port} is open")
+        except ConnectionRefusedError:
+            pass
+    nobody = ssl.create_default_context()
+    nobody.check_hostname, nobody.verify_mode = False, ssl.CERT_NONE
+    try:
+        with nobody.wrap_socket(socket.create_connection((host, 2281), 5)) as link:
+            link.sendall(b"srvr")
+            answer = link.recv(100)
+        if answer:
+            raise SystemExit(f"{host} answers {answer!r} to nobody")
+    except (ssl.SSLError, ConnectionError):
+        pass'
+}
+
 # no_errors [SERVICE...]: what containers wrote. Warnings of rmgr's own daemons must be expected ones; those of the servers are theirs.
 no_errors() {
   local bad
@@ -183,7 +206,8 @@ quietly "docker compose up -d --wait" docker compose up -d --wait
 ok "docker compose up -d --wait: $(containers | wc -l) containers"
 all_healthy 0
 hardened
-ok "docker compose ps: all healthy, no restart; nobody is root, has a capability or a port beyond 127.0.0.1"
+closed_to_strangers
+ok "docker compose ps: all healthy, no restart; nobody is root, has a capability or a port beyond 127.0.0.1; strangers stay outside"
 
 [ "$(docker compose exec -T submitter rmgr submit --wait -- echo hello 2>"$log/out")" = hello ] || fail "hello: $(cat "$log/out")"
 ok "docker compose exec submitter rmgr submit --wait -- echo hello"
