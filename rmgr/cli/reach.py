@@ -84,7 +84,7 @@ def open_data_store(session: Session) -> Store:
         raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH or RMGR_STORE   (rmgr dev sets it)")
     store = open_store(config.cluster.store, create=False)
     try:
-        belong_together(session, store=remembered(store, timeout_s=min(6.0, session.left_s(6.0) or 6.0)) or "")
+        belong_together(session, store=remembered(store, timeout_s=min(5.0, session.left_s(5.0) or 5.0)) or "")
     except BaseException:
         store.close()
         raise

@@ -195,7 +195,7 @@ def test_while_two_of_three_are_away_submit_is_refused_and_outputs_wait(town: Ch
     took_s = time.monotonic() - asked_s
     assert refused.returncode == 5, refused.stderr
     assert "data store is away" in refused.stderr
-    assert took_s < 10.0, f"a refusal took {took_s:.1f} s"
+    assert took_s < 15.0, f"a refusal took {took_s:.1f} s"  # a node that hangs costs a time-out to connect; dead ones alone 1.3 s
     told = town.rmgr("status")
     assert told.returncode == 1
     assert "store: away since" in told.stdout, told.stdout
