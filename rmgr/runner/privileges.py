@@ -26,12 +26,11 @@ def drop(uid: int, gid: int, groups: list[int]) -> None:
     os.setresuid(uid, uid, uid)
     if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid) or sorted(os.getgroups()) != sorted(set(groups)):
         raise PermissionError(f"the system did not change to uid {uid}, gid {gid}")
-    for regain in (lambda: os.setresuid(-1, 0, -1), lambda: os.setresgid(-1, 0, -1) if gid else os.setresuid(-1, 0, -1)):
-        try:
-            regain()
-        except PermissionError:
-            continue
-        raise PermissionError(f"uid {uid} could become root again")
+    try:
+        os.setresuid(-1, 0, -1)
+    except PermissionError:
+        return
+    raise PermissionError(f"uid {uid} could become root again")
 
 
 def forbid() -> None:
