@@ -5,7 +5,7 @@ usage() {
   cat <<'END'
 Usage: tests/compose/run.sh [--keep] [--cassandra 1|3] [--no-build]
 
-Needs Docker with Compose v2 (any engine that `docker` reaches: DOCKER_HOST, context) and 4 GiB of memory; says so and ends with 77
+Needs Docker with Compose v2.24 or later (any engine that `docker` reaches: DOCKER_HOST, context) and 4 GiB of memory; says so and ends with 77
 where there is none. One line a step with its time; exit code 0 when all is well. Everything carries a project name of its own and
 is removed at the end, whatever happens; --keep leaves the cluster running. Behind a company proxy set RMGR_BUILD_CA and
 RMGR_BUILD_PIP_CONF (deploy/compose.build.yml). RMGR_COMPOSE_EXTRA names further compose files, colon-separated.
