@@ -1,0 +1,67 @@
+"""Virtual time: a heap of events in exact integer microseconds, handed out one instant at a time in a fixed order.
+
+At one instant (papers.md, common rules): completions, what happens to nodes, arrivals, timers; then the caller's one pass.
+"""
+
+from __future__ import annotations
+
+import heapq
+from enum import IntEnum
+from typing import Generic, NamedTuple, TypeVar
+
+What = TypeVar("What")
+
+
+class Rank(IntEnum):
+    """Which events come first at one instant: what frees resources, before what asks for them."""
+
+    END = 0
+    NODE = 1
+    ARRIVAL = 2
+    TIMER = 3
+
+
+class Event(NamedTuple, Generic[What]):
+    """Something that happens; compared by time, rank and serial, never by what it is."""
+
+    time_us: int
+    rank: Rank
+    serial: int
+    what: What
+
+
+class Kernel(Generic[What]):
+    """The events to come and the time it is.
+
+    Events of one time and rank come in the order of `serial`: the caller's own (a job number), so that the order in which
+    they were put in changes nothing. Two events never share time, rank and serial.
+    """
+
+    __slots__ = ("_heap", "now_us")
+
+    def __init__(self) -> None:
+        self._heap: list[Event[What]] = []
+        self.now_us = 0
+
+    def put(self, time_us: int, rank: Rank, serial: int, what: What) -> None:
+        """Adds an event. Raises ValueError for the past. Cost: O(log n)."""
+        if time_us < self.now_us:
+            raise ValueError(f"an event at {time_us} us lies before now, {self.now_us} us")
+        heapq.heappush(self._heap, Event(time_us, rank, serial, what))
+
+    def advance(self) -> bool:
+        """Moves to the time of the next event; False when there is none. Cost: O(1)."""
+        if not self._heap:
+            return False
+        self.now_us = self._heap[0].time_us
+        return True
+
+    def take(self) -> Event[What] | None:
+        """The next event of the instant it is, None when there is none left; events put in meanwhile for now come, too."""
+        heap = self._heap
+        if heap and heap[0].time_us == self.now_us:
+            return heapq.heappop(heap)
+        return None
+
+    def __len__(self) -> int:
+        return len(self._heap)

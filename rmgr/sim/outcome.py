@@ -1,0 +1,71 @@
+"""What a run made of a workload: when and where each job ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rmgr.model.states import State
+from rmgr.sim.workload import Job
+
+
+class Spell(NamedTuple):
+    """One stretch of running: [start, end) in microseconds, on cores given as inclusive ranges ((0, 3), (7, 7))."""
+
+    start_us: int
+    end_us: int
+    cores: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The fate of one job. `spells` in order of time; more than one when it was suspended, migrated or lost its node; none when refused."""
+
+    job: Job
+    spells: tuple[Spell, ...]
+    state: State = State.COMPLETED
+    queue: str = ""
+
+    @property
+    def start_us(self) -> int:
+        """Its first start. Raises IndexError for a job that never started."""
+        return self.spells[0].start_us
+
+    @property
+    def end_us(self) -> int:
+        """Its last end. Raises IndexError for a job that never started."""
+        return self.spells[-1].end_us
+
+    @property
+    def ran_us(self) -> int:
+        """How long it ran, all spells together."""
+        return sum(spell.end_us - spell.start_us for spell in self.spells)
+
+    @property
+    def turnaround_us(self) -> int:
+        """From its submit to its end."""
+        return self.end_us - self.job.submit_us
+
+    @property
+    def wait_us(self) -> int:
+        """All the time it was not running between its submit and its end (one spell: start - submit)."""
+        return self.turnaround_us - self.ran_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A whole run.
+
+    Attributes:
+        outcomes: in job order, one a job. processors: of the machine. policy: as named. seed: of the run.
+        passes: of the pipeline. wall_seconds: real time between first event and last (not part of any file: it is never the same twice).
+        faults: what policies did that they must not -> how often.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    processors: int
+    policy: str
+    seed: int
+    passes: int
+    wall_seconds: float
+    faults: tuple[tuple[str, int], ...] = ()

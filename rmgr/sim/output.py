@@ -1,0 +1,143 @@
+"""A run as files, jobs.csv and schedule.json (cli.md section 9): written beside their place and moved there whole, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rmgr.errors import RmgrError, UsageError
+from rmgr.model.states import State
+from rmgr.sim.metrics import reproducible, seconds, summary
+from rmgr.sim.outcome import Outcome, Result
+
+COLUMNS = (
+    "job_id",
+    "workload_name",
+    "profile",
+    "submission_time",
+    "requested_number_of_resources",
+    "requested_time",
+    "success",
+    "final_state",
+    "starting_time",
+    "execution_time",
+    "finish_time",
+    "waiting_time",
+    "turnaround_time",
+    "stretch",
+    "allocated_resources",
+)
+#: Batsim's words for how a job ended.
+_FINAL = {
+    State.COMPLETED: "COMPLETED_SUCCESSFULLY",
+    State.FAILED: "COMPLETED_FAILED",
+    State.CANCELLED: "COMPLETED_KILLED",
+}
+_REFUSED = "REJECTED"
+_LINES_AT_ONCE = 4096
+
+
+def refuse_existing(directory: Path) -> None:
+    """Raises UsageError when something stands where the results are to go, or when they cannot go there; before anything is computed."""
+    if os.path.lexists(directory):
+        raise UsageError(f"{directory} exists already", hint="results are never mixed or overwritten: name another --out, or remove it")
+    parent = directory.absolute().parent
+    if not parent.is_dir():
+        raise UsageError(f"{parent} is no directory", hint=f"create it first: mkdir -p {parent}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"nothing can be written into {parent}", hint="name another --out")
+
+
+@contextmanager
+def whole_directory(directory: Path) -> Iterator[Path]:
+    """A new directory to fill that takes its name only when the block ends well; else nothing of it stays.
+
+    The work happens in a hidden neighbour (`.NAME.partial-PID`), flushed to the disk before it is renamed.
+    Raises: UsageError when the name is taken; RmgrError when the disk is full or cannot be written.
+    """
+    refuse_existing(directory)
+    partial = directory.absolute().parent / f".{directory.name}.partial-{os.getpid()}"
+    try:
+        partial.mkdir()
+        yield partial
+        for path in [*sorted(partial.iterdir()), partial]:
+            _flush(path)
+        refuse_existing(directory)
+        partial.rename(directory)
+        _flush(directory.absolute().parent)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+        told = "the disk is full" if full else error.strerror or str(error)
+        raise RmgrError(
+            f"the results could not be written to {directory}: {told}", hint="nothing was left there; free some space or name another --out"
+        ) from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def write_run(directory: Path, result: Result, *, workload_name: str) -> None:
+    """jobs.csv and schedule.json of one run; the same run gives the same bytes.
+
+    Raises: as `whole_directory`.
+    Cost: about 4 us a job, plus its cores' ranges.
+    """
+    with whole_directory(directory) as partial:
+        write_jobs(partial / "jobs.csv", result.outcomes, workload_name=workload_name)
+        write_json(partial / "schedule.json", reproducible(summary(result)))
+
+
+def write_jobs(path: Path, outcomes: Iterable[Outcome], *, workload_name: str) -> None:
+    """One line a job, in job order, Batsim's columns; times in seconds."""
+    name = workload_name.replace(",", "_").replace('"', "_").replace("\n", "_")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        lines = [",".join(COLUMNS)]
+        for outcome in outcomes:
+            lines.append(_line(outcome, name))
+            if len(lines) >= _LINES_AT_ONCE:
+                file.write("\n".join(lines) + "\n")
+                lines.clear()
+        if lines:
+            file.write("\n".join(lines) + "\n")
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """One JSON value, indented, in the order it is given."""
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
+    """((0, 3), (7, 7)) -> `0-3 7`."""
+    return " ".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
+
+
+def _line(outcome: Outcome, workload_name: str) -> str:
+    job = outcome.job
+    asked = f"{job.number},{workload_name},{job.number},{_time(job.submit_us)},{job.processors},{_time(job.estimate_us)}"
+    if not outcome.spells:
+        return f"{asked},0,{_REFUSED},,,,,,,"
+    ran, turnaround = outcome.ran_us, outcome.turnaround_us
+    times = f"{_time(outcome.start_us)},{_time(ran)},{_time(outcome.end_us)},{_time(turnaround - ran)},{_time(turnaround)}"
+    good = int(outcome.state is State.COMPLETED)
+    return f"{asked},{good},{_FINAL[outcome.state]},{times},{turnaround / ran!r},{ranges_text(outcome.spells[-1].cores)}"
+
+
+def _time(time_us: int) -> str:
+    """Exact decimal seconds: 12, 0.5, 0.000001; never a power of ten."""
+    shown = seconds(time_us)
+    return str(shown) if isinstance(shown, int) else f"{time_us // 1_000_000}.{time_us % 1_000_000:06d}".rstrip("0")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
