@@ -1,0 +1,101 @@
+"""Nouns of placement: rigid jobs, the nodes they stand on, and where each of them stands.
+
+Time is an integer number of microseconds everywhere in this package (`_us`); a driver chooses the origin. Ids of jobs and nodes are
+integers: the lowest node id is taken first, the lowest job id wins a tie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+#: What a job without a time limit is planned with: longer than any run.
+UNLIMITED_US = 1 << 60
+
+#: Nodes `first..last` (both included), each with `processes` processes of the job.
+Span: TypeAlias = tuple[int, int, int]
+#: Where a job stands: spans in ascending order of node id, none overlapping.
+Placement: TypeAlias = tuple[Span, ...]
+
+
+class Shape(NamedTuple):
+    """What one process needs of its node: two jobs of one shape fit on the same nodes."""
+
+    threads: int
+    memory_bytes: int
+    features: tuple[str, ...]
+    exclusive: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A rigid parallel job: `processes` x `threads` cores; the threads of one process share a node, processes may be spread.
+
+    limit_us: requested elapsed time, the longest it may run; 0 = not limited, planned as `UNLIMITED_US`.
+    memory_bytes: of one process, 0 = not counted. exclusive: no other job on its nodes. priority: larger goes first under `priority`.
+    """
+
+    id: int
+    submit_us: int
+    processes: int = 1
+    threads: int = 1
+    limit_us: int = 0
+    memory_bytes: int = 0
+    features: tuple[str, ...] = ()
+    exclusive: bool = False
+    partition: str = "default"
+    queue: str = "default"
+    user: str = ""
+    account: str = ""
+    priority: int = 0
+    cpus: int = field(init=False, compare=False)  #: processes x threads
+    planned_us: int = field(init=False, compare=False)  #: the limit, or `UNLIMITED_US`
+    shape: Shape = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError for a job without cores or with a negative time, naming the job and the field."""
+        for name in ("processes", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"job {self.id}: {name} is {getattr(self, name)}, at least 1 is needed")
+        for name in ("submit_us", "limit_us", "memory_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"job {self.id}: {name} is {getattr(self, name)}, it cannot be negative")
+        object.__setattr__(self, "cpus", self.processes * self.threads)
+        object.__setattr__(self, "planned_us", self.limit_us or UNLIMITED_US)
+        object.__setattr__(self, "shape", Shape(self.threads, self.memory_bytes, self.features, self.exclusive))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node as the scheduler sees it. `closed`: drained, lost or fenced: what runs there goes on or is ended by a fact, nothing starts."""
+
+    id: int
+    cores: int = 1
+    memory_bytes: int = 0  #: 0 = not counted: every memory request fits
+    partition: str = "default"
+    features: tuple[str, ...] = ()
+    name: str = ""
+    speed: float = 1.0
+    site: str = ""
+    closed: bool = False
+
+
+class Running(NamedTuple):
+    """A job on its nodes. `end_us` is when its limit ends it, not when it will end."""
+
+    job: Job
+    start_us: int
+    end_us: int
+    placement: Placement
+
+
+class Reservation(NamedTuple):
+    """A committed record: `job_id` is promised a start no later than `start_us`; nothing that starts now may take that away."""
+
+    job_id: int
+    start_us: int
+
+
+def nodes_of(placement: Placement) -> list[int]:
+    """Every node id of a placement, ascending."""
+    return [node for first, last, _ in placement for node in range(first, last + 1)]

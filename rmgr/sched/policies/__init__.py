@@ -1,0 +1,1 @@
+"""Orders of the queue and searches through it: one idea and one citation a file."""

@@ -1,0 +1,137 @@
+"""Free nodes of a partition whose nodes are identical with one core each: a count and a sorted list of free ranges.
+
+The fast representation behind the same vetting as `pool_node.py`: one process fills one node, so memory, features and exclusive use are
+questions of feasibility only, and what is free is a number. Space O(ranges), whatever the number of nodes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from rmgr.sched.job import Job, Node, Placement, Span
+
+
+class UnitPool:
+    """Free nodes as ranges `_firsts[i].._lasts[i]`, ascending and never adjacent: `take` then `give` restores it exactly."""
+
+    __slots__ = ("_closed", "_firsts", "_lasts", "_node", "free", "total")
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        self._closed: set[int] = set()
+        self._node: Node | None = None
+        self.free = 0  #: nodes on which something can start now
+        self.total = 0  #: nodes, closed ones too
+        for node in sorted(nodes, key=_id):
+            self.total += 1
+            self._node = node
+            if node.closed:
+                self._closed.add(node.id)
+            else:
+                self._give(node.id, node.id)
+
+    @staticmethod
+    def serves(nodes: Iterable[Node]) -> bool:
+        """These nodes are identical and have one core each."""
+        kinds = {(node.cores, node.memory_bytes, node.features) for node in nodes}
+        return len(kinds) == 1 and all(cores == 1 for cores, _, _ in kinds)
+
+    def feasible(self, job: Job) -> bool:
+        """It could run if the partition were empty and open."""
+        node = self._node
+        return (
+            node is not None
+            and job.processes <= self.total
+            and job.threads == 1
+            and (not node.memory_bytes or job.memory_bytes <= node.memory_bytes)
+            and set(job.features) <= set(node.features)
+        )
+
+    def fits(self, job: Job) -> bool:
+        """It could start now. The job must be feasible. O(1)."""
+        return job.processes <= self.free
+
+    def pick(self, job: Job) -> Placement | None:
+        """The free nodes of lowest id. O(spans taken)."""
+        wanted = job.processes
+        if wanted > self.free:
+            return None
+        spans: list[Span] = []
+        for first, last in zip(self._firsts, self._lasts, strict=True):
+            count = last - first + 1
+            if count >= wanted:
+                spans.append((first, first + wanted - 1, 1))
+                break
+            spans.append((first, last, 1))
+            wanted -= count
+        return tuple(spans)
+
+    def holds(self, job: Job, placement: Placement) -> bool:
+        """These nodes exist, are free and are as many as the job needs: the check of a placement that somebody else chose."""
+        count, after = 0, -1
+        for first, last, processes in placement:
+            i = bisect_right(self._firsts, first) - 1
+            if processes != 1 or first <= after or last < first or i < 0 or last > self._lasts[i]:
+                return False
+            count, after = count + last - first + 1, last
+        return count == job.processes
+
+    def take(self, _job: Job, placement: Placement) -> None:
+        """The nodes are no longer free. They must be: `pick` or `holds` said so."""
+        firsts, lasts = self._firsts, self._lasts
+        for first, last, _ in placement:
+            i = bisect_right(firsts, first) - 1
+            low, high = firsts[i], lasts[i]
+            if low == first:
+                if high == last:
+                    del firsts[i], lasts[i]
+                else:
+                    firsts[i] = last + 1
+            else:
+                lasts[i] = first - 1
+                if high != last:
+                    firsts.insert(i + 1, last + 1)
+                    lasts.insert(i + 1, high)
+            self.free -= last - first + 1
+
+    def give(self, _job: Job, placement: Placement) -> None:
+        """The nodes are free again, closed ones aside."""
+        if self._closed:
+            for first, last, _ in placement:
+                for node in range(first, last + 1):
+                    if node not in self._closed:
+                        self._give(node, node)
+        else:
+            for first, last, _ in placement:
+                self._give(first, last)
+
+    def returns(self, _job: Job, placement: Placement) -> int:
+        """How many nodes can be used again once this placement ends."""
+        count = sum(last - first + 1 for first, last, _ in placement)
+        if self._closed:
+            count -= sum(first <= node <= last for first, last, _ in placement for node in self._closed)
+        return count
+
+    def _give(self, first: int, last: int) -> None:
+        firsts, lasts = self._firsts, self._lasts
+        self.free += last - first + 1
+        i = bisect_right(firsts, first)
+        joins_left = i > 0 and lasts[i - 1] == first - 1
+        joins_right = i < len(firsts) and firsts[i] == last + 1
+        if joins_left:
+            if joins_right:
+                lasts[i - 1] = lasts[i]
+                del firsts[i], lasts[i]
+            else:
+                lasts[i - 1] = last
+        elif joins_right:
+            firsts[i] = first
+        else:
+            firsts.insert(i, first)
+            lasts.insert(i, last)
+
+
+def _id(node: Node) -> int:
+    return node.id
