@@ -15,6 +15,7 @@ from rmgr.errors import RmgrError, UsageError
 from rmgr.model.states import State
 from rmgr.sim import output
 from rmgr.sim.kernel import Kernel, Rank
+from rmgr.sim.machine import Machine
 from rmgr.sim.metrics import seconds, summary
 from rmgr.sim.outcome import Outcome, Result, Spell
 from rmgr.sim.streams import stream
@@ -177,3 +178,30 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 
 def test_ranges_are_written_as_people_read_them() -> None:
     assert output.ranges_text(((0, 3), (7, 7), (9, 10))) == "0-3 7 9-10"
+
+
+def test_cores_are_handed_out_lowest_first_and_come_back() -> None:
+    machine = Machine(nodes=3, cores=4)
+    assert machine.processors == 12
+    first = machine.take(((0, 0, 3),), 1)  # cores 0-2 of node 0
+    second = machine.take(((0, 1, 1),), 1)  # one core each of nodes 0 and 1
+    assert (first, second) == (((0, 2),), ((3, 4),))
+    assert machine.take(((2, 2, 2),), 2) == ((8, 11),)  # the whole of node 2
+    machine.give(first)
+    assert machine.take(((0, 0, 1), (1, 1, 3)), 1) == ((0, 0), (5, 7))
+    machine.give(second)
+    assert machine.take(((0, 0, 3),), 1) == ((1, 3),)
+    with pytest.raises(ValueError, match="node 2 has 0 free cores, not 1"):
+        machine.take(((2, 2, 1),), 1)
+    with pytest.raises(ValueError, match="node 0 is not free"):
+        machine.take(((0, 0, 4),), 1)
+
+
+def test_a_node_of_one_core_is_its_own_number() -> None:
+    assert Machine(nodes=10).take(((0, 3, 1), (4, 4, 1), (7, 7, 1)), 1) == ((0, 4), (7, 7))
+
+
+@pytest.mark.parametrize(("nodes", "cores"), [(0, 1), (1, 0), (-5, 4), (10**9, 1), (1, 10**9)])
+def test_a_machine_that_nobody_has_is_refused(nodes: int, cores: int) -> None:
+    with pytest.raises(UsageError, match="a machine cannot have"):
+        Machine(nodes, cores)
