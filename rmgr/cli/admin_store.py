@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rmgr.cli.admin_nodes import as_admin, authority_option
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.render import emit
-from rmgr.errors import CoordinationUnavailable, NotConnected, StateConflict, StoreUnavailable, UsageError
+from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, StateConflict, StoreUnavailable, UsageError
+from rmgr.model.identity import Role
 
 if TYPE_CHECKING:
     from rmgr.adapters.zk import ZkCoordinator
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _EXITS = (
     "0 done, or nothing to do; 2 wrong URL, keyspace, data centre or replication factor; 4 not admitted; 5 store or ZooKeeper unavailable"
 )
+_MAY_LOCK = (Role.ADMIN, Role.WATCHDOG)
 _WAIT_S = 60.0
 _POLL_S = 0.3
 
@@ -43,12 +46,18 @@ _POLL_S = 0.3
 )
 @click.option("--dry-run", is_flag=True, help="look, print the statements, change nothing")
 @click.option("--force", is_flag=True, help="more copies than there are nodes now")
-def init_store(session: Session, replication_factor: int | None, dry_run: bool, force: bool) -> None:
-    """Makes the data store that --store names, or brings its schema to this release. May be typed again at any time."""
+@authority_option
+def init_store(session: Session, replication_factor: int | None, dry_run: bool, force: bool, authority: str | None) -> None:
+    """Makes the data store that --store names, or brings its schema to this release. May be typed again at any time.
+
+    For Cassandra it holds a lock in ZooKeeper; in a secured cluster the admin or a WatchDog may do that.
+    """
     url = session.config().cluster.store
     if not url:
         raise NotConnected("no data store is configured", hint="name it: --store cassandra://host1,host2/rmgr or RMGR_STORE")
     if url.startswith("cassandra:"):
+        if not dry_run:
+            _as_who_may_lock(session, authority)
         _cassandra(session, url, replication_factor, dry_run=dry_run, force=force)
     elif url.startswith("sqlite:"):
         if replication_factor or force:
@@ -56,6 +65,20 @@ def init_store(session: Session, replication_factor: int | None, dry_run: bool, 
         _sqlite(session, url, dry_run=dry_run)
     else:
         raise UsageError(f"{url!r} needs no preparation")
+
+
+def _as_who_may_lock(session: Session, authority: str | None) -> None:
+    """The session gets the admin's rights where its own do not reach. Raises ConfigError, PermissionDenied."""
+    credentials = session.credentials()
+    if credentials is None or (authority is None and credentials.identity.role in _MAY_LOCK):
+        return
+    try:
+        as_admin(session, authority)
+    except NotConnected:
+        raise PermissionDenied(
+            f"init-store holds a lock in ZooKeeper, which {credentials.identity.role} {credentials.identity.name} may not make",
+            hint="type it where the authority is (--authority DIR), or with a WatchDog's bundle in RMGR_SECURITY_DIR",
+        ) from None
 
 
 def _cassandra(session: Session, url: str, replication_factor: int | None, *, dry_run: bool, force: bool) -> None:
@@ -92,6 +115,8 @@ def _cassandra(session: Session, url: str, replication_factor: int | None, *, dr
         )
     elif dry_run:
         sys.stdout.write("".join(f"{statement};\n" for statement in found.statements))
+        if not found.statements:
+            session.note(f"nothing to do: {url} has schema version {found.version}")
     else:
         sys.stdout.write(f"{url} is ready, schema version {found.version}{'' if found.done else ' (nothing to do)'}\n")
 

@@ -33,7 +33,7 @@ def global_options() -> list[click.Parameter]:
     """Fresh instances for one command."""
     return [
         GlobalOption("--zk", metavar="HOSTS[/CHROOT]", help="ZooKeeper servers, as h1:2181,h2:2181/rmgr/NAME  [RMGR_ZK]"),
-        GlobalOption("--store", metavar="URL", help="data store, as sqlite:PATH  [RMGR_STORE]"),
+        GlobalOption("--store", metavar="URL", help="data store, as sqlite:PATH or cassandra://H1,H2/KEYSPACE  [RMGR_STORE]"),
         GlobalOption("--gateway", metavar="HOST:PORT", help="a Submitter gateway instead of ZooKeeper  [RMGR_GATEWAY]"),
         GlobalOption("--config", "config_file", metavar="FILE", help="configuration file  [RMGR_CONFIG]"),
         GlobalOption("--json", "json", is_flag=True, default=None, help="one JSON value on stdout"),
@@ -138,12 +138,12 @@ def _add_completion(made: click.Command) -> None:
 
 
 def command_group(
-    name: str, *, examples: str, kind: type[RmgrGroup] = RmgrGroup, **attributes: Any
+    name: str, *, examples: str, exits: str = "", kind: type[RmgrGroup] = RmgrGroup, **attributes: Any
 ) -> Callable[[Callable[..., Any]], RmgrGroup]:
     """Makes a group (`rmgr config`, with `show`, `check`, ... below it) of a function that gets the `Session`."""
 
     def decorate(function: Callable[..., Any]) -> RmgrGroup:
-        made = click.command(name, cls=kind, epilog=_epilog(examples, ""), **attributes)(_with_session(function))
+        made = click.command(name, cls=kind, epilog=_epilog(examples, exits), **attributes)(_with_session(function))
         made.params += global_options()
         return made
 

@@ -55,7 +55,7 @@ class Session:
             cluster = {"zk": self.zk, "store": self.store, "gateway": self.gateway}
             merged = {section: dict(values) for section, values in (overrides or {}).items()}
             merged["cluster"] = {**merged.get("cluster", {}), **{key: value for key, value in cluster.items() if value}}
-            self._config = config.load(merged, file=self.config_file)
+            self._config, self._credentials = config.load(merged, file=self.config_file), None
             if self._config.cluster.store:
                 from rmgr.adapters.stores import check_url
 

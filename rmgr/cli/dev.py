@@ -39,10 +39,13 @@ _COLUMNS = (
     examples="""\
     rmgr dev                          3 Starters of 2 cores, 2 WatchDogs, 1 ZooKeeper, SQLite; Ctrl-C stops it
     rmgr dev --nodes 8 --cores 1
+    rmgr dev --zookeepers 3           an ensemble, which survives the loss of one server
     rmgr dev --store cassandra        with a Cassandra node of its own instead of SQLite
     rmgr dev --detach                 goes on in the background; rmgr dev stop ends it
     rmgr dev --dir /tmp/second        a second cluster beside the first
-    rmgr dev status""",
+    rmgr dev status
+    RMGR_DEV_OPEN=1 rmgr dev          without credentials: an open cluster, on loopback""",
+    exits="0 stopped, or healthy with --detach; 1 one runs already; 2 the cluster in DIR is of another kind; 5 a part is missing or failed",
 )
 @click.option("--nodes", type=click.IntRange(0, 200), default=3, show_default=True, help="Starters")
 @click.option("--cores", type=click.IntRange(1, 1000), default=2, show_default=True, help="cores that each offers")
@@ -93,6 +96,7 @@ def dev(session: Session, nodes: int, cores: int, watchdogs: int, zookeepers: in
 @command(
     "status",
     group=dev,
+    short_help="Which of its processes run",
     examples="rmgr dev status\nrmgr dev status --dir /tmp/second --json",
     exits="0 all its processes run, 1 some do not or none runs",
 )
@@ -123,7 +127,13 @@ def status(session: Session, directory: str | None) -> None:
         raise WorkEnded(1)
 
 
-@command("stop", group=dev, examples="rmgr dev stop\nrmgr dev stop --dir /tmp/second", exits="0 nothing of it runs any more")
+@command(
+    "stop",
+    group=dev,
+    short_help="End all of its processes; its data stay",
+    examples="rmgr dev stop\nrmgr dev stop --dir /tmp/second",
+    exits="0 nothing of it runs any more, 3 there is no cluster in DIR",
+)
 @_DIR
 def stop(session: Session, directory: str | None) -> None:
     """Ends the cluster started by `rmgr dev`: Starters first, ZooKeeper and Cassandra last. Its data stay."""

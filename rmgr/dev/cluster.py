@@ -28,7 +28,7 @@ from rmgr.dev.cassandra import CassandraNode
 from rmgr.dev.cassandra import require_parts as require_cassandra
 from rmgr.dev.security import DevSecurity, is_open_asked
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
-from rmgr.errors import RmgrError, StateConflict, Unavailable, WrongCluster
+from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
 from rmgr.model.identity import Role
 from rmgr.model.node import NodeState
 from rmgr.runtime.secured import credentials_of, zookeeper_options
@@ -183,6 +183,8 @@ class DevCluster:
             raise StateConflict(
                 f"a cluster runs in {self.directory} already", hint=f"rmgr dev stop --dir {self.directory}, or choose another --dir"
             )
+        if old is not None and (self.directory / "zookeeper").exists():
+            self._check_kind(old)
         if self.cassandra is not None:
             require_cassandra()
         try:
@@ -198,7 +200,7 @@ class DevCluster:
                 self.cassandra.wait_ready(max(1.0, end - time.monotonic()))
                 self._init_store(end, report)
             nodes, cores, watchdogs = self._counts
-            report(f"starting {watchdogs} WatchDogs and {nodes} Starters")
+            report(f"starting {_several(watchdogs, 'WatchDog')} and {_several(nodes, 'Starter')}")
             for number in range(1, watchdogs + 1):
                 self.start_watchdog(f"w{number}")
             for number in range(1, nodes + 1):
@@ -208,6 +210,27 @@ class DevCluster:
             self.stop()
             raise
         return self.state
+
+    def _check_kind(self, old: DevState) -> None:
+        """A cluster goes on as what it was: servers of another ensemble would be empty, znodes keep their access lists.
+
+        Raises: ConfigError, before anything is started.
+        """
+        was, asked = old.zookeeper.count(",") + 1, self.state.zookeeper.count(",") + 1
+        if was != asked:
+            what, fix = f"has {was} ZooKeeper server{'s' if was > 1 else ''}, not {asked}", f"rmgr dev --zookeepers {was}"
+        elif bool(old.security) != bool(self.state.security):
+            what = "is secured" if old.security else "is an open one"
+            fix = "rmgr dev without RMGR_DEV_OPEN" if old.security else "RMGR_DEV_OPEN=1 rmgr dev"
+        elif old.store.partition(":")[0] != self.state.store.partition(":")[0]:
+            kind = old.store.partition(":")[0]
+            what, fix = f"keeps its values in {kind}", "rmgr dev" if kind == "sqlite" else f"rmgr dev --store {kind}"
+        else:
+            return
+        raise ConfigError(
+            f"the cluster in {self.directory} {what}",
+            hint=f"go on with it: {fix}   another one beside it: --dir DIR   begin afresh, and lose its work: rm -r {self.directory}",
+        )
 
     def _init_store(self, end: float, report: Callable[[str], None]) -> None:
         """The schema in our own Cassandra; nobody else knows it yet, so no lock is needed."""
@@ -376,6 +399,10 @@ class DevCluster:
         others = tuple(process for process in self.state.processes if process.id != name)
         self.state = replace(self.state, processes=(*others, entry))
         write_state(self.state)
+
+
+def _several(count: int, name: str) -> str:
+    return f"{count} {name}{'s' if count != 1 else ''}"
 
 
 # -- the record --------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from commands import Shell
 from rmgr import TaskQueue
 from rmgr.client.connection import Connection
 from rmgr.dev.cluster import DevCluster
-from rmgr.errors import WrongCluster
+from rmgr.errors import ConfigError, WrongCluster
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,17 @@ def test_output_over_the_cap_is_told(zookeeper_parts: None, tmp_path: Path) -> N
         kept = sh.ok("logs", "last").out
         assert len(kept) < 2_200_000
         assert "bytes of output dropped here, the limit is 1048576" in kept
-        # The same directory with ZooKeeper's data wiped: the store remembers the cluster, and nothing starts.
+        # The same directory as a cluster of another kind: refused before anything starts, and named.
         cluster.stop()
+        for other, is_said in (
+            (DevCluster(cluster.directory, zookeepers=3), "has 1 ZooKeeper server, not 3"),
+            (DevCluster(cluster.directory, secured=cluster.security is None), "is secured" if cluster.security else "is an open one"),
+            (DevCluster(cluster.directory, store="cassandra"), "keeps its values in sqlite"),
+        ):
+            with pytest.raises(ConfigError, match=is_said):
+                other.start()
+            assert not other.state.is_running
+        # The same directory with ZooKeeper's data wiped: the store remembers the cluster, and nothing starts.
         shutil.rmtree(cluster.directory / "zookeeper")
         again = DevCluster(cluster.directory, nodes=1, cores=1, watchdogs=1, heap_mb=128)
         with pytest.raises(WrongCluster) as refused:

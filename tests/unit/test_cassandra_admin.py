@@ -48,6 +48,18 @@ def test_what_is_missing_or_wrong_is_named(words: list[str], code: int, says: st
     assert "geheim" not in told
 
 
+def test_who_may_not_lock_is_told_who_may(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, mine = tmp_path / "authority", tmp_path / "mine"
+    assert run(["admin", "init", "--dir", str(authority), "--user", "ann", "--user-dir", str(mine)]) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("RMGR_SECURITY_DIR", str(mine))
+    words = ["--zk", "127.0.0.1:1", "--store", "cassandra://127.0.0.1:1/ks", "--timeout", "1s", "admin", "init-store"]
+    assert run(words) == 4
+    assert "operator ann may not make" in capsys.readouterr().err
+    assert run([*words, "--authority", str(authority)]) in {5, 6}  # with the admin's rights it goes on to ZooKeeper, which is not there
+    assert "may not make" not in capsys.readouterr().err
+
+
 def test_its_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["admin", "init-store", "--help"]) == 0
     assert "rmgr admin init-store --dry-run" in capsys.readouterr().out
