@@ -25,6 +25,8 @@ from rmgr.sim.machine import Machine
 from rmgr.sim.outcome import Outcome, Result, Spell
 from rmgr.sim.workload import Job, Workload
 
+#: Plain integers: compared once an event.
+_END, _ARRIVAL, _TIME = int(Rank.END), int(Rank.ARRIVAL), int(Rank.TIMER)
 _ENDED = frozenset({Cause.JOB_ENDED})
 _SUBMITTED = frozenset({Cause.JOB_SUBMITTED})
 _TIMER = frozenset({Cause.TIMER})
@@ -109,22 +111,23 @@ class _Run:
         """Everything of this instant, in its order; what it gives the scheduler to think about."""
         kernel, causes = self._kernel, _NOTHING
         while (event := kernel.take()) is not None:
-            what = event.what
-            if event.rank is Rank.ARRIVAL:
-                assert isinstance(what, Job)
-                if not self._state.job_submitted(_as_request(what)):
-                    self._refused.add(what.number)
-                    self._state.job_withdrawn(what.number)
-                self._expect_arrival()
-                causes = causes | _SUBMITTED if causes else _SUBMITTED
-            elif event.rank is Rank.END:
-                assert isinstance(what, Running)
-                self._end(what)
+            at_us, rank, _, what = event
+            if rank == _END:
+                self._end(what)  # type: ignore[arg-type]  # the rank says what it is
                 causes = _ENDED
+            elif rank == _ARRIVAL:
+                self._arrive(what)  # type: ignore[arg-type]
+                causes = causes | _SUBMITTED if causes else _SUBMITTED
             else:
-                self._wakes.discard(event.time_us)
+                self._wakes.discard(at_us)
                 causes |= _TIMER
         return causes
+
+    def _arrive(self, job: Job) -> None:
+        if not self._state.job_submitted(_as_request(job)):
+            self._refused.add(job.number)
+            self._state.job_withdrawn(job.number)
+        self._expect_arrival()
 
     def _end(self, run: Running) -> None:
         number = run.job.id
@@ -140,7 +143,7 @@ class _Run:
         """One arrival stands in the heap at a time: it stays as small as what runs."""
         job = next(self._arrivals, None)
         if job is not None:
-            self._kernel.put(job.submit_us, Rank.ARRIVAL, job.number, job)
+            self._kernel.put(job.submit_us, _ARRIVAL, job.number, job)
 
     # -- passes -> effects ------------------------------------------------------------------------------------------------
 
@@ -160,12 +163,12 @@ class _Run:
     def _begin(self, run: Running) -> None:
         job = run.job
         self._cores[job.id] = self._machine.take(run.placement, job.threads)
-        self._kernel.put(run.start_us + self._workload.jobs[job.id - 1].run_us, Rank.END, job.id, run)
+        self._kernel.put(run.start_us + self._workload.jobs[job.id - 1].run_us, _END, job.id, run)
 
     def _wake(self, at_us: int) -> None:
         if at_us not in self._wakes:
             self._wakes.add(at_us)
-            self._kernel.put(at_us, Rank.TIMER, 0, None)
+            self._kernel.put(at_us, _TIME, 0, None)
 
     # -- the end ----------------------------------------------------------------------------------------------------------
 
