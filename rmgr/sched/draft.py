@@ -9,21 +9,51 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rmgr.errors import StateConflict
+from rmgr.sched.horizon_unit import UnitShadow, UnitTimeline
 from rmgr.sched.job import Job, Placement, Running
-from rmgr.sched.partition import Partition
-from rmgr.sched.plan import Accepted, Decision, Infeasible, Insufficient, Start, Verdict, WakeAt, Why
+from rmgr.sched.partition import Ending, Partition
+from rmgr.sched.plan import (
+    Accepted,
+    Decision,
+    Infeasible,
+    Insufficient,
+    Reserve,
+    Start,
+    Unreserve,
+    Verdict,
+    WakeAt,
+    Why,
+)
 from rmgr.sched.policy import KeyedOrder
+
+UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
 
 
 class Draft:
     """One partition in one pass. It is closed when the pass ends: a policy that kept it cannot use it."""
 
-    __slots__ = ("_open", "_part", "_pool", "_started", "decisions", "left", "now_us", "partition", "refused", "rest", "seed")
+    __slots__ = (
+        "_horizon",
+        "_open",
+        "_part",
+        "_pool",
+        "_promises",
+        "_started",
+        "decisions",
+        "left",
+        "now_us",
+        "partition",
+        "refused",
+        "rest",
+        "seed",
+    )
 
     def __init__(self, part: Partition, now_us: int, seed: int) -> None:
         self._part = part
         self._pool = part.pool
         self._started: dict[int, Running] = {}
+        self._promises: dict[int, int] = {}
+        self._horizon: UnitShadow | UnitTimeline | None = None
         self._open = True
         self.partition = part.name
         self.now_us = now_us
@@ -32,6 +62,10 @@ class Draft:
         self.left: dict[int, Why] = {}
         self.rest: Why | None = None
         self.refused = 0
+        if part.reservations:
+            for reservation in part.reservations.values():
+                self._promises[reservation.job_id] = reservation.start_us
+            self._horizon = self._timeline()
 
     # -- the view ---------------------------------------------------------------------------------------------------------
 
@@ -44,14 +78,15 @@ class Draft:
 
     def startable(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """Those of `jobs` that could start at the moment they are reached. What the caller starts meanwhile counts."""
-        pool = self._pool
-        for job in jobs:
-            if pool.fits(job):
-                yield job
+        return self._pool.startable(jobs, self._horizon)
 
     def fits(self, job: Job) -> bool:
-        """There is room for the job now."""
+        """There is room for the job now, promises aside."""
         return self._pool.fits(job)
+
+    def promised(self, job_id: int) -> int | None:
+        """The start (us) that a reservation of this pass or of an earlier one promises the job."""
+        return self._promises.get(job_id)
 
     def running(self) -> Iterator[Running]:
         """What ran before this pass, by job id."""
@@ -65,24 +100,67 @@ class Draft:
 
     def start(self, job_id: int, why: Why, placement: Placement | None = None) -> Verdict:
         """Starts a waiting job now, on the free nodes of lowest id or on `placement`. O(spans), however many nodes there are."""
-        self._check_open()
-        job = self._part.jobs.get(job_id)
-        if job is None or job_id in self._started:
-            return self._never(Why("state", "job {} does not wait in partition {}", (job_id, self.partition)))
-        if job_id in self._part.infeasible:
-            return self._never(Why("size", "job {} needs more than partition {} has", (job_id, self.partition)))
-        if placement is None:
-            placement = self._pool.pick(job)
-            if placement is None:
-                return Insufficient(Why("resources", "needs {} cores, {} nodes are free", (job.cpus, self._pool.free)))
-        elif not self._pool.holds(job, placement):
+        job = self._job(job_id)
+        if not isinstance(job, Job):
+            return job
+        if placement is not None:
             unknown = [n for first, last, _ in placement for n in (first, last) if n not in self._part.nodes]
             if unknown:
                 return self._never(Why("nodes", "no node {} in partition {}", (unknown[0], self.partition)))
-            return Insufficient(Why("resources", "{} is not free for job {}", (placement, job_id)))
+            if not self._pool.holds(job, placement):
+                return Insufficient(Why("resources", "{} is not free for job {}", (placement, job_id)))
+        elif not self._pool.fits(job):
+            return Insufficient(Why("resources", "needs {} nodes, {} are free", (job.processes, self._pool.free)))
+        if self._horizon is not None and not self._keeps_promises(job):
+            return Insufficient(Why("promise", "would take what is promised to another job", ()))
+        if placement is None:
+            placement = self._pool.pick(job)
+        assert placement is not None
         self._pool.take(job, placement)
         self._started[job_id] = Running(job, self.now_us, self.now_us + job.planned_us, placement)
         self.decisions.append(Start(job_id, placement, why, self.partition))
+        return Accepted(self.now_us)
+
+    def reserve(self, job_id: int, why: Why, *, keep: bool = False) -> Verdict:
+        """Promises the job the earliest start that breaks no other promise, every run using its whole limit; replaces its old one.
+
+        keep: commit it as a record that later passes honour; else it holds for this pass. Insufficient: no such time is known.
+        Cost: the first promise of a pass O(runs), further ones O(runs + promises) each.
+        """
+        job = self._job(job_id)
+        if not isinstance(job, Job):
+            return job
+        if self._horizon is None and not keep:
+            shadow = UnitShadow.of(job, self.now_us, self._pool.free, self._endings())
+            if shadow is None:
+                return Insufficient(UNKNOWN_TIME)
+            self._horizon, at_us = shadow, shadow.at_us
+        else:
+            timeline = self._horizon if isinstance(self._horizon, UnitTimeline) else self._timeline()
+            self._horizon = timeline
+            old = self._promises.pop(job_id, None)
+            if old is not None:
+                timeline.occupy(old, job.planned_us, -job.processes)
+            earliest = timeline.earliest(job.processes, job.planned_us)
+            if earliest is None:
+                if job_id in self._part.reservations:
+                    self.decisions.append(Unreserve(job_id, UNKNOWN_TIME, self.partition))
+                return Insufficient(UNKNOWN_TIME)
+            at_us = earliest
+            timeline.occupy(at_us, job.planned_us, job.processes)
+        self._promises[job_id] = at_us
+        if not keep or (recorded := self._part.reservations.get(job_id)) is None or recorded.start_us != at_us:
+            self.decisions.append(Reserve(job_id, at_us, keep, why, self.partition))
+        return Accepted(at_us)
+
+    def unreserve(self, job_id: int, why: Why) -> Verdict:
+        """Gives up the job's promise. Infeasible when it has none."""
+        self._check_open()
+        if self._promises.pop(job_id, None) is None:
+            return self._never(Why("state", "job {} has no reservation in partition {}", (job_id, self.partition)))
+        self._horizon = self._timeline() if self._promises else None
+        if job_id in self._part.reservations:
+            self.decisions.append(Unreserve(job_id, why, self.partition))
         return Accepted(self.now_us)
 
     def wake_at(self, at_us: int, why: Why) -> Verdict:
@@ -108,6 +186,49 @@ class Draft:
         self._open = False
         for run in reversed(self._started.values()):
             self._pool.give(run.job, run.placement)
+
+    def _job(self, job_id: int) -> Job | Infeasible:
+        self._check_open()
+        job = self._part.jobs.get(job_id)
+        if job is None or job_id in self._started:
+            return self._never(Why("state", "job {} does not wait in partition {}", (job_id, self.partition)))
+        if job_id in self._part.infeasible:
+            return self._never(Why("size", "job {} needs more than partition {} has", (job_id, self.partition)))
+        return job
+
+    def _keeps_promises(self, job: Job) -> bool:
+        """Starting the job now breaks no promise to another; if so, it is on the horizon from now on and its own promise is kept."""
+        horizon = self._horizon
+        assert horizon is not None
+        own = self._promises.get(job.id)
+        if own is not None:
+            if isinstance(horizon, UnitShadow):  # the only promise is its own
+                del self._promises[job.id]
+                self._horizon = None
+                return True
+            horizon.occupy(own, job.planned_us, -job.processes)
+            if not horizon.admits(job):
+                horizon.occupy(own, job.planned_us, job.processes)
+                return False
+            del self._promises[job.id]
+        elif not horizon.admits(job):
+            return False
+        horizon.started(job)
+        return True
+
+    def _endings(self) -> list[Ending]:
+        """When nodes come back: what ran before this pass and what it has started, sorted."""
+        if not self._started:
+            return self._part.endings
+        returns = self._pool.returns
+        return sorted(self._part.endings + [(run.end_us, run.job.id, returns(run.job, run.placement)) for run in self._started.values()])
+
+    def _timeline(self) -> UnitTimeline:
+        timeline = UnitTimeline(self.now_us, self._pool.free, self._endings())
+        for job_id, at_us in self._promises.items():
+            job = self._part.jobs[job_id]
+            timeline.occupy(at_us, job.planned_us, job.processes)
+        return timeline
 
     def _never(self, why: Why) -> Infeasible:
         self.refused += 1

@@ -51,7 +51,7 @@ class Unreserve(NamedTuple):
 
 
 class WakeAt(NamedTuple):
-    """Run a pass at this time at the latest, with `Cause.TIMER`."""
+    """Run a pass at this time at the latest, with `Cause.TIMER`. It replaces what earlier plans asked for this partition."""
 
     at_us: int
     why: Why

@@ -7,8 +7,9 @@ questions of feasibility only, and what is free is a number. Space O(ranges), wh
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from rmgr.sched.horizon_unit import UnitShadow, UnitTimeline
 from rmgr.sched.job import Job, Node, Placement, Span
 
 
@@ -52,6 +53,16 @@ class UnitPool:
     def fits(self, job: Job) -> bool:
         """It could start now. The job must be feasible. O(1)."""
         return job.processes <= self.free
+
+    def startable(self, jobs: Iterable[Job], horizon: UnitShadow | UnitTimeline | None) -> Iterator[Job]:
+        """Those of `jobs` that fit now and keep every promise, each judged when it is reached. O(1) for one that does not fit."""
+        free = self.free
+        for job in jobs:
+            if job.processes <= free and (horizon is None or horizon.admits(job)):
+                yield job
+                free = self.free
+                if not free:
+                    return
 
     def pick(self, job: Job) -> Placement | None:
         """The free nodes of lowest id. O(spans taken)."""
