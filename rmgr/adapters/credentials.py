@@ -144,10 +144,13 @@ def write_files(directory: Path | str, files: Mapping[str, bytes], *, replace: b
     where = Path(directory)
     there = [name for name in files if (where / name).exists()]
     if there and not replace:
-        raise ConfigError(f"{where / there[0]} exists already and is not overwritten", hint="choose another --dir, or remove it")
+        raise ConfigError(f"{where / there[0]} exists already and is not overwritten", hint="choose another place for it, or remove it")
     if not where.exists():
-        where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = Path(tempfile.mkdtemp(prefix=f".{where.name}.", dir=where.parent))  # 0700
+        try:
+            where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            draft = Path(tempfile.mkdtemp(prefix=f".{where.name}.", dir=where.parent))  # 0700
+        except OSError as error:
+            raise ConfigError(f"{where} cannot be made: {error.strerror}", hint="choose another place for it") from None
         try:
             _write_each(draft, files)
             draft.rename(where)

@@ -188,7 +188,7 @@ def verify_certificate(pem: bytes, ca_pem: bytes, now_s: float | None = None) ->
         certificate = x509.load_pem_x509_certificate(pem)
         ca = x509.load_pem_x509_certificate(ca_pem)
     except ValueError as error:
-        raise PermissionDenied(f"not a certificate: {error}") from None
+        raise PermissionDenied(f"not a certificate: {str(error).partition('. ')[0]}") from None
     try:
         certificate.verify_directly_issued_by(ca)
     except (InvalidSignature, TypeError, ValueError):

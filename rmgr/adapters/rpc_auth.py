@@ -173,7 +173,9 @@ class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
             if who is None or who.cluster != self._cluster:
                 raise PermissionDenied("this cluster is secured, and the call does not say who makes it")
             if who.role not in METHODS.get(method, frozenset()):
-                raise PermissionDenied(f"{method} is not for a {who.role} such as {who.name}")
+                is_person = who.role in (Role.USER, Role.OPERATOR)
+                hint = "" if is_person else "commands take a person's bundle: rmgr admin add-user NAME makes one"
+                raise PermissionDenied(f"{method} is not for a {who.role} such as {who.name}", hint=hint)
             if not who.key_id or self._is_revoked(who.key_id):
                 raise PermissionDenied(f"the key of {who.role} {who.name} was revoked", hint="ask the cluster's admin for a new one")
         except PermissionDenied as error:

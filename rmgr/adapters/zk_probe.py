@@ -120,7 +120,8 @@ def explain(hosts: str, looks: Sequence[Look], waited_s: float) -> RmgrError:
     if Finding.TLS in found:
         return NotConnected(
             f"no ZooKeeper at {hosts}: {sentences}",
-            hint="the certificate of a server and ca.crt of the bundle must belong together, be in date and name the host: rmgr doctor",
+            hint="is it a port for TLS (secureClientPort), as zookeeper_tls = true says? a server's certificate and ca.crt of the bundle "
+            "must belong together, be in date and name the host: rmgr doctor",
         )
     if found & {Finding.ANSWERS, Finding.NO_QUORUM}:
         hint = f"more than half of the {len(looks)} servers must run: start the others"
@@ -155,4 +156,6 @@ def tls_sentence(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return str(error.verify_message)
     reason = (error.reason or str(error)).replace("_", " ").lower()
+    if "(eof)" in reason or "eof occurred" in reason or "unexpected eof" in reason:
+        return "the connection was closed in the middle"
     return "it does not speak TLS" if reason in {"wrong version number", "record layer failure"} else reason

@@ -11,7 +11,7 @@ import click
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION, one_of
-from rmgr.errors import NotConnected
+from rmgr.errors import NotConnected, PermissionDenied, UsageError
 from rmgr.model.identity import Role, check_name
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ def authority_option(function: Any) -> Any:
 
 
 def as_admin(session: Session, directory: str | None) -> Authority:
-    """The cluster's authority; from now on the session has the admin's rights. Raises ConfigError, NotConnected."""
+    """The cluster's authority; from now on the session has the admin's rights. Raises ConfigError, PermissionDenied."""
     authority, where = open_authority(session, directory)
     session.config({"security": {"dir": str(where)}})
     return authority
 
 
 def open_authority(session: Session, directory: str | None) -> tuple[Authority, Path]:
-    """The cluster's authority and where it lies. Raises ConfigError, NotConnected."""
+    """The cluster's authority and where it lies. Raises ConfigError, PermissionDenied."""
     from rmgr.adapters.credentials import load_ca
     from rmgr.config import authority_directory
 
@@ -52,7 +52,10 @@ def open_authority(session: Session, directory: str | None) -> tuple[Authority, 
     places = (Path(directory).expanduser(),) if directory else (own, own.parent.parent, authority_directory())
     where = next((place for place in places if (place / "ca.key").exists()), None)
     if where is None and not directory:
-        raise NotConnected("which cluster's authority?", hint="name the directory that rmgr admin init made: --authority DIR")
+        raise PermissionDenied(
+            "this is for who has the cluster's authority, and it is not here",
+            hint="name the directory that rmgr admin init made: --authority DIR",
+        )
     found = where or places[0]
     return load_ca(found), found
 
@@ -78,11 +81,16 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
     from rmgr.adapters.invitation import Token
     from rmgr.cli.render import emit
     from rmgr.client import securing
+    from rmgr.runtime.secured import is_loopback
 
     check_name(name)
     ca = as_admin(session, authority)
     cluster, coordinator = session.config().cluster, session.coordinator()
     endpoints = securing.watchdogs(coordinator)
+    if endpoints and all(is_loopback(endpoint) for endpoint in endpoints):
+        session.note(
+            "every WatchDog listens on this machine alone: another one cannot join ([watchdog] listen = ADDRESS, or rmgr join --watchdog)"
+        )
     if not endpoints:
         raise NotConnected("no WatchDog runs whom the new machine could ask", hint="rmgr status; rmgr watchdog")
     securing.withdraw(coordinator, name=name)
@@ -158,6 +166,8 @@ def revoke(
     from rmgr.cli.render import emit
     from rmgr.client import securing
 
+    if not whom.strip():
+        raise UsageError("whom?", hint="a name or key id as rmgr admin identities lists it")
     ca = as_admin(session, authority)
     made = securing.revoke(
         session.coordinator(), ca.cert_pem, whom, role=Role(role) if role else None, by=session.me, reason=reason
@@ -169,6 +179,8 @@ def revoke(
         return
     for one in made:
         sys.stdout.write(f"{one.role} {one.name} is revoked (key {one.key_id})\n")
+    for person in sorted({one.role for one in made} & {Role.USER, Role.OPERATOR}):
+        session.note(f"who was not made with --gateway-only knows ZooKeeper's secret of role {person}: rmgr admin rotate --role {person}")
 
 
 def _state(one: Known) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +14,12 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION, one_of
 from rmgr.cli.render import emit
-from rmgr.errors import ConfigError, UsageError
+from rmgr.errors import ConfigError, PermissionDenied, UsageError
 from rmgr.model.identity import Role
 
 if TYPE_CHECKING:
     from rmgr.adapters.pki import Authority
+    from rmgr.adapters.zk import ZkCoordinator
 
 _ROLES = ("starter", "submitter", "user", "operator")
 _EXITS = "0 done, 2 usage, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
@@ -32,7 +34,7 @@ _EXITS = "0 done, 2 usage, 4 not the admin's directory, 5 ZooKeeper cannot be re
     rmgr admin add-node n4 --renew          # ... on another one""",
     exits=_EXITS,
 )
-@click.argument("what", type=one_of("what", ("zookeeper", "tls")), default="zookeeper")
+@click.argument("what", metavar="[zookeeper|tls]", type=one_of("kind of secret", ("zookeeper", "tls")), default="zookeeper")
 @click.argument("bundles", metavar="[DIR]...", nargs=-1)
 @click.option("--role", type=one_of("role", _ROLES), default="starter", metavar="ROLE", help="whose secret  [starter]")
 @click.option("--grace", "grace_s", type=DURATION, default=GRACE_S, metavar="DURATION", help="how long the old secret stays good  [15s]")
@@ -42,6 +44,7 @@ def rotate(session: Session, what: str, bundles: tuple[str, ...], role: str, gra
 
     Roles with a secret that can be rotated: starter, submitter, user, operator.
     Daemons fetch a new secret by themselves, unless their key was revoked; work goes on. After tls restart the daemon.
+    Bundles of the role beside the authority get the new secret at once.
     """
     if what == "tls":
         _renew_bundles(session, bundles, authority)
@@ -89,6 +92,33 @@ def rotate_role(session: Session, authority: Authority, role: Role, *, grace_s: 
     coordinator = session.coordinator()
     if not isinstance(coordinator, ZkCoordinator):
         raise NotConnected("secrets are rotated in ZooKeeper itself", hint="name it: --zk HOSTS")
-    rotate(coordinator, authority, Path(session.config().security.dir), role, grace_s=grace_s, report=session.note)
+    where = Path(session.config().security.dir)
+    renewed = rotate(coordinator, authority, where, role, grace_s=grace_s, report=session.note)
+    for place in refresh_bundles(coordinator, renewed, where, role):
+        session.note(f"{place} has the new secret")
     if role not in SELF_RENEWING:
-        session.note(f"{role}s who reach ZooKeeper themselves need new bundles: rmgr admin add-user NAME; those behind a gateway do not")
+        session.note(f"{role}s who reach ZooKeeper themselves need theirs again (from {where / 'bundles'}); those behind a gateway do not")
+
+
+def refresh_bundles(coordinator: ZkCoordinator, authority: Authority, where: Path, role: Role) -> list[Path]:
+    """Gives the bundles of a role that lie on this machine its new secret, but none whose key was revoked; returns them.
+
+    A bundle whose daemon does not run, or never met a WatchDog, could not fetch it by itself.
+    """
+    from rmgr.adapters.credentials import write_files
+    from rmgr.adapters.pki import named_in, verify_certificate
+    from rmgr.client.securing import identities
+    from rmgr.config import user_bundle
+
+    revoked = {one.identity.key_id for one in identities(coordinator, authority.cert_pem) if one.is_revoked}
+    files = {"zookeeper.secret": f"{role}:{authority.secrets[role]}".encode(), "roles.json": authority.files()["roles.json"]}
+    done = []
+    for place in (*sorted((where / "bundles").glob("*")), user_bundle()):
+        if not (place / "zookeeper.secret").exists():
+            continue
+        with contextlib.suppress(OSError, ValueError, PermissionDenied):  # not a bundle, another cluster's, or out of date
+            pem = (place / "sign.crt").read_bytes()
+            if named_in(pem).role == role and verify_certificate(pem, authority.cert_pem).identity.key_id not in revoked:
+                write_files(place, files, replace=True)
+                done.append(place)
+    return done

@@ -74,7 +74,7 @@ def _as_who_may_lock(session: Session, authority: str | None) -> None:
         return
     try:
         as_admin(session, authority)
-    except NotConnected:
+    except PermissionDenied:
         raise PermissionDenied(
             f"init-store holds a lock in ZooKeeper, which {credentials.identity.role} {credentials.identity.name} may not make",
             hint="type it where the authority is (--authority DIR), or with a WatchDog's bundle in RMGR_SECURITY_DIR",

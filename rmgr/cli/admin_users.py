@@ -19,7 +19,7 @@ from rmgr.model.identity import Role, check_name
     rmgr admin add-user ann
     rmgr admin add-user ann --gateway-only --days 90
     rmgr admin add-user bob --operator --out /mnt/usb/bob""",
-    exits="0 made, 2 a name that cannot be one, or a place that is taken, 5 no authority",
+    exits="0 made, 2 a name that cannot be one, or a place that is taken, 4 not the admin's directory",
 )
 @click.argument("name")
 @click.option("--operator", is_flag=True, help="may act on everybody's work, drain nodes, change settings")

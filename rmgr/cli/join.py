@@ -14,7 +14,7 @@ import click
 
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
-from rmgr.errors import ConfigError, UsageError
+from rmgr.errors import ConfigError, PermissionDenied, Unavailable, UsageError
 
 if TYPE_CHECKING:
     from rmgr.adapters.invitation import Token
@@ -49,7 +49,19 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
     renews = _has_joined(told, bundle, config)
     nonce = _nonce(where, told.invitation)
     asked = endpoints or told.endpoints
-    name, role, sealed = rpc_join.redeem(asked, invitation.tls_pair(told), nonce.read_text(), timeout_s=session.left_s(20.0) or 20.0)
+    try:
+        name, role, sealed = rpc_join.redeem(asked, invitation.tls_pair(told), nonce.read_text(), timeout_s=session.left_s(20.0) or 20.0)
+    except PermissionDenied as error:
+        nonce.unlink()  # it opens nothing any more
+        if renews:
+            error.hint = f"this machine is {told.role} {told.name} already: rmgr {told.role} --config {config}"
+        raise
+    except Unavailable as error:
+        raise Unavailable(
+            f"no WatchDog answers at {', '.join(asked)}: {error.message}",
+            hint="does one run there ([watchdog] listen), and does this machine reach it? --watchdog HOST:PORT names another; "
+            "the token stays good",
+        ) from None
     files = invitation.unseal_files(told.key, purpose(name), base64.b64decode(sealed))
     files["watchdogs.json"] = (json.dumps(list(asked)) + "\n").encode()
     write_files(bundle, files, replace=renews)
@@ -98,7 +110,8 @@ def _read(session: Session, source: str) -> str:
         with open(source, encoding="utf-8") as file:
             return file.read(_MOST)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the token cannot be read from {source}: {error}", hint="echo TOKEN | rmgr join -") from None
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"the token cannot be read from {source}: {why}", hint="echo TOKEN | rmgr join -") from None
 
 
 def _default_directory() -> Path:

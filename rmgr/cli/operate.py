@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from rmgr.coord import operator_ops, paths
 from rmgr.coord.multi import Committed, Conflict, Multi
 from rmgr.coord.records import decode_record
+from rmgr.coord.rights import Person, check_operator
 from rmgr.errors import CoordinationUnavailable, StateConflict
+from rmgr.model.identity import Role
 from rmgr.model.node import Drain
 from rmgr.model.queue import ClusterSettings
 
@@ -26,9 +28,10 @@ def read_drain(session: Session, node: str) -> Drain | None:
 
 
 def drain_node(session: Session, node: str, reason: str) -> None:
-    """Drains a node, or replaces the reason. Raises StateConflict, CoordinationUnavailable."""
+    """Drains a node, or replaces the reason. Raises PermissionDenied, StateConflict, CoordinationUnavailable."""
     from rmgr.cli.render import now_us
 
+    _for_operators(session, "draining a node")
     record = Drain(node=node, reason=reason, user=session.me, since_us=now_us())
 
     def attempt() -> Multi:
@@ -42,6 +45,7 @@ def resume_node(session: Session, node: str) -> bool:
     """Ends the drain of a node; False when it was not drained. Raises StateConflict, CoordinationUnavailable."""
     if read_drain(session, node) is None:
         return False
+    _for_operators(session, "resuming a node")
 
     def attempt() -> Multi | None:
         found = _get(session, paths.drain(node))
@@ -49,6 +53,14 @@ def resume_node(session: Session, node: str) -> bool:
 
     _commit(session, attempt, f"the drain of {node}")
     return True
+
+
+def _for_operators(session: Session, what: str) -> None:
+    """Says in words what ZooKeeper would refuse; a gateway knows who is one, and says so itself. Raises PermissionDenied."""
+    credentials = session.credentials()
+    if credentials is not None and not session.config().cluster.uses_gateway:
+        who = credentials.identity
+        check_operator(Person(name=who.name, role=who.role, is_operator=who.role is not Role.USER), what)
 
 
 def read_settings(session: Session) -> tuple[ClusterSettings, int]:
@@ -64,6 +76,7 @@ def apply_settings(session: Session, settings: ClusterSettings, version: int) ->
 
     Raises: StateConflict when somebody else has changed them meanwhile, or when a queue goes that still holds work.
     """
+    _for_operators(session, "changing the settings of the cluster")
     coordinator = session.coordinator()
     timeout_s = session.left_s(10.0) or 10.0
     old, _ = read_settings(session)

@@ -41,7 +41,8 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
             try:
                 coordinator.require_connected(max(0.1, end - time.monotonic()))
             except NotConnected as error:
-                raise NotConnected(error.message, hint=_nobody_there(session)) from error
+                is_handshake = "TLS handshake" in error.message
+                raise NotConnected(error.message, hint=error.hint if is_handshake else _nobody_there(session)) from error
         meta = verify(coordinator, config.cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
         belong_together(session, tree=meta.cluster_id)
     except BaseException:

@@ -119,7 +119,8 @@ def _stranger(credential: str) -> PermissionDenied:
     if not credential:
         return PermissionDenied(
             "this cluster is secured, and ZooKeeper does not know this process",
-            hint="ask its admin for credentials: rmgr admin add-user NAME; then set RMGR_SECURITY_DIR to their directory",
+            hint="ask its admin for credentials (a person: rmgr admin add-user NAME; a daemon: rmgr admin add-node NAME), "
+            "then set RMGR_SECURITY_DIR to their directory",
         )
     return PermissionDenied(
         f"ZooKeeper does not take the secret of role {credential} in these credentials for one of this cluster",

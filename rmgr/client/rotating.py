@@ -70,9 +70,9 @@ def rotate(
     _publish(coordinator, renewed, role, (new_id,))
     for _ in range(_ROUNDS):
         mended = check_tree(coordinator, mend=True).mended
-        report(f"the old secret of role {role} is off {mended} znodes")
         if not mended:
             break
+        report(f"the old secret of role {role} is off {mended} znodes")
         sleep(_ROUND_S)
     return renewed
 

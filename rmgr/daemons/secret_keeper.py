@@ -142,7 +142,15 @@ def let_in(coordinator: ZkCoordinator, credentials: Credentials, config: Config,
 
     Raises: PermissionDenied, Unavailable.
     """
-    fresh = renew(credentials, remembered(credentials))
+    endpoints = remembered(credentials)
+    if not endpoints:
+        who = credentials.identity
+        raise PermissionDenied(
+            f"ZooKeeper does not take the secret of role {who.role} in {credentials.directory} for one of this cluster",
+            hint=f"is it the bundle of this cluster ({who.cluster})? if the secret was rotated since, the bundle never met a WatchDog who "
+            f"could give it the new one: take a fresh one from AUTHORITY/bundles, or rmgr admin add-node {who.name} --renew",
+        )
+    fresh = renew(credentials, endpoints)
     if fresh.zookeeper_auth == credentials.zookeeper_auth:
         raise PermissionDenied(
             f"ZooKeeper refuses the secret of role {credentials.identity.role}, and it is the newest one", hint="rmgr doctor"
