@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rmgr.errors import StateConflict
+from rmgr.sched.horizon import Ending, Horizon, Timeline
+from rmgr.sched.horizon_node import NodeShadow, NodeTimeline
 from rmgr.sched.horizon_unit import UnitShadow, UnitTimeline
-from rmgr.sched.job import Job, Placement, Running
-from rmgr.sched.partition import Ending, Partition
+from rmgr.sched.job import Job, Placement, Reservation, Running
+from rmgr.sched.partition import Partition
 from rmgr.sched.plan import (
     Accepted,
     Decision,
@@ -25,6 +27,7 @@ from rmgr.sched.plan import (
     Why,
 )
 from rmgr.sched.policy import KeyedOrder
+from rmgr.sched.pool_unit import UnitPool
 
 UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
 
@@ -39,6 +42,7 @@ class Draft:
         "_pool",
         "_promises",
         "_started",
+        "_timeline",
         "decisions",
         "left",
         "now_us",
@@ -52,8 +56,9 @@ class Draft:
         self._part = part
         self._pool = part.pool
         self._started: dict[int, Running] = {}
-        self._promises: dict[int, int] = {}
-        self._horizon: UnitShadow | UnitTimeline | None = None
+        self._promises: dict[int, Reservation] = {}
+        self._timeline: Timeline | None = None  #: of all promises, where there may be many
+        self._horizon: Horizon | None = None  #: the timeline, or the shadow of the only promise
         self._open = True
         self.partition = part.name
         self.now_us = now_us
@@ -63,9 +68,8 @@ class Draft:
         self.rest: Why | None = None
         self.refused = 0
         if part.reservations:
-            for reservation in part.reservations.values():
-                self._promises[reservation.job_id] = reservation.start_us
-            self._horizon = self._timeline()
+            self._promises.update(part.reservations)
+            self._horizon = self._timeline = self._lay_out()
 
     # -- the view ---------------------------------------------------------------------------------------------------------
 
@@ -86,7 +90,8 @@ class Draft:
 
     def promised(self, job_id: int) -> int | None:
         """The start (us) that a reservation of this pass or of an earlier one promises the job."""
-        return self._promises.get(job_id)
+        held = self._promises.get(job_id)
+        return None if held is None else held.start_us
 
     def running(self) -> Iterator[Running]:
         """What ran before this pass, by job id."""
@@ -103,21 +108,26 @@ class Draft:
         job = self._job(job_id)
         if not isinstance(job, Job):
             return job
+        pool, horizon = self._pool, self._horizon
         if placement is not None:
             unknown = [n for first, last, _ in placement for n in (first, last) if n not in self._part.nodes]
             if unknown:
                 return self._never(Why("nodes", "no node {} in partition {}", (unknown[0], self.partition)))
-            if not self._pool.holds(job, placement):
+            if not pool.holds(job, placement):
                 return Insufficient(Why("resources", "{} is not free for job {}", (placement, job_id)))
-        elif not self._pool.fits(job):
-            return Insufficient(Why("resources", "needs {} nodes, {} are free", (job.processes, self._pool.free)))
-        if self._horizon is not None and not self._keeps_promises(job):
-            return Insufficient(Why("promise", "would take what is promised to another job", ()))
-        if placement is None:
-            placement = self._pool.pick(job)
-        assert placement is not None
-        self._pool.take(job, placement)
+        elif not pool.fits(job):
+            return Insufficient(Why("resources", "needs {} x {} cores, {} are free", (job.processes, job.threads, pool.free)))
+        if horizon is not None:
+            placement = self._within_promises(job, placement)
+            if placement is None:
+                return Insufficient(Why("promise", "would take what is promised to another job"))
+        elif placement is None:
+            placement = pool.pick(job)
+            assert placement is not None
+        pool.take(job, placement)
         self._started[job_id] = Running(job, self.now_us, self.now_us + job.planned_us, placement)
+        if self._horizon is not None:
+            self._horizon.started(job, placement)
         self.decisions.append(Start(job_id, placement, why, self.partition))
         return Accepted(self.now_us)
 
@@ -131,34 +141,37 @@ class Draft:
         if not isinstance(job, Job):
             return job
         if self._horizon is None and not keep:
-            shadow = UnitShadow.of(job, self.now_us, self._pool.free, self._endings())
+            shadow = self._shadow(job)
             if shadow is None:
                 return Insufficient(UNKNOWN_TIME)
-            self._horizon, at_us = shadow, shadow.at_us
+            self._horizon = shadow
+            held = Reservation(job_id, shadow.at_us, shadow.placement)
         else:
-            timeline = self._horizon if isinstance(self._horizon, UnitTimeline) else self._timeline()
-            self._horizon = timeline
+            timeline = self._timeline
+            if timeline is None:
+                timeline = self._horizon = self._timeline = self._lay_out()
             old = self._promises.pop(job_id, None)
             if old is not None:
-                timeline.occupy(old, job.planned_us, -job.processes)
-            earliest = timeline.earliest(job.processes, job.planned_us)
-            if earliest is None:
+                timeline.withdraw(job, old.start_us, old.placement)
+            found = timeline.earliest(job)
+            if found is None:
                 if job_id in self._part.reservations:
                     self.decisions.append(Unreserve(job_id, UNKNOWN_TIME, self.partition))
                 return Insufficient(UNKNOWN_TIME)
-            at_us = earliest
-            timeline.occupy(at_us, job.planned_us, job.processes)
-        self._promises[job_id] = at_us
-        if not keep or (recorded := self._part.reservations.get(job_id)) is None or recorded.start_us != at_us:
-            self.decisions.append(Reserve(job_id, at_us, keep, why, self.partition))
-        return Accepted(at_us)
+            held = Reservation(job_id, *found)
+            timeline.promise(job, *found)
+        self._promises[job_id] = held
+        if not keep or self._part.reservations.get(job_id) != held:
+            self.decisions.append(Reserve(job_id, held.start_us, held.placement, keep, why, self.partition))
+        return Accepted(held.start_us)
 
     def unreserve(self, job_id: int, why: Why) -> Verdict:
         """Gives up the job's promise. Infeasible when it has none."""
         self._check_open()
         if self._promises.pop(job_id, None) is None:
             return self._never(Why("state", "job {} has no reservation in partition {}", (job_id, self.partition)))
-        self._horizon = self._timeline() if self._promises else None
+        self._timeline = self._lay_out() if self._promises else None
+        self._horizon = self._timeline
         if job_id in self._part.reservations:
             self.decisions.append(Unreserve(job_id, why, self.partition))
         return Accepted(self.now_us)
@@ -196,38 +209,56 @@ class Draft:
             return self._never(Why("size", "job {} needs more than partition {} has", (job_id, self.partition)))
         return job
 
-    def _keeps_promises(self, job: Job) -> bool:
-        """Starting the job now breaks no promise to another; if so, it is on the horizon from now on and its own promise is kept."""
-        horizon = self._horizon
-        assert horizon is not None
+    def _within_promises(self, job: Job, placement: Placement | None) -> Placement | None:
+        """Where the job can start now without breaking a promise to another; its own promise is then kept. None: nowhere."""
         own = self._promises.get(job.id)
+        timeline = self._timeline
         if own is not None:
-            if isinstance(horizon, UnitShadow):  # the only promise is its own
+            if timeline is None:  # the only promise is its own
                 del self._promises[job.id]
                 self._horizon = None
-                return True
-            horizon.occupy(own, job.planned_us, -job.processes)
-            if not horizon.admits(job):
-                horizon.occupy(own, job.planned_us, job.processes)
-                return False
-            del self._promises[job.id]
-        elif not horizon.admits(job):
-            return False
-        horizon.started(job)
-        return True
+                return placement or self._pool.pick(job)
+            timeline.withdraw(job, own.start_us, own.placement)
+        horizon = self._horizon
+        assert horizon is not None
+        if placement is None:
+            placement = horizon.place(job)
+        elif not horizon.allows(job, placement):
+            placement = None
+        if own is not None and timeline is not None:
+            if placement is None:
+                timeline.promise(job, own.start_us, own.placement)
+            else:
+                del self._promises[job.id]
+        return placement
 
     def _endings(self) -> list[Ending]:
         """When nodes come back: what ran before this pass and what it has started, sorted."""
         if not self._started:
             return self._part.endings
         returns = self._pool.returns
-        return sorted(self._part.endings + [(run.end_us, run.job.id, returns(run.job, run.placement)) for run in self._started.values()])
+        own = [(run.end_us, run.job.id, returns(run.job, run.placement)) for run in self._started.values()]
+        return sorted(self._part.endings + own)
 
-    def _timeline(self) -> UnitTimeline:
-        timeline = UnitTimeline(self.now_us, self._pool.free, self._endings())
-        for job_id, at_us in self._promises.items():
-            job = self._part.jobs[job_id]
-            timeline.occupy(at_us, job.planned_us, job.processes)
+    def _run_of(self, job_id: int) -> Running:
+        return self._started.get(job_id) or self._part.running[job_id]
+
+    def _shadow(self, job: Job) -> UnitShadow | NodeShadow | None:
+        pool = self._pool
+        if isinstance(pool, UnitPool):
+            return UnitShadow.of(job, self.now_us, pool, self._endings())
+        return NodeShadow.of(job, self.now_us, pool, self._endings(), self._run_of)
+
+    def _lay_out(self) -> Timeline:
+        """A timeline with every promise on it."""
+        pool = self._pool
+        timeline: UnitTimeline | NodeTimeline
+        if isinstance(pool, UnitPool):
+            timeline = UnitTimeline(self.now_us, pool, self._endings())
+        else:
+            timeline = NodeTimeline(self.now_us, pool, self._endings(), self._run_of)
+        for held in self._promises.values():
+            timeline.promise(self._part.jobs[held.job_id], held.start_us, held.placement)
         return timeline
 
     def _never(self, why: Why) -> Infeasible:

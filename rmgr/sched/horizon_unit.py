@@ -1,54 +1,60 @@
-"""What promises leave free in a partition of identical one-core nodes: a shadow for one promise, a timeline of counts for many.
-
-Both answer the draft's question: may this job start now and run for its whole limit without breaking a promise?
-"""
+"""What promises leave free in a partition of identical one-core nodes: a shadow for one promise, a timeline of counts for many."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from rmgr.sched.job import Job
+from rmgr.sched.horizon import Ending
+from rmgr.sched.job import Job, Placement
+from rmgr.sched.pool_unit import UnitPool
 
 
-@dataclass(slots=True)
 class UnitShadow:
     """One promise: from `at_us` on, all but `extra` of the free nodes belong to it."""
 
-    now_us: int
-    at_us: int
-    extra: int
+    __slots__ = ("_now", "_pool", "at_us", "extra", "placement")
+
+    def __init__(self, pool: UnitPool, now_us: int, at_us: int, extra: int) -> None:
+        self._pool, self._now, self.at_us, self.extra = pool, now_us, at_us, extra
+        self.placement: Placement = ()
 
     @classmethod
-    def of(cls, job: Job, now_us: int, free: int, endings: Sequence[tuple[int, int, int]]) -> UnitShadow | None:
+    def of(cls, job: Job, now_us: int, pool: UnitPool, endings: Sequence[Ending]) -> UnitShadow | None:
         """The earliest time at which `job` fits if every run uses its limit; None when it never does. An overdue run ends "soon".
 
         Args: endings: (end, job id, nodes that come back), sorted. Cost: O(runs that end before it).
         """
         soon = now_us + 1
-        at_us = now_us
+        at_us, free, wanted = now_us, pool.free, job.processes
         for end_us, _, units in endings:
-            if free >= job.processes and end_us > at_us:
+            if free >= wanted and end_us > at_us:
                 break
             at_us = max(soon, end_us)
             free += units
-        return cls(now_us, at_us, free - job.processes) if free >= job.processes else None
+        return cls(pool, now_us, at_us, free - wanted) if free >= wanted else None
 
     def admits(self, job: Job) -> bool:
-        return job.processes <= self.extra or self.now_us + job.planned_us <= self.at_us
+        return job.processes <= self.extra or self._now + job.planned_us <= self.at_us
 
-    def started(self, job: Job) -> None:
-        if self.now_us + job.planned_us > self.at_us:
+    def place(self, job: Job) -> Placement | None:
+        return self._pool.pick(job) if self.admits(job) else None
+
+    def allows(self, job: Job, placement: Placement) -> bool:  # noqa: ARG002 - nodes are alike
+        return self.admits(job)
+
+    def started(self, job: Job, placement: Placement) -> None:  # noqa: ARG002 - nodes are alike
+        if self._now + job.planned_us > self.at_us:
             self.extra -= job.processes
 
 
 class UnitTimeline:
     """Free nodes per step: `_frees[i]` from `_times[i]` until `_times[i + 1]`, the last step for ever. Promises are subtracted from it."""
 
-    __slots__ = ("_frees", "_now", "_times")
+    __slots__ = ("_frees", "_now", "_pool", "_times")
 
-    def __init__(self, now_us: int, free: int, endings: Iterable[tuple[int, int, int]]) -> None:
+    def __init__(self, now_us: int, pool: UnitPool, endings: Iterable[Ending]) -> None:
+        free = pool.free
         times, frees = [now_us], [free]
         for end_us, _, units in endings:
             at = end_us if end_us > now_us else now_us + 1
@@ -58,10 +64,9 @@ class UnitTimeline:
             else:
                 times.append(at)
                 frees.append(free)
-        self._times, self._frees, self._now = times, frees, now_us
+        self._times, self._frees, self._now, self._pool = times, frees, now_us, pool
 
     def admits(self, job: Job) -> bool:
-        """The job fits from now on for its whole limit."""
         end = self._now + job.planned_us
         wanted = job.processes
         for at, free in zip(self._times, self._frees, strict=True):
@@ -71,23 +76,35 @@ class UnitTimeline:
                 return False
         return True
 
-    def started(self, job: Job) -> None:
-        self.occupy(self._now, job.planned_us, job.processes)
+    def place(self, job: Job) -> Placement | None:
+        return self._pool.pick(job) if self.admits(job) else None
 
-    def earliest(self, wanted: int, length_us: int) -> int | None:
-        """The first time from which `wanted` nodes stay free for `length_us`; None if there is none. O(steps)."""
-        times, frees = self._times, self._frees
+    def allows(self, job: Job, placement: Placement) -> bool:  # noqa: ARG002 - nodes are alike
+        return self.admits(job)
+
+    def started(self, job: Job, placement: Placement) -> None:  # noqa: ARG002 - nodes are alike
+        self._occupy(self._now, job.planned_us, job.processes)
+
+    def earliest(self, job: Job) -> tuple[int, Placement] | None:
+        """The first time from which enough nodes stay free for the job's limit. O(steps)."""
+        wanted, length_us = job.processes, job.planned_us
         start = -1  # where the current run of sufficient steps began
-        for at, free in zip(times, frees, strict=True):
+        for at, free in zip(self._times, self._frees, strict=True):
             if start >= 0 and at - start >= length_us:
-                return start
+                break
             if free < wanted:
                 start = -1
             elif start < 0:
                 start = at
-        return start if start >= 0 else None
+        return (start, ()) if start >= 0 else None
 
-    def occupy(self, start_us: int, length_us: int, count: int) -> None:
+    def promise(self, job: Job, at_us: int, placement: Placement) -> None:  # noqa: ARG002 - nodes are alike
+        self._occupy(at_us, job.planned_us, job.processes)
+
+    def withdraw(self, job: Job, at_us: int, placement: Placement) -> None:  # noqa: ARG002 - nodes are alike
+        self._occupy(at_us, job.planned_us, -job.processes)
+
+    def _occupy(self, start_us: int, length_us: int, count: int) -> None:
         """Takes (or, with a negative count, gives back) nodes during an interval; what lies before now is left out."""
         frees = self._frees
         low = self._cut(max(start_us, self._now))
@@ -98,10 +115,6 @@ class UnitTimeline:
             if 0 < i < len(frees) and frees[i] == frees[i - 1]:
                 del frees[i], self._times[i]
 
-    def lowest(self) -> int:
-        """Fewest free nodes at any time: below 0, promises overlap."""
-        return min(self._frees)
-
     def _cut(self, at_us: int) -> int:
         times = self._times
         i = bisect_left(times, at_us)
@@ -109,6 +122,3 @@ class UnitTimeline:
             times.insert(i, at_us)
             self._frees.insert(i, self._frees[i - 1])
         return i
-
-    def free_at(self, at_us: int) -> int:
-        return self._frees[bisect_right(self._times, at_us) - 1]

@@ -94,6 +94,7 @@ class Reservation(NamedTuple):
 
     job_id: int
     start_us: int
+    placement: Placement = ()  #: () where any nodes will do
 
 
 def nodes_of(placement: Placement) -> list[int]:

@@ -6,14 +6,14 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from rmgr.sched.horizon import Ending
 from rmgr.sched.job import Job, Node, Reservation, Running
 from rmgr.sched.policy import KeyedOrder
+from rmgr.sched.pool_node import NodePool
 from rmgr.sched.pool_unit import UnitPool
 from rmgr.sched.waiting import SortedJobs
 
-#: (when the limit ends it, job id, units of the pool that come back then)
-Ending: TypeAlias = tuple[int, int, int]
-Pool: TypeAlias = UnitPool
+Pool: TypeAlias = UnitPool | NodePool
 
 
 def arrival(job: Job) -> tuple[int, ...]:
@@ -95,4 +95,5 @@ class Partition:
             self.add_job(job)
 
     def _pool(self) -> Pool:
-        return UnitPool(self.nodes.values())
+        nodes = self.nodes.values()
+        return UnitPool(nodes) if UnitPool.serves(nodes) else NodePool(nodes)

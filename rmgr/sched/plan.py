@@ -37,6 +37,7 @@ class Reserve(NamedTuple):
 
     job_id: int
     start_us: int
+    placement: Placement  #: () where any nodes will do
     keep: bool
     why: Why
     partition: str = "default"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
-from rmgr.sched.horizon_unit import UnitShadow, UnitTimeline
+from rmgr.sched.horizon import Horizon
 from rmgr.sched.job import Job, Node, Placement, Span
 
 
@@ -54,7 +54,7 @@ class UnitPool:
         """It could start now. The job must be feasible. O(1)."""
         return job.processes <= self.free
 
-    def startable(self, jobs: Iterable[Job], horizon: UnitShadow | UnitTimeline | None) -> Iterator[Job]:
+    def startable(self, jobs: Iterable[Job], horizon: Horizon | None) -> Iterator[Job]:
         """Those of `jobs` that fit now and keep every promise, each judged when it is reached. O(1) for one that does not fit."""
         free = self.free
         for job in jobs:

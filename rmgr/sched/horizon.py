@@ -1,0 +1,51 @@
+"""What promises leave free: the question a draft asks before a start, and the record of what is promised.
+
+Two representations answer it: `horizon_unit.py` with counts (identical one-core nodes), `horizon_node.py` with free capacity per node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from rmgr.sched.job import Job, Placement, Running
+
+#: (when the limit ends it, job id, units of the pool that come back then)
+Ending: TypeAlias = tuple[int, int, int]
+RunOf: TypeAlias = Callable[[int], Running]
+
+
+class Horizon(Protocol):
+    """May a job start now and run for its whole limit without breaking a promise?"""
+
+    def admits(self, job: Job) -> bool:
+        """Yes, on the nodes that `place` would choose. The job fits now, promises aside."""
+        ...
+
+    def place(self, job: Job) -> Placement | None:
+        """The free nodes of lowest id on which it may."""
+        ...
+
+    def allows(self, job: Job, placement: Placement) -> bool:
+        """It may on these nodes, which are free now."""
+        ...
+
+    def started(self, job: Job, placement: Placement) -> None:
+        """It did: the pool has it."""
+        ...
+
+
+class Timeline(Horizon, Protocol):
+    """The horizon of many promises."""
+
+    def earliest(self, job: Job) -> tuple[int, Placement] | None:
+        """When and where the job could be promised a start; None when no such time is known. Counts need no nodes: placement `()`."""
+        ...
+
+    def promise(self, job: Job, at_us: int, placement: Placement) -> None:
+        """From `at_us` on, for its limit, this is the job's."""
+        ...
+
+    def withdraw(self, job: Job, at_us: int, placement: Placement) -> None:
+        """It is not."""
+        ...

@@ -1,0 +1,186 @@
+"""Free cores and memory of a partition of any nodes: per node, with counts per shape of process that follow every change.
+
+Asking whether a job fits costs O(nodes changed since a job of its shape asked), so a pass over a long queue does not look at nodes again
+for each job. Placing costs O(nodes looked at), beginning at the first node where that shape fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rmgr.sched.horizon import Horizon
+from rmgr.sched.job import Job, Node, Placement, Shape, Span
+
+
+@dataclass(slots=True)
+class _Fit:
+    """How many processes of one shape fit on each node, as of entry `at` of the log of changes."""
+
+    counts: list[int]
+    total: int
+    at: int
+    low: int = 0  #: no node before this one has room
+
+
+class NodePool:
+    """`take` then `give` restores it exactly. Positions are those of the nodes in ascending order of id."""
+
+    __slots__ = ("_at", "_fits", "_ids", "_log", "_nodes", "_possible", "cores", "memory")
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._nodes = sorted(nodes, key=_id)
+        self._ids = [node.id for node in self._nodes]
+        self._at = {node: i for i, node in enumerate(self._ids)}
+        self._fits: dict[Shape, _Fit] = {}
+        self._possible: dict[Shape, int] = {}
+        self._log: list[int] = []  #: positions changed, oldest first
+        self.cores = [node.cores for node in self._nodes]  #: free, closed nodes' too
+        self.memory = [node.memory_bytes for node in self._nodes]
+
+    def clone(self) -> NodePool:
+        """The same nodes with the same free capacity; changes to one do not touch the other. O(nodes)."""
+        other = NodePool.__new__(NodePool)
+        other._nodes, other._ids, other._at, other._possible = self._nodes, self._ids, self._at, self._possible  # noqa: SLF001 - its own class
+        other._fits, other._log = {}, []  # noqa: SLF001 - its own class
+        other.cores, other.memory = self.cores.copy(), self.memory.copy()
+        return other
+
+    @property
+    def free(self) -> int:
+        """Free cores of open nodes."""
+        return sum(cores for cores, node in zip(self.cores, self._nodes, strict=True) if not node.closed)
+
+    def feasible(self, job: Job) -> bool:
+        """It could run if the partition were empty and open."""
+        possible = self._possible.get(job.shape)
+        if possible is None:
+            possible = sum(_room(job.shape, node, node.cores, node.memory_bytes) for node in self._nodes)
+            self._possible[job.shape] = possible
+        return job.processes <= possible
+
+    def fits(self, job: Job) -> bool:
+        """It could start now."""
+        return job.processes <= self._fit(job.shape).total
+
+    def startable(self, jobs: Iterable[Job], horizon: Horizon | None) -> Iterator[Job]:
+        """Those of `jobs` that fit now and keep every promise, each judged when it is reached."""
+        for job in jobs:
+            if job.processes <= self._fit(job.shape).total and (horizon is None or horizon.admits(job)):
+                yield job
+
+    def pick(self, job: Job) -> Placement | None:
+        """The free nodes of lowest id, as many processes on each as fit."""
+        fit = self._fit(job.shape)
+        wanted = job.processes
+        if wanted > fit.total:
+            return None
+        counts, ids = fit.counts, self._ids
+        while not counts[fit.low]:
+            fit.low += 1
+        spans: list[Span] = []
+        first = last = processes = -1
+        for i in range(fit.low, len(counts)):
+            count = min(counts[i], wanted)
+            if not count:
+                continue
+            if count == processes and ids[i] == last + 1:
+                last = ids[i]
+            else:
+                if processes > 0:
+                    spans.append((first, last, processes))
+                first = last = ids[i]
+                processes = count
+            wanted -= count
+            if not wanted:
+                break
+        spans.append((first, last, processes))
+        return tuple(spans)
+
+    def holds(self, job: Job, placement: Placement) -> bool:
+        """These nodes exist, have room now, and take all processes: the check of a placement that somebody else chose."""
+        counts = self._fit(job.shape).counts
+        total, after = 0, -1
+        for first, last, processes in placement:
+            if first <= after or last < first or processes < 1:
+                return False
+            for node in range(first, last + 1):
+                i = self._at.get(node)
+                if i is None or counts[i] < processes:
+                    return False
+            total, after = total + processes * (last - first + 1), last
+        return total == job.processes
+
+    def take(self, job: Job, placement: Placement) -> None:
+        """What the job needs there is no longer free."""
+        self._change(job, placement, -1)
+
+    def give(self, job: Job, placement: Placement) -> None:
+        """What the job needs there is free again."""
+        self._change(job, placement, 1)
+
+    def returns(self, job: Job, _placement: Placement) -> int:
+        """Cores that come back when it ends."""
+        return job.cpus
+
+    def lower(self, other: NodePool, positions: Iterable[int] | None = None) -> None:
+        """Nothing more is free here than there, on every node or on these."""
+        for i in range(len(self._ids)) if positions is None else positions:
+            self.cores[i] = min(self.cores[i], other.cores[i])
+            self.memory[i] = min(self.memory[i], other.memory[i])
+            self._log.append(i)
+
+    def positions(self, placement: Placement) -> list[int]:
+        """Of the placement's nodes."""
+        return [self._at[node] for first, last, _ in placement for node in range(first, last + 1)]
+
+    def _change(self, job: Job, placement: Placement, sign: int) -> None:
+        threads, memory_bytes, _, exclusive = job.shape
+        log = self._log
+        if len(log) > 8 * len(self._ids) + 1000:
+            log.clear()
+            self._fits.clear()
+        for first, last, processes in placement:
+            for node in range(first, last + 1):
+                i = self._at[node]
+                self.cores[i] += sign * (self._nodes[i].cores if exclusive else threads * processes)
+                self.memory[i] += sign * (self._nodes[i].memory_bytes if exclusive else memory_bytes * processes)
+                log.append(i)
+
+    def _fit(self, shape: Shape) -> _Fit:
+        fit = self._fits.get(shape)
+        log, cores, memory, nodes = self._log, self.cores, self.memory, self._nodes
+        if fit is not None and fit.at == len(log):
+            return fit
+        if fit is None or len(log) - fit.at > len(nodes):
+            counts = [0 if n.closed else _room(shape, n, c, m) for n, c, m in zip(nodes, cores, memory, strict=True)]
+            fit = self._fits[shape] = _Fit(counts, sum(counts), len(log))
+            return fit
+        counts = fit.counts
+        for i in log[fit.at :]:
+            if nodes[i].closed:
+                continue
+            count = _room(shape, nodes[i], cores[i], memory[i])
+            fit.total += count - counts[i]
+            counts[i] = count
+            if count and i < fit.low:
+                fit.low = i
+        fit.at = len(log)
+        return fit
+
+
+def _room(shape: Shape, node: Node, cores: int, memory: int) -> int:
+    """Processes of this shape that fit into so many free cores and bytes of the node."""
+    threads, memory_bytes, features, exclusive = shape
+    if exclusive and cores != node.cores:
+        return 0
+    if features and not set(features) <= set(node.features):
+        return 0
+    count = cores // threads
+    if memory_bytes and node.memory_bytes:
+        count = min(count, memory // memory_bytes)
+    return max(count, 0)
+
+
+def _id(node: Node) -> int:
+    return node.id
