@@ -143,17 +143,21 @@ def command_group(
     """Makes a group (`rmgr config`, with `show`, `check`, ... below it) of a function that gets the `Session`."""
 
     def decorate(function: Callable[..., Any]) -> RmgrGroup:
-        made = click.command(name, cls=kind, epilog=_epilog(examples, exits), **attributes)(_with_session(function))
+        made = click.command(name, cls=kind, epilog=_epilog(examples, exits), **attributes)(
+            _with_session(function, is_whole=False)
+        )
         made.params += global_options()
         return made
 
     return decorate
 
 
-def _with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_session(function: Callable[..., Any], *, is_whole: bool = True) -> Callable[..., Any]:
+    """is_whole: the line ends here; below a group the words of a command are still to be understood."""
+
     def call(**values: Any) -> Any:
         session = click.get_current_context().ensure_object(Session)
-        session.is_parsed = True
+        session.is_parsed = is_whole
         return function(session, **values)
 
     call.__doc__ = function.__doc__

@@ -50,6 +50,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Data": {
         "store": ("store:store", "Values in the data store: ls, put, get, rm, du"),
     },
+    "Research": {
+        "sim": ("sim:sim", "Policies on a virtual clock: traces in, schedules and measures out"),
+    },
     "Daemons": {
         "starter": ("daemons:starter", "Run work on this machine"),
         "watchdog": ("daemons:watchdog", "Watch over nodes and work"),

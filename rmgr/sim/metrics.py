@@ -31,7 +31,7 @@ def summary(result: Result) -> dict[str, int | float]:
     ran = [outcome for outcome in result.outcomes if outcome.spells]
     if not ran:
         nothing: dict[str, int | float] = dict.fromkeys(_NAMES, 0)
-        return nothing | {"jobs": len(result.outcomes), "passes": result.passes} | _measured(result)
+        return nothing | {"jobs": len(result.outcomes), "jobs_rejected": len(result.outcomes), "passes": result.passes} | _measured(result)
     waits = [outcome.wait_us for outcome in ran]
     turnarounds = [outcome.turnaround_us for outcome in ran]
     runs = [outcome.ran_us for outcome in ran]
@@ -50,6 +50,7 @@ def summary(result: Result) -> dict[str, int | float]:
         "utilisation": work / (result.processors * makespan),
         "jobs_waiting_zero": waits.count(0),
         "jobs": len(result.outcomes),
+        "jobs_rejected": len(result.outcomes) - count,
         "passes": result.passes,
     }
     return found | _measured(result)

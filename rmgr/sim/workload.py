@@ -74,6 +74,12 @@ class Workload:
         above, below = factor.numerator, factor.denominator * SECOND
         return replace(self, jobs=tuple(replace(job, submit_us=job.submit_us * above // below * SECOND) for job in self.jobs))
 
+    def first(self, count: int) -> Workload:
+        """Its first `count` jobs, or all when there are not as many. Raises: UsageError for fewer than one."""
+        if count < 1:
+            raise UsageError(f"a workload of {count} jobs is none", hint="at least 1")
+        return replace(self, jobs=self.jobs[:count])
+
     def at_load(self, load: Fraction) -> Workload:
         """The same jobs arriving so that the offered load becomes `load` (up to the rounding of submit times to seconds)."""
         if load <= 0:

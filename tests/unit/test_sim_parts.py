@@ -87,6 +87,7 @@ def test_measures_of_a_run_worked_out_by_hand() -> None:
         "utilisation": (20 + 10 + 80 + 1) / (4 * 41),
         "jobs_waiting_zero": 3,
         "jobs": 4,
+        "jobs_rejected": 0,
         "passes": 5,
         "wall_seconds": 0.5,
         "jobs_per_second": 8.0,

@@ -1,0 +1,101 @@
+"""One experiment as plain values: workload, machine, policy, load, seed. The same values give the same run, in any process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from rmgr.errors import UsageError
+from rmgr.sched.catalogue import policy_named
+from rmgr.sched.policy import Stage
+from rmgr.sim.driver import Setting, simulate
+from rmgr.sim.machine import Machine
+from rmgr.sim.outcome import Result
+from rmgr.sim.validate import check
+from rmgr.sim.workload import Workload, read_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What `rmgr sim run` was asked for.
+
+    Attributes:
+        source: path of a trace. policy, params: as the catalogue names them. nodes: None = as the trace's header says; cores: of a node.
+        load: offered load to which arrivals are stretched; interarrival: factor on submit times; at most one of them, None = as they are.
+        most_jobs: the first so many of the workload, None = all. seed: of the run.
+        tick_us: passes only at its multiples, 0 = at every event.
+    """
+
+    source: str
+    policy: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    nodes: int | None = None
+    cores: int = 1
+    load: Fraction | None = None
+    interarrival: Fraction | None = None
+    most_jobs: int | None = None
+    seed: int = 0
+    tick_us: int = 0
+
+    def workload(self) -> Workload:
+        """The jobs as they will be submitted. Raises: UsageError (see `read_trace`), or when load and interarrival are both given."""
+        if self.load is not None and self.interarrival is not None:
+            raise UsageError("--load and --interarrival both stretch the arrivals", hint="give one of them")
+        processors = Machine(self.nodes, self.cores).processors if self.nodes is not None else None
+        found = read_trace(self.source, processors=processors)
+        if self.most_jobs is not None:
+            found = found.first(self.most_jobs)
+        if self.interarrival is not None:
+            found = found.stretched(self.interarrival)
+        return found.at_load(self.load) if self.load is not None else found
+
+    def setting(self, workload: Workload) -> Setting:
+        """Machine and policy for it. Raises: ConfigError for an unknown policy or parameter; UsageError for an impossible machine."""
+        nodes = self.nodes
+        if nodes is None:
+            nodes, rest = divmod(workload.processors, self.cores)
+            if rest:
+                raise UsageError(f"{workload.processors} processors are no whole number of nodes with {self.cores} cores", hint="--nodes N")
+        return Setting(
+            nodes=nodes,
+            cores=self.cores,
+            pipeline=self.pipeline(),
+            policy=self.policy,
+            seed=self.seed,
+            tick_us=self.tick_us,
+        )
+
+    def pipeline(self) -> tuple[Stage, ...]:
+        """The policy on every partition. Raises: ConfigError for an unknown policy or parameter."""
+        return (Stage(policy_named(self.policy, self.params)),)
+
+    def described(self) -> dict[str, Any]:
+        """Everything that decides the result, for manifests and JSON."""
+        return {
+            "source": self.source,
+            "policy": self.policy,
+            "params": dict(sorted(self.params.items())),
+            "nodes": self.nodes,
+            "cores": self.cores,
+            "load": _plain(self.load),
+            "interarrival": _plain(self.interarrival),
+            "jobs": self.most_jobs,
+            "seed": self.seed,
+            "tick_seconds": self.tick_us / 1e6,
+        }
+
+
+def carry_out(
+    experiment: Experiment, workload: Workload, *, validate: bool = False, on_progress: Callable[[int], None] | None = None
+) -> Result:
+    """Runs it, and checks the schedule when asked to. Raises: as `simulate` and `validate.check`."""
+    result = simulate(workload, experiment.setting(workload), on_progress=on_progress)
+    if validate:
+        check(result, workload)
+    return result
+
+
+def _plain(value: Fraction | None) -> float | None:
+    return None if value is None else float(value)

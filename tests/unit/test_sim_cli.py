@@ -1,0 +1,103 @@
+"""`rmgr sim run`: files and JSON as cli.md section 9 has them, the same bytes twice, and clear errors that leave nothing behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from rmgr.cli.main import run
+
+TRACE = str(Path(__file__).resolve().parents[1] / "papers" / "extracts" / "kth_first_2000.swf.gz")
+SUMMARY = {
+    "makespan",
+    "mean_waiting_time",
+    "max_waiting_time",
+    "mean_turnaround_time",
+    "mean_slowdown",
+    "mean_bounded_slowdown",
+    "utilisation",
+    "jobs",
+    "passes",
+    "wall_seconds",
+    "jobs_per_second",
+}
+
+Captured = pytest.CaptureFixture[str]
+
+
+def digests(directory: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
+
+
+def test_two_runs_give_the_same_bytes(tmp_path: Path, capsys: Captured) -> None:
+    for name in ("a", "b"):
+        assert run(["sim", "run", TRACE, "--policy", "first_fit", "--out", str(tmp_path / name), "--validate", "--seed", "7"]) == 0
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+    assert sorted(digests(tmp_path / "a")) == ["jobs.csv", "schedule.json"]
+    told = capsys.readouterr().out
+    assert "kth_first_2000 under first_fit on 100 processors" in told
+    assert "Lars Malinowsky" in told
+    assert f"again         rmgr sim run {TRACE} --policy first_fit" in told
+
+
+def test_json_has_the_summary_that_the_file_has(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "out"
+    assert run(["sim", "run", TRACE, "--policy", "fcfs", "--jobs", "300", "--out", str(out), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "rmgr/1"
+    assert set(answer["summary"]) >= SUMMARY
+    written = json.loads((out / "schedule.json").read_text())
+    measured = {key: answer["summary"][key] for key in ("wall_seconds", "jobs_per_second")}
+    assert written | measured == answer["summary"]
+    assert answer["summary"]["jobs"] == 300
+    assert len((out / "jobs.csv").read_text().splitlines()) == 301
+    assert answer["experiment"]["nodes"] == 100
+
+
+def test_arrivals_are_stretched_to_the_load_that_was_asked_for(capsys: Captured) -> None:
+    assert run(["sim", "run", TRACE, "--policy", "fcfs", "--load", ".5", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["workload"]["offered_load"] == pytest.approx(0.5, rel=1e-4)
+
+
+def test_passes_only_at_ticks(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["sim", "run", TRACE, "--policy", "easy", "--jobs", "200", "--tick", "10m", "--validate", "--out", str(tmp_path / "o")]) == 0
+    capsys.readouterr()
+    rows = [line.split(",") for line in (tmp_path / "o" / "jobs.csv").read_text().splitlines()[1:]]
+    assert {int(row[8]) % 600 for row in rows} == {0}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message", "hint"),
+    [
+        (["--policy", "esay"], 2, "esay", "easy"),
+        (["--policy", "easy", "--param", "odrer=sjf"], 2, "odrer", "order"),
+        (["--policy", "easy", "--param", "order"], 2, "NAME=VALUE", ""),
+        (["--policy", "easy", "--load", "0"], 2, "'0' is not a factor", "above 0"),
+        (["--policy", "easy", "--load", ".7", "--interarrival", ".9"], 2, "both stretch", ""),
+        (["--policy", "easy", "--nodes", "0"], 2, "0", ""),
+        (["--policy", "easy", "--cores", "7"], 2, "100 processors are no whole number of nodes with 7 cores", "--nodes"),
+        (["--policy", "easy", "--out", "{existing}"], 2, "exists already", "never mixed"),
+        (["--policy", "easy", "--out", "{existing}/no/where"], 2, "is no directory", "mkdir"),
+    ],
+)
+def test_errors_name_what_is_wrong_and_what_to_do(
+    words: list[str], code: int, message: str, hint: str, tmp_path: Path, capsys: Captured
+) -> None:
+    words = [word.format(existing=tmp_path) for word in words]
+    assert run(["sim", "run", TRACE, *words, "--json"]) == code
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert message in error["message"]
+    assert hint in f"{error['message']} {error['hint']}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_trace_leaves_no_results(tmp_path: Path, capsys: Captured) -> None:
+    short = tmp_path / "short.swf.gz"
+    short.write_bytes(Path(TRACE).read_bytes()[:9000])
+    assert run(["sim", "run", str(short), "--policy", "fcfs", "--out", str(tmp_path / "out")]) == 2
+    assert "ends in the middle" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
