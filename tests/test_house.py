@@ -143,6 +143,11 @@ def test_every_file_says_in_its_first_line_which_idea_it_holds() -> None:
     assert [shown(p) for p in sources() if not (ast.get_docstring(tree_of(p)) or "").strip()] == []
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == [], "pytest imports them by that name"
+
+
 def test_no_file_is_named_after_nothing() -> None:
     assert [shown(p) for p in files(".py") if p.name in FORBIDDEN_NAMES] == []
 

@@ -410,7 +410,7 @@ def test_garbage_in_the_queue_stops_nobody(scene: Scene, garbage: bytes) -> None
 
 def test_garbage_among_the_outcomes_stops_nobody(scene: Scene) -> None:
     with scene.ann.connection() as connection:
-        queue = TaskQueue(_length, connection=connection, name=unique())
+        queue = TaskQueue(_size, connection=connection, name=unique())
         outcome = scene.mallory.commit(Create(paths.fragment_prefix(queue.id), b"\xc1", sequence=True))
         assert isinstance(outcome, Committed)
         assert queue.submit_call("abc").result(20) == 3
@@ -455,6 +455,11 @@ def _end_of(future: Any) -> Any:
 
 
 def _length(text: str) -> int:
+    return len(text)
+
+
+def _size(text: str) -> int:
+    """A function of its own: that a node could not have another one is remembered for a second."""
     return len(text)
 
 

@@ -108,11 +108,17 @@ class Load(threading.Thread):
 
 
 def status_of(chaos: Chaos) -> StatusView:
-    """As the leader tells it."""
-    epoch = chaos.cluster.snapshot().epoch
-    assert epoch is not None
-    with LeaderClient(epoch.endpoint, timeout_s=3.0, credentials=credentials_of(chaos.config())) as leader:
-        return leader.status()
+    """As the leader tells it; while one is dead that its session does not show yet, its successor is waited for."""
+    end_s = time.monotonic() + 20
+    while True:
+        epoch = chaos.cluster.snapshot().epoch
+        assert epoch is not None
+        try:
+            with LeaderClient(epoch.endpoint, timeout_s=3.0, credentials=credentials_of(chaos.config())) as leader:
+                return leader.status()
+        except Unavailable:
+            assert time.monotonic() < end_s, "no leader answers"
+            time.sleep(0.1)
 
 
 def stats_of(chaos: Chaos) -> dict[str, NodeStats]:

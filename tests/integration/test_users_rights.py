@@ -247,6 +247,8 @@ def test_a_client_that_says_something_else_is_refused(connections: dict[str, Con
     again = olga.coordinator.get(paths.sub(number)).result(10)
     assert again is not None
     assert decode_record(again.data, Submission).phase is Phase.OPEN
+    open_again = ops.set_record(record, version=again.version, gate=True)
+    assert isinstance(olga.coordinator.commit(open_again).result(10), Committed)
 
 
 def _of_ben(store: object, key: str) -> bool:
