@@ -86,7 +86,8 @@ class _Run:
         self._expect_arrival()
         due = _NOTHING  # causes that wait for the next tick
         while kernel.advance():
-            due |= self._happen()
+            new = self._happen()
+            due = due | new if due else new
             if due:
                 if tick and kernel.now_us % tick:
                     self._wake(kernel.now_us - kernel.now_us % tick + tick)
@@ -109,8 +110,8 @@ class _Run:
 
     def _happen(self) -> frozenset[Cause]:
         """Everything of this instant, in its order; what it gives the scheduler to think about."""
-        kernel, causes = self._kernel, _NOTHING
-        while (event := kernel.take()) is not None:
+        take, causes = self._kernel.take, _NOTHING
+        while (event := take()) is not None:
             at_us, rank, _, what = event
             if rank == _END:
                 self._end(what)  # type: ignore[arg-type]  # the rank says what it is

@@ -43,6 +43,8 @@ class Machine:
 
         Cost: O(spans) with nodes of one core, else O(nodes of the placement).
         """
+        if self.cores == 1 and len(placement) == 1:
+            return (placement[0][:2],)
         ranges: list[tuple[int, int]] = []
         for first, last, processes in placement:
             wanted = processes * threads
