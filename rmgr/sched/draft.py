@@ -6,7 +6,9 @@ over-commit a node, start a job twice, or break a promise that this pass or an e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from rmgr.errors import StateConflict
 from rmgr.sched.horizon import Ending, Horizon, Timeline
@@ -32,6 +34,31 @@ from rmgr.sched.pool_unit import UnitPool
 UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
 
 
+NOBODYS = Why("policy", "the policy that promised it no longer serves this partition")
+
+
+class Mark(NamedTuple):
+    """How far a draft had come."""
+
+    started: int
+    decisions: int
+    promises: dict[int, Reservation]
+    left: dict[int, Why]
+    rest: Why | None
+
+
+class Trial:
+    """A fork of the draft: what is written meanwhile is taken back unless `keep` was called."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept = False
+
+    def keep(self) -> None:
+        self.kept = True
+
+
 class Draft:
     """One partition in one pass. It is closed when the pass ends: a policy that kept it cannot use it."""
 
@@ -47,12 +74,13 @@ class Draft:
         "left",
         "now_us",
         "partition",
+        "policy",
         "refused",
         "rest",
         "seed",
     )
 
-    def __init__(self, part: Partition, now_us: int, seed: int) -> None:
+    def __init__(self, part: Partition, now_us: int, seed: int, keepers: Container[str] = ()) -> None:
         self._part = part
         self._pool = part.pool
         self._started: dict[int, Running] = {}
@@ -60,6 +88,7 @@ class Draft:
         self._timeline: Timeline | None = None  #: of all promises, where there may be many
         self._horizon: Horizon | None = None  #: the timeline, or the shadow of the only promise
         self._open = True
+        self.policy = ""  #: whose turn it is; the engine sets it
         self.partition = part.name
         self.now_us = now_us
         self.seed = seed
@@ -68,8 +97,12 @@ class Draft:
         self.rest: Why | None = None
         self.refused = 0
         if part.reservations:
-            self._promises.update(part.reservations)
-            self._horizon = self._timeline = self._lay_out()
+            for held in part.reservations.values():
+                if held.policy in keepers:
+                    self._promises[held.job_id] = held
+                else:
+                    self.decisions.append(Unreserve(held.job_id, NOBODYS, part.name))
+            self._look_again()
 
     # -- the view ---------------------------------------------------------------------------------------------------------
 
@@ -145,7 +178,7 @@ class Draft:
             if shadow is None:
                 return Insufficient(UNKNOWN_TIME)
             self._horizon = shadow
-            held = Reservation(job_id, shadow.at_us, shadow.placement)
+            held = Reservation(job_id, shadow.at_us, shadow.placement, self.policy)
         else:
             timeline = self._timeline
             if timeline is None:
@@ -158,11 +191,11 @@ class Draft:
                 if job_id in self._part.reservations:
                     self.decisions.append(Unreserve(job_id, UNKNOWN_TIME, self.partition))
                 return Insufficient(UNKNOWN_TIME)
-            held = Reservation(job_id, *found)
+            held = Reservation(job_id, *found, self.policy)
             timeline.promise(job, *found)
         self._promises[job_id] = held
         if not keep or self._part.reservations.get(job_id) != held:
-            self.decisions.append(Reserve(job_id, held.start_us, held.placement, keep, why, self.partition))
+            self.decisions.append(Reserve(job_id, held.start_us, held.placement, keep, why, self.partition, self.policy))
         return Accepted(held.start_us)
 
     def unreserve(self, job_id: int, why: Why) -> Verdict:
@@ -170,11 +203,20 @@ class Draft:
         self._check_open()
         if self._promises.pop(job_id, None) is None:
             return self._never(Why("state", "job {} has no reservation in partition {}", (job_id, self.partition)))
-        self._timeline = self._lay_out() if self._promises else None
-        self._horizon = self._timeline
+        self._look_again()
         if job_id in self._part.reservations:
             self.decisions.append(Unreserve(job_id, why, self.partition))
         return Accepted(self.now_us)
+
+    @contextmanager
+    def fork(self) -> Iterator[Trial]:
+        """What if: `with draft.fork() as trial:` takes back every verb used inside, unless `trial.keep()` was called."""
+        trial, mark = Trial(), self.mark()
+        try:
+            yield trial
+        finally:
+            if not trial.kept:
+                self.back(mark)
 
     def wake_at(self, at_us: int, why: Why) -> Verdict:
         """Asks for a pass at this time. Infeasible unless it is later than now."""
@@ -194,8 +236,21 @@ class Draft:
 
     # -- the engine's -----------------------------------------------------------------------------------------------------
 
-    def undo(self) -> None:
-        """Takes the overlay off the state again and closes the draft."""
+    def mark(self) -> Mark:
+        """The point to which `back` leads."""
+        return Mark(len(self._started), len(self.decisions), self._promises.copy(), self.left.copy(), self.rest)
+
+    def back(self, mark: Mark) -> None:
+        """Takes back everything since the mark."""
+        while len(self._started) > mark.started:
+            _, run = self._started.popitem()
+            self._pool.give(run.job, run.placement)
+        del self.decisions[mark.decisions :]
+        self._promises, self.left, self.rest = mark.promises.copy(), mark.left.copy(), mark.rest
+        self._look_again()
+
+    def close(self) -> None:
+        """Takes the overlay off the state again; no verb works any more."""
         self._open = False
         for run in reversed(self._started.values()):
             self._pool.give(run.job, run.placement)
@@ -231,6 +286,9 @@ class Draft:
             else:
                 del self._promises[job.id]
         return placement
+
+    def _look_again(self) -> None:
+        self._horizon = self._timeline = self._lay_out() if self._promises else None
 
     def _endings(self) -> list[Ending]:
         """When nodes come back: what ran before this pass and what it has started, sorted."""

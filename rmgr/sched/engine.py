@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.plan import Decision, Fault, Plan, Why
+from rmgr.sched.plan import Fault, Plan
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state import ClusterState
 
@@ -28,34 +28,57 @@ def run_pass(
     Args:
         now: us. seed: for policies that draw. pipeline: stages in order; a later one sees what an earlier one decided.
         expired: says that the pass has taken too long (the driver's clock); asked after each policy, which then loses its decisions.
-    A policy that raises loses its decisions for that partition, as a `Fault`; the others go on.
+    A policy that raises, or names a partition that is not there, loses its decisions for it, as a `Fault`; the others go on.
     """
-    decisions: list[Decision] = []
-    left: dict[int, Why] = {}
-    rest: dict[str, Why] = {}
+    drafts: dict[str, Draft] = {}
     faults: list[Fault] = []
-    refused = 0
-    kept: list[Draft] = []
+    stages = tuple(pipeline)
     try:
-        for stage in pipeline:
+        for stage in stages:
+            policy = stage.policy
             for name in stage.partitions or state.partitions:
-                draft = Draft(state.partitions[name], now, seed)
-                kept.append(draft)
+                draft = drafts.get(name)
+                if draft is None:
+                    part = state.partitions.get(name)
+                    if part is None:
+                        faults.append(Fault(policy.name, name, "no such partition"))
+                        continue
+                    draft = drafts[name] = Draft(part, now, seed, _keepers(stages, name) if part.reservations else ())
+                    mark = None
+                else:
+                    mark = draft.mark()
+                draft.policy = policy.name
                 try:
-                    stage.policy.plan(draft, causes)
+                    policy.plan(draft, causes)
                     error = "out of time" if expired() else ""
                 except Exception as exc:  # noqa: BLE001 - a user's policy may raise anything; it loses its decisions, the driver goes on
                     error = f"{type(exc).__name__}: {exc}"
-                refused += draft.refused
                 if error:
-                    kept.pop().undo()
-                    faults.append(Fault(stage.policy.name, name, error))
-                    continue
-                decisions += draft.decisions
-                left.update(draft.left)
-                if draft.rest is not None:
-                    rest[name] = draft.rest
+                    faults.append(Fault(policy.name, name, error))
+                    if mark is None:
+                        draft.close()
+                        drafts[name] = Draft(state.partitions[name], now, seed, _keepers(stages, name))
+                    else:
+                        draft.back(mark)
     finally:
-        while kept:
-            kept.pop().undo()
-    return Plan(tuple(decisions), left, rest, tuple(faults), refused)
+        for draft in drafts.values():
+            draft.close()
+    return _sealed(drafts, tuple(faults))
+
+
+def _keepers(stages: tuple[Stage, ...], partition: str) -> frozenset[str]:
+    """Policies whose promises stand in this partition."""
+    return frozenset(stage.policy.name for stage in stages if not stage.partitions or partition in stage.partitions)
+
+
+def _sealed(drafts: dict[str, Draft], faults: tuple[Fault, ...]) -> Plan:
+    if len(drafts) == 1:  # most passes: nothing to put together
+        for name, draft in drafts.items():
+            return Plan(tuple(draft.decisions), draft.left, {} if draft.rest is None else {name: draft.rest}, faults, draft.refused)
+    return Plan(
+        tuple(decision for draft in drafts.values() for decision in draft.decisions),
+        {job_id: why for draft in drafts.values() for job_id, why in draft.left.items()},
+        {name: draft.rest for name, draft in drafts.items() if draft.rest is not None},
+        faults,
+        sum(draft.refused for draft in drafts.values()),
+    )

@@ -33,7 +33,7 @@ class NodeShadow:
                 at_us = end
             run = run_of(job_id)
             later.give(run.job, run.placement)
-        placement = later.pick(job)
+        placement = later.pick_sparing(job, pool)
         if placement is None:
             return None
         later.take(job, placement)
@@ -43,7 +43,7 @@ class NodeShadow:
         return self._ends_before(job) or self._lasting.fits(job)
 
     def place(self, job: Job) -> Placement | None:
-        return self._pool.pick(job) if self._ends_before(job) else self._lasting.pick(job)
+        return self._pool.pick_sparing(job, self._lasting) if self._ends_before(job) else self._lasting.pick(job)
 
     def allows(self, job: Job, placement: Placement) -> bool:
         return self._ends_before(job) or self._lasting.holds(job, placement)

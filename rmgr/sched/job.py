@@ -95,6 +95,7 @@ class Reservation(NamedTuple):
     job_id: int
     start_us: int
     placement: Placement = ()  #: () where any nodes will do
+    policy: str = ""  #: whose promise it is; it goes when that policy is no longer in the pipeline
 
 
 def nodes_of(placement: Placement) -> list[int]:

@@ -41,6 +41,7 @@ class Reserve(NamedTuple):
     keep: bool
     why: Why
     partition: str = "default"
+    policy: str = ""
 
 
 class Unreserve(NamedTuple):

@@ -97,6 +97,32 @@ class NodePool:
         spans.append((first, last, processes))
         return tuple(spans)
 
+    def pick_sparing(self, job: Job, other: NodePool) -> Placement | None:
+        """As `pick`, but nodes where `other` has no room for this shape come first: what both have is left for others. O(nodes)."""
+        fit, spared = self._fit(job.shape), other._fit(job.shape).counts
+        wanted = job.processes
+        if wanted > fit.total:
+            return None
+        chosen: list[tuple[int, int]] = []  # (position, processes)
+        for spare in (False, True):
+            for i, room in enumerate(fit.counts):
+                if room and bool(spared[i]) is spare:
+                    chosen.append((i, min(room, wanted)))
+                    wanted -= chosen[-1][1]
+                    if not wanted:
+                        return self._spans(sorted(chosen))
+        raise AssertionError("the counts of a shape do not add up to its total")
+
+    def _spans(self, chosen: list[tuple[int, int]]) -> Placement:
+        spans: list[Span] = []
+        for i, processes in chosen:
+            node = self._ids[i]
+            if spans and spans[-1][2] == processes and spans[-1][1] == node - 1:
+                spans[-1] = (spans[-1][0], node, processes)
+            else:
+                spans.append((node, node, processes))
+        return tuple(spans)
+
     def holds(self, job: Job, placement: Placement) -> bool:
         """These nodes exist, have room now, and take all processes: the check of a placement that somebody else chose."""
         counts = self._fit(job.shape).counts

@@ -101,9 +101,9 @@ class ClusterState:
         match decision:
             case Start(job_id, placement):
                 return self._start(part, part.jobs[job_id], placement, now)
-            case Reserve(job_id, start_us, held, keep):
+            case Reserve(job_id, start_us, held, keep, _, _, policy):
                 if keep:
-                    part.reservations[job_id] = Reservation(job_id, start_us, held)
+                    part.reservations[job_id] = Reservation(job_id, start_us, held, policy)
             case Unreserve(job_id):
                 part.reservations.pop(job_id, None)
             case WakeAt():
