@@ -65,6 +65,6 @@ def _one_of(what: str, name: str, known: Mapping[str, Named]) -> Named:
 
 
 def _unknown(what: str, name: str, known: tuple[str, ...]) -> ConfigError:
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else ""
     return ConfigError(f"no {what} is called {name!r}{meant}", hint=f"known: {', '.join(known)}")

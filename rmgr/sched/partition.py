@@ -43,6 +43,10 @@ class Partition:
         view = self._views.get(order)
         if view is None:
             view = self._views[order] = SortedJobs(order.key, self.waiting)
+        elif view.postponed:
+            del self._views[order]  # a key that raises costs its policy this pass, and nothing else
+            view.settle()
+            self._views[order] = view
         return view
 
     # -- facts, called by ClusterState ------------------------------------------------------------------------------------
@@ -54,7 +58,7 @@ class Partition:
             return
         self.waiting.add(job)
         for view in self._views.values():
-            view.add(job)
+            view.postpone(job)
 
     def drop_job(self, job: Job) -> None:
         del self.jobs[job.id]

@@ -90,8 +90,10 @@ class UnitPool:
         return count == job.processes
 
     def take(self, _job: Job, placement: Placement) -> None:
-        """The nodes are no longer free. They must be: `pick` or `holds` said so."""
+        """The nodes are no longer free. They must be (`pick` or `holds` said so); closed ones, on which a run goes on, are not anyway."""
         firsts, lasts = self._firsts, self._lasts
+        if self._closed:
+            placement = tuple((n, n, 1) for first, last, _ in placement for n in range(first, last + 1) if n not in self._closed)
         for first, last, _ in placement:
             i = bisect_right(firsts, first) - 1
             low, high = firsts[i], lasts[i]

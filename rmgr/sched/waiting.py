@@ -16,32 +16,43 @@ CHUNK = 1000
 
 
 class SortedJobs:
-    """Jobs in ascending order of `key`, which must end with the job's id and not change while the job is in here."""
+    """Jobs in ascending order of `key`, which must end with the job's id. It is asked once for each job.
 
-    __slots__ = ("_chunks", "_key", "_lasts", "_size")
+    A user's key may raise. So jobs can be postponed: they are in here, but out of order until `settle`, the only one to ask the key then.
+    """
+
+    __slots__ = ("_chunks", "_key", "_keys", "_lasts", "postponed")
 
     def __init__(self, key: Callable[[Job], Key], jobs: Iterable[Job] = ()) -> None:
         self._key = key
+        self.postponed: dict[int, Job] = {}
         entries = sorted((key(job), job) for job in jobs)
+        self._keys = {job.id: its for its, job in entries}
         self._chunks = [entries[i : i + CHUNK] for i in range(0, len(entries), CHUNK)]
         self._lasts = [chunk[-1][0] for chunk in self._chunks]
-        self._size = len(entries)
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._keys) + len(self.postponed)
 
     def __iter__(self) -> Iterator[Job]:
         for chunk in self._chunks:
             for _, job in chunk:
                 yield job
 
-    def first(self) -> Job | None:
-        return self._chunks[0][0][1] if self._chunks else None
+    def postpone(self, job: Job) -> None:
+        """In here from now on, to be sorted in by `settle`."""
+        self.postponed[job.id] = job
+
+    def settle(self) -> None:
+        """Sorts in what was postponed. After an exception of the key this object is of no use."""
+        for job in self.postponed.values():
+            self.add(job)
+        self.postponed.clear()
 
     def add(self, job: Job) -> None:
-        entry = (self._key(job), job)
+        key = self._keys[job.id] = self._key(job)
+        entry = (key, job)
         chunks = self._chunks
-        self._size += 1
         if not chunks:
             chunks.append([entry])
             self._lasts.append(entry[0])
@@ -61,16 +72,13 @@ class SortedJobs:
 
     def remove(self, job: Job) -> None:
         """Raises: KeyError when the job is not in here."""
-        key = self._key(job)
+        if self.postponed.pop(job.id, None) is not None:
+            return
+        key = self._keys.pop(job.id)
         at = bisect_left(self._lasts, key)
-        if at == len(self._chunks):
-            raise KeyError(job.id)
         chunk = self._chunks[at]
         i = bisect_left(chunk, (key,))  # a shorter tuple sorts before the entry of the same key
-        if i == len(chunk) or chunk[i][0] != key:
-            raise KeyError(job.id)
         del chunk[i]
-        self._size -= 1
         if not chunk:
             del self._chunks[at], self._lasts[at]
         elif i == len(chunk):

@@ -1,4 +1,4 @@
-"""Every shipped policy, whatever the workload: the same plan from the same facts, nothing over-committed, everybody served, no promise broken."""
+"""Every shipped policy, whatever the workload: same facts, same plan; nothing over-committed, all served, no promise broken."""
 
 from __future__ import annotations
 
