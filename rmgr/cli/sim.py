@@ -51,17 +51,18 @@ def sim(_session: Session) -> None:
     examples="""\
     rmgr sim run KTH-SP2-1996-2.1-cln.swf.gz --policy easy
     rmgr sim run trace.swf --policy first_fit --nodes 128 --load 0.9 --out out/ff --validate
-    rmgr sim run trace.swf --policy easy --param order=sjf --json""",
+    rmgr sim run trace.swf --policy easy --param order=sjf --json
+    rmgr sim run lublin99 --policy easy --nodes 256 --count 20000 --load 0.8 --seed 3""",
     exits="0 done, 1 the results could not be written or the schedule is not valid, 2 usage, or a trace that cannot be used",
 )
-@click.argument("trace", type=click.Path(path_type=str), metavar="TRACE.swf[.gz]")
+@click.argument("trace", type=click.Path(path_type=str), metavar="TRACE.swf[.gz]|MODEL")
 @click.option("--policy", required=True, metavar="NAME", help="as fcfs, first_fit, easy, conservative (an unknown name lists them)")
-@click.option("--nodes", type=click.IntRange(1, 10_000_000), help="of the machine; default: as the trace's header says")
+@click.option("--nodes", type=click.IntRange(1, 10_000_000), help="of the machine; default: as the trace's header says; of a model: 128")
 @click.option("--cores", type=click.IntRange(1, 100_000), default=1, show_default=True, help="of a node")
 @click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
 @click.option("--load", type=FACTOR, metavar="F", help="stretch arrivals until this share of the machine is asked for, as 0.7")
 @click.option("--interarrival", type=FACTOR, metavar="F", help="multiply submit times; 0.9 submits a tenth faster")
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="only the first N jobs")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="only the first N jobs; of a model: so many, default 10000")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of everything that is drawn")
 @click.option("--tick", type=DURATION_US, default="0", show_default=True, help="passes only at multiples of it; 0: at every event")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="write jobs.csv and schedule.json there; must not exist yet")
@@ -75,13 +76,13 @@ def run(
     params: tuple[tuple[str, str], ...],
     load: Fraction | None,
     interarrival: Fraction | None,
-    jobs: int | None,
+    count: int | None,
     seed: int,
     tick: int,
     out: Path | None,
     validate: bool,
 ) -> None:
-    """Runs a trace in Standard Workload Format under one policy and prints its measures.
+    """Runs a trace in Standard Workload Format, or a model (lublin99), under one policy and prints its measures.
 
     Times are exact; the same command line gives the same files, byte for byte. Jobs run for the time that the trace says; the policy
     knows only what they requested.
@@ -99,7 +100,7 @@ def run(
         cores=cores,
         load=load,
         interarrival=interarrival,
-        most_jobs=jobs,
+        count=count,
         seed=seed,
         tick_us=tick,
     )

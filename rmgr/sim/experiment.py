@@ -12,6 +12,7 @@ from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.driver import Setting, simulate
 from rmgr.sim.machine import Machine
+from rmgr.sim.models.catalogue import is_model, model_named
 from rmgr.sim.outcome import Result
 from rmgr.sim.validate import check
 from rmgr.sim.workload import Workload, read_trace
@@ -22,9 +23,10 @@ class Experiment:
     """What `rmgr sim run` was asked for.
 
     Attributes:
-        source: path of a trace. policy, params: as the catalogue names them. nodes: None = as the trace's header says; cores: of a node.
+        source: path of a trace, or name of a model. policy, params: as the catalogue names them.
+        nodes: None = as the trace's header says (a model: 128); cores: of a node.
         load: offered load to which arrivals are stretched; interarrival: factor on submit times; at most one of them, None = as they are.
-        most_jobs: the first so many of the workload, None = all. seed: of the run.
+        count: the first so many jobs of a trace, or as many of a model; None = all (a model: 10,000). seed: of everything that is drawn.
         tick_us: passes only at its multiples, 0 = at every event.
     """
 
@@ -35,7 +37,7 @@ class Experiment:
     cores: int = 1
     load: Fraction | None = None
     interarrival: Fraction | None = None
-    most_jobs: int | None = None
+    count: int | None = None
     seed: int = 0
     tick_us: int = 0
 
@@ -44,9 +46,11 @@ class Experiment:
         if self.load is not None and self.interarrival is not None:
             raise UsageError("--load and --interarrival both stretch the arrivals", hint="give one of them")
         processors = Machine(self.nodes, self.cores).processors if self.nodes is not None else None
-        found = read_trace(self.source, processors=processors)
-        if self.most_jobs is not None:
-            found = found.first(self.most_jobs)
+        if is_model(self.source):
+            found = model_named(self.source, jobs=self.count, processors=processors, seed=self.seed)
+        else:
+            found = read_trace(self.source, processors=processors)
+            found = found.first(self.count) if self.count is not None else found
         if self.interarrival is not None:
             found = found.stretched(self.interarrival)
         return found.at_load(self.load) if self.load is not None else found
@@ -81,7 +85,7 @@ class Experiment:
             "cores": self.cores,
             "load": _plain(self.load),
             "interarrival": _plain(self.interarrival),
-            "jobs": self.most_jobs,
+            "count": self.count,
             "seed": self.seed,
             "tick_seconds": self.tick_us / 1e6,
         }

@@ -45,7 +45,7 @@ def test_two_runs_give_the_same_bytes(tmp_path: Path, capsys: Captured) -> None:
 
 def test_json_has_the_summary_that_the_file_has(tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "out"
-    assert run(["sim", "run", TRACE, "--policy", "fcfs", "--jobs", "300", "--out", str(out), "--json"]) == 0
+    assert run(["sim", "run", TRACE, "--policy", "fcfs", "--count", "300", "--out", str(out), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["schema"] == "rmgr/1"
     assert set(answer["summary"]) >= SUMMARY
@@ -64,7 +64,7 @@ def test_arrivals_are_stretched_to_the_load_that_was_asked_for(capsys: Captured)
 
 
 def test_passes_only_at_ticks(tmp_path: Path, capsys: Captured) -> None:
-    assert run(["sim", "run", TRACE, "--policy", "easy", "--jobs", "200", "--tick", "10m", "--validate", "--out", str(tmp_path / "o")]) == 0
+    assert run(["sim", "run", TRACE, "--policy", "easy", "--count", "200", "--tick", "10m", "--validate", "--out", str(tmp_path / "o")]) == 0
     capsys.readouterr()
     rows = [line.split(",") for line in (tmp_path / "o" / "jobs.csv").read_text().splitlines()[1:]]
     assert {int(row[8]) % 600 for row in rows} == {0}

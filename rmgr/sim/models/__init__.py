@@ -1,0 +1,1 @@
+"""Workload models: jobs drawn from named streams, so that one seed gives every policy the same workload."""

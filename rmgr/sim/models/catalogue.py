@@ -1,0 +1,43 @@
+"""Workload models by the names of the command line: `lublin99`, `lublin99:batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+
+from rmgr.errors import UsageError
+from rmgr.sim.models.lublin99 import MIXES, lublin99
+from rmgr.sim.workload import Workload
+
+#: Jobs and processors of a model when nothing is said.
+JOBS = 10_000
+PROCESSORS = 128
+
+#: name -> (kinds after a colon, jobs x processors x seed x kind -> workload)
+MODELS: Mapping[str, tuple[tuple[str, ...], Callable[[int, int, int, str], Workload]]] = {
+    "lublin99": (
+        tuple(MIXES),
+        lambda jobs, processors, seed, mix: lublin99(jobs, processors=processors, seed=seed, mix=mix),
+    ),
+}
+
+
+def names() -> list[str]:
+    """Every name that `model_named` knows."""
+    return [f"{name}:{kind}" if kind else name for name, (kinds, _) in MODELS.items() for kind in kinds]
+
+
+def is_model(source: str) -> bool:
+    """The name begins as a model's does; a file of that name is written ./NAME."""
+    return source.partition(":")[0] in MODELS
+
+
+def model_named(source: str, *, jobs: int | None, processors: int | None, seed: int) -> Workload:
+    """The workload that a model draws. Raises: UsageError for an unknown kind, or what the model cannot make."""
+    name, _, kind = source.partition(":")
+    kinds, draw = MODELS[name]
+    if kind not in kinds:
+        near = get_close_matches(kind, kinds, 1)
+        meant = f"did you mean {name}:{near[0]}?" if near and near[0] else f"known: {', '.join(names())}"
+        raise UsageError(f"{name} has no kind {kind!r}", hint=meant)
+    return draw(jobs or JOBS, processors or PROCESSORS, seed, kind)
