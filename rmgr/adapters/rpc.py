@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from rmgr import errors
 from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.listening import check_place
 from rmgr.adapters.rpc_auth import Caller, Doorkeeper, Refused, ServerIdentity, caller_of, open_channel
 from rmgr.adapters.rpc_convert import from_message, to_message
 from rmgr.adapters.rpc_errors import ERROR_KEY, fail, named_error, rebuild
@@ -171,6 +172,7 @@ class RpcServer:
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         host = listen.rpartition(":")[0]
+        check_place(listen)
         try:
             if self._identity is None:
                 port = self._server.add_insecure_port(listen)

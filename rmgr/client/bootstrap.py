@@ -51,7 +51,8 @@ def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: f
     Args:
         cluster_id: the id that is expected, None for any.
         wait_s: how long to wait for a WatchDog to set up a new cluster.
-    Raises: NotConnected when there is no cluster and none was expected; WrongCluster; CoordinationUnavailable.
+    Raises: NotConnected when there is no cluster and none was expected; WrongCluster, also for who has credentials in an open
+        one; CoordinationUnavailable.
     """
     deadline_s = time.monotonic() + wait_s
     while (meta := read_meta(coordinator, timeout_s=timeout_s)) is None:
@@ -63,6 +64,13 @@ def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: f
             )
         time.sleep(min(0.1, max(0.0, deadline_s - time.monotonic())))
     _check(meta, cluster_id)
+    while _is_open_to_us(coordinator, timeout_s):
+        if time.monotonic() >= deadline_s:  # until then a WatchDog may be securing it
+            raise WrongCluster(
+                "that cluster in ZooKeeper is open, and here are credentials",
+                hint="is --zk right? for an open cluster unset [security] dir (RMGR_SECURITY_DIR); a WatchDog with a bundle secures it",
+            )
+        time.sleep(0.1)
     return meta
 
 
@@ -126,6 +134,15 @@ def _stranger(credential: str) -> PermissionDenied:
         f"ZooKeeper does not take the secret of role {credential} in these credentials for one of this cluster",
         hint="does [security] dir (RMGR_SECURITY_DIR) belong to this cluster, and was the secret rotated since? its admin has new ones",
     )
+
+
+def _is_open_to_us(coordinator: Coordinator, timeout_s: float) -> bool:
+    """An open cluster, seen by who has credentials: its daemons could not read what he writes. Cost: one request."""
+    access = getattr(coordinator, "access", None)
+    if access is None or not getattr(coordinator, "credential", ""):
+        return False
+    found = access(paths.META, timeout_s=timeout_s).result(timeout_s + 1.0)
+    return any(entry.scheme == "world" for entry in found or ())
 
 
 def _check(meta: Meta, cluster_id: str | None) -> None:

@@ -16,6 +16,7 @@ from rmgr import log as logs
 from rmgr.adapters.cgroup import CgroupConfig
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.leftovers import remove_tree
+from rmgr.adapters.listening import check_place
 from rmgr.adapters.process import NodeRunner
 from rmgr.adapters.trust import Trust, publish
 from rmgr.adapters.zk import ZkCoordinator
@@ -324,6 +325,7 @@ def _serve(
             log=log,
         )
     )
+    check_place(config.starter.metrics, "metrics: ")
     server.start()
     host, _, port = config.starter.metrics.rpartition(":")
     exporter, _ = start_http_server(int(port), addr=host, registry=parts.metrics.registry)

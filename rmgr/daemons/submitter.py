@@ -17,6 +17,7 @@ from prometheus_client import start_http_server
 
 from rmgr import log as logs
 from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.listening import check_place
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway_forward import MAX_STREAMS, Forwarder
@@ -252,6 +253,7 @@ def _serve(
         server.add_generic(handler)
     metrics.sessions.set_function(lambda: len(sessions))
     metrics.store_up.set_function(lambda: store.is_up)
+    check_place(config.submitter.metrics, "metrics: ")
     server.start()
     host, _, port = config.submitter.metrics.rpartition(":")
     exporter, _ = start_http_server(int(port), addr=host, registry=metrics.registry)

@@ -219,9 +219,8 @@ class DevCluster:
         was, asked = old.zookeeper.count(",") + 1, self.state.zookeeper.count(",") + 1
         if was != asked:
             what, fix = f"has {was} ZooKeeper server{'s' if was > 1 else ''}, not {asked}", f"rmgr dev --zookeepers {was}"
-        elif bool(old.security) != bool(self.state.security):
-            what = "is secured" if old.security else "is an open one"
-            fix = "rmgr dev without RMGR_DEV_OPEN" if old.security else "RMGR_DEV_OPEN=1 rmgr dev"
+        elif old.security and not self.state.security:  # the other way its WatchDogs secure the tree
+            what, fix = "is secured", "rmgr dev without RMGR_DEV_OPEN"
         elif old.store.partition(":")[0] != self.state.store.partition(":")[0]:
             kind = old.store.partition(":")[0]
             what, fix = f"keeps its values in {kind}", "rmgr dev" if kind == "sqlite" else f"rmgr dev --store {kind}"

@@ -165,3 +165,6 @@ def test_an_open_cluster_is_still_there_for_who_asks_for_it(zookeeper_parts: Non
         ended: Ended = mine("jobs", "--json")
         assert ended.code != 0
         assert "open" in ended.error["message"]
+        for words in (["submit", "--", "true"], ["starter", "--work-dir", str(tmp_path / "work")]):  # its work would be stuck there
+            refused = mine(*words)
+            assert refused.code in {2, 5}, refused

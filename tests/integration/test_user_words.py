@@ -92,7 +92,7 @@ def test_an_open_task_queue_says_that_it_is_open(sh: Shell, connection: Connecti
 
 def test_output_over_the_cap_is_told(zookeeper_parts: None, tmp_path: Path) -> None:
     environment = {"RMGR_STARTER_LOG_CAP_BYTES": "1M"}
-    with DevCluster(tmp_path / "dev", nodes=1, cores=1, watchdogs=1, heap_mb=128, environment=environment) as cluster:
+    with DevCluster(tmp_path / "dev", nodes=1, cores=1, watchdogs=1, heap_mb=128, environment=environment, secured=True) as cluster:
         sh = Shell(tmp_path / "home", cluster.environment())
         ended = sh("run", "--", "sh", "-c", "head -c 8000000 /dev/zero | tr '\\0' x; echo; echo the end")
         assert ended.code == 0
@@ -105,16 +105,16 @@ def test_output_over_the_cap_is_told(zookeeper_parts: None, tmp_path: Path) -> N
         # The same directory as a cluster of another kind: refused before anything starts, and named.
         cluster.stop()
         for other, is_said in (
-            (DevCluster(cluster.directory, zookeepers=3), "has 1 ZooKeeper server, not 3"),
-            (DevCluster(cluster.directory, secured=cluster.security is None), "is secured" if cluster.security else "is an open one"),
-            (DevCluster(cluster.directory, store="cassandra"), "keeps its values in sqlite"),
+            (DevCluster(cluster.directory, zookeepers=3, secured=True), "has 1 ZooKeeper server, not 3"),
+            (DevCluster(cluster.directory, secured=False), "is secured"),
+            (DevCluster(cluster.directory, store="cassandra", secured=True), "keeps its values in sqlite"),
         ):
             with pytest.raises(ConfigError, match=is_said):
                 other.start()
             assert not other.state.is_running
         # The same directory with ZooKeeper's data wiped: the store remembers the cluster, and nothing starts.
         shutil.rmtree(cluster.directory / "zookeeper")
-        again = DevCluster(cluster.directory, nodes=1, cores=1, watchdogs=1, heap_mb=128)
+        again = DevCluster(cluster.directory, nodes=1, cores=1, watchdogs=1, heap_mb=128, secured=True)
         with pytest.raises(WrongCluster) as refused:
             again.start()
         assert "there is no cluster in ZooKeeper, but cluster" in refused.value.message
