@@ -131,6 +131,11 @@ class Draft:
         return iter(sorted(self._part.running.values(), key=_job_id))
 
     @property
+    def free_cores(self) -> int:
+        """Cores on which something could start now, promises aside. O(1) for identical one-core nodes, else O(nodes)."""
+        return self._pool.free
+
+    @property
     def waiting_count(self) -> int:
         return len(self._part.waiting) - len(self._started)
 

@@ -233,7 +233,7 @@ def test_facts_that_cannot_be_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "params", "said"),
     [
-        ("fsfc", {}, "did you mean fcfs"),
+        ("first_fitt", {}, "did you mean first_fit"),
         ("easy", {"oder": "sjf"}, "did you mean order"),
         ("easy", {"order": "sfj"}, "no order is called 'sfj'; did you mean sjf"),
     ],
