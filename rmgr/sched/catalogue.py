@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from rmgr.errors import ConfigError
+from rmgr.model.units import parse_duration_us
+from rmgr.sched.policies.ageing import Ageing
 from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.easy import Easy
 from rmgr.sched.policies.fcfs import Fcfs
@@ -43,19 +45,28 @@ def policy_named(name: str, params: Mapping[str, str] | None = None) -> Policy:
     """The policy of this name.
 
     Args:
-        params: `order` and `search` replace that half of the policy: any order composes with any search.
+        params: `order` and `search` replace that half of the policy: any order composes with any search. `max_wait`
+            (a duration: `12h`, `3600` seconds) composes with them: a job that has waited so long goes first.
     Raises: ConfigError for an unknown name or parameter; it names the nearest.
     """
     order, search = _one_of("policy", name, POLICIES)
+    max_wait_us = 0
     for key, value in (params or {}).items():
         match key:
             case "order":
                 order = value
             case "search":
                 search = value
+            case "max_wait":
+                max_wait_us = parse_duration_us(value)
+                if max_wait_us <= 0:
+                    raise ConfigError(f"max_wait of {name} is {value!r}: it must be above 0 s", hint="a duration, as in 12h or 3600")
             case _:
-                raise _unknown(f"parameter of {name}", key, ("order", "search"))
-    return _one_of("search", search, SEARCHES)(_one_of("order", order, ORDERS)())
+                raise _unknown(f"parameter of {name}", key, ("order", "search", "max_wait"))
+    arranged = _one_of("order", order, ORDERS)()
+    if max_wait_us:
+        arranged = Ageing(max_wait_us=max_wait_us, base=arranged)
+    return _one_of("search", search, SEARCHES)(arranged)
 
 
 def _one_of(what: str, name: str, known: Mapping[str, Named]) -> Named:

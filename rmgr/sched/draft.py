@@ -113,6 +113,13 @@ class Draft:
             if job.id not in started:
                 yield job
 
+    def by_arrival(self) -> Iterator[Job]:
+        """The same jobs in order of (submit time, id): the order that every partition keeps anyway."""
+        started = self._started
+        if not started:
+            return iter(self._part.waiting)
+        return (job for job in self._part.waiting if job.id not in started)
+
     def startable(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """Those of `jobs` that could start at the moment they are reached. What the caller starts meanwhile counts."""
         return self._pool.startable(jobs, self._horizon)

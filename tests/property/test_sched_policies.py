@@ -23,6 +23,8 @@ COMPOSED = [(name, {}) for name in POLICIES] + [
     ("easy", {"order": "priority"}),
     ("first_fit", {"order": "priority"}),
     ("conservative", {"order": "ljf"}),
+    ("sjf", {"max_wait": "0.000004"}),
+    ("ljf_first_fit", {"max_wait": "0.000004"}),
 ]
 EVERY_POLICY = pytest.mark.parametrize(("name", "params"), COMPOSED, ids=lambda value: value if isinstance(value, str) else str(value))
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

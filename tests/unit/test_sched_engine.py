@@ -218,6 +218,14 @@ def test_a_job_larger_than_its_partition_waits_aside_and_blocks_nobody() -> None
     assert started(planned(state, policy_named("fcfs"))) == [1]
 
 
+def test_what_has_waited_too_long_goes_first() -> None:
+    # Smallest first on 4 nodes: job 1 (4 nodes) would go last; after 10 us it goes first, and blocks.
+    state = with_jobs(cluster(), Job(id=1, submit_us=0, processes=4), Job(id=2, submit_us=5, processes=1))
+    policy = policy_named("sjf", {"max_wait": "0.00001"})
+    assert started(planned(state, policy, now=9)) == [2]
+    assert started(planned(state, policy, now=10)) == [1]
+
+
 def test_facts_that_cannot_be_are_refused() -> None:
     state = with_jobs(cluster(), a_job(1, 2))
     state.job_started(1, ((0, 1, 1),), 5)

@@ -18,8 +18,5 @@ from rmgr.sched.job import Job
 class Fcfs:
     name: ClassVar[str] = "fcfs"
 
-    def key(self, job: Job) -> tuple[int, ...]:
-        return (job.submit_us, job.id)
-
     def arrange(self, draft: Draft) -> Iterator[Job]:
-        return draft.sorted_by(self)
+        return draft.by_arrival()
