@@ -1,181 +1,40 @@
-"""`rmgr sim run`: the scheduling policies of the leader on a virtual clock, for researchers."""
+"""`rmgr sim`: the table of the simulator's commands, each imported only when it is used."""
 
 from __future__ import annotations
 
-import re
-import shlex
-import sys
-from collections.abc import Iterable
-from fractions import Fraction
-from pathlib import Path
-from typing import TYPE_CHECKING
+import importlib
 
 import click
 
-from rmgr.cli.command import command, command_group
+from rmgr.cli.command import RmgrGroup, command_group
 from rmgr.cli.context import Session
-from rmgr.cli.params import DURATION_US, Parsed, parse_pair
-from rmgr.cli.render import emit
-from rmgr.errors import UsageError
-from rmgr.model.units import format_duration
 
-if TYPE_CHECKING:
-    from rmgr.sim.experiment import Experiment
-    from rmgr.sim.outcome import Result
-    from rmgr.sim.workload import Workload
-
-_NUMBER = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)")
+#: name -> (module:function, what it does). A command stands here when it exists.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("sim_run:run", "One workload under one policy: schedule and measures"),
+    "sweep": ("sim_sweep:sweep", "Policies x loads x seeds, in parallel; goes on where it was interrupted"),
+}
 
 
-def parse_factor(text: str) -> Fraction:
-    """`0.7`, `.95`, `2`: exactly that decimal number, above 0 and at most 1,000. Raises UsageError."""
-    word = text.strip()
-    value = Fraction(word) if _NUMBER.fullmatch(word) else Fraction(0)
-    if not 0 < value <= 1000:
-        raise UsageError(f"{text!r} is not a factor", hint="a number above 0 and at most 1000, as 0.7")
-    return value
+class SimGroup(RmgrGroup):
+    """The commands of the table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, function = entry[0].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"rmgr.cli.{module}"), function)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-FACTOR = Parsed("factor", parse_factor)
-PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
-
-
-@command_group("sim", examples="rmgr sim run KTH-SP2.swf.gz --policy easy\nrmgr sim run --help")
+@command_group("sim", examples="rmgr sim run KTH-SP2.swf.gz --policy easy\nrmgr sim run --help", kind=SimGroup)
 def sim(_session: Session) -> None:
     """Scheduling research: the leader's own policies, vetting and passes on a virtual clock."""
-
-
-@command(
-    "run",
-    group=sim,
-    examples="""\
-    rmgr sim run KTH-SP2-1996-2.1-cln.swf.gz --policy easy
-    rmgr sim run trace.swf --policy first_fit --nodes 128 --load 0.9 --out out/ff --validate
-    rmgr sim run trace.swf --policy easy --param order=sjf --json
-    rmgr sim run lublin99 --policy easy --nodes 256 --count 20000 --load 0.8 --seed 3""",
-    exits="0 done, 1 the results could not be written or the schedule is not valid, 2 usage, or a trace that cannot be used",
-)
-@click.argument("trace", type=click.Path(path_type=str), metavar="TRACE.swf[.gz]|MODEL")
-@click.option("--policy", required=True, metavar="NAME", help="as fcfs, first_fit, easy, conservative (an unknown name lists them)")
-@click.option("--nodes", type=click.IntRange(1, 10_000_000), help="of the machine; default: as the trace's header says; of a model: 128")
-@click.option("--cores", type=click.IntRange(1, 100_000), default=1, show_default=True, help="of a node")
-@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
-@click.option("--load", type=FACTOR, metavar="F", help="stretch arrivals until this share of the machine is asked for, as 0.7")
-@click.option("--interarrival", type=FACTOR, metavar="F", help="multiply submit times; 0.9 submits a tenth faster")
-@click.option("--count", type=click.IntRange(1), metavar="N", help="only the first N jobs; of a model: so many, default 10000")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of everything that is drawn")
-@click.option("--tick", type=DURATION_US, default="0", show_default=True, help="passes only at multiples of it; 0: at every event")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="write jobs.csv and schedule.json there; must not exist yet")
-@click.option("--validate", is_flag=True, help="check the schedule: no overlap, no over-allocation, every job ends")
-def run(
-    session: Session,
-    trace: str,
-    policy: str,
-    nodes: int | None,
-    cores: int,
-    params: tuple[tuple[str, str], ...],
-    load: Fraction | None,
-    interarrival: Fraction | None,
-    count: int | None,
-    seed: int,
-    tick: int,
-    out: Path | None,
-    validate: bool,
-) -> None:
-    """Runs a trace in Standard Workload Format, or a model (lublin99), under one policy and prints its measures.
-
-    Times are exact; the same command line gives the same files, byte for byte. Jobs run for the time that the trace says; the policy
-    knows only what they requested.
-    """
-    from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sim.experiment import Experiment, carry_out
-    from rmgr.sim.metrics import summary
-    from rmgr.sim.output import refuse_existing, write_run
-
-    experiment = Experiment(
-        source=trace,
-        policy=policy,
-        params=dict(params),
-        nodes=nodes,
-        cores=cores,
-        load=load,
-        interarrival=interarrival,
-        count=count,
-        seed=seed,
-        tick_us=tick,
-    )
-    experiment.pipeline()  # a wrong name is told before a long trace is read
-    if out is not None:
-        refuse_existing(out)
-    workload = experiment.workload()
-    total = len(workload.jobs)
-    with ProgressDisplay(f"{workload.name} {policy}", enabled=not session.json) as display:
-        result = carry_out(
-            experiment, workload, validate=validate, on_progress=lambda ended: display.update(Counts(total=total, final=ended))
-        )
-        display.update(Counts(total=total, final=total))
-    if out is not None:
-        write_run(out, result, workload_name=workload.name)
-    found = summary(result)
-    for fault, times in result.faults:
-        session.note(f"policy failed {times} times, and lost its decisions each time: {fault}")
-    if session.json:
-        emit(
-            {
-                "workload": {"name": workload.name, "jobs": total, "offered_load": _load(workload), "touched": dict(workload.touched)},
-                "experiment": experiment.described() | {"nodes": result.processors // cores},
-                "summary": found,
-                "faults": dict(result.faults),
-                "validated": validate,
-                "out": str(out) if out is not None else None,
-            }
-        )
-        return
-    sys.stdout.writelines(f"{line}\n" for line in _told(experiment, workload, result, found, out=out, validated=validate))
-
-
-def _told(
-    experiment: Experiment, workload: Workload, result: Result, found: dict[str, int | float], *, out: Path | None, validated: bool
-) -> Iterable[str]:
-    """The summary that is pasted into a paper: what was run, what came out, whom to thank, how to run it again."""
-    jobs, processors = len(workload.jobs), result.processors
-    nodes = processors // experiment.cores
-    machine = f"{nodes:,} nodes of {experiment.cores} cores" if experiment.cores > 1 else f"{processors:,} processors"
-    offered = _load(workload)
-    touched = [f"{count:,} {what}" for what, count in workload.touched.items() if count and what != "records read"]
-    span = format_duration(workload.span_us / 1e6)
-    share = found["jobs_waiting_zero"] / jobs
-    params = "".join(f" {name}={value}" for name, value in sorted(experiment.params.items()))
-    yield f"{workload.name} under {experiment.policy}{params} on {machine}"
-    yield f"  workload      {jobs:,} jobs submitted in {span}, offered load {'-' if offered is None else f'{offered:.4f}'}"
-    if touched:
-        yield f"  normalised    of {workload.touched['records read']:,} records: {'; '.join(touched)}"
-    yield (
-        f"  wait          mean {found['mean_waiting_time']:,.2f} s, median {found['median_waiting_time']:,} s, "
-        f"max {found['max_waiting_time']:,} s; {share:.1%} of the jobs do not wait"
-    )
-    yield f"  turnaround    mean {found['mean_turnaround_time']:,.2f} s"
-    yield f"  slowdown      mean {found['mean_slowdown']:,.4f}, bounded (tau 10 s) {found['mean_bounded_slowdown']:,.4f}"
-    yield f"  utilisation   {found['utilisation']:.5f} over a makespan of {found['makespan']:,} s"
-    if found["jobs_rejected"]:
-        yield f"  rejected      {found['jobs_rejected']:,} jobs that the machine can never run"
-    yield (
-        f"  simulated     {found['passes']:,} passes in {found['wall_seconds']:.2f} s, {found['jobs_per_second']:,.0f} jobs/s; "
-        f"seed {result.seed}{'; schedule validated' if validated else ''}"
-    )
-    if out is not None:
-        yield f"  written       {out}/jobs.csv, {out}/schedule.json"
-    if workload.acknowledgement:
-        yield f"  acknowledge   {workload.acknowledgement} provided the trace; Parallel Workloads Archive"
-    yield f"  again         {_command_line()}"
-
-
-def _load(workload: Workload) -> float | None:
-    load = workload.offered_load
-    return None if load is None else float(load)
-
-
-def _command_line() -> str:
-    """What was typed: it gives the same result again (with another --out)."""
-    context = click.get_current_context()
-    return shlex.join([*context.command_path.split(), *context.meta.get("rmgr.args", ())])

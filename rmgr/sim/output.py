@@ -73,14 +73,23 @@ def whole_directory(directory: Path) -> Iterator[Path]:
         _flush(directory.absolute().parent)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-        told = "the disk is full" if full else error.strerror or str(error)
-        raise RmgrError(
-            f"the results could not be written to {directory}: {told}", hint="nothing was left there; free some space or name another --out"
-        ) from error
+        raise _not_written(directory, error) from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def write_file(path: Path, text: str) -> None:
+    """A file that is there whole or not at all, replacing an older one. Raises: RmgrError when the disk is full or cannot be written."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        _flush(partial)
+        partial.replace(path)
+        _flush(path.absolute().parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise _not_written(path, error) from error
 
 
 def write_run(directory: Path, result: Result, *, workload_name: str) -> None:
@@ -133,6 +142,12 @@ def _time(time_us: int) -> str:
     """Exact decimal seconds: 12, 0.5, 0.000001; never a power of ten."""
     shown = seconds(time_us)
     return str(shown) if isinstance(shown, int) else f"{time_us // 1_000_000}.{time_us % 1_000_000:06d}".rstrip("0")
+
+
+def _not_written(path: Path, error: OSError) -> RmgrError:
+    full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    told = "the disk is full" if full else error.strerror or str(error)
+    return RmgrError(f"{path} could not be written: {told}", hint="nothing was left there; free some space or name another --out")
 
 
 def _flush(path: Path) -> None:
