@@ -4,6 +4,7 @@ What is changed from the driver's defaults, and why (facts 8 and 9, section 2 of
 - a retry policy that repeats idempotent statements only, at the next node, twice at most: the default repeats anything;
 - reconnection every 2 s without end: the constant policy gives up after 64 tries, the default one waits up to 10 minutes;
 - a node that let a request time out goes to the end of the plan for some seconds: heartbeats find it only later;
+- nodes that do not answer at all are not its first contacts, and its threads do not hold up the end of the process;
 - heartbeats every 3 s instead of 30, so that a frozen node is taken for dead soon;
 - speculative execution for reads, never for writes; LOCAL_QUORUM instead of LOCAL_ONE; a fixed protocol version.
 """
@@ -17,14 +18,17 @@ import random
 import re
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
+from rmgr.adapters.cassandra_awake import awake
 from rmgr.adapters.cassandra_link import Lost
 from rmgr.adapters.cassandra_schema import VERSION_NAME, no_keyspace, version_problem
 from rmgr.adapters.cassandra_statements import STATEMENTS, Request, ask
+from rmgr.adapters.cassandra_threads import use_daemons
 from rmgr.adapters.cassandra_url import CassandraTarget
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError, StoreUnavailable
 
@@ -61,6 +65,9 @@ _SPECULATE_S = 0.5
 _WARY_S = 10.0
 _RECONNECT_S = 2.0
 _PROBE_TTL_S = 60
+_CLOSE_S = 0.5
+#: Threads in which the driver connects: more than the nodes that may hang at once, so that the others need not wait for those.
+_CONNECTORS = 8
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------------
@@ -173,13 +180,44 @@ class DriverConnection:
         except TimeoutError:
             raise Lost("no answer, not even of the driver", is_outage=True) from None
 
-    def run(self, cql: str, values: tuple[Any, ...] = (), *, timeout_s: float = 15.0) -> list[Any]:
+    def node_names(self) -> tuple[str, ...]:
+        """Nodes of the local data centre that the driver takes for usable, for `run` and `ask_each`."""
+        return tuple(sorted(str(host.endpoint) for host in self._local_hosts()))
+
+    def nodes_expected(self) -> int:
+        """Nodes of the local data centre that the driver does not take for dead, connected to or not yet."""
+        return len([host for host in self._cluster.metadata.all_hosts() if host.datacenter == self._target.local_dc and host.is_up])
+
+    def ask_each(self, cql: str, values: tuple[Any, ...] = (), *, timeout_s: float) -> dict[str, list[Any] | None]:
+        """What each node says by itself (the system's tables are its own); None: nothing in time."""
+        asked = {
+            str(host.endpoint): self._session.execute_async(SimpleStatement(cql), values or None, timeout=timeout_s, host=host)
+            for host in self._local_hosts()
+        }
+        answers: dict[str, list[Any] | None] = {}
+        for name, future in asked.items():
+            try:
+                answers[name] = future.result().all()
+            except Exception as error:
+                found = meaning(error, self._target)
+                if not isinstance(found, Lost):
+                    raise found from error
+                answers[name] = None
+        return answers
+
+    def run(self, cql: str, values: tuple[Any, ...] = (), *, timeout_s: float = 15.0, node: str = "", is_read: bool = False) -> list[Any]:
         """Carries out one statement for the administrator, a change of the schema included, which all nodes then agree on.
 
+        Args:
+            node: one of `node_names`, which is to coordinate it; "": any.
+            is_read: it changes nothing, so another node may be asked meanwhile.
         Raises: `Lost`, `RmgrError`.
         """
         try:
-            future = self._session.execute_async(SimpleStatement(cql), values or None, timeout=timeout_s)
+            host = self._host(node) if node else None
+            profile = _READS if is_read else EXEC_PROFILE_DEFAULT
+            statement = SimpleStatement(cql, is_idempotent=is_read)
+            future = self._session.execute_async(statement, values or None, timeout=timeout_s, host=host, execution_profile=profile)
             rows = future.result().all()
         except Exception as error:
             raise self._meaning(error) from error
@@ -191,11 +229,16 @@ class DriverConnection:
 
     def close(self) -> None:
         """See `Connection.close`."""
-        with contextlib.suppress(Exception):
-            self._cluster.shutdown()
+        _let_go(self._cluster)
 
     def _local_hosts(self) -> list[Any]:
         return [host for host, state in self._session.get_pool_state().items() if state["open_count"] and not state["shutdown"]]
+
+    def _host(self, name: str) -> Any:
+        for host in self._local_hosts():
+            if str(host.endpoint) == name:
+                return host
+        raise Lost(f"{name} is away", is_outage=True)
 
     def _meaning(self, error: Exception) -> Exception:
         if isinstance(error, driver.OperationTimedOut) and error.last_host is not None:
@@ -211,7 +254,8 @@ def dial(target: CassandraTarget) -> DriverConnection:
             rows = connection.run(
                 f"SELECT value FROM {target.keyspace}.info WHERE name = %s",  # noqa: S608 - the URL's grammar has checked it
                 (VERSION_NAME,),
-                timeout_s=target.request_timeout_s * 2,
+                timeout_s=target.request_timeout_s * 1.25,
+                is_read=True,
             )
         except ConfigError:
             if not connection.run("SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = %s", (target.keyspace,)):
@@ -230,9 +274,16 @@ def dial(target: CassandraTarget) -> DriverConnection:
     return connection
 
 
-def enter(target: CassandraTarget) -> DriverConnection:
-    """Connects, and verifies nothing but the data centre. Raises: `Lost`, `RmgrError`."""
+def enter(target: CassandraTarget, *, agreement_s: float = 10.0) -> DriverConnection:
+    """Connects, and verifies nothing but the data centre.
+
+    Args:
+        agreement_s: how long the driver waits after a change of the schema until all nodes have it; 0: the caller does.
+    Raises: `Lost` (within half the connect timeout when no node answers at all), `RmgrError`.
+    """
     _tame_driver_log()
+    tls = _tls(target) if target.tls else None
+    contacts = awake(target.hosts, target.port, tls=tls, timeout_s=target.connect_timeout_s / 2)
     plan = WaryPlan(target.local_dc)
     shared = {
         "load_balancing_policy": plan,
@@ -243,11 +294,11 @@ def enter(target: CassandraTarget) -> DriverConnection:
     }
     speculative = ConstantSpeculativeExecutionPolicy(_SPECULATE_S, 1)
     cluster = Cluster(
-        list(target.hosts),
+        list(contacts),
         port=target.port,
         protocol_version=ProtocolVersion.V5,
         auth_provider=PlainTextAuthProvider(target.user, target.password()) if target.user else None,
-        ssl_context=_tls(target) if target.tls else None,
+        ssl_context=tls,
         execution_profiles={
             EXEC_PROFILE_DEFAULT: ExecutionProfile(**shared),
             _READS: ExecutionProfile(**shared, speculative_execution_policy=speculative),
@@ -257,15 +308,17 @@ def enter(target: CassandraTarget) -> DriverConnection:
         control_connection_timeout=target.connect_timeout_s,
         idle_heartbeat_interval=_HEARTBEAT_S,
         idle_heartbeat_timeout=_HEARTBEAT_S,
+        max_schema_agreement_wait=agreement_s,
         monitor_reporting_enabled=False,
         application_name="rmgr",
     )
+    use_daemons(cluster, most=_CONNECTORS)
     try:
         session = cluster.connect()
         connection = DriverConnection(target, cluster, session, plan)
     except Exception as error:
         known = tuple(sorted({host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter}))
-        cluster.shutdown()
+        _let_go(cluster)
         if known and target.local_dc not in known:
             raise _no_datacenter(target, known) from error
         raise meaning(error, target) from error
@@ -273,6 +326,18 @@ def enter(target: CassandraTarget) -> DriverConnection:
         connection.close()
         raise _no_datacenter(target, connection.datacenters())
     return connection
+
+
+def _let_go(cluster: Cluster) -> None:
+    """Ends a driver. It waits for its attempts to connect, up to their timeout where a node hangs; we wait half a second."""
+
+    def shut_down() -> None:
+        with contextlib.suppress(Exception):
+            cluster.shutdown()
+
+    ending = threading.Thread(target=shut_down, name="rmgr-store-end", daemon=True)
+    ending.start()
+    ending.join(_CLOSE_S)
 
 
 def _no_datacenter(target: CassandraTarget, known: tuple[str, ...]) -> ConfigError:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rmgr.adapters.cassandra import DriverConnection, enter
+from rmgr.adapters.cassandra_agreement import Ring
 from rmgr.adapters.cassandra_link import Lost
 from rmgr.adapters.cassandra_schema import FOUNDED_NAME, MIGRATIONS, VERSION_NAME, Found, Migration, Step, advice, plan
 from rmgr.adapters.cassandra_url import CassandraTarget
@@ -17,7 +18,8 @@ from rmgr.adapters.store_rules import now_ms
 from rmgr.errors import ConfigError, StoreUnavailable
 
 _PAUSE_S = 0.5
-_DDL_S = 20.0
+#: For nodes that are just starting, before they are taken for dead (s).
+_ASSEMBLE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,11 @@ def init_store(
     """
     connection = _entered(target, timeout_s, tell)
     try:
-        found = look_around(connection, target)
+        ring = Ring(connection)
         factor = replication_factor or target.replication_factor
+        if not ring.assemble(min(factor, len(target.hosts)), min(_ASSEMBLE_S, timeout_s)):
+            tell("waiting no longer for nodes that do not answer")
+        found = look_around(connection, target, ring)
         steps = plan(
             found,
             keyspace=target.keyspace,
@@ -61,17 +66,20 @@ def init_store(
             force=force,
             migrations=migrations,
         )
+        steps += _missing(ring, target.keyspace, found.version)
         done: list[str] = []
         for step in steps:
             if step.what not in done:
                 done.append(step.what)
                 tell(step.what)
             if not dry_run:
-                _take(connection, target, step)
+                _take(ring, target, step)
         changed = any("alter keyspace" in line for line in done)
         effective = factor if changed or found.replication is None else found.replication.get(target.local_dc, 0)
         hints = advice(found, keyspace=target.keyspace, local_dc=target.local_dc, wanted=factor, effective=effective)
         version = max([found.version, *(step.version for step in steps)])
+        if not dry_run:
+            ring.verify(target.keyspace, _tables(target.keyspace, version))
         return Prepared(done=tuple(done), statements=tuple(step.cql for step in steps if step.cql), advice=tuple(hints), version=version)
     except Lost as lost:
         hint = "it is safe to type the command again; rmgr doctor looks closer"
@@ -80,22 +88,22 @@ def init_store(
         connection.close()
 
 
-def look_around(connection: DriverConnection, target: CassandraTarget) -> Found:
+def look_around(connection: DriverConnection, target: CassandraTarget, ring: Ring) -> Found:
     """What the cluster has of rmgr's schema."""
-    replication = _replication(connection, target.keyspace)
+    replication = _replication(ring, target.keyspace)
     version = 0
     if replication is not None:
-        tables = connection.run("SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", (target.keyspace,))
-        if ("info",) in [tuple(row) for row in tables]:
-            rows = connection.run(f"SELECT value FROM {target.keyspace}.info WHERE name = %s", (VERSION_NAME,))  # noqa: S608
+        tables = {row[0] for row in ring.ask("SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", (target.keyspace,))}
+        if "info" in tables:
+            rows = ring.ask(f"SELECT value FROM {target.keyspace}.info WHERE name = %s", (VERSION_NAME,))  # noqa: S608
             version = int(rows[0][0]) if rows else 0
-        elif tables:
-            names = ", ".join(sorted(row[0] for row in tables)[:3])
+        elif tables - _tables(target.keyspace, MIGRATIONS[-1].version).keys():
+            names = ", ".join(sorted(tables)[:3])
             raise ConfigError(
                 f"keyspace {target.keyspace} of Cassandra belongs to something else: it has tables ({names}) and none of rmgr",
                 hint="name another keyspace in the store's URL",
             )
-    auth = _replication(connection, "system_auth") if target.user else None
+    auth = _replication(ring, "system_auth") if target.user else None
     return Found(
         nodes_up=connection.nodes_up(),
         datacenters=connection.datacenters(),
@@ -105,9 +113,9 @@ def look_around(connection: DriverConnection, target: CassandraTarget) -> Found:
     )
 
 
-def _replication(connection: DriverConnection, keyspace: str) -> dict[str, int] | None:
+def _replication(ring: Ring, keyspace: str) -> dict[str, int] | None:
     """Copies for each data centre; under "" those of SimpleStrategy. None without the keyspace."""
-    rows = connection.run("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = %s", (keyspace,))
+    rows = ring.ask("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = %s", (keyspace,))
     if not rows:
         return None
     options = dict(rows[0][0])
@@ -115,14 +123,27 @@ def _replication(connection: DriverConnection, keyspace: str) -> dict[str, int] 
     return {("" if name == "replication_factor" else name): int(count) for name, count in options.items()}
 
 
-def _take(connection: DriverConnection, target: CassandraTarget, step: Step) -> None:
+def _tables(keyspace: str, version: int) -> dict[str, str]:
+    """The tables of a schema of `version` by name, and how each is made."""
+    return {table.name: table.cql(keyspace) for migration in MIGRATIONS if migration.version <= version for table in migration.tables}
+
+
+def _missing(ring: Ring, keyspace: str, version: int) -> list[Step]:
+    """What makes tables again that a schema of this version has, and some node has not."""
+    tables = _tables(keyspace, version)
+    names = sorted({name for lacking in ring.lacking(keyspace, tables).values() for name in lacking}) if tables else []
+    return [Step(what=f"make table {name} where it is missing", cql=tables[name]) for name in names]
+
+
+def _take(ring: Ring, target: CassandraTarget, step: Step) -> None:
     if step.cql:
-        connection.run(step.cql, timeout_s=_DDL_S)
+        ring.change(step.cql)
         return
+    ring.verify(target.keyspace, _tables(target.keyspace, step.version))  # a version that is written down says that they are there
     cql = f"INSERT INTO {target.keyspace}.info (name, value) VALUES (%s, %s)"  # noqa: S608 - the URL's grammar has checked it
     if step.version == 1:
-        connection.run(cql, (FOUNDED_NAME, str(now_ms())))
-    connection.run(cql, (VERSION_NAME, str(step.version)))
+        ring.ask(cql, (FOUNDED_NAME, str(now_ms())))
+    ring.ask(cql, (VERSION_NAME, str(step.version)))
 
 
 def _entered(target: CassandraTarget, timeout_s: float, tell: Callable[[str], None]) -> DriverConnection:
@@ -131,7 +152,7 @@ def _entered(target: CassandraTarget, timeout_s: float, tell: Callable[[str], No
     told = ""
     while True:
         try:
-            return enter(target)
+            return enter(target, agreement_s=0)
         except Lost as lost:
             if time.monotonic() + _PAUSE_S >= end_s:
                 hint = "are its nodes running? rmgr doctor looks closer"

@@ -27,8 +27,8 @@ RECONNECT_S = 2.0
 PROBE_S = 0.5
 #: A driver that found no node again for so long is replaced (s): it does not always notice that all of them came back.
 RENEW_S = 5.0
-#: How long the first call waits for the first attempt to connect; one frozen node takes up the driver's own timeout of 5 s.
-VERDICT_S = 6.0
+#: How long the first call waits for the first attempt to connect (s): a command is to be refused within 5 s, its own start included.
+VERDICT_S = 4.0
 _CLOSE_S = 2.0
 
 
