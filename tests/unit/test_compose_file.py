@@ -64,6 +64,12 @@ def test_the_servers_heaps_are_bounded_below_their_memory() -> None:
     assert "512M" in services()["cassandra1"]["environment"]["MAX_HEAP_SIZE"]
 
 
+def test_a_cassandra_that_has_the_only_copy_acknowledges_what_is_on_disk() -> None:
+    options = services()["cassandra1"]["environment"]["JVM_EXTRA_OPTS"].split()
+    assert "-Dcassandra.config.allow_system_properties=true" in options  # else the others mean nothing
+    assert "-Dcassandra.settings.commitlog_sync=group" in options
+
+
 def test_ports_are_published_on_loopback_only() -> None:
     published = [port for service in services().values() for port in service.get("ports", [])]
     assert published == ["127.0.0.1:${RMGR_GATEWAY_PORT-7071}:7071"]
