@@ -311,13 +311,23 @@ def _nearest(name: str, known: Mapping[str, Any] | set[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
 
 
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
 def _dev_cluster(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Endpoints and credentials ([cluster], [security]) of a running `rmgr dev`, else nothing."""
     path = dev_file(env)
     try:
         document = tomllib.loads(path.read_text())
-        os.kill(int(document["dev"]["pid"]), 0)
-    except (OSError, KeyError, ValueError, tomllib.TOMLDecodeError):
+        pids = [int(pid) for pid in document["dev"].get("pids") or [document["dev"]["pid"]]]
+    except (OSError, KeyError, TypeError, ValueError, tomllib.TOMLDecodeError):
+        return {}, {}
+    if not any(map(_lives, pids)):
         return {}, {}
     cluster = {key: value for key, value in document.get("cluster", {}).items() if key in {"zk", "store", "session_timeout_s"}}
     return cluster, {key: value for key, value in document.get("security", {}).items() if key == "dir"}

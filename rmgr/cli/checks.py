@@ -311,6 +311,9 @@ _STORE_FIX = (
 )
 
 
+_READ_ONLY_FIX = "it answers, and takes no writes: are the user's rights (MODIFY) and its disks in order? its log tells"
+
+
 def _driver() -> Check:
     """Whether the Cassandra driver can be imported: it cannot where no event loop of it fits this Python."""
     try:
@@ -334,7 +337,8 @@ def data_store(session: Session) -> Checks:
     except RmgrError as error:
         yield Check(name="store", ok=False, detail=error.message, fix=error.hint or "rmgr config show")
         return
-    yield Check(name="store", ok=problem is None, detail=problem or f"{url} reads and writes", fix="" if problem is None else _STORE_FIX)
+    fix = "" if problem is None else _READ_ONLY_FIX if "reads work" in problem else _STORE_FIX
+    yield Check(name="store", ok=problem is None, detail=problem or f"{url} reads and writes", fix=fix)
     if url.startswith("sqlite:"):
         yield disk("store disk", url.removeprefix("sqlite:").removeprefix("//"))
 

@@ -416,12 +416,15 @@ def write_state(state: DevState) -> None:
 
 
 def advertise(state: DevState) -> Path:
-    """Makes this the cluster that clients find without any option; returns the file. The pid in it is ZooKeeper's."""
+    """Makes this the cluster that clients find without any option; returns the file.
+
+    The cluster counts as running while any of the ZooKeeper servers does whose pids are in it.
+    """
     path = dev_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    pid = next((process.pid for process in state.processes if process.role == "zookeeper"), 0)
+    pids = [process.pid for process in state.processes if process.role == "zookeeper"]
     text = (
-        f"[dev]\npid = {pid}\ndirectory = {json.dumps(state.directory)}\n\n[cluster]\nzk = {json.dumps(state.zookeeper)}\n"
+        f"[dev]\npids = {json.dumps(pids)}\ndirectory = {json.dumps(state.directory)}\n\n[cluster]\nzk = {json.dumps(state.zookeeper)}\n"
         f"store = {json.dumps(state.store)}\nsession_timeout_s = {state.session_timeout_s}\n\n"
         f"[security]\ndir = {json.dumps(state.security)}\nzookeeper_tls = {json.dumps(state.zookeeper_tls)}\n"
     )

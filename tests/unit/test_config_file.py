@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from rmgr.cli.main import cli
-from rmgr.config import _SECTIONS, Config, check_file
+from rmgr.config import _SECTIONS, Config, check_file, load
 
 FILE = Path(__file__).parents[2] / "deploy" / "rmgr.toml"
 _KEY = re.compile(r"^#([a-z_]+) = (.*)$")
@@ -46,3 +47,11 @@ def test_every_key_is_explained_in_the_order_of_the_code(section: str) -> None:
             keys.append(match[1])
             assert lines[number - 1].startswith("# "), f"{match[1]} is not explained"
     assert keys == [field.name for field in dataclasses.fields(_SECTIONS[section])]
+
+
+def test_a_running_dev_cluster_is_found_while_any_of_its_zookeepers_lives(tmp_path: Path) -> None:
+    gone, alive, home = 2**22 + 1, os.getpid(), {"HOME": str(tmp_path)}
+    (tmp_path / ".rmgr").mkdir()
+    for dev, is_found in ((f"pids = [{gone}, {alive}]", True), (f"pids = [{gone}]", False), (f"pid = {alive}", True), ("pids = 3", False)):
+        (tmp_path / ".rmgr" / "dev.toml").write_text(f'[dev]\n{dev}\n[cluster]\nzk = "h:1/x"\nstore = "sqlite:/s"\n')
+        assert (load(env=home).cluster.zk == "h:1/x") is is_found, dev
