@@ -218,6 +218,30 @@ def test_a_job_larger_than_its_partition_waits_aside_and_blocks_nobody() -> None
     assert started(planned(state, policy_named("fcfs"))) == [1]
 
 
+def test_what_short_jobs_fill_is_not_free_for_long_ones_either() -> None:
+    # 3 nodes x 2 cores, nodes 0 and 1 with the feature "a". Node 0 is full until 10, one core of node 1 until 5.
+    # Head: 2 x 2 cores with "a" -> shadow 10 on nodes 0 and 1. Short job 4 fills node 2; long job 5 fits on node 1 only, which is held.
+    state = ClusterState(Node(id=i, cores=2, features=("a",) if i < 2 else ()) for i in range(3))
+    with_jobs(state, a_job(1, threads=2), a_job(2, limit_us=5), a_job(3, 2, threads=2, features=("a",)))
+    state.job_started(1, ((0, 0, 1),), 0)
+    state.job_started(2, ((1, 1, 1),), 0)
+    with_jobs(state, a_job(4, threads=2), a_job(5, limit_us=11))
+    plan = planned(state, policy_named("easy"))
+    assert [(d.job_id, d.placement) for d in plan.decisions if isinstance(d, Start)] == [(4, ((2, 2, 1),))]
+    state.job_withdrawn(4)
+    assert started(planned(state, policy_named("easy"))) == [5]
+
+
+def test_conservative_looks_at_the_whole_run_on_nodes_with_several_cores() -> None:
+    # One node x 2 cores, one taken until 10. Job 2 (2 cores) is promised 10; job 3 (1 core, 100 us) fits now but would break that.
+    state = with_jobs(cluster(1, cores=2), a_job(1))
+    state.apply(planned(state, policy_named("conservative")), 0)
+    with_jobs(state, a_job(2, threads=2), a_job(3, limit_us=100), a_job(4, limit_us=10))
+    plan = planned(state, policy_named("conservative"))
+    assert [(d.job_id, d.start_us) for d in plan.decisions if isinstance(d, Reserve)] == [(2, 10), (3, 20), (4, 0)]
+    assert started(plan) == [4]
+
+
 def test_what_has_waited_too_long_goes_first() -> None:
     # Smallest first on 4 nodes: job 1 (4 nodes) would go last; after 10 us it goes first, and blocks.
     state = with_jobs(cluster(), Job(id=1, submit_us=0, processes=4), Job(id=2, submit_us=5, processes=1))
