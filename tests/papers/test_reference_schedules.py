@@ -130,3 +130,12 @@ def test_the_engine_starts_jobs_when_a_bare_loop_does(policy: str, drawn: tuple[
     workload = a_workload(jobs, processors)
     result = carry_out(Experiment(source="", policy=POLICIES[policy]), workload, validate=True)
     assert started(result) == starts(jobs, processors, policy)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nodes_of_several_cores_change_no_start_of_jobs_that_may_spread(policy: str) -> None:
+    source = str(HERE / "extracts" / EXTRACTS["kth"])
+    experiment = Experiment(source=source, policy=POLICIES[policy], nodes=25, cores=4, count=800)
+    apart = Experiment(source=source, policy=POLICIES[policy], count=800)
+    results = [carry_out(e, e.workload(), validate=True) for e in (experiment, apart)]
+    assert differences(*map(started, results)) == {}
