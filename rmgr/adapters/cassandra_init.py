@@ -15,7 +15,7 @@ from rmgr.adapters.cassandra_link import Lost
 from rmgr.adapters.cassandra_schema import FOUNDED_NAME, MIGRATIONS, VERSION_NAME, Found, Migration, Step, advice, plan
 from rmgr.adapters.cassandra_url import CassandraTarget
 from rmgr.adapters.store_rules import now_ms
-from rmgr.errors import ConfigError, StoreUnavailable
+from rmgr.errors import ConfigError, RmgrError, StoreUnavailable
 
 _PAUSE_S = 0.5
 #: For nodes that are just starting, before they are taken for dead (s).
@@ -77,6 +77,8 @@ def init_store(
         changed = any("alter keyspace" in line for line in done)
         effective = factor if changed or found.replication is None else found.replication.get(target.local_dc, 0)
         hints = advice(found, keyspace=target.keyspace, local_dc=target.local_dc, wanted=factor, effective=effective)
+        if effective == 1:
+            hints += _durability(connection)
         version = max([found.version, *(step.version for step in steps)])
         if not dry_run:
             ring.verify(target.keyspace, _tables(target.keyspace, version))
@@ -126,6 +128,19 @@ def _replication(ring: Ring, keyspace: str) -> dict[str, int] | None:
 def _tables(keyspace: str, version: int) -> dict[str, str]:
     """The tables of a schema of `version` by name, and how each is made."""
     return {table.name: table.cql(keyspace) for migration in MIGRATIONS if migration.version <= version for table in migration.tables}
+
+
+def _durability(connection: DriverConnection) -> list[str]:
+    """A word about nodes that have the only copy and acknowledge it before it is on disk; nothing where they do not tell."""
+    try:
+        answers = connection.ask_each("SELECT value FROM system_views.settings WHERE name = %s", ("commitlog_sync",), timeout_s=5.0)
+    except RmgrError:
+        return []
+    if any(rows and str(rows[0][0]) == "periodic" for rows in answers.values()):
+        return [
+            "a node that is killed forgets what it acknowledged last: commitlog_sync: group in its cassandra.yaml, or more copies"
+        ]
+    return []
 
 
 def _missing(ring: Ring, keyspace: str, version: int) -> list[Step]:
