@@ -132,7 +132,7 @@ def test_the_engine_starts_jobs_when_a_bare_loop_does(policy: str, drawn: tuple[
     assert started(result) == starts(jobs, processors, policy)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["fcfs", "ff"])  # easy promises nodes, not counts: its starts may differ
 def test_nodes_of_several_cores_change_no_start_of_jobs_that_may_spread(policy: str) -> None:
     source = str(HERE / "extracts" / EXTRACTS["kth"])
     experiment = Experiment(source=source, policy=POLICIES[policy], nodes=25, cores=4, count=800)
