@@ -153,7 +153,16 @@ class DriverConnection:
         except Exception as error:  # noqa: BLE001 - whatever the driver has against it is the request's failure
             future.set_exception(self._meaning(error))
             return future
-        answer.add_callbacks(lambda rows: future.set_result(rows or []), lambda error: future.set_exception(self._meaning(error)))
+
+        def answered(rows: list[Any] | None) -> None:
+            if not future.done():  # of two coordinators that were asked, both may answer
+                future.set_result(rows or [])
+
+        def failed(error: Exception) -> None:
+            if not future.done():
+                future.set_exception(self._meaning(error))
+
+        answer.add_callbacks(answered, failed)
         return future
 
     def send_to_others(self, request: Request, timeout_s: float) -> list[Future[list[Any]]]:

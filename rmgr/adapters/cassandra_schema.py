@@ -21,6 +21,8 @@ _INIT = "rmgr admin init-store"
 VERSION_NAME, FOUNDED_NAME = "schema_version", "founded_ms"
 #: Expired rows that nobody ever writes again need not wait ten days for a repair, only for hints (three hours).
 _SHORT_GRACE = "gc_grace_seconds = 10800"
+#: A replica that hangs must not make a quorum read time out: the third one is asked after this.
+_IMPATIENT = "speculative_retry = '100ms'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,8 @@ class Table:
         identity = uuid.uuid5(_NAMESPACE, f"{keyspace}.{self.name}")
         options = f" AND {self.options}" if self.options else ""
         return (
-            f"CREATE TABLE IF NOT EXISTS {keyspace}.{self.name} ({self.columns}) WITH ID = {identity} AND comment = '{self.idea}'{options}"
+            f"CREATE TABLE IF NOT EXISTS {keyspace}.{self.name} ({self.columns})"
+            f" WITH ID = {identity} AND comment = '{self.idea}' AND {_IMPATIENT}{options}"
         )
 
 
