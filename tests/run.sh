@@ -29,5 +29,5 @@ wanted ensure_systemd_analyze
 wanted ensure_iproute
 
 # Import-linter, ruff and mypy run inside pytest (tests/test_house.py), so that its summary is the last line.
-# Two files at a time: most of the time goes into waiting for sessions to expire. `tests/run.sh -n 0` runs one after the other.
-exec "$VENV/bin/python" -m pytest -n 2 --dist loadfile "$@"
+# Three files at a time: most of the time goes into waiting for sessions to expire. `tests/run.sh -n 0` runs one after the other.
+exec "$VENV/bin/python" -m pytest -n 3 --dist loadfile "$@"
