@@ -1,0 +1,236 @@
+"""A reproduction as data: checks (the paper's value, ours, spread, tolerance, verdict), tables and figures; its JSON is cli.md section 9.
+
+A verdict is computed from the numbers, never typed: a check names its rule, and whether it is required.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+Number: TypeAlias = int | float
+#: A number, or numbers by the name of their row; None: the paper (or nobody) gives one.
+Value: TypeAlias = Number | Mapping[str, Number] | None
+Cell: TypeAlias = str | int | float | None
+Verdict: TypeAlias = Literal["pass", "fail", "reported"]
+
+_ONLY = ""  # the row of a value that is one number
+
+
+# -- rules: when a check holds --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Every one of our values is as near to the paper's: |ours - paper| <= absolute + relative x |paper|. Both 0: exactly equal."""
+
+    absolute: Number = 0
+    relative: Number = 0
+
+    def holds(self, paper: Mapping[str, Number], ours: Mapping[str, Number]) -> bool:
+        """Rows that either side does not have do not hold."""
+        return paper.keys() == ours.keys() and all(
+            abs(ours[row] - paper[row]) <= self.absolute + self.relative * abs(paper[row]) for row in paper
+        )
+
+    def tolerance(self) -> dict[str, Number]:
+        return {"absolute": self.absolute, "relative": self.relative} if self.relative else {"absolute": self.absolute}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Every one of our values lies in these limits, those that are given; for orderings, ours are ratios or differences."""
+
+    above: Number | None = None
+    at_least: Number | None = None
+    below: Number | None = None
+    at_most: Number | None = None
+
+    def holds(self, _paper: Mapping[str, Number], ours: Mapping[str, Number]) -> bool:
+        return bool(ours) and all(self._in(value) for value in ours.values())
+
+    def tolerance(self) -> dict[str, Number]:
+        limits = {"above": self.above, "at_least": self.at_least, "below": self.below, "at_most": self.at_most}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+    def _in(self, value: Number) -> bool:
+        return (
+            (self.above is None or value > self.above)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.below is None or value < self.below)
+            and (self.at_most is None or value <= self.at_most)
+        )
+
+
+Rule: TypeAlias = Within | Bounds
+
+
+# -- checks ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One statement of papers.md and what we found.
+
+    Attributes:
+        id: as in papers.md, `C1.4`; parts of a check take a letter, `C1.4b`. what: the statement, one line.
+        paper, ours: the values, rows of the same names where there are several. spread: of ours, standard deviation over the seeds.
+        rule: when it holds. required: a failure fails the report; else the verdict is "reported".
+    """
+
+    id: str
+    what: str
+    ours: Value
+    rule: Rule
+    paper: Value = None
+    spread: Value = None
+    required: bool = True
+
+    @property
+    def holds(self) -> bool:
+        """What the rule says of the numbers, required or not."""
+        return self.rule.holds(rows_of(self.paper), rows_of(self.ours))
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.required:
+            return "reported"
+        return "pass" if self.holds else "fail"
+
+    def document(self) -> dict[str, Any]:
+        """Its JSON. `holds` says what the rule finds, for reported checks too."""
+        return {
+            "id": self.id,
+            "what": self.what,
+            "paper": _plain(self.paper),
+            "ours": _plain(self.ours),
+            "spread": _plain(self.spread),
+            "tolerance": self.rule.tolerance(),
+            "verdict": self.verdict,
+            "holds": self.holds,
+        }
+
+
+def rows_of(value: Value) -> Mapping[str, Number]:
+    """The value as rows; one number is the row of no name."""
+    if value is None:
+        return {}
+    return value if isinstance(value, Mapping) else {_ONLY: value}
+
+
+def is_selected(check_id: str, wanted: Iterable[str] | None) -> bool:
+    """`C1.4` selects C1.4 and its parts C1.4b, C1.4c; None selects everything."""
+    return wanted is None or any(re.fullmatch(f"{re.escape(one)}[a-z]?", check_id) for one in wanted)
+
+
+# -- tables and figures ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Numbers under names. title: unique in its report, the csv file is named after it. rows: as long as columns."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when a row is not as long as the columns."""
+        wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
+        if wrong is not None:
+            raise ValueError(f"table {self.title!r}: {len(self.columns)} columns, and a row of {len(wrong)}: {wrong}")
+
+    @property
+    def file_name(self) -> str:
+        """`Figure 2: SR` -> `figure-2-sr.csv`."""
+        return f"{slug(self.title)}.csv"
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(["" if cell is None else cell for cell in row] for row in self.rows)
+        return text.getvalue()
+
+    def document(self) -> dict[str, Any]:
+        return {"title": self.title, "columns": list(self.columns), "rows": [list(row) for row in self.rows]}
+
+
+class Point(NamedTuple):
+    """Of a line: mean over the seeds at x, and the smallest and largest of them."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """Lines to draw when matplotlib is there. title: unique, the file is named after it. lines: (name, points); logarithmic: the y axis."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[tuple[str, tuple[Point, ...]], ...]
+    logarithmic: bool = False
+
+
+def slug(title: str) -> str:
+    """A title as a file name: lower case, words joined by `-`."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+# -- the report -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What `rmgr sim paper` prints and writes. paper: "001". notes: errata and readings, a line each. figures: not in the JSON."""
+
+    paper: str
+    checks: tuple[Check, ...]
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+    figures: tuple[Figure, ...] = field(default=())
+
+    @property
+    def passes(self) -> bool:
+        """No required check fails."""
+        return not any(check.verdict == "fail" for check in self.checks)
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "schema": "rmgr/1",
+            "paper": self.paper,
+            "checks": [check.document() for check in self.checks],
+            "tables": [table.document() for table in self.tables],
+            "notes": list(self.notes),
+        }
+
+
+#: A paper's module: (seeds, checks or None for all, on_progress(done runs, all runs), processes at a time) -> its report.
+#: `CHECKS`, beside it, names every id it knows (without the letters of parts).
+Reporting: TypeAlias = Callable[[Sequence[int], Sequence[str] | None, Callable[[int, int], None], int], Report]
+
+
+# -- over the seeds -------------------------------------------------------------------------------------------------------------
+
+
+def mean(values: Iterable[Number]) -> float:
+    """Over the seeds. Raises StatisticsError for none."""
+    return fmean(values)
+
+
+def spread(values: Sequence[Number]) -> float:
+    """Sample standard deviation over the seeds; 0 for one."""
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def _plain(value: Value) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
