@@ -1,0 +1,54 @@
+"""How long a job runs where it was placed, and what is left of it when it moves: as recorded, or by a model of the machine.
+
+The driver keeps what is left of each job (`Work`) and asks an `Execution` what that means in time. A stretch that was planned to take
+`duration_us` and was broken off after `elapsed_us` leaves exactly `unexecuted(left, elapsed_us, duration_us)`: integers, rounded up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from rmgr.sched.job import Placement
+from rmgr.sim.workload import Job
+
+#: What is left of a job: one amount or several, each >= 0, in units that only the execution model knows (as calculation, communication).
+Work: TypeAlias = tuple[int, ...]
+
+
+class Execution(Protocol):
+    """A frozen, picklable object of parameters; every answer depends on its arguments only."""
+
+    def work(self, job: Job) -> Work:
+        """All of the job, before it has run; and again after it lost what it had done (preempted, or its node failed)."""
+        ...
+
+    def duration_us(self, job: Job, left: Work, placement: Placement) -> int:
+        """How long this much of the job takes there, at least 1 us; asked once a start, and again after each migration."""
+        ...
+
+    def after_migration(self, job: Job, left: Work) -> Work:
+        """What a migration makes of the part that was not executed: a penalty is added here. The job may go on anywhere."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A job runs for the time that its trace or model says, wherever it stands; a migration costs `penalty_us`."""
+
+    penalty_us: int = 0
+
+    def work(self, job: Job) -> Work:
+        return (job.run_us,)
+
+    def duration_us(self, job: Job, left: Work, placement: Placement) -> int:  # noqa: ARG002 - the same everywhere
+        return left[0]
+
+    def after_migration(self, job: Job, left: Work) -> Work:  # noqa: ARG002 - the same for all
+        return (left[0] + self.penalty_us,)
+
+
+def unexecuted(left: Work, elapsed_us: int, duration_us: int) -> Work:
+    """What is left of `left` when `elapsed_us` of `duration_us` have passed: every part in proportion, rounded up to a whole unit."""
+    rest_us = duration_us - elapsed_us
+    return tuple(-(-part * rest_us // duration_us) for part in left)
