@@ -11,14 +11,11 @@ import fcntl
 import hashlib
 import io
 import json
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +24,12 @@ from rmgr.sim.experiment import Experiment, carry_out
 from rmgr.sim.metrics import MEASURED
 from rmgr.sim.models.catalogue import is_model
 from rmgr.sim.output import refuse_existing, write_file, write_run
+from rmgr.sim.parallel import Piece, StillWanted, in_processes
 
 MANIFEST = "manifest.json"
 RESULTS = "results.csv"
 #: Columns of results.csv before the measures of schedule.json.
 _KEYS = ("name", "policy", "load", "seed")
-_ENDING_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,73 +151,22 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-# -- processes ----------------------------------------------------------------------------------------------------------------
+# -- one run ------------------------------------------------------------------------------------------------------------------
 
 
 def _run_all(missing: Sequence[tuple[str, Experiment]], runs: Path, validate: bool, processes: int) -> Iterator[str]:
     """Names of runs as they end. Closing it, or an error, ends those that are running."""
-    context = multiprocessing.get_context("spawn")  # a fork would copy threads that draw the progress
-    waiting = iter(missing)
-    running: dict[Connection, tuple[str, SpawnProcess]] = {}
+    pieces = (Piece(name=name, function=_one, arguments=(e, runs / name, validate)) for name, e in missing)
     try:
-        while True:
-            while len(running) < max(processes, 1) and (following := next(waiting, None)) is not None:
-                connection, process = _begin(context, following, runs, validate)
-                running[connection] = (following[0], process)
-            if not running:
-                return
-            for connection in wait(list(running)):
-                assert isinstance(connection, Connection)
-                name, process = running.pop(connection)
-                _check_ended(name, process, connection)
-                yield name
-    finally:
-        for _, process in running.values():
-            process.terminate()
-        for _, process in running.values():
-            process.join(_ENDING_S)
-
-
-def _begin(context: SpawnContext, what: tuple[str, Experiment], runs: Path, validate: bool) -> tuple[Connection, SpawnProcess]:
-    name, experiment = what
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_one, args=(theirs, experiment, runs / name, validate), name=name)
-    process.start()
-    theirs.close()  # the end of the process is then the end of the pipe
-    return ours, process
-
-
-def _check_ended(name: str, process: SpawnProcess, connection: Connection) -> None:
-    try:
-        failure = connection.recv()
-    except EOFError:
-        failure = None
-        process.join()
-        if process.exitcode:
-            failure = RmgrError(f"its process ended with {process.exitcode}", hint="memory may have run out; --jobs 1 runs one at a time")
-    connection.close()
-    process.join()
-    if failure is not None:
-        kept = "finished runs are kept, the same command goes on"
-        raise RmgrError(f"run {name}: {failure.message}", hint=f"{failure.hint}\n{kept}" if failure.hint else kept)
-
-
-def _one(connection: Connection, experiment: Experiment, directory: Path, validate: bool) -> None:
-    """One run in a process of its own; tells only what went wrong."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends us
-    signal.signal(signal.SIGTERM, lambda *_: _leave())
-    parent = os.getppid()
-    try:
-        workload = experiment.workload()
-        result = carry_out(experiment, workload, validate=validate, on_progress=lambda _: None if os.getppid() == parent else _leave())
-        write_run(directory, result, workload_name=workload.name)
+        for piece, _ in in_processes(pieces, processes):
+            yield piece.name
     except RmgrError as error:
-        connection.send(error)
-    except SystemExit:
-        return
+        kept = "finished runs are kept, the same command goes on"
+        raise RmgrError(error.message, hint=f"{error.hint}\n{kept}" if error.hint else kept) from error
 
 
-def _leave() -> None:
-    raise SystemExit(1)  # unwinds: a half-written directory is removed
+def _one(still_wanted: StillWanted, experiment: Experiment, directory: Path, validate: bool) -> None:
+    """One run, in a process of its own."""
+    workload = experiment.workload()
+    result = carry_out(experiment, workload, validate=validate, on_progress=lambda _: still_wanted())
+    write_run(directory, result, workload_name=workload.name)
