@@ -14,15 +14,14 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
-from rmgr.dev.zookeeper import free_port
+from rmgr.dev.server import ServerProcess, free_port, wait_all_ready
 from rmgr.errors import Unavailable
 
 RELEASE = "5.0"
@@ -154,7 +153,7 @@ def _java_release(program: str) -> int:
 # -- one node ----------------------------------------------------------------------------------------------------------------
 
 
-class CassandraNode:
+class CassandraNode(ServerProcess):
     """One server process on one data directory; start, stop, kill and start again as often as needed.
 
     Args:
@@ -166,9 +165,13 @@ class CassandraNode:
         settings: lines of cassandra.yaml that replace or extend ours (authenticator, client_encryption_options, ...);
             values may be nested, they are written as JSON, which YAML includes.
         java_opts: more options of the JVM.
-        die_with_parent: the server is killed when the *thread* that started it ends (PR_SET_PDEATHSIG through
-            setpriv(1), where that exists).
+        die_with_parent: see `ServerProcess`.
     """
+
+    NAME: ClassVar[str] = "Cassandra"
+    START_S: ClassVar[float] = 60.0
+    STOP_S: ClassVar[float] = 20.0
+    POLL_S: ClassVar[float] = _POLL_S
 
     def __init__(
         self,
@@ -183,7 +186,7 @@ class CassandraNode:
         java_opts: Sequence[str] = (),
         die_with_parent: bool = False,
     ) -> None:
-        self.data_dir = Path(data_dir)
+        super().__init__(data_dir, log_name="cassandra.log", die_with_parent=die_with_parent)
         self.address = address
         self.port = port or free_port(address)
         self.storage_port = storage_port or free_port(address)
@@ -191,92 +194,45 @@ class CassandraNode:
         self._heap_mb = heap_mb
         self._settings = dict(settings or {})
         self._java_opts = tuple(java_opts)
-        self._die_with_parent = die_with_parent
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log_start = 0  # where in the log the present process begins
 
-    # -- life
+    # -- what `ServerProcess` asks
 
-    def start(self, *, wait_s: float = 60.0) -> Self:
-        """Starts the process and waits until it answers CQL (`wait_s` 0: does not wait). Raises: Unavailable."""
-        if self.running:
-            return self
-        command = self._command(java(), library())
-        with self.log_file.open("ab") as log:
-            self._log_start = log.tell()
-            # A session of its own: Ctrl-C in the terminal is for the supervisor, who stops the store last.
-            self._process = subprocess.Popen(
-                command, cwd=self.data_dir, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        if wait_s > 0:
-            try:
-                self.wait_ready(wait_s)
-            except BaseException:
-                self.kill()
-                raise
-        return self
+    @property
+    def place(self) -> str:
+        """See `ServerProcess`."""
+        return f"on {self.contact}"
 
-    def wait_ready(self, deadline_s: float) -> None:
-        """Waits until the node answers CQL (and has its first superuser, where passwords are asked for).
+    def command(self) -> list[str]:
+        """See `ServerProcess`."""
+        program, jars = java(), library()
+        config = self._write_config()
+        logback = self.data_dir / "logback.xml"
+        logback.write_text(_LOGBACK)
+        (self.data_dir / "tmp").mkdir(exist_ok=True)  # native libraries are unpacked there
+        return [
+            program,
+            f"-Xms{self._heap_mb}m",
+            f"-Xmx{self._heap_mb}m",
+            *_JVM,
+            *_MODULES,
+            f"-javaagent:{next(iter(sorted(jars.glob('jamm-*.jar'))))}",
+            f"-Dlogback.configurationFile={logback}",
+            f"-Dcassandra.config={config.as_uri()}",
+            f"-Dcassandra.storagedir={self.data_dir}",
+            f"-Djava.io.tmpdir={self.data_dir / 'tmp'}",
+            *self._java_opts,
+            "-cp",
+            f"{jars}/*",
+            MAIN_CLASS,
+        ]
 
-        Raises: Unavailable, with the last lines of its log.
-        """
-        end = time.monotonic() + deadline_s
-        is_fresh = not (self.data_dir / "has_served").exists()
-        while True:
-            if not self.running:
-                msg = f"Cassandra on {self.contact} ended at its start:\n{self.log_tail()}"
-                raise Unavailable(msg, hint=f"the whole log: {self.log_file}")
-            if self.is_serving() and not (is_fresh and self._asks_passwords and not self.has_superuser()):
-                (self.data_dir / "has_served").touch()
-                return
-            if time.monotonic() > end:
-                msg = f"Cassandra on {self.contact} does not serve after {deadline_s:g} s:\n{self.log_tail()}"
-                raise Unavailable(msg, hint=f"the whole log: {self.log_file}")
-            time.sleep(_POLL_S)
-
-    def stop(self, timeout_s: float = 20.0) -> None:
-        """SIGTERM, and SIGKILL after `timeout_s`. Idempotent."""
-        process = self._process
-        if process is None:
-            return
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-            try:
-                process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(timeout_s)
-        self._process = None
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash. What was acknowledged is in the commit log, which the kernel holds."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(10.0)
-            self._process = None
-
-    def restart(self, *, wait_s: float = 60.0) -> None:
-        """Kills and starts again on the same data and ports."""
-        self.kill()
-        self.start(wait_s=wait_s)
-
-    def pause(self) -> None:
-        """SIGSTOP: the node holds its connections and says nothing."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_exc: object) -> None:
-        self.stop()
+    def is_ready(self) -> bool:
+        """It answers CQL, and has its first superuser where passwords are asked for."""
+        has_served = self.data_dir / "has_served"
+        if not self.is_serving() or (self._asks_passwords and not has_served.exists() and not self.has_superuser()):
+            return False
+        has_served.touch()
+        return True
 
     # -- facts
 
@@ -284,16 +240,6 @@ class CassandraNode:
     def contact(self) -> str:
         """ "address:port" of CQL, as clients want it."""
         return f"{self.address}:{self.port}"
-
-    @property
-    def pid(self) -> int | None:
-        """The server's process, None when it does not run."""
-        return self._process.pid if self._process is not None and self.running else None
-
-    @property
-    def running(self) -> bool:
-        """Whether the process is alive (serving or not)."""
-        return self._process is not None and self._process.poll() is None
 
     def is_serving(self, timeout_s: float = 1.0) -> bool:
         """Whether it answers CQL now. With TLS: whether it listens, which it does only when it serves."""
@@ -325,11 +271,6 @@ class CassandraNode:
         """How often, since its start, it has found the other one alive. Read from its log."""
         return self._log().count(f"InetAddress /{other.address}:{other.storage_port} is now UP".encode())
 
-    @property
-    def log_file(self) -> Path:
-        """What the server writes."""
-        return self.data_dir / "cassandra.log"
-
     def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:
         """The last lines of the log of the present process, for error messages."""
         return "\n".join(self._log().decode("utf-8", "replace").splitlines()[-lines:]) or "(no log)"
@@ -350,30 +291,6 @@ class CassandraNode:
     def _speaks_tls(self) -> bool:
         options = self._settings.get("client_encryption_options")
         return isinstance(options, Mapping) and bool(options.get("enabled")) and not options.get("optional")
-
-    def _command(self, program: str, jars: Path) -> list[str]:
-        config = self._write_config()
-        logback = self.data_dir / "logback.xml"
-        logback.write_text(_LOGBACK)
-        (self.data_dir / "tmp").mkdir(exist_ok=True)  # native libraries are unpacked there
-        command = [
-            program,
-            f"-Xms{self._heap_mb}m",
-            f"-Xmx{self._heap_mb}m",
-            *_JVM,
-            *_MODULES,
-            f"-javaagent:{next(iter(sorted(jars.glob('jamm-*.jar'))))}",
-            f"-Dlogback.configurationFile={logback}",
-            f"-Dcassandra.config={config.as_uri()}",
-            f"-Dcassandra.storagedir={self.data_dir}",
-            f"-Djava.io.tmpdir={self.data_dir / 'tmp'}",
-            *self._java_opts,
-            "-cp",
-            f"{jars}/*",
-            MAIN_CLASS,
-        ]
-        setpriv = shutil.which("setpriv")
-        return [setpriv, "--pdeathsig", "KILL", *command] if self._die_with_parent and setpriv else command
 
     def _write_config(self) -> Path:
         self.data_dir = self.data_dir.resolve()
@@ -470,13 +387,11 @@ class CassandraRing:
     def wait_ready(self, deadline_s: float) -> None:
         """Waits until those that were launched serve, and all take all for alive. Raises: Unavailable."""
         end = time.monotonic() + deadline_s
-        for node in self.nodes:
-            node.wait_ready(max(0.1, end - time.monotonic()))
+        wait_all_ready(self.nodes, deadline_s)
         for node, other, before in self._to_meet:
             while node.times_met(other) <= before:
                 if time.monotonic() > end:
-                    msg = f"Cassandra on {node.contact} does not take {other.address} for alive:\n{node.log_tail()}"
-                    raise Unavailable(msg, hint=f"the whole log: {node.log_file}")
+                    raise node.trouble(f"does not take {other.address} for alive")
                 time.sleep(_POLL_S)
 
     def stop(self) -> None:

@@ -7,48 +7,21 @@ directory.
 from __future__ import annotations
 
 import contextlib
-import random
-import shutil
-import signal
-import socket
 import ssl
-import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from rmgr.adapters.zk_wire import four_letter
+from rmgr.dev.server import ServerProcess, free_port, wait_all_ready
 from rmgr.dev.zookeeper_jars import HOW_TO_INSTALL, class_path, java, missing_parts
 from rmgr.errors import Unavailable
 
 __all__ = ["ServerTls", "ZooKeeperEnsemble", "ZooKeeperServer", "free_port", "java", "missing_parts"]
 
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-_POLL_S = 0.02
 _LOG_TAIL_BYTES = 2000
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now and that the kernel will not lend to outgoing connections.
-
-    From the range of outgoing ports a client that knocks at a dead server may connect to itself, and hold the port.
-    """
-    low = 32768
-    with contextlib.suppress(OSError, ValueError):
-        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for _ in range(200):
-        port = random.randrange(max(1024, low - 16384), low) if low > 2048 else 0
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    msg = f"no free port on {host}"
-    raise Unavailable(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +61,7 @@ class ServerTls:
         return context
 
 
-class ZooKeeperServer:
+class ZooKeeperServer(ServerProcess):
     """One server process on one data directory; start, stop, kill and start again as often as needed.
 
     Args:
@@ -100,9 +73,13 @@ class ZooKeeperServer:
         java_opts: more options of the JVM, e.g. ("-Dzookeeper.snapCount=1000",).
         config: more lines of zoo.cfg.
         tls: `port` speaks TLS, and there is no other.
-        die_with_parent: the server is killed when the *thread* that started it ends (PR_SET_PDEATHSIG through
-            setpriv(1), where that exists): start it from a thread that lives as long as the process.
+        die_with_parent: see `ServerProcess`.
     """
+
+    NAME: ClassVar[str] = "ZooKeeper"
+    START_S: ClassVar[float] = 20.0
+    STOP_S: ClassVar[float] = 10.0
+    POLL_S: ClassVar[float] = 0.02
 
     def __init__(
         self,
@@ -118,7 +95,7 @@ class ZooKeeperServer:
         tls: ServerTls | None = None,
         die_with_parent: bool = False,
     ) -> None:
-        self.data_dir = Path(data_dir)
+        super().__init__(data_dir, log_name="zookeeper.log", die_with_parent=die_with_parent)
         self.tls = tls
         self.host = host
         self.port = port or free_port(host)
@@ -127,20 +104,21 @@ class ZooKeeperServer:
         self._release = release
         self._java_opts = tuple(java_opts)
         self._config = dict(config or {})
-        self._die_with_parent = die_with_parent
-        self._process: subprocess.Popen[bytes] | None = None
 
-    # -- life
+    # -- what `ServerProcess` asks
 
-    def start(self, *, wait_s: float = 20.0) -> Self:
-        """Starts the process and waits until it serves (`wait_s` 0: does not wait). Raises: Unavailable."""
-        if self.running:
-            return self
+    @property
+    def place(self) -> str:
+        """See `ServerProcess`."""
+        return f"on port {self.port}"
+
+    def command(self) -> list[str]:
+        """See `ServerProcess`."""
         program = java()
         if program is None:
             msg = "ZooKeeper needs Java: no `java` on PATH nor in JAVA_HOME"
             raise Unavailable(msg, hint=HOW_TO_INSTALL)
-        command = [
+        return [
             program,
             "-Xms16m",
             f"-Xmx{self._heap_mb}m",
@@ -158,78 +136,10 @@ class ZooKeeperServer:
             MAIN_CLASS,
             str(self._write_config()),
         ]
-        setpriv = shutil.which("setpriv")
-        if self._die_with_parent and setpriv:
-            command = [setpriv, "--pdeathsig", "KILL", *command]
-        with self.log_file.open("ab") as log:
-            # A session of its own: Ctrl-C in the terminal is for the supervisor, who stops ZooKeeper last.
-            self._process = subprocess.Popen(
-                command, cwd=self.data_dir, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        if wait_s > 0:
-            try:
-                self.wait_ready(wait_s)
-            except Unavailable:
-                self.kill()
-                raise
-        return self
 
-    def wait_ready(self, deadline_s: float) -> None:
-        """Waits until the server answers and, in an ensemble, has a leader. Raises: Unavailable, with the log's end."""
-        end = time.monotonic() + deadline_s
-        while True:
-            if not self.running:
-                msg = f"ZooKeeper on port {self.port} ended at its start: {self.log_tail()}"
-                raise Unavailable(msg, hint=f"the whole log: {self.log_file}")
-            if self.mode() in {"standalone", "leader", "follower", "observer"}:
-                return
-            if time.monotonic() > end:
-                msg = f"ZooKeeper on port {self.port} does not serve after {deadline_s:g} s: {self.log_tail()}"
-                raise Unavailable(msg, hint=f"the whole log: {self.log_file}")
-            time.sleep(_POLL_S)
-
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """SIGTERM, and SIGKILL after `timeout_s`."""
-        process = self._process
-        if process is None:
-            return
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-            try:
-                process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(timeout_s)
-        self._process = None
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(10.0)
-            self._process = None
-
-    def restart(self, *, wait_s: float = 20.0) -> None:
-        """Kills and starts again on the same data and port."""
-        self.kill()
-        self.start(wait_s=wait_s)
-
-    def pause(self) -> None:
-        """SIGSTOP: the server holds its connections and says nothing."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_exc: object) -> None:
-        self.stop()
+    def is_ready(self) -> bool:
+        """It answers and, in an ensemble, has a leader."""
+        return self.mode() in {"standalone", "leader", "follower", "observer"}
 
     # -- facts
 
@@ -237,21 +147,6 @@ class ZooKeeperServer:
     def hosts(self) -> str:
         """"host:port", as clients want it."""
         return f"{self.host}:{self.port}"
-
-    @property
-    def pid(self) -> int | None:
-        """The server's process, None when it does not run."""
-        return self._process.pid if self._process is not None and self.running else None
-
-    @property
-    def running(self) -> bool:
-        """Whether the process is alive (serving or not)."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def log_file(self) -> Path:
-        """What the server writes."""
-        return self.data_dir / "zookeeper.log"
 
     def log_tail(self) -> str:
         """The end of the log, for error messages."""
@@ -342,10 +237,8 @@ class ZooKeeperEnsemble:
             (server.data_dir / "data").mkdir(parents=True, exist_ok=True)
             (server.data_dir / "data" / "myid").write_text(f"{number}\n")
             server.start(wait_s=0)
-        end = time.monotonic() + wait_s
         try:
-            for server in self.servers:
-                server.wait_ready(max(0.1, end - time.monotonic()))
+            wait_all_ready(self.servers, wait_s)
         except Unavailable:
             self.stop()
             raise

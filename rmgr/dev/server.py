@@ -1,0 +1,187 @@
+"""A server of somebody else's (ZooKeeper, Cassandra) as a child process: started, waited for, stopped, killed, paused."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Self
+
+from rmgr.errors import Unavailable
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free now and that the kernel will not lend to outgoing connections.
+
+    From the range of outgoing ports a client that knocks at a dead server may connect to itself, and hold the port.
+    """
+    low = 32768
+    with contextlib.suppress(OSError, ValueError):
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(200):
+        port = random.randrange(max(1024, low - 16384), low) if low > 2048 else 0
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    msg = f"no free port on {host}"
+    raise Unavailable(msg)
+
+
+class ServerProcess(ABC):
+    """One server process on one data directory; start, stop, kill and start again as often as needed.
+
+    Args:
+        log_name: of the file in `data_dir` that takes what the process writes.
+        die_with_parent: the server is killed when the *thread* that started it ends (PR_SET_PDEATHSIG through
+            setpriv(1), where that exists): start it from a thread that lives as long as the process.
+    """
+
+    NAME: ClassVar[str]  #: for messages
+    START_S: ClassVar[float]  #: how long a start may take
+    STOP_S: ClassVar[float]  #: how long an orderly end may take
+    POLL_S: ClassVar[float]  #: between two looks while it is waited for
+
+    def __init__(self, data_dir: Path | str, *, log_name: str, die_with_parent: bool = False) -> None:
+        self.data_dir = Path(data_dir)
+        self._log_name = log_name
+        self._log_start = 0  # where in the log the present process begins
+        self._die_with_parent = die_with_parent
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # -- what a kind of server says
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Where it listens, for messages: `on port 2181`."""
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """What to run; writes its configuration. Raises: Unavailable when a part of it is missing here."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether it serves now. Asked again and again, within a second each time."""
+
+    @abstractmethod
+    def log_tail(self) -> str:
+        """The end of the log, for error messages."""
+
+    # -- life
+
+    def start(self, *, wait_s: float | None = None) -> Self:
+        """Starts the process and waits until it serves (None: as long as its kind may take; 0: does not wait). Raises: Unavailable."""
+        if self.running:
+            return self
+        command = self.command()
+        setpriv = shutil.which("setpriv")
+        if self._die_with_parent and setpriv:
+            command = [setpriv, "--pdeathsig", "KILL", *command]
+        with self.log_file.open("ab") as log:
+            self._log_start = log.tell()
+            # A session of its own: Ctrl-C in the terminal is for the supervisor, who stops servers last.
+            self._process = subprocess.Popen(
+                command, cwd=self.data_dir, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        deadline_s = self.START_S if wait_s is None else wait_s
+        if deadline_s > 0:
+            try:
+                self.wait_ready(deadline_s)
+            except BaseException:
+                self.kill()
+                raise
+        return self
+
+    def wait_ready(self, deadline_s: float) -> None:
+        """Waits until it serves. Raises: Unavailable, with the end of its log."""
+        end = time.monotonic() + deadline_s
+        while True:
+            if not self.running:
+                raise self.trouble("ended at its start")
+            if self.is_ready():
+                return
+            if time.monotonic() > end:
+                raise self.trouble(f"does not serve after {deadline_s:g} s")
+            time.sleep(self.POLL_S)
+
+    def trouble(self, what: str) -> Unavailable:
+        """The error that says `what` is wrong with it, what it wrote last, and where the rest is."""
+        return Unavailable(f"{self.NAME} {self.place} {what}:\n{self.log_tail()}", hint=f"the whole log: {self.log_file}")
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """SIGTERM, and SIGKILL after `timeout_s` (None: as long as its kind may take). Idempotent."""
+        process, timeout_s = self._process, self.STOP_S if timeout_s is None else timeout_s
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout_s)
+        self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10.0)
+            self._process = None
+
+    def restart(self, *, wait_s: float | None = None) -> None:
+        """Kills and starts again on the same data and ports."""
+        self.kill()
+        self.start(wait_s=wait_s)
+
+    def pause(self) -> None:
+        """SIGSTOP: it holds its connections and says nothing."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+    # -- facts
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, None when it does not run."""
+        return self._process.pid if self._process is not None and self.running else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is alive (serving or not)."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_file(self) -> Path:
+        """What the server writes."""
+        return self.data_dir / self._log_name
+
+
+def wait_all_ready(servers: Sequence[ServerProcess], deadline_s: float) -> None:
+    """Waits until all of them serve. Raises: Unavailable of the first that does not."""
+    end = time.monotonic() + deadline_s
+    for server in servers:
+        server.wait_ready(max(0.1, end - time.monotonic()))
