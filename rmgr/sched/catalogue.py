@@ -1,13 +1,18 @@
-"""The policies by the names of configuration and command line, each built from parameters that are checked here."""
+"""The policies by the names of configuration and command line, each built from parameters that are checked here.
+
+A new policy is one line in `POLICIES`; its parameters are the fields of its dataclass (`rmgr.sched.parameters`). A policy with a field
+`order: Order` takes every order, ageing over it (`max_wait`), and the parameters of that order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from typing import TypeVar
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from rmgr.errors import ConfigError
-from rmgr.model.units import parse_duration_us
+from rmgr.sched.parameters import Kind, Parameter, parameters_of, read_values, shown, unknown
 from rmgr.sched.policies.ageing import Ageing
 from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.easy import Easy
@@ -17,65 +22,168 @@ from rmgr.sched.policies.head_blocking import HeadBlocking
 from rmgr.sched.policies.ljf import Ljf
 from rmgr.sched.policies.priority import Priority
 from rmgr.sched.policies.sjf import Sjf
-from rmgr.sched.policy import Order, Policy
+from rmgr.sched.policy import Policy
 
-Named = TypeVar("Named")
+ORDERS: Mapping[str, type[Any]] = {"fcfs": Fcfs, "sjf": Sjf, "ljf": Ljf, "priority": Priority}
+SEARCHES: Mapping[str, type[Any]] = {"head_blocking": HeadBlocking, "first_fit": FirstFit, "easy": Easy, "conservative": Conservative}
 
-ORDERS: Mapping[str, Callable[[], Order]] = {"fcfs": Fcfs, "sjf": Sjf, "ljf": Ljf, "priority": Priority}
-SEARCHES: Mapping[str, Callable[[Order], Policy]] = {
-    "head_blocking": lambda order: HeadBlocking(order=order),
-    "first_fit": lambda order: FirstFit(order=order),
-    "easy": lambda order: Easy(order=order),
-    "conservative": lambda order: Conservative(order=order),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A policy that has a name. summary: one line. preset: parameters that this name sets, where they are not the class's defaults."""
+
+    policy: type[Any]
+    summary: str
+    preset: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Every parameter it takes, with the defaults of this name; those that only some orders have say so."""
+        own = [_preset(parameter, self.preset) for parameter in parameters_of(self.policy)]
+        found: list[Parameter] = []
+        if self.policy in SEARCHES.values():
+            search = next(name for name, kind in SEARCHES.items() if kind is self.policy)
+            what = "how the queue is searched for jobs that can start"
+            found.append(Parameter(name="search", field="", kind=Kind.NAME, what=what, default=search, choices=tuple(SEARCHES)))
+        for parameter in own:
+            found.append(parameter)
+            if parameter.kind is Kind.ORDER:
+                found.append(MAX_WAIT)
+        names = {parameter.name for parameter in found}
+        if "max_wait" in names and any(parameter.kind is Kind.ORDER for parameter in found):
+            for name, order in ORDERS.items():
+                of_order = [p for p in parameters_of(order) if p.name not in names]
+                found += [dataclasses.replace(p, what=f"with order={name}: {p.what}") for p in of_order]
+        return tuple(found)
+
+
+MAX_WAIT = Parameter(
+    name="max_wait",
+    field="",
+    kind=Kind.DURATION,
+    what="ageing: a job that has waited so long goes first, whatever the order; none: no ageing",
+    least=1,
+    optional=True,
+)
+
+POLICIES: Mapping[str, Entry] = {
+    "fcfs": Entry(policy=HeadBlocking, summary="first come, first served; the head of the queue blocks it"),
+    "sjf": Entry(policy=HeadBlocking, summary="smallest job (CPUs) first; the head blocks", preset={"order": "sjf"}),
+    "ljf": Entry(policy=HeadBlocking, summary="largest job (CPUs) first; the head blocks", preset={"order": "ljf"}),
+    "priority": Entry(policy=HeadBlocking, summary="the jobs' own priority; the head blocks", preset={"order": "priority"}),
+    "first_fit": Entry(policy=FirstFit, summary="every waiting job that fits starts, in order of arrival; large ones may starve"),
+    "ljf_first_fit": Entry(policy=FirstFit, summary="every waiting job that fits starts, largest first", preset={"order": "ljf"}),
+    "easy": Entry(policy=Easy, summary="EASY backfilling: the head has a reservation, others pass it where they do not delay it"),
+    "conservative": Entry(policy=Conservative, summary="conservative backfilling: every job has a reservation that no start may break"),
 }
-#: Name -> (order, search), each of which a parameter may replace.
-POLICIES: Mapping[str, tuple[str, str]] = {
-    "fcfs": ("fcfs", "head_blocking"),
-    "sjf": ("sjf", "head_blocking"),
-    "ljf": ("ljf", "head_blocking"),
-    "priority": ("priority", "head_blocking"),
-    "first_fit": ("fcfs", "first_fit"),
-    "ljf_first_fit": ("ljf", "first_fit"),
-    "easy": ("fcfs", "easy"),
-    "conservative": ("fcfs", "conservative"),
-}
 
 
-def policy_named(name: str, params: Mapping[str, str] | None = None) -> Policy:
+def policy_named(
+    name: str,
+    params: Mapping[str, object] | None = None,
+    *,
+    plugins: Mapping[str, type[Any]] | None = None,
+    records: Iterable[object] = (),
+) -> Policy:
     """The policy of this name.
 
     Args:
-        params: `order` and `search` replace that half of the policy: any order composes with any search. `max_wait`
-            (a duration: `12h`, `3600` seconds) composes with them: a job that has waited so long goes first.
-    Raises: ConfigError for an unknown name or parameter; it names the nearest.
+        params: its parameters, as text or as TOML has them. `order` and `search` replace that half of a composed policy: any order
+            composes with any search; `max_wait` (`12h`, `3600` seconds) with all of them.
+        plugins: policies of the user's own, by name; a name of the catalogue stays the catalogue's.
+        records: what other tables of a configuration describe (queue classes): a field `tuple[THAT, ...]` takes those of its type.
+    Raises: ConfigError for an unknown name or parameter (with the nearest), or a value that is no such value or out of range.
     """
-    order, search = _one_of("policy", name, POLICIES)
-    max_wait_us = 0
-    for key, value in (params or {}).items():
-        match key:
-            case "order":
-                order = value
-            case "search":
-                search = value
-            case "max_wait":
-                max_wait_us = parse_duration_us(value)
-                if max_wait_us <= 0:
-                    raise ConfigError(f"max_wait of {name} is {value!r}: it must be above 0 s", hint="a duration, as in 12h or 3600")
-            case _:
-                raise _unknown(f"parameter of {name}", key, ("order", "search", "max_wait"))
-    arranged = _one_of("order", order, ORDERS)()
-    if max_wait_us:
-        arranged = Ageing(max_wait_us=max_wait_us, base=arranged)
-    return _one_of("search", search, SEARCHES)(arranged)
+    entry = POLICIES.get(name)
+    if entry is not None:
+        return built(entry.policy, {**entry.preset, **(params or {})}, name=name, records=records)
+    if plugins and name in plugins:
+        return built(plugins[name], params or {}, name=name, records=records)
+    raise unknown("policy", name, (*POLICIES, *(plugins or ())))
 
 
-def _one_of(what: str, name: str, known: Mapping[str, Named]) -> Named:
-    if name not in known:
-        raise _unknown(what, name, tuple(known))
-    return known[name]
+def built(kind: type[Any], given: Mapping[str, object], *, name: str, records: Iterable[object] = ()) -> Policy:
+    """A policy of this class. name: told in errors. Raises: as `policy_named`."""
+    given = dict(given)
+    if kind in SEARCHES.values() and "search" in given:
+        kind = _one_of("search", given.pop("search"), SEARCHES)
+    own = parameters_of(kind)
+    fields: dict[str, Any] = {}
+    arranged = next((parameter for parameter in own if parameter.kind is Kind.ORDER), None)
+    takes = [p for p in own if p.kind is not Kind.ORDER]
+    if arranged is not None:
+        mine = {p.name for p in takes}
+        default = arranged.default if arranged.default is not None else Fcfs()
+        wanted = given.pop(arranged.name, None)
+        order = type(default) if wanted is None else _one_of("order", wanted, ORDERS)
+        of_order = [p for p in parameters_of(order) if p.name not in mine]
+        waits = MAX_WAIT.read(given.pop("max_wait"), name) if "max_wait" in given and "max_wait" not in mine else None
+        _refuse_others(name, given, takes, of_order, str(wanted or default.name), kind in SEARCHES.values())
+        names = {p.name for p in of_order}
+        values = read_values(name, of_order, {key: given.pop(key) for key in tuple(given) if key in names})
+        base = default if wanted is None and not values else _made(name, order, values)
+        fields[arranged.field] = base if waits is None else Ageing(max_wait_us=waits, base=base)
+    fields |= _described(name, takes, records, given)
+    fields |= read_values(name, [p for p in takes if p.field not in fields], given)
+    made: Policy = _made(name, kind, fields)
+    return made
 
 
-def _unknown(what: str, name: str, known: tuple[str, ...]) -> ConfigError:
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    return ConfigError(f"no {what} is called {name!r}{meant}", hint=f"known: {', '.join(known)}")
+def _made(name: str, kind: type[Any], fields: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**fields)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{name} cannot be made: {error}", hint=f"rmgr policy list {name}") from error
+
+
+def _described(name: str, takes: Iterable[Parameter], records: Iterable[object], given: Mapping[str, object]) -> dict[str, Any]:
+    """Fields that hold records of other tables."""
+    found: dict[str, Any] = {}
+    for parameter in takes:
+        kind = _record_type(parameter)
+        if kind is None:
+            continue
+        if parameter.name in given:
+            raise ConfigError(f"{parameter.name} of {name} cannot be set by a parameter", hint="it comes from the tables of a FILE.toml")
+        of_kind = tuple(record for record in records if isinstance(record, kind))
+        if of_kind:
+            found[parameter.field] = of_kind
+        elif parameter.required:
+            raise ConfigError(f"{name} needs tables that describe its {parameter.name}", hint="--policy FILE.toml; see deploy/policies")
+    return found
+
+
+def _record_type(parameter: Parameter) -> type | None:
+    """`tuple[SomeDataclass, ...]` -> that dataclass."""
+    arguments: tuple[Any, ...] = get_args(parameter.held)
+    first = arguments[0] if arguments else None
+    if arguments[1:] == (Ellipsis,) and isinstance(first, type) and dataclasses.is_dataclass(first):
+        return first
+    return None
+
+
+def _refuse_others(
+    name: str, given: Mapping[str, object], own: Iterable[Parameter], of_order: Iterable[Parameter], order: str, searchable: bool
+) -> None:
+    """Raises: ConfigError for a parameter that neither the policy nor its order has."""
+    known = ["order", *(["search"] if searchable else []), "max_wait", *(p.name for p in own), *(p.name for p in of_order)]
+    for key in given:
+        if key not in known:
+            having = [other for other, kind in ORDERS.items() if any(p.name == key for p in parameters_of(kind))]
+            if having:
+                raise ConfigError(f"{name} has order {order}, which has no {key}", hint=f"order={having[0]} has")
+            raise unknown(f"parameter of {name}", key, known)
+
+
+def _one_of(what: str, name: object, among: Mapping[str, type[Any]]) -> type[Any]:
+    if not isinstance(name, str) or name not in among:
+        raise unknown(what, str(name), among)
+    return among[name]
+
+
+def _preset(parameter: Parameter, preset: Mapping[str, object]) -> Parameter:
+    default = preset.get(parameter.name, parameter.default)
+    if parameter.kind is Kind.ORDER:
+        what = parameter.what or "the order in which the queue is looked at"
+        return dataclasses.replace(parameter, default=shown(Kind.ORDER, default), choices=tuple(ORDERS), what=what)
+    return dataclasses.replace(parameter, default=default)
