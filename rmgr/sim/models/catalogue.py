@@ -1,4 +1,4 @@
-"""Workload models by the names of the command line: `lublin99`, `lublin99:batch`."""
+"""Workload models by the names of the command line: `lublin99`, `lublin99:batch`, `hpc2500`, `hpc2500:user`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 
 from rmgr.errors import UsageError
+from rmgr.sim.models import hpc2500 as kyoto
 from rmgr.sim.models.lublin99 import MIXES, lublin99
 from rmgr.sim.workload import Workload
 
-#: Jobs and processors of a model when nothing is said.
+#: Jobs and processors of a model when nothing is said; of a model that was made for one machine, that machine's.
 JOBS = 10_000
 PROCESSORS = 128
+OWN_PROCESSORS: Mapping[str, int] = {"hpc2500": kyoto.PROCESSORS}
 
 #: name -> (kinds after a colon, jobs x processors x seed x kind -> workload)
 MODELS: Mapping[str, tuple[tuple[str, ...], Callable[[int, int, int, str], Workload]]] = {
     "lublin99": (
         tuple(MIXES),
         lambda jobs, processors, seed, mix: lublin99(jobs, processors=processors, seed=seed, mix=mix),
+    ),
+    "hpc2500": (
+        kyoto.KINDS,
+        lambda jobs, processors, seed, kind: kyoto.hpc2500(jobs, processors=processors, seed=seed, kind=kind),
     ),
 }
 
@@ -40,4 +46,4 @@ def model_named(source: str, *, jobs: int | None, processors: int | None, seed: 
         near = get_close_matches(kind, kinds, 1)
         meant = f"did you mean {name}:{near[0]}?" if near and near[0] else f"known: {', '.join(names())}"
         raise UsageError(f"{name} has no kind {kind!r}", hint=meant)
-    return draw(jobs or JOBS, processors or PROCESSORS, seed, kind)
+    return draw(jobs or JOBS, processors or OWN_PROCESSORS.get(name, PROCESSORS), seed, kind)

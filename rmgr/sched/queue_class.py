@@ -1,0 +1,119 @@
+"""Queue classes: what a job may ask for in a queue, and the ladder of classes that queue selection climbs.
+
+A ladder is the sequence of configured classes. Nothing here knows a site: `HPC2500` is the configuration of the paper, one value among
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rmgr.sched.job import Job
+
+HOUR_US = 3_600_000_000
+
+Ladder: TypeAlias = tuple["QueueClass", ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueClass:
+    """A queue and its limits; a job may run in it when it keeps all of them. 0 = no limit, unless it says otherwise.
+
+    max_cpus: processes x threads. max_processes, max_threads (of one process): counts. max_time_us: the requested time must be below it
+    (us); a job without a request is taken as longer. partition: where the queue lives; "" = in every partition.
+    reservation_threshold: individual priority above which a job reserves (a number; formula (1) of paper 000).
+    max_reservations: how many jobs of the queue may hold a connection reservation at a time; 0 = none.
+    head_trigger: the first job of the queue reserves when something ended and it cannot start.
+    """
+
+    name: str
+    max_cpus: int = 0
+    max_processes: int = 0
+    max_threads: int = 0
+    max_time_us: int = 0
+    partition: str = ""
+    reservation_threshold: int = 20
+    max_reservations: int = 0
+    head_trigger: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError for a queue without a name or a negative number, naming queue and field."""
+        if not self.name:
+            raise ValueError("a queue class needs a name")
+        for field in ("max_cpus", "max_processes", "max_threads", "max_time_us", "reservation_threshold", "max_reservations"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"queue {self.name}: {field} is {getattr(self, field)}, it cannot be negative")
+        if self.max_reservations and not (self.max_cpus and self.max_threads):
+            raise ValueError(f"queue {self.name}: reservations need max_cpus and max_threads: formula (1) divides by them")
+
+    def admits(self, job: Job) -> bool:
+        """The job may run in this queue."""
+        return (
+            (not self.max_cpus or job.cpus <= self.max_cpus)
+            and (not self.max_processes or job.processes <= self.max_processes)
+            and (not self.max_threads or job.threads <= self.max_threads)
+            and (not self.max_time_us or 0 < job.limit_us < self.max_time_us)
+            and self.partition in {"", job.partition}
+        )
+
+    @property
+    def is_for_threads(self) -> bool:
+        """It takes larger processes than it takes many: a job of few, large processes is at home here."""
+        return 0 < self.max_processes < (self.max_threads or _UNBOUNDED)
+
+
+def selected(job: Job, ladder: Ladder, *, thread_affinity: bool = False) -> QueueClass | None:
+    """The class for the job: of those that admit it the one with the strictest limits; None when none does.
+
+    Strictest: the fewest CPUs; then the shortest time, the fewest processes, the fewest threads; then the order of the ladder.
+    thread_affinity: a class for threads that admits the job goes before a class that takes more processes (papers.md 1.3: jobs of at
+    most 8 processes and at most 32 CPUs go to s128 instead of d32).
+    Cost: O(classes). Source: papers.md 1.3 (paper 000, 3.1); differs from it in: nothing, its ladder is what this rule gives for `HPC2500`.
+    """
+    able = sorted((c for c in ladder if c.admits(job)), key=_strictness)
+    if not able:
+        return None
+    chosen = able[0]
+    if thread_affinity:
+        for other in able[1:]:
+            if other.is_for_threads and other.max_processes < (chosen.max_processes or _UNBOUNDED):
+                return other
+    return chosen
+
+
+def admitting(job: Job, ladder: Ladder) -> Iterator[QueueClass]:
+    """Every class in which the job may run, in the order of the ladder."""
+    return (c for c in ladder if c.admits(job))
+
+
+def checked(ladder: Sequence[QueueClass]) -> Ladder:
+    """The classes as a ladder. Raises: ValueError for an empty one, or a name that stands in it twice."""
+    names = [c.name for c in ladder]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"queue {twice[0]} is configured twice")
+    if not names:
+        raise ValueError("no queue class is configured")
+    return tuple(ladder)
+
+
+_UNBOUNDED = 1 << 60
+
+
+def _strictness(c: QueueClass) -> tuple[int, int, int, int]:
+    return (c.max_cpus or _UNBOUNDED, c.max_time_us or _UNBOUNDED, c.max_processes or _UNBOUNDED, c.max_threads or _UNBOUNDED)
+
+
+#: Tables 2 to 4 of paper 000, proposal 2; in the order in which queues are scanned (papers.md 1.8: small queues first).
+HPC2500: Ladder = (
+    QueueClass(name="ss8", max_cpus=8, max_processes=8, max_threads=8, max_time_us=2 * HOUR_US),
+    QueueClass(name="s8", max_cpus=8, max_processes=8, max_threads=8),
+    QueueClass(name="s128", max_cpus=128, max_processes=8, max_threads=128, reservation_threshold=30, max_reservations=1),
+    QueueClass(name="d32", max_cpus=32, max_processes=32, max_threads=32, reservation_threshold=20, max_reservations=3),
+    QueueClass(name="d128", max_cpus=128, max_processes=128, max_threads=32, reservation_threshold=20, max_reservations=2),
+    QueueClass(
+        name="d512", max_cpus=512, max_processes=512, max_threads=32, reservation_threshold=20, max_reservations=1, head_trigger=True
+    ),
+)
