@@ -21,9 +21,8 @@ from rmgr.coord import answers
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.rights import Person, check, may
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
-from rmgr.daemons.people import person_of
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, Unavailable
-from rmgr.log import audit
+from rmgr.daemons.people import audited, person_of
+from rmgr.errors import CoordinationUnavailable, Unavailable
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
 
 if TYPE_CHECKING:
@@ -109,12 +108,8 @@ class LeaderAnswering:
     # -- inside
 
     def _check(self, person: Person, submission: int, owner: str) -> None:
-        try:
+        with audited(self._log, person, "see", str(submission)):
             check(person, submission, owner)
-        except PermissionDenied as error:
-            if self._log is not None:
-                audit(self._log, who=person.name, role=person.role, what="see", target=str(submission), allowed=False, why=error.message)
-            raise
 
     def _snapshot(self) -> ClusterSnapshot:
         """Raises Unavailable when this WatchDog does not lead, or ZooKeeper does not answer it."""

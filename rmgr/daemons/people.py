@@ -1,11 +1,15 @@
-"""From who calls, as his certificate says, to what he may: one rule for leader, Starters and gateways."""
+"""From who calls, as his certificate says, to what he may, and what is written down where he may not: for leader, Starters, gateways."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.coord.rights import ANYBODY, Person
+from rmgr.errors import PermissionDenied
+from rmgr.log import audit
 
 
 def person_of(caller: Caller | None, operators: Iterable[str] = ()) -> Person:
@@ -14,3 +18,14 @@ def person_of(caller: Caller | None, operators: Iterable[str] = ()) -> Person:
         return ANYBODY if caller is None or not caller.user else Person(name=caller.user, is_open=True)
     who = caller.who
     return Person(name=caller.user, role=str(who.role) if who is not None else "", is_operator=caller.is_operator(operators))
+
+
+@contextmanager
+def audited(log: Any, person: Person, what: str, target: str) -> Iterator[None]:
+    """A refusal within it is written to the audit, and goes on. log: None = there is none."""
+    try:
+        yield
+    except PermissionDenied as error:
+        if log is not None:
+            audit(log, who=person.name, role=person.role, what=what, target=target, allowed=False, why=error.message)
+        raise

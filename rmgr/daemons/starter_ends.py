@@ -36,6 +36,7 @@ from rmgr.daemons.starter_logs import LiveLogs
 from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, discard, of_command, of_task, spill, write
 from rmgr.daemons.starter_stage import Stager, inside
 from rmgr.errors import PermissionDenied, RmgrError, StoreUnavailable, ValueTooLarge
+from rmgr.log import audit
 from rmgr.model.frames import CommandEnd
 from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.states import Reason, State
@@ -297,7 +298,7 @@ class Ends:
         if not failure.blames_node and indices:
             key, user = block.key, block.info.record.user
             what = f"{key.submission}_{indices[0]}" + (f"-{indices[-1]}" if len(indices) > 1 else "")
-            self._log.warning("audit", who=user, role="user", what="run", target=what, allowed=False, why=failure.error)
+            audit(self._log, who=user, role="user", what="run", target=what, allowed=False, why=failure.error)
         if failure.blames_node:
             self._on_strike("start_failed", f"{block.key.submission}: {failure.error}")
 

@@ -16,9 +16,8 @@ from rmgr.adapters.rpc_auth import Caller
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.coord.rights import Person, check, may
-from rmgr.daemons.people import person_of
-from rmgr.errors import NotFound, PermissionDenied, Unavailable
-from rmgr.log import audit
+from rmgr.daemons.people import audited, person_of
+from rmgr.errors import NotFound, Unavailable
 from rmgr.model.gap import place
 from rmgr.model.resources import MIB
 
@@ -174,12 +173,8 @@ class NodeAnswering:
         owner = self._ask(lambda: next((agent.owner_of(submission) for agent in self._starter.agents.values()), None))
         if owner is None:
             raise NotFound(f"task {submission}_{index} does not run on this node", hint=f"rmgr logs {submission}_{index}")
-        try:
+        with audited(self._log, person, "logs", str(submission)):
             check(person, submission, owner)
-        except PermissionDenied as error:
-            if self._log is not None:
-                audit(self._log, who=person.name, role=person.role, what="logs", target=str(submission), allowed=False, why=error.message)
-            raise
 
     def _ask(self, question: Callable[[], object]):  # type: ignore[no-untyped-def]
         try:

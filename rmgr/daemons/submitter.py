@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from prometheus_client import start_http_server
@@ -29,9 +28,8 @@ from rmgr.client.bootstrap import read_meta, verify
 from rmgr.config import Config
 from rmgr.coord.multi import Multi
 from rmgr.coord.ports import SessionState, Store
-from rmgr.coord.rights import Person
 from rmgr.daemons import submitter_rights, submitter_rows
-from rmgr.daemons.people import person_of
+from rmgr.daemons.people import audited, person_of
 from rmgr.daemons.secret_keeper import SecretKeeper, let_in
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_owners import Owners
@@ -99,7 +97,7 @@ class Gateway:
     def permit_commit(self, caller: Caller, multi: Multi) -> None:
         """See `Gate`."""
         person = person_of(caller, self._operators)
-        with self._audited(person, multi.name, multi.ops[-1].path if multi.ops else ""):
+        with audited(self._log, person, multi.name, multi.ops[-1].path if multi.ops else ""):
             others = submitter_rights.check_commit(person, multi, self._owner_of)
         if not person.is_open and (others or multi.name in submitter_rights.OF_OPERATORS):
             why = f"{person.name} is an operator" + (f", it is work of {', '.join(sorted(others))}" if others else "")
@@ -108,32 +106,32 @@ class Gateway:
     def permit_create(self, caller: Caller, path: str) -> None:
         """See `Gate`."""
         person = person_of(caller, self._operators)
-        with self._audited(person, "MAKE", path):
+        with audited(self._log, person, "MAKE", path):
             submitter_rights.check_create(person, path)
 
     def permit_read(self, caller: Caller, kind: str, path: str) -> None:
         """See `Gate`."""
         person = person_of(caller, self._operators)
         if not person.is_free:
-            with self._audited(person, "READ", path):
+            with audited(self._log, person, "READ", path):
                 submitter_rights.check_read(person, kind, path, self._owner_of)
 
     def permit_answer(self, caller: Caller, path: str, data: bytes) -> None:
         """See `Gate`."""
         person = person_of(caller, self._operators)
         if not person.is_free:
-            with self._audited(person, "READ", path):
+            with audited(self._log, person, "READ", path):
                 submitter_rights.check_answer(person, path, data)
 
     def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
         """See `Gate`."""
         person = person_of(caller, self._operators)
-        with self._audited(person, verb, keys[0] if keys else ""):
+        with audited(self._log, person, verb, keys[0] if keys else ""):
             submitter_rows.check_rows(person, verb, keys, self._owner_of)
 
     def permit_content(self, caller: Caller, key: str, sha256: str) -> None:
         """See `Gate`."""
-        with self._audited(person_of(caller, self._operators), "PUT", key):
+        with audited(self._log, person_of(caller, self._operators), "PUT", key):
             submitter_rows.check_content(key, sha256)
 
     def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
@@ -143,14 +141,6 @@ class Gateway:
     def count(self, what: str, kind: str, amount: float = 1) -> None:
         """See `Gate`."""
         self._metrics.count(what, kind, amount)
-
-    @contextmanager
-    def _audited(self, person: Person, what: str, target: str) -> Iterator[None]:
-        try:
-            yield
-        except PermissionDenied as error:
-            audit(self._log, who=person.name, role=person.role, what=what, target=target, allowed=False, why=error.message)
-            raise
 
 
 class Watch:

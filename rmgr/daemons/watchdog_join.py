@@ -15,6 +15,7 @@ from rmgr.coord.multi import Committed, Unknown
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.errors import CoordinationUnavailable, PermissionDenied
+from rmgr.log import audit
 from rmgr.model.identity import Role
 from rmgr.model.joining import AclRecord, Invitation, SealedSecret
 
@@ -50,7 +51,7 @@ class Joining:
                 return record
             outcome = self._coordinator.commit(multi, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
             if isinstance(outcome, Committed):
-                self._log.info("audit", who=record.name, role=str(record.role), what="join", target=record.key_id, allowed=True)
+                audit(self._log, who=record.name, role=str(record.role), what="join", target=record.key_id, allowed=True)
                 return record
             if isinstance(outcome, Unknown):
                 raise CoordinationUnavailable("it is not known whether the token was redeemed", hint="the same command again is safe")

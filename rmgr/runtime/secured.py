@@ -120,11 +120,11 @@ def is_loopback(address: str) -> bool:
 
 
 def audited(log: Any) -> Refused:
-    """Writes every gRPC call that was turned away to the log, as `audit` with its closed fields."""
+    """Writes every gRPC call that was turned away to the audit."""
+
+    from rmgr.log import audit
 
     def refused(method: str, who: Identity | None, why: str) -> None:
-        log.warning(
-            "audit", who=who.name if who else "", role=who.role.value if who else "", what=method, target="", allowed=False, why=why
-        )
+        audit(log, who=who.name if who else "", role=who.role.value if who else "", what=method, allowed=False, why=why)
 
     return refused
