@@ -24,7 +24,9 @@ class Job:
         number: 1..n in submit order. submit_us: from the first submit, >= 0. run_us: how long it runs, > 0.
         estimate_us: requested time, never below `run_us`. processors: that it needs at once, > 0.
         processes, threads: its shape, processes x threads = processors. user, account, queue: names, "" when unknown.
-        source: job number in the trace.
+        source: job number in the trace. communication_us: the part of `run_us` in which processes talk, where a model tells it.
+        after: number of a job that must end first, 0 = none. think_us: the job is submitted so long after that end; negative = it is
+        submitted at its own time and waits in the queue. memory_bytes: of one process, 0 = not known.
     """
 
     number: int
@@ -38,6 +40,10 @@ class Job:
     account: str = ""
     queue: str = ""
     source: int = 0
+    communication_us: int = 0
+    after: int = 0
+    think_us: int = -1
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Workload models by the names of the command line: `lublin99`, `lublin99:batch`, `hpc2500`, `hpc2500:user`."""
+"""Workload models by the names of the command line: `lublin99`, `lublin99:batch`, `hpc2500`, `feitelson96`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from difflib import get_close_matches
 
 from rmgr.errors import UsageError
 from rmgr.sim.models import hpc2500 as kyoto
+from rmgr.sim.models.feitelson96 import PROCESSORS as FEITELSON96_PROCESSORS
+from rmgr.sim.models.feitelson96 import REPEAT_EXPONENT, Constants, feitelson96
 from rmgr.sim.models.lublin99 import MIXES, lublin99
 from rmgr.sim.workload import Workload
 
 #: Jobs and processors of a model when nothing is said; of a model that was made for one machine, that machine's.
 JOBS = 10_000
 PROCESSORS = 128
-OWN_PROCESSORS: Mapping[str, int] = {"hpc2500": kyoto.PROCESSORS}
+OWN_PROCESSORS: Mapping[str, int] = {"hpc2500": kyoto.PROCESSORS, "feitelson96": FEITELSON96_PROCESSORS}
+_FEITELSON96 = {"": Constants(), "repeated": Constants(repeat_exponent=REPEAT_EXPONENT)}
 
 #: name -> (kinds after a colon, jobs x processors x seed x kind -> workload)
 MODELS: Mapping[str, tuple[tuple[str, ...], Callable[[int, int, int, str], Workload]]] = {
@@ -24,6 +27,10 @@ MODELS: Mapping[str, tuple[tuple[str, ...], Callable[[int, int, int, str], Workl
     "hpc2500": (
         kyoto.KINDS,
         lambda jobs, processors, seed, kind: kyoto.hpc2500(jobs, processors=processors, seed=seed, kind=kind),
+    ),
+    "feitelson96": (
+        tuple(_FEITELSON96),
+        lambda jobs, processors, seed, kind: feitelson96(jobs, processors=processors, seed=seed, constants=_FEITELSON96[kind]),
     ),
 }
 
