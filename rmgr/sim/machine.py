@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate, pairwise
+
 from rmgr.errors import UsageError
 from rmgr.sched.job import Node, Placement
 
@@ -14,47 +17,55 @@ Cores = tuple[tuple[int, int], ...]
 
 
 class Machine:
-    """`nodes` nodes with `cores` cores each; core c of node n has the number n x cores + c.
+    """Its cores have numbers: those of the node of lowest id first. Cores are handed out lowest first, as they come free.
 
-    Cores are handed out lowest first, as they come free. Space O(nodes); a node of one core costs nothing.
-    Raises: UsageError for a machine without nodes or cores, or one too large to mean it.
+    Args:
+        nodes: a number of identical nodes, ids from 0, or each of them as the scheduler sees it. cores: of each, when a number is given.
+    Space O(nodes); identical nodes of one core cost nothing.
+    Raises: UsageError for a machine without nodes or cores, one too large to mean it, or nodes of one id.
     """
 
-    def __init__(self, nodes: int, cores: int = 1) -> None:
+    def __init__(self, nodes: int | tuple[Node, ...], cores: int = 1) -> None:
+        self._nodes: tuple[Node, ...] = ()
+        if not isinstance(nodes, int):
+            self._nodes = tuple(sorted(nodes, key=lambda node: node.id))
+            nodes, cores = len(self._nodes), max((node.cores for node in self._nodes), default=0)
+            _check_ids(self._nodes)
         for what, given, most in (("nodes", nodes, MOST_NODES), ("cores of a node", cores, MOST_CORES)):
             if not 1 <= given <= most:
                 raise UsageError(f"a machine cannot have {given} {what}", hint=f"from 1 to {most:,}")
         self.nodes = nodes
-        self.cores = cores
-        self._all = (1 << cores) - 1
-        self._free = [self._all] * nodes if cores > 1 else []  # bits of free cores
-
-    @property
-    def processors(self) -> int:
-        """Cores of all nodes."""
-        return self.nodes * self.cores
+        self.cores = cores  #: of the largest node
+        regular = all(node.id == i and node.cores == cores for i, node in enumerate(self._nodes))
+        #: where nodes are numbered 0.. and have the same cores, the first core of a node is a product; else it is looked up.
+        self._bases = [] if regular else [0, *accumulate(node.cores for node in self._nodes)]
+        self._index = {} if regular else {node.id: i for i, node in enumerate(self._nodes)}
+        self.processors: int = self._bases[-1] if self._bases else nodes * cores  #: cores of all nodes
+        self._free: list[int] = []  # bits of free cores
+        if cores > 1:
+            self._free = [(1 << cores) - 1] * nodes if regular else [(1 << node.cores) - 1 for node in self._nodes]
 
     def described(self) -> tuple[Node, ...]:
-        """The nodes as the scheduler sees them, ids from 0."""
-        return tuple(Node(id=n, cores=self.cores, name=f"node{n}") for n in range(self.nodes))
+        """The nodes as the scheduler sees them."""
+        return self._nodes or tuple(Node(id=n, cores=self.cores, name=f"node{n}") for n in range(self.nodes))
 
     def take(self, placement: Placement, threads: int) -> Cores:
         """Cores for a job placed like this. Raises ValueError when a node has not as many free: the policy's vetting failed.
 
         Cost: O(spans) with nodes of one core, else O(nodes of the placement).
         """
-        if self.cores == 1 and len(placement) == 1:
-            return (placement[0][:2],)
-        ranges: list[tuple[int, int]] = []
+        if self.cores == 1 and not self._bases:
+            if len(placement) == 1:
+                return (placement[0][:2],)
+            ranges: list[tuple[int, int]] = []
+            for first, last, _ in placement:
+                _append(ranges, first, last)
+            return tuple(ranges)
+        ranges = []
         for first, last, processes in placement:
             wanted = processes * threads
-            if self.cores in {1, wanted}:
-                if self.cores > 1:
-                    self._take_whole(first, last)
-                _append(ranges, first * self.cores, (last + 1) * self.cores - 1)
-            else:
-                for node in range(first, last + 1):
-                    self._take_some(ranges, node, wanted)
+            for node in range(first, last + 1):
+                self._take_of(ranges, node, wanted)
         return tuple(ranges)
 
     def give(self, cores: Cores) -> None:
@@ -62,28 +73,68 @@ class Machine:
         if self.cores == 1:
             return
         for first, last in cores:
-            for node in range(first // self.cores, last // self.cores + 1):
-                low, high = max(first - node * self.cores, 0), min(last - node * self.cores, self.cores - 1)
-                self._free[node] |= ((1 << (high - low + 1)) - 1) << low
+            core = first
+            while core <= last:
+                at = bisect_right(self._bases, core) - 1 if self._bases else core // self.cores
+                base, beyond = self._cores_of(at)
+                high = min(last, beyond - 1)
+                self._free[at] |= ((1 << (high - core + 1)) - 1) << (core - base)
+                core = high + 1
 
-    def _take_whole(self, first: int, last: int) -> None:
-        for node in range(first, last + 1):
-            if self._free[node] != self._all:
+    def placed(self, cores: Cores, threads: int) -> Placement:
+        """Where a job of so many threads a process stands that holds these cores: what `take` was asked for. Cost: O(nodes)."""
+        spans: list[tuple[int, int, int]] = []
+        held: dict[int, int] = {}
+        for first, last in cores:
+            core = first
+            while core <= last:
+                at = bisect_right(self._bases, core) - 1 if self._bases else core // self.cores
+                high = min(last, self._cores_of(at)[1] - 1)
+                held[at] = held.get(at, 0) + high - core + 1
+                core = high + 1
+        for at, count in sorted(held.items()):
+            node, processes = self._nodes[at].id if self._nodes else at, count // threads
+            if spans and spans[-1][1] == node - 1 and spans[-1][2] == processes:
+                spans[-1] = (spans[-1][0], node, processes)
+            else:
+                spans.append((node, node, processes))
+        return tuple(spans)
+
+    def _cores_of(self, at: int) -> tuple[int, int]:
+        """First core of the node at this position, and the first one beyond it."""
+        return (self._bases[at], self._bases[at + 1]) if self._bases else (at * self.cores, (at + 1) * self.cores)
+
+    def _take_of(self, ranges: list[tuple[int, int]], node: int, wanted: int) -> None:
+        at = self._index[node] if self._index else node
+        base, beyond = self._cores_of(at)
+        if not self._free:
+            _append(ranges, base, base)
+            return
+        free = self._free[at]
+        if wanted == beyond - base:
+            if free != (1 << wanted) - 1:
                 raise ValueError(f"node {node} is not free")
-            self._free[node] = 0
-
-    def _take_some(self, ranges: list[tuple[int, int]], node: int, wanted: int) -> None:
-        free = self._free[node]
+            self._free[at] = 0
+            _append(ranges, base, beyond - 1)
+            return
         if free.bit_count() < wanted:
             raise ValueError(f"node {node} has {free.bit_count()} free cores, not {wanted}")
-        base = node * self.cores
         while wanted:
             low = (free & -free).bit_length() - 1
             run = _ones_from(free, low, wanted)
             _append(ranges, base + low, base + low + run - 1)
             free &= ~(((1 << run) - 1) << low)
             wanted -= run
-        self._free[node] = free
+        self._free[at] = free
+
+
+def _check_ids(nodes: tuple[Node, ...]) -> None:
+    for before, node in pairwise(nodes):
+        if before.id == node.id:
+            raise UsageError(f"two nodes of the machine have the id {node.id}")
+    for node in nodes:
+        if node.id < 0 or node.cores < 1:
+            raise UsageError(f"node {node.id} has {node.cores} cores", hint="ids from 0, at least one core each")
 
 
 def _ones_from(bits: int, low: int, most: int) -> int:

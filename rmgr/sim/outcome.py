@@ -1,12 +1,29 @@
-"""What a run made of a workload: when and where each job ran."""
+"""What a run made of a workload: when and where each job ran, and how each stretch of running ended."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from rmgr.model.states import State
 from rmgr.sim.workload import Job
+
+
+class Parting(StrEnum):
+    """Why a job left its nodes."""
+
+    ENDED = "ended"
+    SUSPENDED = "suspended"  #: stopped in place, what it had done is kept
+    MIGRATED = "migrated"  #: back to the queue, what it had done is kept
+    PREEMPTED = "preempted"  #: back to the queue, it starts again from nothing
+    LOST = "lost"  #: its node failed or went into maintenance
+    CANCELLED = "cancelled"
+
+
+#: After these a job has kept what it had done.
+KEEPING = frozenset({Parting.SUSPENDED, Parting.MIGRATED})
 
 
 class Spell(NamedTuple):
@@ -15,11 +32,15 @@ class Spell(NamedTuple):
     start_us: int
     end_us: int
     cores: tuple[tuple[int, int], ...]
+    parting: Parting = Parting.ENDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The fate of one job. `spells` in order of time; more than one when it was suspended, migrated or lost its node; none when refused."""
+    """The fate of one job. `spells` in order of time; more than one when it was suspended, migrated or lost its node; none when refused.
+
+    job: as it was submitted (a job that waited for the end of another may have been submitted at another time than its trace says).
+    """
 
     job: Job
     spells: tuple[Spell, ...]
@@ -62,7 +83,7 @@ class Result:
         faults: what policies did that they must not -> how often.
     """
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: Sequence[Outcome]
     processors: int
     policy: str
     seed: int

@@ -1,4 +1,4 @@
-"""A run as files, jobs.csv and schedule.json (cli.md section 9): written beside their place and moved there whole, or not at all."""
+"""A run as files: jobs.csv, spells.csv, schedule.json (cli.md section 9), written beside their place, moved there whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ COLUMNS = (
     "stretch",
     "allocated_resources",
 )
+SPELL_COLUMNS = ("job_id", "spell", "starting_time", "finish_time", "ending", "allocated_resources")
 #: Batsim's words for how a job ended.
 _FINAL = {
     State.COMPLETED: "COMPLETED_SUCCESSFULLY",
@@ -93,28 +95,39 @@ def write_file(path: Path, text: str) -> None:
 
 
 def write_run(directory: Path, result: Result, *, workload_name: str) -> None:
-    """jobs.csv and schedule.json of one run; the same run gives the same bytes.
+    """jobs.csv and schedule.json of one run, and spells.csv when any job ran more than once; the same run gives the same bytes.
 
     Raises: as `whole_directory`.
     Cost: about 4 us a job, plus its cores' ranges.
     """
     with whole_directory(directory) as partial:
         write_jobs(partial / "jobs.csv", result.outcomes, workload_name=workload_name)
+        if any(len(outcome.spells) > 1 for outcome in result.outcomes):
+            write_spells(partial / "spells.csv", result.outcomes)
         write_json(partial / "schedule.json", reproducible(summary(result)))
 
 
 def write_jobs(path: Path, outcomes: Iterable[Outcome], *, workload_name: str) -> None:
     """One line a job, in job order, Batsim's columns; times in seconds."""
     name = workload_name.replace(",", "_").replace('"', "_").replace("\n", "_")
+    _write_lines(path, chain([",".join(COLUMNS)], (_line(outcome, name) for outcome in outcomes)))
+
+
+def write_spells(path: Path, outcomes: Iterable[Outcome]) -> None:
+    """One line for each stretch of running of each job, in job order; times in seconds; `ending` says why the job left its nodes."""
+    rows = (
+        f"{outcome.job.number},{at},{_time(spell.start_us)},{_time(spell.end_us)},{spell.parting},{ranges_text(spell.cores)}"
+        for outcome in outcomes
+        for at, spell in enumerate(outcome.spells, 1)
+    )
+    _write_lines(path, chain([",".join(SPELL_COLUMNS)], rows))
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    rest = iter(lines)
     with path.open("w", encoding="utf-8", newline="") as file:
-        lines = [",".join(COLUMNS)]
-        for outcome in outcomes:
-            lines.append(_line(outcome, name))
-            if len(lines) >= _LINES_AT_ONCE:
-                file.write("\n".join(lines) + "\n")
-                lines.clear()
-        if lines:
-            file.write("\n".join(lines) + "\n")
+        while some := list(islice(rest, _LINES_AT_ONCE)):
+            file.write("\n".join(some) + "\n")
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
@@ -131,7 +144,7 @@ def _line(outcome: Outcome, workload_name: str) -> str:
     job = outcome.job
     asked = f"{job.number},{workload_name},{job.number},{_time(job.submit_us)},{job.processors},{_time(job.estimate_us)}"
     if not outcome.spells:
-        return f"{asked},0,{_REFUSED},,,,,,,"
+        return f"{asked},0,{_REFUSED if outcome.state is State.FAILED else _FINAL[outcome.state]},,,,,,,"
     ran, turnaround = outcome.ran_us, outcome.turnaround_us
     times = f"{_time(outcome.start_us)},{_time(ran)},{_time(outcome.end_us)},{_time(turnaround - ran)},{_time(turnaround)}"
     good = int(outcome.state is State.COMPLETED)

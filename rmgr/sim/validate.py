@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from rmgr.errors import RmgrError
 from rmgr.model.states import State
-from rmgr.sim.outcome import Outcome, Result
-from rmgr.sim.workload import Workload
+from rmgr.sim.execution import Execution, Recorded, unexecuted
+from rmgr.sim.machine import Machine
+from rmgr.sim.outcome import KEEPING, Outcome, Parting, Result, Spell
+from rmgr.sim.workload import Job, Workload
 
 _SHOWN = 5
 
 
-def violations(result: Result, workload: Workload) -> list[str]:
+def violations(result: Result, workload: Workload, *, machine: Machine | None = None, execution: Execution | None = None) -> list[str]:
     """Every sentence that does not hold, each with the job it is about; empty when the run is sound.
 
-    Each job of the workload has one outcome; nothing starts before its submit; spells of a job do not overlap; a completed job ran
-    at least its run time (exactly, when it ran in one piece); it held as many cores as it asked for; cores exist; no core is held
-    twice at a time.
+    Each job of the workload has one outcome; nothing starts before its submit; spells of a job do not overlap; each but the last broke
+    off, and the last ended as the state says; a completed job did all its work, to the microsecond, whatever it lost or moved; it held
+    as many cores as it asked for; cores exist; no core is held twice at a time.
+
+    Args:
+        machine, execution: that the run was made with, needed where a job's time depends on where it stands; None = as recorded.
     Cost: O(n log n + cores held by all spells).
     """
     found: list[str] = []
-    if [outcome.job for outcome in result.outcomes] != list(workload.jobs):
+    if not _same_jobs(result, workload):
         found.append(f"{len(workload.jobs)} jobs were submitted, but the outcomes are not theirs ({len(result.outcomes)} outcomes)")
+    worked = _Worked(machine or Machine(result.processors), execution or Recorded())
     for outcome in result.outcomes:
-        found += _of_one(outcome, result.processors)
-    return found + _overlaps(result)
+        found += _of_one(outcome, result.processors, worked)
+    return found + list(_overlaps(result))
 
 
-def check(result: Result, workload: Workload) -> None:
+def check(result: Result, workload: Workload, *, machine: Machine | None = None, execution: Execution | None = None) -> None:
     """Raises RmgrError when the run is not sound: a defect of rmgr or of a policy, never of the user."""
-    found = violations(result, workload)
+    found = violations(result, workload, machine=machine, execution=execution)
     if found:
         more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
         told = "; ".join(found[:_SHOWN])
         raise RmgrError(f"the schedule is not valid: {told}{more}", hint="nothing was written; report it with the command line")
 
 
-def _of_one(outcome: Outcome, processors: int) -> list[str]:
+def _same_jobs(result: Result, workload: Workload) -> bool:
+    """They are; a job that waited for another's end may have been submitted at another time."""
+    if len(result.outcomes) != len(workload.jobs):
+        return False
+    return all(
+        outcome.job == job or (job.after and replace(outcome.job, submit_us=job.submit_us) == job)
+        for outcome, job in zip(result.outcomes, workload.jobs, strict=True)
+    )
+
+
+def _of_one(outcome: Outcome, processors: int, worked: _Worked) -> list[str]:
     job, name = outcome.job, f"job {outcome.job.number}"
     if not outcome.spells:
         return [] if outcome.state in {State.FAILED, State.CANCELLED} else [f"{name} never ran, and its state is {outcome.state}"]
@@ -44,11 +63,14 @@ def _of_one(outcome: Outcome, processors: int) -> list[str]:
         found.append(f"{name} starts at {outcome.start_us} us, before its submit at {job.submit_us} us")
     if not outcome.state.is_final:
         found.append(f"{name} has not ended: {outcome.state}")
-    before = None
+    before: Spell | None = None
     for spell in outcome.spells:
-        if spell.end_us <= spell.start_us or (before is not None and spell.start_us < before):
-            found.append(f"{name} has a spell from {spell.start_us} to {spell.end_us} us after one that ends at {before}")
-        before = spell.end_us
+        if spell.end_us <= spell.start_us or (before is not None and spell.start_us < before.end_us):
+            after = before.end_us if before is not None else None
+            found.append(f"{name} has a spell from {spell.start_us} to {spell.end_us} us after one that ends at {after}")
+        if before is not None and before.parting in _LAST:
+            found.append(f"{name} runs again at {spell.start_us} us after it was {before.parting}")
+        before = spell
         held = sum(last - first + 1 for first, last in spell.cores)
         if held != job.processors:
             found.append(f"{name} asked for {job.processors} processors and held {held}")
@@ -56,24 +78,61 @@ def _of_one(outcome: Outcome, processors: int) -> list[str]:
         if outside:
             found.append(f"{name} held cores {outside} of a machine of {processors}")
     if outcome.state is State.COMPLETED:
-        ran = outcome.ran_us
-        if ran < job.run_us or (len(outcome.spells) == 1 and ran != job.run_us):
-            found.append(f"{name} completed after {ran} us of its {job.run_us}")
+        found += [f"{name} {said}" for said in worked.wrong(job, outcome.spells)]
     return found
 
 
-def _overlaps(result: Result) -> list[str]:
+#: After these a job does not come back.
+_LAST = frozenset({Parting.ENDED, Parting.CANCELLED})
+
+
+class _Worked:
+    """How long each spell of a job had to be, by the model of execution, where everything is counted again from the spells alone."""
+
+    def __init__(self, machine: Machine, execution: Execution) -> None:
+        self._machine, self._execution = machine, execution
+        self._plain = type(execution) is Recorded
+
+    def wrong(self, job: Job, spells: tuple[Spell, ...]) -> list[str]:
+        last = spells[-1]
+        if last.parting is not Parting.ENDED:
+            return [f"is complete, and its last spell was {last.parting}"]
+        if self._plain and len(spells) == 1:
+            ran = last.end_us - last.start_us
+            return [] if ran == job.run_us else [f"completed after {ran} us of its {job.run_us}"]
+        execution = self._execution
+        left, duration_us, stayed_us = execution.work(job), 0, 0
+        for spell in spells:
+            if not stayed_us:
+                duration_us = execution.duration_us(job, left, self._machine.placed(spell.cores, job.threads))
+            stayed_us += spell.end_us - spell.start_us
+            if spell is last or spell.parting is Parting.SUSPENDED:
+                continue
+            if spell.parting in KEEPING:
+                left = execution.after_migration(job, unexecuted(left, stayed_us, duration_us))
+            else:
+                left = execution.work(job)
+            stayed_us = 0
+        return [] if stayed_us == duration_us else [f"completed after {stayed_us} us of {duration_us} in its last stay"]
+
+
+def _overlaps(result: Result) -> Iterator[str]:
     """Cores that two spells hold at one time; an end and a start at the same instant do not overlap."""
-    spells = sorted(
-        (spell.start_us, spell.end_us, outcome.job.number, spell.cores) for outcome in result.outcomes for spell in outcome.spells
+    outcomes, processors = result.outcomes, result.processors
+    order = sorted(
+        (spell.start_us, spell.end_us, position, at) for position, outcome in enumerate(outcomes) for at, spell in enumerate(outcome.spells)
     )
-    busy_until = [0] * result.processors
-    holder = [0] * result.processors
-    found = []
-    for start, end, number, ranges in spells:
-        for first, last in ranges:
-            for core in range(max(first, 0), min(last + 1, result.processors)):
-                if busy_until[core] > start:
-                    found.append(f"core {core} is held by jobs {holder[core]} and {number} at {start} us")
-                busy_until[core], holder[core] = end, number
-    return found
+    busy_until, holder = [0] * processors, [0] * processors
+    for start, end, position, at in order:
+        outcome = outcomes[position]
+        number = outcome.job.number
+        for first, last in outcome.spells[at].cores:
+            low, beyond = max(first, 0), min(last + 1, processors)
+            if low >= beyond:
+                continue
+            if max(busy_until[low:beyond]) > start:
+                for core in range(low, beyond):
+                    if busy_until[core] > start:
+                        yield f"core {core} is held by jobs {holder[core]} and {number} at {start} us"
+            busy_until[low:beyond] = [end] * (beyond - low)
+            holder[low:beyond] = [number] * (beyond - low)
