@@ -20,7 +20,7 @@ wanted() {
 }
 
 cd "$ROOT"
-ensure_venv test,examples,cassandra
+ensure_venv test,examples,cassandra,plots
 wanted ensure_zookeeper
 wanted ensure_cassandra
 wanted ensure_zookeeper39

@@ -81,11 +81,14 @@ def whole_directory(directory: Path) -> Iterator[Path]:
         raise
 
 
-def write_file(path: Path, text: str) -> None:
-    """A file that is there whole or not at all, replacing an older one. Raises: RmgrError when the disk is full or cannot be written."""
+def write_file(path: Path, content: str | bytes) -> None:
+    """A file that is there whole or not at all, replacing an older one; text as UTF-8.
+
+    Raises: RmgrError when the disk is full or cannot be written.
+    """
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         _flush(partial)
         partial.replace(path)
         _flush(path.absolute().parent)
