@@ -76,7 +76,7 @@ class Constants:
 
     def size_weight(self, n: int) -> float:
         """How often a size is drawn, relative to size 1."""
-        weight = n**-self.size_exponent
+        weight = math.pow(n, -self.size_exponent)
         if n < self.emphasised_from:
             return weight
         if n & (n - 1) == 0:
@@ -140,7 +140,7 @@ def _asked(constants: Constants, processors: int, seed: int) -> Iterator[tuple[i
 
 def _repeats(exponent: float | None) -> list[float]:
     """Cumulated weights of 1, 2, ... submissions of one job."""
-    return [1.0] if exponent is None else list(accumulate(r**-exponent for r in range(1, _MOST_REPEATS + 1)))
+    return [1.0] if exponent is None else list(accumulate(math.pow(r, -exponent) for r in range(1, _MOST_REPEATS + 1)))
 
 
 def _calculation_min(constants: Constants, size: int, rng: random.Random) -> float:
