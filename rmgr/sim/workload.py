@@ -109,6 +109,8 @@ class _Counts:
     without_estimate: int = 0
     beyond_estimate: int = 0
     out_of_order: int = 0
+    preceded: int = 0
+    preceded_by_none: int = 0
 
     def told(self) -> dict[str, int]:
         return {
@@ -123,8 +125,20 @@ class _Counts:
             "moved into submit order": self.out_of_order,
         }
 
+    def followed(self) -> dict[str, int]:
+        return {
+            "wait for the end of another job": self.preceded,
+            "dependency dropped: its job does not come before": self.preceded_by_none,
+        }
 
-def read_trace(path: str | Path, *, processors: int | None = None, on_record: Callable[[int], None] | None = None) -> Workload:
+
+def read_trace(
+    path: str | Path,
+    *,
+    processors: int | None = None,
+    dependencies: bool = False,
+    on_record: Callable[[int], None] | None = None,
+) -> Workload:
     """A trace, normalised by the rules of papers.md section 6.
 
     Size = field 5 if > 0 else field 8; records without run time, size or submit time are dropped; size = min(size, machine);
@@ -132,6 +146,7 @@ def read_trace(path: str | Path, *, processors: int | None = None, on_record: Ca
 
     Args:
         path: SWF, plain or gz. processors: of the machine; None takes `MaxProcs` (or `MaxNodes`) of the header.
+        dependencies: fields 17 and 18 are followed: a job with a think time is submitted that long after the end of the job before it.
         on_record: called with the number of records now and then, for progress.
     Raises: UsageError for a trace that cannot be read, holds no usable job, or does not say its machine when that is needed.
     Cost: about 5 us a record and one `Job` (200 bytes) in memory.
@@ -165,10 +180,30 @@ def read_trace(path: str | Path, *, processors: int | None = None, on_record: Ca
                 account=_name("g", record.group),
                 queue=_name("q", record.queue),
                 source=record.job,
+                memory_bytes=max(record.requested_memory, 0) * 1024,
             )
         )
+    if dependencies:
+        jobs = _with_dependencies(jobs, [record for *_, record in usable], counts)
     thanks = reader.header.get("Acknowledge", "")
-    return Workload(name=_stem(path), jobs=tuple(jobs), processors=machine, touched=counts.told(), acknowledgement=thanks)
+    touched = counts.told() | (counts.followed() if dependencies else {})
+    return Workload(name=_stem(path), jobs=tuple(jobs), processors=machine, touched=touched, acknowledgement=thanks)
+
+
+def _with_dependencies(jobs: list[Job], records: list[Record], counts: _Counts) -> list[Job]:
+    """The same jobs, each naming the job it follows by our number: of the records of one job number the last before it."""
+    seen: dict[int, int] = {}
+    found = []
+    for job, record in zip(jobs, records, strict=True):
+        before = seen.get(record.preceding, 0) if record.preceding > 0 else 0
+        if before:
+            counts.preceded += 1
+            found.append(replace(job, after=before, think_us=record.think * SECOND if record.think >= 0 else -1))
+        else:
+            counts.preceded_by_none += record.preceding > 0
+            found.append(job)
+        seen[record.job] = job.number
+    return found
 
 
 def _usable(
