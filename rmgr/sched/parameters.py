@@ -189,12 +189,12 @@ def parameters_of(kind: type) -> tuple[Parameter, ...]:
     return tuple(_parameter(item, hints.get(item.name)) for item in dataclasses.fields(kind) if item.init)
 
 
-def read_values(where: str, parameters: Iterable[Parameter], given: Mapping[str, object]) -> dict[str, Any]:
+def read_values(where: str, parameters: Iterable[Parameter], given: Mapping[str, object], *, called: str = "parameter") -> dict[str, Any]:
     """Field -> value for a dataclass of these parameters. Raises: ConfigError for an unknown key (with the nearest), or a bad value."""
     known = {parameter.name: parameter for parameter in parameters}
     for key in given:
         if key not in known:
-            raise unknown(f"parameter of {where}", key, known)
+            raise unknown(f"{called} of {where}", key, known)
     for name, parameter in known.items():
         if parameter.required and name not in given:
             raise ConfigError(f"{where} needs {name}", hint=parameter.what or f"a {parameter.kind}")

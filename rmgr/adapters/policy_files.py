@@ -1,0 +1,171 @@
+"""Policies that users bring: a FILE.py, an entry point of group `rmgr.policies`, or a pipeline in a FILE.toml.
+
+Which class of a module is its policy: the module's attribute `POLICY` if it has one, else the only class written in that module that has a
+method `plan`. It must be a frozen dataclass with a class variable `name` and `plan(self, draft, causes)`; its fields are its parameters
+(`rmgr.sched.parameters`). Names of files and classes mean nothing. What a file does when it is imported is done here, by whoever named it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import inspect
+import sys
+import tomllib
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rmgr.errors import ConfigError, RmgrError
+from rmgr.sched.catalogue import POLICIES
+from rmgr.sched.parameters import unknown
+from rmgr.sched.pipeline import Configuration, configured, pipeline_from
+
+GROUP = "rmgr.policies"
+RULE = (
+    "one frozen dataclass with `name: ClassVar[str]` and `plan(self, draft, causes)`; of several, POLICY = ... names the one. "
+    "rmgr/sched/README.md has an example"
+)
+
+
+def load(name: str, params: Mapping[str, object]) -> Configuration:
+    """What `--policy NAME` means: FILE.toml, FILE.py, a name of the catalogue, or a plug-in's.
+
+    Raises: ConfigError, naming file and line where there are any; parameters of a FILE.toml stand in it, and are refused here.
+    """
+    if not name.endswith(".toml"):
+        return configured(name, params, find=partial(policy_class, directory=Path()))
+    path = Path(name)
+    if params:
+        raise ConfigError(f"{path}: a pipeline has its parameters in it, --param cannot change them", hint="[stage.parameters]")
+    document = read_toml(path)
+    try:
+        return pipeline_from(document, find=partial(policy_class, directory=path.parent))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def is_file(name: str) -> bool:
+    """The name is a file's, not one of the catalogue or of a plug-in."""
+    return name.endswith((".py", ".toml"))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The document in a file. Raises: ConfigError naming file and line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="examples: deploy/policies/*.toml") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}", hint="examples: deploy/policies/*.toml") from error
+
+
+def policy_class(name: str, *, directory: Path = Path()) -> type[Any]:
+    """The class of a policy that is not in the catalogue. directory: where a relative FILE.py is looked for. Raises: ConfigError."""
+    if name.endswith(".py"):
+        return class_of_file(directory / name)
+    found = plugins()
+    if name in found:
+        return class_of_plugin(found[name])
+    raise unknown("policy", name, (*POLICIES, *found))
+
+
+def plugins() -> dict[str, EntryPoint]:
+    """Plug-ins by name, in order of name; not loaded. A name of the catalogue stays the catalogue's."""
+    found = {point.name: point for point in entry_points(group=GROUP) if point.name not in POLICIES}
+    return dict(sorted(found.items()))
+
+
+def class_of_plugin(point: EntryPoint) -> type[Any]:
+    """Raises: ConfigError when it cannot be loaded, or is no policy."""
+    whose = f"plug-in {point.name} ({point.value})"
+    found = _run(point.load, whose, Path(point.module.replace(".", "/")).name)
+    if isinstance(found, ModuleType):
+        return _policy_of(found, whose)
+    _check(found, whose)
+    kind: type[Any] = found
+    return kind
+
+
+def class_of_file(path: Path) -> type[Any]:
+    """The policy class of a Python file. Raises: ConfigError when it cannot be imported, has none, or several."""
+    absolute = path.absolute()
+    name = f"rmgr_policy_{hashlib.sha256(str(absolute).encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, absolute)
+    if not absolute.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"{path} cannot be read: there is no such file", hint="a policy file ends with .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look up the module of their annotations
+    try:
+        _run(partial(spec.loader.exec_module, module), str(path), absolute.name)
+    except ConfigError:
+        del sys.modules[name]
+        raise
+    return _policy_of(module, str(path))
+
+
+def _run(load: Callable[[], Any], whose: str, file: str) -> Any:
+    """Runs code of the user's. file: whose lines are told."""
+    try:
+        return load()
+    except RmgrError as error:
+        raise ConfigError(f"{whose}: {error.message}", hint=error.hint) from error
+    except SyntaxError as error:
+        where = f" in {error.filename}" if error.filename and not error.filename.endswith(file) else ""
+        raise ConfigError(f"{whose}, line {error.lineno}: not valid Python: {error.msg}{where}") from error
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == file]
+        where = f", line {lines[-1]}" if lines else ""
+        raise ConfigError(f"{whose}{where}: importing it raises {type(error).__name__}: {error}") from error
+
+
+def _policy_of(module: ModuleType, whose: str) -> type[Any]:
+    """The policy class of a module, by the rule above. Raises: ConfigError."""
+    named = getattr(module, "POLICY", None)
+    if named is not None:
+        _check(named, f"{whose}: POLICY")
+        return named  # type: ignore[no-any-return]  # checked
+    written = (kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__)
+    found = [kind for kind in dict.fromkeys(written) if callable(getattr(kind, "plan", None)) and not getattr(kind, "_is_protocol", False)]
+    if not found:
+        raise ConfigError(f"{whose} has no policy in it", hint=RULE)
+    if len(found) > 1:
+        names = ", ".join(f"{kind.__name__} (line {_line(kind)})" for kind in found)
+        raise ConfigError(f"{whose} has {len(found)} policies in it: {names}", hint=f"say which one: POLICY = {found[0].__name__}")
+    _check(found[0], whose)
+    return found[0]
+
+
+def _check(kind: object, whose: str) -> None:
+    """Raises: ConfigError unless it is the class of a policy."""
+    if not isinstance(kind, type):
+        raise ConfigError(f"{whose} is no class, but {type(kind).__name__}", hint=RULE)
+    told = f"{whose}: class {kind.__name__}"
+    if not callable(getattr(kind, "plan", None)):
+        raise ConfigError(f"{told} has no method plan", hint=RULE)
+    if not dataclasses.is_dataclass(kind) or "__dataclass_params__" not in vars(kind):
+        raise ConfigError(f"{told} (line {_line(kind)}) is no dataclass", hint=RULE)
+    if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it
+        raise ConfigError(
+            f"{told} (line {_line(kind)}) is not frozen: a policy keeps nothing from pass to pass",
+            hint="@dataclass(frozen=True, slots=True)",
+        )
+    if not isinstance(getattr(kind, "name", None), str) or not kind.name:  # type: ignore[attr-defined]  # just asked
+        raise ConfigError(f"{told} (line {_line(kind)}) has no name", hint='name: ClassVar[str] = "my_policy"')
+    try:
+        inspect.signature(kind.plan).bind(None, None, None)  # type: ignore[attr-defined]  # asked above
+    except TypeError as error:
+        raise ConfigError(f"{told}: plan must take (self, draft, causes): {error}", hint=RULE) from error
+
+
+def _line(kind: type) -> int:
+    """Where a class begins; 0 when nobody knows."""
+    try:
+        return inspect.getsourcelines(kind)[1]
+    except (OSError, TypeError):
+        return 0
