@@ -23,6 +23,7 @@ from rmgr.sched.policy import Cause, Order
 
 PROMISE = Why("conservative", "the earliest start that delays no promise made before")
 DUE = Why("conservative", "its promised start has come")
+REST = Why("conservative", "its promised start is still to come; an earlier one would delay a promise made before")
 FREEING = frozenset({Cause.JOB_ENDED, Cause.JOB_WITHDRAWN, Cause.NODES_CHANGED, Cause.TAKE_OVER})
 
 
@@ -49,3 +50,4 @@ class Conservative:
                 first = at_us if first is None else min(first, at_us)
         if first is not None:
             draft.wake_at(first, PROMISE)
+        draft.leave_rest(REST)
