@@ -192,17 +192,14 @@ def schema_lock(session: Session) -> Iterator[Callable[[], None]]:
 
 def _connected(session: Session, end: float) -> ZkCoordinator:
     """A session of its own: there may be no cluster yet, which other commands would refuse."""
-    from rmgr.adapters.zk import ZkCoordinator
-    from rmgr.runtime.secured import zookeeper_options
+    from rmgr.runtime.secured import open_zookeeper
 
     config = session.config()
     if config.cluster.uses_gateway or not config.cluster.zk:
         raise NotConnected(
             "init-store holds a lock in ZooKeeper while it changes the schema, and no ZooKeeper is configured", hint="--zk HOSTS or RMGR_ZK"
         )
-    hosts, chroot = config.cluster.hosts_and_chroot()
-    options = zookeeper_options(config, session.credentials())
-    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
+    coordinator = open_zookeeper(config, session.credentials())
     try:
         coordinator.require_connected(max(0.1, end - time.monotonic()))
     except BaseException:

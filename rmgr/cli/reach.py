@@ -26,18 +26,15 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
     config = session.config()
     if config.cluster.uses_gateway:
         return _through_gateway(session)
-    hosts, chroot = config.cluster.hosts_and_chroot()
-    from rmgr.adapters.zk import ZkCoordinator
     from rmgr.client.bootstrap import verify
-    from rmgr.runtime.secured import zookeeper_options
+    from rmgr.runtime.secured import open_zookeeper
 
     wait_s = session.left_s() or config.cluster.connect_timeout_s
     end = time.monotonic() + wait_s
-    options = zookeeper_options(config, session.credentials())
-    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
+    coordinator = open_zookeeper(config, session.credentials())
     try:
         if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
-            session.note(f"ZooKeeper at {hosts} does not answer; waiting up to {wait_s:.0f} s")
+            session.note(f"ZooKeeper at {coordinator.hosts} does not answer; waiting up to {wait_s:.0f} s")
             try:
                 coordinator.require_connected(max(0.1, end - time.monotonic()))
             except NotConnected as error:

@@ -17,6 +17,7 @@ from rmgr.adapters import rpc_join
 from rmgr.adapters.credentials import Credentials, write_files
 from rmgr.adapters.pki import digest_id
 from rmgr.adapters.zk import ZkCoordinator
+from rmgr.client.bootstrap import verify
 from rmgr.client.securing import watchdogs
 from rmgr.config import Config
 from rmgr.coord import paths
@@ -24,6 +25,7 @@ from rmgr.coord.ports import SessionState
 from rmgr.coord.records import decode_record
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError
 from rmgr.model.joining import AclRecord
+from rmgr.model.node import Meta
 from rmgr.runtime.secured import zookeeper_options
 
 #: Where the WatchDogs were, in the bundle.
@@ -158,6 +160,25 @@ def let_in(coordinator: ZkCoordinator, credentials: Credentials, config: Config,
     coordinator.renew(zookeeper_options(config, fresh, insecure=True)["security"])
     log.info("secret_renewed", role=str(fresh.identity.role))
     return fresh
+
+
+def recognise(
+    coordinator: ZkCoordinator, credentials: Credentials | None, config: Config, known: str | None, *, wait_s: float, log: Any
+) -> tuple[Meta, Credentials | None]:
+    """The cluster that ZooKeeper belongs to, and the credentials that it takes: with a new secret where the old one was rotated.
+
+    Args:
+        known: the id that the data store remembers, where the configuration names none. wait_s: for a new cluster's WatchDog.
+    Raises: as `verify` and `let_in`.
+    """
+    expected = config.cluster.cluster_id or known
+    try:
+        return verify(coordinator, expected, wait_s=wait_s), credentials
+    except PermissionDenied:
+        if credentials is None:
+            raise
+    fresh = let_in(coordinator, credentials, config, log)
+    return verify(coordinator, expected, wait_s=wait_s), fresh
 
 
 def _keep(credentials: Credentials, name: str, data: bytes) -> None:

@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from prometheus_client import start_http_server
 
 from rmgr import log as logs
 from rmgr.adapters.cgroup import CgroupConfig
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.leftovers import remove_tree
-from rmgr.adapters.listening import check_place
 from rmgr.adapters.process import NodeRunner
 from rmgr.adapters.trust import Trust, publish
 from rmgr.adapters.zk import ZkCoordinator
-from rmgr.client.bootstrap import read_settings, verify
+from rmgr.client.bootstrap import read_settings
 from rmgr.config import Config, StarterConfig
 from rmgr.coord.ports import Coordinator, Store
-from rmgr.daemons.secret_keeper import SecretKeeper, let_in
+from rmgr.daemons.metrics_place import serve_metrics
+from rmgr.daemons.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.starter_accounts import open_to_users, policy_of, runs_as_user
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import TaskTimes
@@ -38,7 +37,7 @@ from rmgr.daemons.starter_records import Records, expander
 from rmgr.daemons.starter_registry import Identity, Registry
 from rmgr.daemons.starter_service import NodeAnswering
 from rmgr.daemons.starter_trust import Gate
-from rmgr.errors import ConfigError, PermissionDenied
+from rmgr.errors import ConfigError
 from rmgr.model.identity import Role
 from rmgr.model.ids import check_name
 from rmgr.model.node import Meta
@@ -47,7 +46,7 @@ from rmgr.runtime.advertise import advertised
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
-from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, zookeeper_options
+from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore, meet_store
@@ -71,25 +70,18 @@ def run(config: Config, *, insecure: bool = False) -> int:
     names = node_names(config.starter)
     credentials = credentials_of(config, Role.STARTER)
     check_exposure(credentials, listen=config.starter.listen, metrics=config.starter.metrics, insecure=insecure)
-    options = zookeeper_options(config, credentials, insecure=insecure)
     log = logs.setup(config.log, "starter", nodes=list(names))
-    hosts, chroot = config.cluster.hosts_and_chroot()
     directory = work_directory(config.starter, names[0], shared=runs_as_user(config.security, euid=os.geteuid()))
-    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
+    coordinator = open_zookeeper(config, credentials, insecure=insecure)
     try:
         wait_s = config.cluster.connect_timeout_s
         coordinator.require_connected(wait_s)
         store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s)
         try:
-            try:
-                meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=_META_WAIT_S)
-            except PermissionDenied:
-                if credentials is None:
-                    raise
-                credentials = let_in(coordinator, credentials, config, log)
-                meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=_META_WAIT_S)
+            meta, credentials = recognise(coordinator, credentials, config, known, wait_s=_META_WAIT_S, log=log)
             store.belong_to(meta.cluster_id)
-            log.info("starter_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store, directory=str(directory))
+            where = {"zookeeper": coordinator.hosts, "store": config.cluster.store, "directory": str(directory)}
+            log.info("starter_started", cluster_id=meta.cluster_id, **where)
             if credentials is not None:
                 publish(coordinator, credentials)  # for those who read what it signs
             return _serve(config, names, directory, coordinator, store, meta, log, credentials)
@@ -325,11 +317,9 @@ def _serve(
             log=log,
         )
     )
-    check_place(config.starter.metrics, "metrics: ")
+    address, end_metrics = serve_metrics(config.starter.metrics, parts.metrics.registry)
     server.start()
-    host, _, port = config.starter.metrics.rpartition(":")
-    exporter, _ = start_http_server(int(port), addr=host, registry=parts.metrics.registry)
-    log.info("starter_listens", endpoint=server.endpoint, address=f"{host}:{exporter.server_port}")
+    log.info("starter_listens", endpoint=server.endpoint, address=address)
     signals = SignalLetters(lambda _signal: parts.starter.stop(), patience=2)
     signals.install()
     set_for_daemon()
@@ -343,7 +333,7 @@ def _serve(
         guard.stop()
         server.stop(0.2)
         parts.close()
-        exporter.shutdown()
+        end_metrics()
         signals.restore()
     if parts.starter.failure is not None:
         raise parts.starter.failure

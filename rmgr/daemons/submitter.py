@@ -12,11 +12,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from prometheus_client import start_http_server
-
 from rmgr import log as logs
 from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.listening import check_place
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway_forward import MAX_STREAMS, Forwarder
@@ -24,23 +21,24 @@ from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_session import SessionCoordinator
-from rmgr.client.bootstrap import read_meta, verify
+from rmgr.client.bootstrap import read_meta
 from rmgr.config import Config
 from rmgr.coord.multi import Multi
 from rmgr.coord.ports import SessionState, Store
 from rmgr.daemons import submitter_rights, submitter_rows
+from rmgr.daemons.metrics_place import serve_metrics
 from rmgr.daemons.people import audited, person_of
-from rmgr.daemons.secret_keeper import SecretKeeper, let_in
+from rmgr.daemons.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_owners import Owners
 from rmgr.daemons.submitter_routes import ClusterRoutes
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, WrongCluster
+from rmgr.errors import CoordinationUnavailable, WrongCluster
 from rmgr.log import audit
 from rmgr.model.identity import Role
 from rmgr.model.node import Meta
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.notify import Notifier
-from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, zookeeper_options
+from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper, zookeeper_options
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore, meet_store
@@ -194,27 +192,18 @@ def run(config: Config, *, insecure: bool = False) -> int:
     """
     credentials = credentials_of(config, Role.SUBMITTER)
     check_exposure(credentials, listen=config.submitter.listen, metrics=config.submitter.metrics, insecure=insecure)
-    options = zookeeper_options(config, credentials, insecure=insecure)
-    hosts, chroot = config.cluster.hosts_and_chroot()
     sys.setswitchinterval(_SWITCH_S)
     log = logs.setup(config.log, "submitter")
     wait_s = config.cluster.connect_timeout_s
-    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
+    coordinator = open_zookeeper(config, credentials, insecure=insecure)
     try:
         coordinator.require_connected(wait_s)
         store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s, create=False)
         try:
-            try:
-                meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=wait_s)
-            except PermissionDenied:
-                if credentials is None:
-                    raise
-                credentials = let_in(coordinator, credentials, config, log)
-                options = zookeeper_options(config, credentials, insecure=True)
-                meta = verify(coordinator, config.cluster.cluster_id or known, wait_s=wait_s)
+            meta, credentials = recognise(coordinator, credentials, config, known, wait_s=wait_s, log=log)
             store.belong_to(meta.cluster_id)
-            log.info("submitter_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store)
-            return _serve(config, coordinator, store, meta, log, credentials, options)
+            log.info("submitter_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
+            return _serve(config, coordinator, store, meta, log, credentials)
         finally:
             store.close()
     finally:
@@ -228,11 +217,11 @@ def _serve(
     meta: Meta,
     log: Any,
     credentials: Credentials | None,
-    options: dict[str, Any],
 ) -> int:
     metrics = GatewayMetrics()
     hosts, chroot = config.cluster.hosts_and_chroot()
     owners = Owners(coordinator, store)
+    options = zookeeper_options(config, credentials, insecure=True)  # as the session was opened with
     gateway = Gateway(hosts, chroot, store, metrics, log, options, owner_of=owners, operators=config.security.operators)
     trust = open_trust(coordinator, credentials)
     server = open_server(config.submitter.listen, credentials, trust, log, threads=MAX_SESSIONS + MAX_STREAMS + MAX_CALLS + 64)
@@ -243,11 +232,9 @@ def _serve(
         server.add_generic(handler)
     metrics.sessions.set_function(lambda: len(sessions))
     metrics.store_up.set_function(lambda: store.is_up)
-    check_place(config.submitter.metrics, "metrics: ")
+    address, end_metrics = serve_metrics(config.submitter.metrics, metrics.registry)
     server.start()
-    host, _, port = config.submitter.metrics.rpartition(":")
-    exporter, _ = start_http_server(int(port), addr=host, registry=metrics.registry)
-    log.info("submitter_listens", endpoint=server.endpoint, address=f"{host}:{exporter.server_port}")
+    log.info("submitter_listens", endpoint=server.endpoint, address=address)
     stop = threading.Event()
     signals = SignalLetters(lambda _signal: stop.set())
     signals.install()
@@ -280,7 +267,7 @@ def _serve(
         sessions.stop(GRACE_S, abandon=True)
         server.stop(GRACE_S)
         forwarder.close()
-        exporter.shutdown()
+        end_metrics()
         signals.restore()
     log.info("submitter_stopped")
     return 0

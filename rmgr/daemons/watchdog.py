@@ -15,8 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from prometheus_client import start_http_server
-
 from rmgr import log as logs
 from rmgr.adapters import rpc_join
 from rmgr.adapters.credentials import Credentials
@@ -32,9 +30,10 @@ from rmgr.daemons.leader import Leader
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.daemons.leader_view import LeaderAnswering
+from rmgr.daemons.metrics_place import serve_metrics
 from rmgr.daemons.watchdog_election import Candidacy
 from rmgr.daemons.watchdog_join import Joining
-from rmgr.errors import RmgrError, Unavailable, VersionMismatch, WrongCluster
+from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.identity import Role
 from rmgr.model.node import EpochRecord, Meta
 from rmgr.runtime.advertise import advertised
@@ -44,7 +43,7 @@ from rmgr.runtime.lease import Lease
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.release import check_release, release
-from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, zookeeper_options
+from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper
 from rmgr.runtime.signals import SignalLetters
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore, meet_store
@@ -270,13 +269,11 @@ def run(config: Config, *, insecure: bool = False) -> int:
     Raises: ConfigError, NotConnected, CoordinationUnavailable, Unavailable, WrongCluster at the start. A data store that does
         not answer is no reason to end: it is waited for in the background.
     """
-    hosts, chroot = config.cluster.hosts_and_chroot()
     credentials = credentials_of(config, Role.WATCHDOG)
     check_exposure(credentials, listen=config.watchdog.listen, metrics=config.watchdog.metrics, insecure=insecure)
-    options = zookeeper_options(config, credentials, insecure=insecure)
     log = logs.setup(config.log, "watchdog")
     metrics = LeaderMetrics()
-    coordinator = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
+    coordinator = open_zookeeper(config, credentials, insecure=insecure)
     try:
         wait_s = config.cluster.connect_timeout_s
         coordinator.require_connected(wait_s)
@@ -286,7 +283,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
             if credentials is not None and (mended := secure_tree(coordinator).mended):
                 log.warning("tree_secured", count=mended)
             store.belong_to(meta.cluster_id)
-            log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=hosts, store=config.cluster.store)
+            log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
             return _serve(config, coordinator, store, meta, log, metrics, credentials)
         finally:
             store.close()
@@ -323,16 +320,9 @@ def _serve(
     if credentials is not None:
         server.add_generic(rpc_join.handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
     metrics.store_up.set_function(lambda: store.is_up)
+    address, end_metrics = serve_metrics(config.watchdog.metrics, metrics.registry)
     server.start()
-    host, _, port = config.watchdog.metrics.rpartition(":")
-    try:
-        exporter, _ = start_http_server(int(port), addr=host, registry=metrics.registry)
-    except (OSError, ValueError) as error:
-        server.stop(0.0)
-        raise Unavailable(
-            f"metrics cannot be served at {config.watchdog.metrics}: {error}", hint="is the port taken? use port 0 for a free one"
-        ) from error
-    log.info("watchdog_listens", endpoint=server.endpoint, address=f"{host}:{exporter.server_port}")
+    log.info("watchdog_listens", endpoint=server.endpoint, address=address)
     signals = SignalLetters(lambda _signal: watchdog.stop())
     signals.install()
     set_for_daemon()
@@ -344,7 +334,7 @@ def _serve(
         watchdog.close()  # first of all: the successor waits for it
         guard.stop()
         server.stop(0.2)
-        exporter.shutdown()
+        end_metrics()
         signals.restore()
     if watchdog.failure is not None:
         raise watchdog.failure

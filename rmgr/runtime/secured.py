@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.rpc import RpcServer
     from rmgr.adapters.rpc_auth import Refused
     from rmgr.adapters.trust import Trust
+    from rmgr.adapters.zk import ZkCoordinator
     from rmgr.config import Config
     from rmgr.coord.ports import Coordinator
 
@@ -68,6 +69,18 @@ def zookeeper_options(config: Config, credentials: Credentials | None, *, insecu
         auth_credential=secret,
     )
     return {"security": security, "acl": RoleLists({role: (digest_id,) for role, digest_id in credentials.roles.items()})}
+
+
+def open_zookeeper(config: Config, credentials: Credentials | None, *, insecure: bool = False) -> ZkCoordinator:
+    """A session with the ZooKeeper that the configuration names, connecting in the background.
+
+    Raises: as `zookeeper_options`; NotConnected where no ZooKeeper is named.
+    """
+    from rmgr.adapters.zk import ZkCoordinator
+
+    hosts, chroot = config.cluster.hosts_and_chroot()
+    options = zookeeper_options(config, credentials, insecure=insecure)
+    return ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
 
 
 def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str, insecure: bool) -> None:
