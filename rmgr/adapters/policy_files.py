@@ -15,6 +15,7 @@ import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -39,15 +40,18 @@ def load(name: str, params: Mapping[str, object]) -> Configuration:
     Raises: ConfigError, naming file and line where there are any; parameters of a FILE.toml stand in it, and are refused here.
     """
     if not name.endswith(".toml"):
-        return configured(name, params, find=partial(policy_class, directory=Path()))
+        found = configured(name, params, find=partial(policy_class, directory=Path()))
+        return replace(found, files=(name,)) if is_file(name) else found
     path = Path(name)
     if params:
         raise ConfigError(f"{path}: a pipeline has its parameters in it, --param cannot change them", hint="[stage.parameters]")
     document = read_toml(path)
     try:
-        return pipeline_from(document, find=partial(policy_class, directory=path.parent))
+        found = pipeline_from(document, find=partial(policy_class, directory=path.parent))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
+    beside = (str(path.parent / policy) for policy in found.policies if is_file(policy))
+    return replace(found, files=(name, *dict.fromkeys(beside)))
 
 
 def is_file(name: str) -> bool:

@@ -46,11 +46,14 @@ PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
     rmgr sim run KTH-SP2-1996-2.1-cln.swf.gz --policy easy
     rmgr sim run trace.swf --policy first_fit --nodes 128 --load 0.9 --out out/ff --validate
     rmgr sim run trace.swf --policy easy --param order=sjf --json
+    rmgr sim run trace.swf --policy ./my_policy.py --param spare=4
     rmgr sim run lublin99 --policy easy --nodes 256 --count 20000 --load 0.8 --seed 3""",
     exits="0 done, 1 the results could not be written or the schedule is not valid, 2 usage, or a trace that cannot be used",
 )
 @click.argument("trace", type=click.Path(path_type=str), metavar="TRACE.swf[.gz]|MODEL")
-@click.option("--policy", required=True, metavar="NAME", help="as fcfs, first_fit, easy, conservative (an unknown name lists them)")
+@click.option(
+    "--policy", required=True, metavar="NAME|FILE", help="as easy (rmgr policy list shows all), your FILE.py, or a pipeline FILE.toml"
+)
 @click.option("--nodes", type=click.IntRange(1, 10_000_000), help="of the machine; default: as the trace's header says; of a model: 128")
 @click.option("--cores", type=click.IntRange(1, 100_000), default=1, show_default=True, help="of a node")
 @click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
@@ -81,6 +84,7 @@ def run(
     Times are exact; the same command line gives the same files, byte for byte. Jobs run for the time that the trace says; the policy
     knows only what they requested.
     """
+    from rmgr.adapters import policy_files
     from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.experiment import Experiment, carry_out
     from rmgr.sim.metrics import summary
@@ -97,6 +101,7 @@ def run(
         count=count,
         seed=seed,
         tick_us=tick,
+        configure=policy_files.load,
     )
     experiment.pipeline()  # a wrong name is told before a long trace is read
     if out is not None:

@@ -57,7 +57,14 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     exits="0 done, 1 a run failed or could not be written (what has finished is kept), 2 usage, 130 interrupted: the same command goes on",
 )
 @click.argument("source", metavar="TRACE.swf[.gz]|MODEL")
-@click.option("--policy", "policies", type=Parsed("names", parse_names), required=True, metavar="A,B", help="policies to compare")
+@click.option(
+    "--policy",
+    "policies",
+    type=Parsed("names", parse_names),
+    required=True,
+    metavar="A,B",
+    help="policies to compare: names, FILE.py, FILE.toml",
+)
 @click.option("--load", "loads", type=Parsed("factors", parse_factors), metavar="F,F", help="offered loads; default: the workload's own")
 @click.option("--seeds", type=Parsed("seeds", parse_seeds), default="0", show_default=True, metavar="1-5", help="of models and policies")
 @click.option("--nodes", type=click.IntRange(1, 10_000_000), help="of the machine; default: as the trace's header says; of a model: 128")
@@ -83,13 +90,14 @@ def sweep(
 
     DIR gets manifest.json, a directory a run below runs/, and results.csv when all are there.
     """
+    from rmgr.adapters.policy_files import load as configure
     from rmgr.cli.version import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.experiment import Experiment
     from rmgr.sim.sweep import Sweep, carry_out_sweep
 
     experiments = tuple(
-        Experiment(source=source, policy=policy, nodes=nodes, cores=cores, load=load, count=count, seed=seed)
+        Experiment(source=source, policy=policy, nodes=nodes, cores=cores, load=load, count=count, seed=seed, configure=configure)
         for policy in policies
         for load in (loads or (None,))
         for seed in seeds

@@ -82,13 +82,14 @@ class Configuration:
     """What a policy file or a name of the catalogue stands for.
 
     stages: the pipeline. policies: the name of each stage's policy. queues: classes, in the order of the file.
-    nodes: of the simulated machine, ids from 0 in the order of the file; () = not described.
+    nodes: of the simulated machine, ids from 0 in the order of the file; () = not described. files: paths that it was read from.
     """
 
     stages: tuple[Stage, ...]
     policies: tuple[str, ...]
     queues: tuple[QueueClass, ...] = ()
     nodes: tuple[Node, ...] = ()
+    files: tuple[str, ...] = ()
 
     @property
     def partitions(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from rmgr.errors import UsageError
-from rmgr.sched.catalogue import policy_named
+from rmgr.sched.pipeline import Configuration, configured
 from rmgr.sched.policy import Stage
 from rmgr.sim.driver import Setting, simulate
 from rmgr.sim.machine import Machine
@@ -23,7 +23,9 @@ class Experiment:
     """What `rmgr sim run` was asked for.
 
     Attributes:
-        source: path of a trace, or name of a model. policy, params: as the catalogue names them.
+        source: path of a trace, or name of a model. policy, params: as `configure` understands them.
+        configure: (policy, params) -> pipeline and machine; the catalogue's policies, or with files and plug-ins (it does IO: the command
+            line gives it). A function of a module: it goes to other processes by its name.
         nodes: None = as the trace's header says (a model: 128); cores: of a node.
         load: offered load to which arrivals are stretched; interarrival: factor on submit times; at most one of them, None = as they are.
         count: the first so many jobs of a trace, or as many of a model; None = all (a model: 10,000). seed: of everything that is drawn.
@@ -40,6 +42,7 @@ class Experiment:
     count: int | None = None
     seed: int = 0
     tick_us: int = 0
+    configure: Callable[[str, Mapping[str, str]], Configuration] = configured
 
     def workload(self) -> Workload:
         """The jobs as they will be submitted. Raises: UsageError (see `read_trace`), or when load and interarrival are both given."""
@@ -72,8 +75,8 @@ class Experiment:
         )
 
     def pipeline(self) -> tuple[Stage, ...]:
-        """The policy on every partition. Raises: ConfigError for an unknown policy or parameter."""
-        return (Stage(policy_named(self.policy, self.params)),)
+        """The stages of policies. Raises: ConfigError for an unknown policy or parameter, or a file that is none."""
+        return self.configure(self.policy, self.params).stages
 
     def described(self) -> dict[str, Any]:
         """Everything that decides the result, for manifests and JSON."""

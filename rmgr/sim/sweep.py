@@ -50,9 +50,9 @@ class Sweep:
 
 
 def name_of(experiment: Experiment) -> str:
-    """`easy-load0.7-seed1`; without a load `easy-seed1`."""
+    """`easy-load0.7-seed1`; without a load `easy-seed1`; a policy file goes by its last name."""
     load = f"-load{float(experiment.load):g}" if experiment.load is not None else ""
-    return f"{experiment.policy}{load}-seed{experiment.seed}"
+    return f"{Path(experiment.policy).name}{load}-seed{experiment.seed}"
 
 
 def carry_out_sweep(
@@ -108,11 +108,13 @@ def _owned(sweep: Sweep, directory: Path) -> Iterator[None]:
 
 
 def _manifest(sweep: Sweep) -> dict[str, Any]:
-    inputs = sorted({experiment.source for experiment in sweep.experiments if not is_model(experiment.source)})
+    inputs = {experiment.source for experiment in sweep.experiments if not is_model(experiment.source)}
+    policies = {e.policy: e for e in sweep.experiments}.values()
+    inputs.update(file for experiment in policies for file in experiment.configure(experiment.policy, experiment.params).files)
     return {
         "schema": "rmgr/1",
         "versions": dict(sweep.versions),
-        "inputs": {source: _digest(source) for source in inputs},
+        "inputs": {source: _digest(source) for source in sorted(inputs)},
         "validate": sweep.validate,
         "runs": [{"name": name, **e.described()} for name, e in zip(sweep.names(), sweep.experiments, strict=True)],
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from rmgr.adapters.policy_files import class_of_plugin, load, plugins
+from rmgr.cli.main import run
 from rmgr.errors import ConfigError
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
@@ -152,3 +154,32 @@ def test_an_installed_distribution_brings_policies(tmp_path: Path, monkeypatch: 
         class_of_plugin(plugins()["bad"])
     with pytest.raises(ConfigError, match="did you mean keep"):
         load("keeep", {})
+
+
+TRACE = str(Path(__file__).resolve().parents[1] / "papers" / "extracts" / "kth_first_2000.swf.gz")
+
+
+def test_a_file_is_run_by_sim_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = written(tmp_path, GOOD)
+    for policy in (mine, "first_fit"):  # with its defaults it is First-Fit
+        assert run(["sim", "run", TRACE, "--policy", policy, "--count", "300", "--json", "--validate"]) == 0
+    ours, theirs = (json.loads(line)["summary"] for line in capsys.readouterr().out.splitlines())
+    assert {key: ours[key] for key in ("makespan", "mean_waiting_time")} == {key: theirs[key] for key in ("makespan", "mean_waiting_time")}
+    assert run(["sim", "run", TRACE, "--policy", mine, "--param", "spare=99"]) == 2
+    assert "spare of" in (told := capsys.readouterr().err)
+    assert "from 0 to 64 cores" in told
+
+
+def test_a_sweep_loads_files_in_its_child_processes_and_is_another_one_when_a_file_has_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = written(tmp_path, GOOD)
+    pipeline = written(tmp_path, '[[stage]]\npolicy = "some_file.py"\n', "two.toml")
+    words = ["sim", "sweep", TRACE, "--policy", f"{mine},{pipeline}", "--count", "100", "--out", str(tmp_path / "out"), "--json"]
+    assert run(words) == 0
+    first, second = json.loads(capsys.readouterr().out)["runs"]
+    assert (first["name"], second["name"]) == ("some_file.py-seed0", "two.toml-seed0")
+    assert first["mean_waiting_time"] == second["mean_waiting_time"]
+    written(tmp_path, GOOD.replace("default=0", "default=1"))
+    assert run(words) == 2
+    assert "its inputs differ" in capsys.readouterr().out
