@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
+from itertools import chain
 from typing import Self
 from uuid import uuid4
 
@@ -47,8 +48,8 @@ from rmgr.adapters.store_rules import (
     check_limit,
     check_prefix,
     check_size,
+    cut,
     key_exists,
-    pieces,
 )
 from rmgr.coord.ports import Encoding
 from rmgr.errors import RmgrError, UsageError
@@ -107,7 +108,7 @@ class CassandraStore:
         deadline = Deadline(timeout_s)
         check_key(key)
         life = lifetime(ttl_s)
-        chunks = _chunks(key, value)
+        chunks = cut(key, value, CHUNK_BYTES)
         doing = f"put {key!r}"
         if not overwrite and self._reader.manifest(key, deadline, doing) is not None:
             raise key_exists([key])  # early; what decides is the claim
@@ -115,7 +116,7 @@ class CassandraStore:
         if len(first) <= INLINE_BYTES:  # then it is the only one: all but the last are full
             manifest = small(first, encoding.value, life)
         else:
-            manifest = self._upload(key, _again(first, chunks), encoding, life, deadline)
+            manifest = self._upload(key, chain((first,), chunks), encoding, life, deadline)
         self._write({key: manifest}, life, overwrite=overwrite, deadline=deadline, doing=doing)
 
     def put_many(
@@ -142,7 +143,7 @@ class CassandraStore:
             manifests = {
                 key: small(value, encoding.value, life)
                 if len(value) <= INLINE_BYTES
-                else self._upload(key, _chunks(key, value), encoding, life, deadline)
+                else self._upload(key, cut(key, value, CHUNK_BYTES), encoding, life, deadline)
                 for key, value in group.items()
             }
             self._write(manifests, life, overwrite=overwrite, deadline=deadline, doing=doing)
@@ -308,22 +309,6 @@ def _driver() -> Callable[[CassandraTarget], Connection]:
     from rmgr.adapters.cassandra import dial
 
     return dial
-
-
-def _chunks(key: str, value: bytes | Iterable[bytes]) -> Iterator[bytes]:
-    """The value in pieces of `CHUNK_BYTES`; checks type and size."""
-    if isinstance(value, str):
-        raise UsageError(f"the value of {key!r} must be bytes, not text; encode it first")
-    if not isinstance(value, bytes | bytearray | memoryview):
-        return pieces(key, value, CHUNK_BYTES)
-    check_size(key, memoryview(value).nbytes)
-    whole = bytes(value)
-    return (whole[start : start + CHUNK_BYTES] for start in range(0, len(whole), CHUNK_BYTES))
-
-
-def _again(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest
 
 
 def _groups(rows: dict[str, bytes]) -> Iterator[dict[str, bytes]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
 from io import BytesIO
+from itertools import chain
 from typing import Self, TypeVar
 
 from rmgr.adapters import sqlite_rows as table
@@ -28,11 +29,11 @@ from rmgr.adapters.store_rules import (
     check_limit,
     check_prefix,
     check_size,
+    cut,
     data_lost,
     expiry_ms,
     key_exists,
     now_ms,
-    pieces,
     verify,
 )
 from rmgr.coord.ports import Encoding
@@ -86,7 +87,7 @@ class SqliteStore:
         deadline = Deadline(timeout_s)
         check_key(key)
         expires_ms = expiry_ms(ttl_s)
-        stages = _stages(key, value)
+        stages = cut(key, value, STAGE_BYTES)
         if not overwrite and self.head(key, timeout_s=deadline.left_s()) is not None:
             raise key_exists([key])  # early; what decides is the check in the last commit
         first = next(stages, b"")
@@ -95,7 +96,7 @@ class SqliteStore:
         if second is None:
             self._put_at_once(row, first, overwrite=overwrite, deadline=deadline)
             return
-        self._put_in_stages(row, _with_first(first, second, stages), overwrite=overwrite, deadline=deadline)
+        self._put_in_stages(row, chain((first, second), stages), overwrite=overwrite, deadline=deadline)
 
     def put_many(
         self,
@@ -371,23 +372,6 @@ class SqliteStore:
 
 def _whole(row: Row) -> tuple[bytes, Encoding]:
     return verify(row.key, row.inline or b"", row.size, row.sha256), Encoding(row.encoding)
-
-
-def _stages(key: str, value: bytes | Iterable[bytes]) -> Iterator[bytes]:
-    """The value in pieces of `STAGE_BYTES`; checks type and size."""
-    if isinstance(value, str):
-        raise UsageError(f"the value of {key!r} must be bytes, not text; encode it first")
-    if not isinstance(value, bytes | bytearray | memoryview):
-        return pieces(key, value, STAGE_BYTES)
-    check_size(key, memoryview(value).nbytes)
-    whole = bytes(value)
-    return (whole[start : start + STAGE_BYTES] for start in range(0, len(whole), STAGE_BYTES))
-
-
-def _with_first(first: bytes, second: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield second
-    yield from rest
 
 
 def _chunk_writer(generation: int, number: int, data: bytes) -> Callable[[sqlite3.Connection], int]:

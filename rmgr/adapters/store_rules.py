@@ -127,6 +127,17 @@ def pieces(key: str, value: Iterable[bytes], size: int) -> Iterator[bytes]:
         yield bytes(held)
 
 
+def cut(key: str, value: bytes | Iterable[bytes], size: int) -> Iterator[bytes]:
+    """A value in pieces of `size` bytes, whole or as it comes. Raises: as `pieces`."""
+    if isinstance(value, str):
+        raise UsageError(f"the value of {key!r} must be bytes, not text; encode it first")
+    if not isinstance(value, bytes | bytearray | memoryview):
+        return pieces(key, value, size)
+    check_size(key, memoryview(value).nbytes)
+    whole = bytes(value)
+    return (whole[start : start + size] for start in range(0, len(whole), size))
+
+
 def verify(key: str, value: bytes, size: int, digest: bytes) -> bytes:
     """Returns `value` if size and SHA-256 are those of the manifest, else raises `DataLost`."""
     if len(value) != size or sha256(value).digest() != digest:
@@ -143,6 +154,12 @@ def key_exists(keys: list[str]) -> KeyExists:
     """The error for keys that were to be new and are not."""
     shown = ", ".join(repr(key) for key in keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
     return KeyExists(f"already in the store: {shown}", hint="choose another key, delete it first, or say overwrite=True")
+
+
+def remembered(store: Store, *, timeout_s: float = 30.0) -> str | None:
+    """The cluster id that a data store was bound to, None for a new one. Raises StoreUnavailable."""
+    found = store.get(CLUSTER_ID_KEY, timeout_s=timeout_s)
+    return found[0].decode() if found else None
 
 
 def bind(store: Store, cluster_id: str, *, timeout_s: float) -> None:

@@ -269,7 +269,8 @@ def coordination(session: Session) -> Checks:
         fix="" if sync_ms < 1000 else "ZooKeeper is overloaded or far",
     )
     yield from access_lists(session)
-    from rmgr.client.bootstrap import read_meta, remembered
+    from rmgr.adapters.store_rules import remembered
+    from rmgr.client.bootstrap import read_meta
 
     meta = read_meta(coordinator, timeout_s=timeout_s)
     known = meta.cluster_id if meta is not None else ""

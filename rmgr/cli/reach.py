@@ -70,8 +70,8 @@ def _through_gateway(session: Session) -> GatewayCoordinator:
 
 def open_data_store(session: Session) -> Store:
     """The data store of the configuration. Raises StoreUnavailable, UsageError."""
+    from rmgr.adapters.store_rules import remembered
     from rmgr.adapters.stores import open_store
-    from rmgr.client.bootstrap import remembered
 
     config = session.config()
     if config.cluster.uses_gateway:

@@ -74,12 +74,6 @@ def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: f
     return meta
 
 
-def remembered(store: Store, *, timeout_s: float = 30.0) -> str | None:
-    """The cluster id that a data store was bound to, None for a new one. Raises StoreUnavailable."""
-    found = store.get(CLUSTER_ID_KEY, timeout_s=timeout_s)
-    return found[0].decode() if found else None
-
-
 def require_store(store: Store, *, timeout_s: float = 5.0) -> None:
     """Raises StoreUnavailable when the data store does not answer: what is submitted then could not end. Cost: one small read."""
     try:

@@ -126,9 +126,10 @@ def _open(config: Config, timeout_s: float) -> Connection:
     hosts, chroot = cluster.hosts_and_chroot()
     if not cluster.store:
         raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH, RMGR_STORE, or store = in [cluster]")
+    from rmgr.adapters.store_rules import remembered
     from rmgr.adapters.stores import open_store
     from rmgr.adapters.zk import ZkCoordinator
-    from rmgr.client.bootstrap import remembered, verify
+    from rmgr.client.bootstrap import verify
     from rmgr.client.engine import Engine
     from rmgr.client.secured import engine_options
     from rmgr.runtime.secured import credentials_of, zookeeper_options
@@ -153,7 +154,8 @@ def _open(config: Config, timeout_s: float) -> Connection:
 def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.rpc_gateway import GatewayCoordinator
     from rmgr.adapters.rpc_gateway_store import GatewayStore
-    from rmgr.client.bootstrap import remembered, verify
+    from rmgr.adapters.store_rules import remembered
+    from rmgr.client.bootstrap import verify
     from rmgr.client.engine import Engine
     from rmgr.client.secured import engine_options
     from rmgr.runtime.secured import credentials_of

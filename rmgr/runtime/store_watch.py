@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from rmgr.adapters.store_rules import CLUSTER_ID_KEY
+from rmgr.adapters.store_rules import remembered
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
@@ -82,8 +82,7 @@ class WatchedStore:
         end_s = time.monotonic() + wait_s
         while True:
             try:
-                store = self._opened()
-                found = store.get(CLUSTER_ID_KEY, timeout_s=max(0.5, wait_s))
+                return remembered(self._opened(), timeout_s=max(0.5, wait_s))
             except StoreUnavailable as error:
                 if time.monotonic() < end_s:
                     time.sleep(0.1)
@@ -91,7 +90,6 @@ class WatchedStore:
                 self.failure = error
                 self._tell(_sentence(error))
                 return None
-            return found[0].decode() if found else None
 
     def belong_to(self, cluster_id: str) -> None:
         """From now on the store must be this cluster's; binds a new one. Then it is looked at by a thread.

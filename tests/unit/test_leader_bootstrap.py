@@ -7,7 +7,8 @@ import pytest
 from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.memory_tree import MemoryTree
-from rmgr.client.bootstrap import bootstrap, read_settings, remembered, verify
+from rmgr.adapters.store_rules import remembered
+from rmgr.client.bootstrap import bootstrap, read_settings, verify
 from rmgr.coord import paths
 from rmgr.errors import NotConnected, WrongCluster
 from rmgr.model.queue import ClusterSettings, QueueSpec
