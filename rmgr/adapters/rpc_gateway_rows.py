@@ -13,6 +13,7 @@ from rmgr.adapters.rpc import fail
 from rmgr.adapters.rpc_auth import caller_of
 from rmgr.adapters.rpc_gateway_server import Gate
 from rmgr.adapters.rpc_gateway_store import MESSAGE_BYTES, PAGE_KEYS
+from rmgr.coord.keys import is_by_content
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import QueueFull, RmgrError, StoreUnavailable, UsageError
 from rmgr.v1 import gateway_pb2 as pb
@@ -21,8 +22,6 @@ from rmgr.v1 import gateway_pb2 as pb
 GATHER_BYTES = 8 * 1024 * 1024
 #: Calls to the store at once; more are turned away and tried again by their clients.
 MAX_CALLS = 32
-#: Families whose rows are named by the hash of what they hold.
-_BY_CONTENT = ("fn/", "mod/", "file/")
 _DEFAULT_S = 30.0
 _LONGEST_S = 3600.0
 
@@ -93,7 +92,7 @@ class Rows:
     def _put_rows(self, rows: list[tuple[str, bytes]], request: Any, call: _Call) -> None:
         call.permit("PUT", [key for key, _ in rows])
         for key, value in rows:
-            if key.startswith(_BY_CONTENT):
+            if is_by_content(key):
                 call.permit_content(key, hashlib.sha256(value).hexdigest())
         call.count("stored_bytes", "put", sum(len(value) for _, value in rows))
         options: dict[str, Any] = {
@@ -124,7 +123,7 @@ class Rows:
                 part = next(parts, None)
                 if part is None:
                     raise StoreUnavailable("the value was broken off by the client")
-            if first.key.startswith(_BY_CONTENT):
+            if is_by_content(first.key):
                 call.permit_content(first.key, digest.hexdigest())  # raises: then nothing is stored
 
         call.store.put(

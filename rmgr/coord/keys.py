@@ -49,6 +49,14 @@ STREAMS = ("stdout", "stderr")
 
 # -- content by hash ----------------------------------------------------------------------------------------------------
 
+#: Families whose rows are named by the SHA-256 of what they hold.
+BY_CONTENT = frozenset({"fn", "mod", "file"})
+
+
+def is_by_content(key: str) -> bool:
+    """Its name is the hash of what it holds."""
+    return key.partition("/")[0] in BY_CONTENT
+
 
 def function(sha256: str) -> str:
     """`fn/<sha256>`."""

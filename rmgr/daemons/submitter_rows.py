@@ -15,8 +15,7 @@ from rmgr.daemons.submitter_rights import OwnerOf, nobody_knows
 from rmgr.errors import PermissionDenied
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-#: Families of rows named by their content, of rows of one submission, and of those that clients never write.
-_BY_CONTENT = frozenset({"fn", "mod", "file"})
+#: Families of rows of one submission, and of those that clients never write.
 _OF_SUBMISSION = frozenset({"args", "frag", "out", "log", "page", "final"})
 _READ_ONLY = frozenset({"metric", "meta"})
 _HISTORY, _HISTORY_OF_USER, _NAMED = "hist", "histu", "name"
@@ -36,14 +35,8 @@ def check_rows(person: Person, verb: str, rows: Sequence[str], owner_of: OwnerOf
 
 def check_content(row: str, sha256: str) -> None:
     """A row that is named by its content holds it. Raises PermissionDenied."""
-    family, _, name = row.partition("/")
-    if family in _BY_CONTENT and name != sha256:
+    if keys.is_by_content(row) and row.partition("/")[2] != sha256:
         raise PermissionDenied(f"the row {row!r} is named by its content, and that has another hash")
-
-
-def is_by_content(row: str) -> bool:
-    """Its name is the hash of what it holds."""
-    return row.partition("/")[0] in _BY_CONTENT
 
 
 def visible(person: Person, rows: Sequence[str], owner_of: OwnerOf = nobody_knows) -> list[str]:
@@ -65,7 +58,7 @@ def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) 
     elif family == _HISTORY_OF_USER:
         if not may(person, _user_of(row)):
             raise PermissionDenied(f"{row!r} is the history of {_user_of(row)}", hint="ask an operator")
-    elif family in _BY_CONTENT:
+    elif family in keys.BY_CONTENT:
         if verb == "DELETE":
             raise PermissionDenied(f"{row!r} may be somebody else's too: it stays", hint="what nobody needs is removed by itself")
         if not _SHA256.fullmatch(row.partition("/")[2]):
