@@ -15,16 +15,12 @@ from rmgr.cli.options import Work
 from rmgr.client.content import put_once
 from rmgr.coord import keys
 from rmgr.errors import UsageError, ValueTooLarge
-from rmgr.model.submission import Upload
+from rmgr.model.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS, Upload
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
 
-#: Of one uploaded file or directory: the store's own limit.
-MAX_UPLOAD_BYTES = 256 * 1024 * 1024
-#: Files and directories of one upload.
-MAX_MEMBERS = 100_000
 _PYTHON = re.compile(r"^python(?:\d(?:\.\d+)?)?$")
 
 
@@ -101,8 +97,8 @@ def pack_directory(directory: Path) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for count, path in enumerate(_tree(directory)):
-            if count >= MAX_MEMBERS:
-                raise ValueTooLarge(f"--upload: {directory} has more than {MAX_MEMBERS} files", hint="pack them into one file first")
+            if count >= MAX_UPLOAD_MEMBERS:
+                raise ValueTooLarge(f"--upload: {directory} has more than {MAX_UPLOAD_MEMBERS} files", hint="pack them into one file first")
             inside = path.relative_to(directory)
             tar.inodes.clear()  # type: ignore[attr-defined] - a second name of a file is a file of its own
             member = tar.gettarinfo(path, arcname=str(inside))

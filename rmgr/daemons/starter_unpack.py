@@ -16,9 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from rmgr.errors import DataLost, PermissionDenied
+from rmgr.model.submission import MAX_UPLOAD_MEMBERS
 
-#: Files and directories of one upload.
-MAX_MEMBERS = 100_000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -39,7 +38,7 @@ def unpack(archive: str | Path, target: Path, *, name: str, max_bytes: int) -> N
             for count, member in enumerate(tar, 1):
                 parts = _parts(member.name, name)
                 left -= member.size if member.isreg() else 0
-                if left < 0 or count > MAX_MEMBERS or member.issparse():
+                if left < 0 or count > MAX_UPLOAD_MEMBERS or member.issparse():
                     raise PermissionDenied(f"the upload {name} is larger unpacked than it may be ({member.name})")
                 if not parts:
                     continue

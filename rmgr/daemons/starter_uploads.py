@@ -18,11 +18,12 @@ from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_unpack import unpack
 from rmgr.errors import NotFound, PermissionDenied
+from rmgr.model.submission import MAX_UPLOAD_BYTES
 
 #: Bytes of uploads kept on a node.
 CAP_BYTES = 2 * 1024 * 1024 * 1024
 #: Files of one uploaded directory together: twice what may be uploaded, for an archive of 0.1.0 may name a file twice.
-_MAX_UNPACKED = 512 * 1024 * 1024
+_MAX_UNPACKED = 2 * MAX_UPLOAD_BYTES
 _MODE = 0o755
 
 

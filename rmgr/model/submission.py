@@ -49,6 +49,11 @@ class OnDisconnect(StrEnum):
     EXCLUSIVE = "exclusive"  #: killed before it can run elsewhere
 
 
+#: Bytes of one upload (a value of the store has no more); files and directories in it.
+MAX_UPLOAD_BYTES = 256 * 1024 * 1024
+MAX_UPLOAD_MEMBERS = 100_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
     """A file or directory shipped into the work directory: `sha256` of a stored archive, unpacked under `name`."""

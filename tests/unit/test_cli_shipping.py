@@ -96,6 +96,6 @@ def test_what_cannot_travel_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch
     refused(ValueTooLarge, "huge has 1.0T or more", tree / "huge")
     refused(ValueTooLarge, "tree has 1.0T or more", tree)
     (tree / "huge").unlink()
-    monkeypatch.setattr(shipping, "MAX_MEMBERS", 3)
+    monkeypatch.setattr(shipping, "MAX_UPLOAD_MEMBERS", 3)
     refused(ValueTooLarge, "more than 3 files", tree)
     refused(UsageError, "is not UTF-8", os.fsdecode(bytes(tree) + b"/\xff"))
