@@ -1,7 +1,7 @@
 """`rmgr policy list|show|set|check`: how queues choose what runs next; answered from the cluster's settings.
 
-Work of pull queues is taken by Starters in the order of priority, then arrival ("fifo"). There is no placing policy
-yet: queues with `dispatch = place` wait for one.
+Work of pull queues is taken by Starters in the order of priority, then arrival ("fifo"). The policies of the catalogue place jobs; today
+they run in the simulator only: the leader has no placing policy yet, and queues with `dispatch = place` wait for one.
 """
 
 from __future__ import annotations
@@ -16,30 +16,41 @@ from rmgr.cli.context import Session
 from rmgr.cli.operate import apply_settings, read_settings
 from rmgr.cli.params import nearest
 from rmgr.cli.render import Column, Layout, emit, table
-from rmgr.errors import Infeasible, NotFound
+from rmgr.errors import ConfigError, Infeasible, NotFound, UsageError
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 
-#: Policies that exist: name -> (what it does, its parameters).
-POLICIES: dict[str, tuple[str, dict[str, str]]] = {
-    "fifo": ("pull queues: Starters take work by priority, then arrival; a large task at the head holds back later ones", {}),
-}
-_NONE_YET = "there is no placing policy yet: work in queues with dispatch = place waits for one"
+#: Names that a queue of a cluster can have today.
+_IN_FORCE = ("fifo",)
+_NONE_YET = "the leader has no placing policy yet: work in queues with dispatch = place waits for one"
 
 
-@command_group("policy", examples="rmgr policy list\nrmgr policy show\nrmgr policy check")
+@command_group("policy", examples="rmgr policy list\nrmgr policy list easy\nrmgr policy show\nrmgr policy check")
 def policy(_session: Session) -> None:
     """How queues choose what runs next."""
 
 
-@command("list", group=policy, examples="rmgr policy list\nrmgr policy list --json", exits="0 ok")
-def list_(session: Session) -> None:
-    """Policies that this release has."""
+@command(
+    "list",
+    group=policy,
+    examples="rmgr policy list\nrmgr policy list easy\nrmgr policy list ./my_policy.py\nrmgr policy list --json",
+    exits="0 ok, 2 no such policy, or a file that is none",
+)
+@click.argument("name", required=False, metavar="[NAME|FILE.py]")
+def list_(session: Session, name: str | None) -> None:
+    """Policies with their parameters: of rmgr, of plug-ins (entry points of group rmgr.policies); or one of them, or that of a file."""
+    from rmgr.cli import policy_list
+
+    found = policy_list.everything() if name is None else [policy_list.one(name)]
     if session.json:
-        emit({"policies": [{"name": name, "summary": told, "parameters": given} for name, (told, given) in POLICIES.items()]})
+        policy_list.tell(found)
         return
-    rows = [(name, told) for name, (told, _) in POLICIES.items()]
-    table(rows, (Column(name="POLICY", text=lambda r: r[0], is_id=True), Column(name="SUMMARY", text=lambda r: r[1])), Layout())
-    session.note(_NONE_YET)
+    if name is not None:
+        policy_list.draw_one(found[0])
+    else:
+        policy_list.draw(found)
+        session.note("rmgr policy list NAME: kind, range and meaning of its parameters")
+    if any(item.dispatch == "place" for item in found):
+        session.note(f"policies of dispatch place run in the simulator (rmgr sim run --policy NAME); {_NONE_YET}")
 
 
 @command("show", group=policy, examples="rmgr policy show\nrmgr policy show fast --json", exits="0 ok, 3 no such queue")
@@ -71,9 +82,14 @@ def set_(session: Session, queue: str, name: str) -> None:
     """Gives a queue another policy."""
     settings, version = read_settings(session)
     spec = _queue(settings, queue)
-    if name not in POLICIES:
-        error = nearest("policy", name, POLICIES)
-        raise type(error)(f"{error.message}; {_NONE_YET}", hint=error.hint)
+    if name not in _IN_FORCE:
+        from rmgr.cli import policy_list
+
+        try:
+            known = policy_list.one(name)
+        except ConfigError as error:
+            raise UsageError(f"{error.message}; {_NONE_YET}", hint=error.hint) from error
+        raise Infeasible(f"{known.name} places jobs: {_NONE_YET}", hint=f"try it: rmgr sim run TRACE.swf --policy {name}")
     if spec.dispatch is Dispatch.PLACE:
         raise Infeasible(f"queue {queue} places its work, and {name} is for pull queues; {_NONE_YET}", hint="rmgr queues")
     changed = policy_of(spec) != name
@@ -108,7 +124,7 @@ def policy_of(queue: QueueSpec) -> str:
     """Name of the policy in force, "" when there is none."""
     if queue.dispatch is Dispatch.PULL:
         return queue.policy or "fifo"
-    return queue.policy if queue.policy in POLICIES else ""
+    return queue.policy if queue.policy in _IN_FORCE else ""
 
 
 def _queue(settings: ClusterSettings, name: str) -> QueueSpec:
