@@ -123,6 +123,7 @@ class ZooKeeperServer(ServerProcess):
             "-Xms16m",
             f"-Xmx{self._heap_mb}m",
             "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",  # the optimising compiler takes more of two cores than its code gives back, even over 400,000 tasks
             "-XX:-UsePerfData",  # no file in /tmp
             "-XX:+ExitOnOutOfMemoryError",
             f"-Djava.io.tmpdir={self.data_dir}",  # libraries that unpack native code
