@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shlex
 import sys
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -62,7 +63,7 @@ PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 @click.option("--count", type=click.IntRange(1), metavar="N", help="only the first N jobs; of a model: so many, default 10000")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of everything that is drawn")
 @click.option("--tick", type=DURATION_US, default="0", show_default=True, help="passes only at multiples of it; 0: at every event")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="write jobs.csv and schedule.json there; must not exist yet")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="jobs.csv, schedule.json, manifest.json; must not exist yet")
 @click.option("--validate", is_flag=True, help="check the schedule: no overlap, no over-allocation, every job ends")
 def run(
     session: Session,
@@ -114,7 +115,7 @@ def run(
         )
         display.update(Counts(total=total, final=total))
     if out is not None:
-        write_run(out, result, workload_name=workload.name)
+        write_run(out, result, workload_name=workload.name, manifest=_manifest(experiment, result, workload.name))
     found = summary(result)
     for fault, times in result.faults:
         session.note(f"policy failed {times} times, and lost its decisions each time: {fault}")
@@ -164,9 +165,23 @@ def _told(
     )
     if out is not None:
         yield f"  written       {out}/jobs.csv, {out}/schedule.json"
+        yield f"  draw          rmgr sim plot {shlex.quote(str(out))}"
     if workload.acknowledgement:
         yield f"  acknowledge   {workload.acknowledgement} provided the trace; Parallel Workloads Archive"
     yield f"  again         {_command_line()}"
+
+
+def _manifest(experiment: Experiment, result: Result, workload_name: str) -> dict[str, Any]:
+    """What decides the files: versions, digests of what was read, the experiment."""
+    from rmgr.cli.version import rmgr_version
+    from rmgr.sim.sweep import inputs_of
+
+    return {
+        "schema": "rmgr/1",
+        "versions": {"rmgr": rmgr_version(), "python": platform.python_version()},
+        "inputs": inputs_of([experiment]),
+        "experiment": experiment.described() | {"workload": workload_name, "processors": result.processors},
+    }
 
 
 def _load(workload: Workload) -> float | None:

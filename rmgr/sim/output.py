@@ -97,9 +97,10 @@ def write_file(path: Path, content: str | bytes) -> None:
         raise _not_written(path, error) from error
 
 
-def write_run(directory: Path, result: Result, *, workload_name: str) -> None:
+def write_run(directory: Path, result: Result, *, workload_name: str, manifest: Mapping[str, Any] | None = None) -> None:
     """jobs.csv and schedule.json of one run, and spells.csv when any job ran more than once; the same run gives the same bytes.
 
+    manifest: what was run, by which versions, as manifest.json; None: nobody asks (a sweep has one for all its runs).
     Raises: as `whole_directory`.
     Cost: about 4 us a job, plus its cores' ranges.
     """
@@ -108,6 +109,8 @@ def write_run(directory: Path, result: Result, *, workload_name: str) -> None:
         if any(len(outcome.spells) > 1 for outcome in result.outcomes):
             write_spells(partial / "spells.csv", result.outcomes)
         write_json(partial / "schedule.json", reproducible(summary(result)))
+        if manifest is not None:
+            write_json(partial / "manifest.json", manifest)
 
 
 def write_jobs(path: Path, outcomes: Iterable[Outcome], *, workload_name: str) -> None:

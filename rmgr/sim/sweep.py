@@ -108,13 +108,10 @@ def _owned(sweep: Sweep, directory: Path) -> Iterator[None]:
 
 
 def _manifest(sweep: Sweep) -> dict[str, Any]:
-    inputs = {experiment.source for experiment in sweep.experiments if not is_model(experiment.source)}
-    policies = {e.policy: e for e in sweep.experiments}.values()
-    inputs.update(file for experiment in policies for file in experiment.configure(experiment.policy, experiment.params).files)
     return {
         "schema": "rmgr/1",
         "versions": dict(sweep.versions),
-        "inputs": {source: _digest(source) for source in sorted(inputs)},
+        "inputs": inputs_of(sweep.experiments),
         "validate": sweep.validate,
         "runs": [{"name": name, **e.described()} for name, e in zip(sweep.names(), sweep.experiments, strict=True)],
     }
@@ -128,6 +125,14 @@ def _difference(sweep: Sweep, path: Path) -> str:
         return f"{MANIFEST} is damaged"
     ours = json.loads(json.dumps(_manifest(sweep)))
     return next((f"its {key} differ" for key in ours if there.get(key) != ours[key]), "its manifest differs")
+
+
+def inputs_of(experiments: Sequence[Experiment]) -> dict[str, str]:
+    """Traces and policy files -> their SHA-256. Raises: UsageError when one cannot be read."""
+    inputs = {experiment.source for experiment in experiments if not is_model(experiment.source)}
+    policies = {e.policy: e for e in experiments}.values()
+    inputs.update(file for experiment in policies for file in experiment.configure(experiment.policy, experiment.params).files)
+    return {source: _digest(source) for source in sorted(inputs)}
 
 
 def _digest(source: str) -> str:

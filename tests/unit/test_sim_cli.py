@@ -36,7 +36,7 @@ def test_two_runs_give_the_same_bytes(tmp_path: Path, capsys: Captured) -> None:
     for name in ("a", "b"):
         assert run(["sim", "run", TRACE, "--policy", "first_fit", "--out", str(tmp_path / name), "--validate", "--seed", "7"]) == 0
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
-    assert sorted(digests(tmp_path / "a")) == ["jobs.csv", "schedule.json"]
+    assert sorted(digests(tmp_path / "a")) == ["jobs.csv", "manifest.json", "schedule.json"]
     told = capsys.readouterr().out
     assert "kth_first_2000 under first_fit on 100 processors" in told
     assert "Lars Malinowsky" in told
