@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-
-import click
-
-from rmgr.cli.command import RmgrGroup, command_group
+from rmgr.cli.command import TableGroup, command_group
 from rmgr.cli.context import Session
 
 #: name -> (module:function, what it does). A command stands here when it exists.
@@ -21,28 +17,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class AdminGroup(RmgrGroup):
-    """The commands of the table."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        module, _, function = entry[0].partition(":")
-        command: click.Command = getattr(importlib.import_module(f"rmgr.cli.{module}"), function)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
-
-
 @command_group(
     "admin",
-    kind=AdminGroup,
+    kind=TableGroup,
+    table=COMMANDS,
     examples="""\
     rmgr admin init                   # an authority, and credentials for daemons and you
     rmgr admin add-node n4            # prints what to type on the new machine

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rmgr.cli.context import Session
 from rmgr.cli.errors import with_hint
 from rmgr.cli.params import DURATION
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _GLOBAL = "rmgr_global"
 
@@ -88,6 +92,41 @@ class RmgrGroup(_Help, click.Group):
             hint = f"did you mean: {ctx.command_path} {close[0]}" if close else f"known: {', '.join(known)}"
             raise with_hint(click.UsageError(f"there is no command {args[0]!r} below {ctx.command_path}", ctx), hint)
         return super().resolve_command(ctx, args)
+
+
+class TableGroup(RmgrGroup):
+    """A group whose commands stand in a table; a module is imported when its command is used or its help is asked for.
+
+    Args:
+        table: name -> (module:function below `rmgr.cli`, what it does).
+    """
+
+    def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self._table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        entry = self._table.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, function = entry[0].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"rmgr.cli.{module}"), function)
+        return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names come from the table: no module is imported for a tab."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name, help=summary) for name, (_, summary) in self._table.items() if name.startswith(incomplete)]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in self._table.items()])
 
 
 def _epilog(examples: str, exits: str) -> str:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 from rmgr.cli import errors
-from rmgr.cli.command import RmgrGroup, global_options
+from rmgr.cli.command import TableGroup, global_options
 from rmgr.cli.context import Session
 
 #: section -> name -> (module:function, what it does). A command stands here when it exists.
@@ -112,19 +107,8 @@ Exit codes:
   5 service unavailable, 6 --timeout ran out, 7 resource exhausted, 8 outcome unknown."""
 
 
-class _Table(RmgrGroup):
-    """The commands of the table; a module is imported when its command is used or its help is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        entry = _COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        module, _, function = entry[0].partition(":")
-        command: click.Command = getattr(importlib.import_module(f"rmgr.cli.{module}"), function)
-        return command
+class _Table(TableGroup):
+    """The commands of all sections."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
@@ -134,14 +118,6 @@ class _Table(RmgrGroup):
             raise errors.with_hint(error, f"did you mean: rmgr {meant}" if meant else "rmgr --help lists the commands")
         return super().resolve_command(ctx, args)
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names come from the table: no module is imported for a tab."""
-        if incomplete.startswith("-"):
-            return super().shell_complete(ctx, incomplete)
-        from click.shell_completion import CompletionItem
-
-        return [CompletionItem(name, help=summary) for name, (_, summary) in _COMMANDS.items() if name.startswith(incomplete)]
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         for title, commands in SECTIONS.items():
             with formatter.section(title):
@@ -150,6 +126,7 @@ class _Table(RmgrGroup):
 
 cli = _Table(
     "rmgr",
+    table=_COMMANDS,
     params=global_options(),
     help="A fault-tolerant resource manager for clusters whose parts keep failing.",
     epilog=_EPILOG,
