@@ -4,6 +4,7 @@
     sign.crt/.key     signatures                                 roles.json           ZooKeeper's digest ids, public
     zookeeper.secret  `role:secret`; absent for users that come through gateways only
     zookeeper.secrets all roles' secrets; WatchDogs and the admin
+    watchdogs.json    where WatchDogs answered last; daemons that have met one
 
 The admin's directory is his own bundle and holds `ca.key` beside it. A bundle that others could read or change is refused.
 """
@@ -16,7 +17,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _NEEDED = ("ca.crt", "tls.crt", "tls.key", "sign.crt", "sign.key", "roles.json")
 #: Files that only their owner may read.
 SECRET_FILES = ("tls.key", "sign.key", "ca.key", "zookeeper.secret", "zookeeper.secrets")
+_ENDPOINTS = "watchdogs.json"
 AUTHORITY_FILES = ("ca.crt", "ca.key", "zookeeper.secrets")
 
 
@@ -118,6 +120,19 @@ class Credentials:
 def from_config(security: SecurityConfig, *, roles: tuple[Role, ...] = ()) -> Credentials | None:
     """The bundle that the configuration names, None for an open cluster. Raises ConfigError."""
     return Credentials.load(Path(security.dir).expanduser(), roles=roles) if security.dir else None
+
+
+def endpoints_file(endpoints: Sequence[str]) -> dict[str, bytes]:
+    """What a bundle keeps of where WatchDogs answered: the file by name."""
+    return {_ENDPOINTS: (json.dumps(list(endpoints)) + "\n").encode()}
+
+
+def known_endpoints(credentials: Credentials) -> tuple[str, ...]:
+    """Where WatchDogs answered when the holder of the bundle was here last."""
+    try:
+        return tuple(str(endpoint) for endpoint in json.loads((credentials.directory / _ENDPOINTS).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return ()
 
 
 def load_ca(directory: Path | str) -> Authority:

@@ -145,7 +145,7 @@ def issue(
         "roles.json": _json(authority.roles),
     }
     if zookeeper and role.value in authority.secrets:
-        files["zookeeper.secret"] = f"{role}:{authority.secrets[role.value]}".encode()
+        files["zookeeper.secret"] = credential(role, authority.secrets[role.value]).encode()
     if role in (Role.WATCHDOG, Role.ADMIN):
         files["zookeeper.secrets"] = _json(authority.secrets)
     return files
@@ -162,9 +162,14 @@ def issue_server(
     return _leaf(authority, subject, key.public_key(), days, now_s, dns=tuple(hosts), tls=True), _private_pem(key)
 
 
+def credential(role: str, secret: str) -> str:
+    """With what a holder of `secret` shows ZooKeeper (addauth, scheme "digest") that he is of `role`."""
+    return f"{role}:{secret}"
+
+
 def digest_id(role: str, secret: str) -> str:
     """How ZooKeeper's ACLs name who knows `secret`: `role:base64(sha1(role:secret))`."""
-    return f"{role}:{base64.b64encode(hashlib.sha1(f'{role}:{secret}'.encode()).digest()).decode()}"  # noqa: S324 - ZooKeeper's scheme
+    return f"{role}:{base64.b64encode(hashlib.sha1(credential(role, secret).encode()).digest()).decode()}"  # noqa: S324 - ZooKeeper's scheme
 
 
 def key_id_of(public_key: Ed25519PublicKey) -> str:

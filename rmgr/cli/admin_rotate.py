@@ -106,12 +106,12 @@ def refresh_bundles(coordinator: ZkCoordinator, authority: Authority, where: Pat
     A bundle whose daemon does not run, or never met a WatchDog, could not fetch it by itself.
     """
     from rmgr.adapters.credentials import write_files
-    from rmgr.adapters.pki import named_in, verify_certificate
+    from rmgr.adapters.pki import credential, named_in, verify_certificate
     from rmgr.client.securing import identities
     from rmgr.config import user_bundle
 
     revoked = {one.identity.key_id for one in identities(coordinator, authority.cert_pem) if one.is_revoked}
-    files = {"zookeeper.secret": f"{role}:{authority.secrets[role]}".encode(), "roles.json": authority.files()["roles.json"]}
+    files = {"zookeeper.secret": credential(role, authority.secrets[role]).encode(), "roles.json": authority.files()["roles.json"]}
     done = []
     for place in (*sorted((where / "bundles").glob("*")), user_bundle()):
         if not (place / "zookeeper.secret").exists():

@@ -116,9 +116,7 @@ class Session:
     def me(self) -> str:
         """The user's name, as submissions carry it: that of his credentials, else of his account."""
         if self._me is None:
-            from rmgr.runtime.secured import credentials_of
-
-            credentials = credentials_of(self.config())
+            credentials = self.credentials()
             if credentials is not None:
                 self._me = credentials.identity.name
             else:

@@ -39,7 +39,7 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
     the same machine, gets the same credentials.
     """
     from rmgr.adapters import invitation, rpc_join
-    from rmgr.adapters.credentials import write_files
+    from rmgr.adapters.credentials import endpoints_file, write_files
     from rmgr.cli.render import emit
     from rmgr.client.securing import purpose
 
@@ -63,8 +63,7 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
             "the token stays good",
         ) from None
     files = invitation.unseal_files(told.key, purpose(name), base64.b64decode(sealed))
-    files["watchdogs.json"] = (json.dumps(list(asked)) + "\n").encode()
-    write_files(bundle, files, replace=renews)
+    write_files(bundle, files | endpoints_file(asked), replace=renews)
     if not config.exists():
         config.write_text(_config(told, bundle))
     nonce.unlink(missing_ok=True)

@@ -6,15 +6,13 @@ same door: it knows from its bundle where WatchDogs were.
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rmgr.adapters import rpc_join
-from rmgr.adapters.credentials import Credentials, write_files
+from rmgr.adapters.credentials import Credentials, endpoints_file, known_endpoints, write_files
 from rmgr.adapters.pki import digest_id
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import verify
@@ -28,8 +26,6 @@ from rmgr.model.joining import AclRecord
 from rmgr.model.node import Meta
 from rmgr.runtime.secured import zookeeper_options
 
-#: Where the WatchDogs were, in the bundle.
-ENDPOINTS = "watchdogs.json"
 _RETRY_S = 2.0
 _TIMEOUT_S = 5.0
 
@@ -109,7 +105,7 @@ class SecretKeeper:
                 return
         except PermissionDenied:  # the rotation is over, and our secret with it
             pass
-        self._credentials = renew(self._credentials, self._endpoints or remembered(self._credentials), generation)
+        self._credentials = renew(self._credentials, self._endpoints or known_endpoints(self._credentials), generation)
         self._coordinator.renew(zookeeper_options(self._config, self._credentials, insecure=True)["security"])
         self._log.info("secret_renewed", role=str(role))
         self._renewed(self._credentials)
@@ -117,16 +113,8 @@ class SecretKeeper:
     def _note_endpoints(self, endpoints: tuple[str, ...]) -> None:
         if endpoints and endpoints != self._endpoints:
             self._endpoints = endpoints
-            if endpoints != remembered(self._credentials):
-                _keep(self._credentials, ENDPOINTS, (json.dumps(list(endpoints)) + "\n").encode())
-
-
-def remembered(credentials: Credentials) -> tuple[str, ...]:
-    """Where WatchDogs answered when this daemon ran last."""
-    try:
-        return tuple(str(endpoint) for endpoint in json.loads((credentials.directory / ENDPOINTS).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return ()
+            if endpoints != known_endpoints(self._credentials):
+                _keep(self._credentials, endpoints_file(endpoints))
 
 
 def renew(credentials: Credentials, endpoints: Sequence[str], generation: int = 0) -> Credentials:
@@ -135,7 +123,7 @@ def renew(credentials: Credentials, endpoints: Sequence[str], generation: int = 
     Raises: PermissionDenied when it was revoked; Unavailable when no WatchDog answers.
     """
     _, secret = rpc_join.renew(endpoints, credentials, generation)
-    _keep(credentials, "zookeeper.secret", secret.encode())
+    _keep(credentials, {"zookeeper.secret": secret.encode()})
     return replace(credentials, zookeeper_auth=("digest", secret))
 
 
@@ -144,7 +132,7 @@ def let_in(coordinator: ZkCoordinator, credentials: Credentials, config: Config,
 
     Raises: PermissionDenied, Unavailable.
     """
-    endpoints = remembered(credentials)
+    endpoints = known_endpoints(credentials)
     if not endpoints:
         who = credentials.identity
         raise PermissionDenied(
@@ -181,9 +169,9 @@ def recognise(
     return verify(coordinator, expected, wait_s=wait_s), fresh
 
 
-def _keep(credentials: Credentials, name: str, data: bytes) -> None:
+def _keep(credentials: Credentials, files: Mapping[str, bytes]) -> None:
     """A bundle on a read-only volume stays as it is: what changed is fetched again after a restart."""
     try:
-        write_files(Path(credentials.directory), {name: data}, replace=True)
+        write_files(credentials.directory, files, replace=True)
     except (OSError, ConfigError):
         return

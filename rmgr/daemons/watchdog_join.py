@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from rmgr.adapters.pki import credential
 from rmgr.adapters.sealing import open_secret
 from rmgr.coord import join_ops, paths
 from rmgr.coord.multi import Committed, Unknown
@@ -65,8 +66,8 @@ class Joining:
             secret = self._secrets.get(role)
             if secret is None:
                 raise PermissionDenied(f"{role} has no secret of ZooKeeper")
-            return 0, f"{role}:{secret}"
+            return 0, credential(role, secret)
         record = decode_record(sealed.data, SealedSecret, paths.secret(role))
         current = decode_record(acl.data, AclRecord, paths.ACL).generation if acl is not None else record.generation
         self._log.info("secret_renewed", role=str(role), generation=record.generation, why=f"the caller had {generation} of {current}")
-        return record.generation, f"{role}:{open_secret(self._secrets[Role.WATCHDOG], role, record)}"
+        return record.generation, credential(role, open_secret(self._secrets[Role.WATCHDOG], role, record))
