@@ -26,7 +26,7 @@ from typing import Any
 
 from rmgr.adapters.cassandra_awake import awake
 from rmgr.adapters.cassandra_link import Lost
-from rmgr.adapters.cassandra_schema import VERSION_NAME, no_keyspace, version_problem
+from rmgr.adapters.cassandra_schema import VERSION_NAME, no_datacenter, no_keyspace, version_problem
 from rmgr.adapters.cassandra_statements import STATEMENTS, Request, ask
 from rmgr.adapters.cassandra_threads import use_daemons
 from rmgr.adapters.cassandra_url import CassandraTarget
@@ -329,11 +329,11 @@ def enter(target: CassandraTarget, *, agreement_s: float = 10.0) -> DriverConnec
         known = tuple(sorted({host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter}))
         _let_go(cluster)
         if known and target.local_dc not in known:
-            raise _no_datacenter(target, known) from error
+            raise no_datacenter(target.local_dc, known) from error
         raise meaning(error, target) from error
     if target.local_dc not in connection.datacenters():
         connection.close()
-        raise _no_datacenter(target, connection.datacenters())
+        raise no_datacenter(target.local_dc, connection.datacenters())
     return connection
 
 
@@ -347,12 +347,6 @@ def _let_go(cluster: Cluster) -> None:
     ending = threading.Thread(target=shut_down, name="rmgr-store-end", daemon=True)
     ending.start()
     ending.join(_CLOSE_S)
-
-
-def _no_datacenter(target: CassandraTarget, known: tuple[str, ...]) -> ConfigError:
-    return ConfigError(
-        f"Cassandra has no data centre {target.local_dc!r}: it has {', '.join(known) or 'none'}", hint="local_dc=NAME in the store's URL"
-    )
 
 
 def _tls(target: CassandraTarget) -> ssl.SSLContext:

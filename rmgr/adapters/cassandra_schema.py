@@ -149,8 +149,7 @@ def plan(
     Raises: `ConfigError` naming the part and the fix.
     """
     if local_dc not in found.datacenters:
-        known = ", ".join(found.datacenters) or "none"
-        raise ConfigError(f"Cassandra has no data centre {local_dc!r}: it has {known}", hint="local_dc=NAME in the store's URL")
+        raise no_datacenter(local_dc, found.datacenters)
     current = None if found.replication is None else found.replication.get(local_dc, 0)
     changes = current is None or (change_replication and current != replication_factor)
     if changes and replication_factor > found.nodes_up and not force:
@@ -218,6 +217,12 @@ def too_new(keyspace: str, version: int) -> ConfigError:
         f"keyspace {keyspace} of the data store has schema version {version}, this rmgr knows {NEWEST} and older ones",
         hint="upgrade rmgr on this machine: pip install --upgrade rmgr",
     )
+
+
+def no_datacenter(name: str, known: Sequence[str]) -> ConfigError:
+    """The error for a data centre that the cluster has not."""
+    told = f"Cassandra has no data centre {name!r}: it has {', '.join(known) or 'none'}"
+    return ConfigError(told, hint="local_dc=NAME in the store's URL")
 
 
 def no_keyspace(keyspace: str) -> ConfigError:

@@ -110,8 +110,13 @@ def open_channel(endpoint: str, credentials: Credentials | None, role: Role, opt
     if credentials is None:
         return grpc.insecure_channel(endpoint, options=options)
     certificate, key = credentials.tls_pair
-    secured = grpc.ssl_channel_credentials(credentials.ca_pem, key, certificate)
-    return grpc.secure_channel(endpoint, secured, options=(*options, ("grpc.ssl_target_name_override", f"{role}.rmgr")))
+    return secure_channel(endpoint, (credentials.ca_pem, key, certificate), role, options)
+
+
+def secure_channel(endpoint: str, pem: tuple[bytes, bytes, bytes], role: Role, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+    """A channel to a daemon that must prove to be a `role`. pem: the authority, our key and its certificate."""
+    expected = ("grpc.ssl_target_name_override", f"{role}.rmgr")
+    return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(*pem), options=(*options, expected))
 
 
 class ServerIdentity:

@@ -10,7 +10,7 @@ import grpc
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.invitation import TlsPair
 from rmgr.adapters.rpc import OPTIONS
-from rmgr.adapters.rpc_auth import caller_of, open_channel
+from rmgr.adapters.rpc_auth import caller_of, open_channel, secure_channel
 from rmgr.adapters.rpc_errors import fail, rebuild
 from rmgr.errors import PermissionDenied, RmgrError, Unavailable
 from rmgr.model.identity import Role
@@ -68,11 +68,8 @@ def redeem(endpoints: Sequence[str], pair: TlsPair, nonce: str, *, timeout_s: fl
 
     Raises: PermissionDenied (used, expired, withdrawn); Unavailable naming who was asked.
     """
-    target = (("grpc.ssl_target_name_override", f"{Role.WATCHDOG}.rmgr"),)
-    secured = grpc.ssl_channel_credentials(pair.ca, pair.key, pair.certificate)
-
     def dial(endpoint: str) -> grpc.Channel:
-        return grpc.secure_channel(endpoint, secured, options=(*OPTIONS, *target))
+        return secure_channel(endpoint, (pair.ca, pair.key, pair.certificate), Role.WATCHDOG, OPTIONS)
 
     reply = _ask(endpoints, dial, "Redeem", join_pb2.RedeemRequest(nonce=nonce), join_pb2.RedeemReply, timeout_s)
     return reply.name, Role(reply.role), reply.sealed.decode()

@@ -134,8 +134,6 @@ def explain(hosts: str, looks: Sequence[Look], waited_s: float) -> RmgrError:
 
 def _why(server: str, cause: BaseException | None, timeout_s: float) -> Look:
     match cause:
-        case ssl.SSLCertVerificationError():
-            return Look(server=server, finding=Finding.TLS, detail=tls_sentence(cause))
         case ssl.SSLError():
             return Look(server=server, finding=Finding.TLS, detail=tls_sentence(cause))
         case TimeoutError():
