@@ -139,13 +139,13 @@ def send(session: Session, draft: Draft) -> Sent:
 
 def _check_store(session: Session) -> None:
     """Work that is accepted while its outputs could not be stored would only fill the nodes' disks. Raises StoreUnavailable."""
-    from rmgr.client.bootstrap import STORE_AWAY, require_store
+    from rmgr.client.bootstrap import not_submitted, require_store
 
     timeout_s = min(5.0, session.left_s(5.0) or 5.0)
     try:
         store = session.data_store()
     except StoreUnavailable as error:
-        raise StoreUnavailable(f"nothing was submitted, for the data store is away: {error.message}", hint=STORE_AWAY) from error
+        raise not_submitted(error) from error
     require_store(store, timeout_s=timeout_s)
 
 

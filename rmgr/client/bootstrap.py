@@ -21,7 +21,7 @@ from rmgr.model.version import SKEW
 from rmgr.runtime.release import check_release, release
 
 _WIPED = "ZooKeeper was wiped, or it is another one: restore its data, or give rmgr a new data store; rmgr doctor tells more"
-STORE_AWAY = "work that runs goes on, its results wait on their nodes; submit again when the store is back; rmgr doctor looks closer"
+_STORE_AWAY = "work that runs goes on, its results wait on their nodes; submit again when the store is back; rmgr doctor looks closer"
 
 
 def bootstrap(
@@ -79,7 +79,12 @@ def require_store(store: Store, *, timeout_s: float = 5.0) -> None:
     try:
         store.head(CLUSTER_ID_KEY, timeout_s=timeout_s)
     except StoreUnavailable as error:
-        raise StoreUnavailable(f"nothing was submitted, for the data store is away: {error.message}", hint=STORE_AWAY) from error
+        raise not_submitted(error) from error
+
+
+def not_submitted(error: StoreUnavailable) -> StoreUnavailable:
+    """What the absence of the store means for who submits."""
+    return StoreUnavailable(f"nothing was submitted, for the data store is away: {error.message}", hint=_STORE_AWAY)
 
 
 def read_meta(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Meta | None:
@@ -90,6 +95,14 @@ def read_meta(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Meta | No
     except PermissionDenied as error:
         raise _stranger(str(getattr(coordinator, "credential", ""))) from error
     return None if found is None else decode_record(found.data, Meta, paths.META)
+
+
+def check_same(found: Meta | None, cluster_id: str) -> Meta:
+    """What was found, for who was here before. Raises WrongCluster when ZooKeeper holds another cluster by now, or none."""
+    if found is None or found.cluster_id != cluster_id:
+        told = "was wiped" if found is None else f"belongs to cluster {found.cluster_id} now"
+        raise WrongCluster(f"ZooKeeper {told}; cluster {cluster_id} was there", hint="restore its data; rmgr doctor tells more")
+    return found
 
 
 def read_settings(coordinator: Coordinator, *, timeout_s: float = 10.0) -> ClusterSettings:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from rmgr.client.bootstrap import read_meta
+from rmgr.client.bootstrap import check_same, read_meta
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator, SessionState
@@ -253,14 +253,7 @@ class Starter:
 
     def _register(self) -> None:
         try:
-            meta = read_meta(self._coordinator)
-            if meta is None or meta.cluster_id != self._cluster_id:
-                found = meta.cluster_id if meta is not None else "no cluster at all"
-                raise WrongCluster(
-                    f"this Starter belongs to cluster {self._cluster_id}; ZooKeeper now has {found}",
-                    hint="ZooKeeper was wiped or is another one; rmgr doctor tells more",
-                )
-            check_release(meta)  # the cluster may have gone on without us
+            check_release(check_same(read_meta(self._coordinator), self._cluster_id))  # the cluster may have gone on without us
             self._registry.register(list(self.agents.values()))
         except (PermissionDenied, StateConflict, VersionMismatch, WrongCluster) as error:
             self._log.error("starter_gives_up", error=error.message)

@@ -21,7 +21,7 @@ from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_session import SessionCoordinator
-from rmgr.client.bootstrap import read_meta
+from rmgr.client.bootstrap import check_same, read_meta
 from rmgr.config import Config
 from rmgr.coord.multi import Multi
 from rmgr.coord.ports import SessionState, Store
@@ -32,7 +32,7 @@ from rmgr.daemons.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_owners import Owners
 from rmgr.daemons.submitter_routes import ClusterRoutes
-from rmgr.errors import CoordinationUnavailable, WrongCluster
+from rmgr.errors import CoordinationUnavailable
 from rmgr.log import audit
 from rmgr.model.identity import Role
 from rmgr.model.node import Meta
@@ -163,9 +163,7 @@ class Watch:
             found = read_meta(self._coordinator, timeout_s=2.0)
         except CoordinationUnavailable:
             return
-        if found is None or found.cluster_id != self._meta.cluster_id:
-            told = "was wiped" if found is None else f"belongs to cluster {found.cluster_id} now"
-            raise WrongCluster(f"ZooKeeper {told}; cluster {self._meta.cluster_id} was there", hint="rmgr doctor")
+        check_same(found, self._meta.cluster_id)
         self._session = session
 
     @property

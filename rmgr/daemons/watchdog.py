@@ -20,7 +20,7 @@ from rmgr.adapters import rpc_join
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_tree import secure_tree
-from rmgr.client.bootstrap import bootstrap
+from rmgr.client.bootstrap import bootstrap, check_same
 from rmgr.config import Config
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
@@ -200,14 +200,9 @@ class Watchdog:
             return
         found = future.result()
         meta = None if found is None else decode_record(found.data, Meta, paths.META)
-        if meta is None or meta.cluster_id != self.meta.cluster_id:
-            told = "was wiped" if meta is None else f"belongs to cluster {meta.cluster_id} now"
-            self.failure = WrongCluster(f"ZooKeeper {told}; cluster {self.meta.cluster_id} was there", hint="rmgr doctor")
-            self._stopping = True
-            return
         try:
-            check_release(meta)  # the cluster may have gone on without us
-        except VersionMismatch as error:
+            check_release(check_same(meta, self.meta.cluster_id))  # the cluster may have gone on without us
+        except (WrongCluster, VersionMismatch) as error:
             self.failure, self._stopping = error, True
             return
         self._candidacy.enter()
