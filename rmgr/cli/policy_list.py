@@ -9,7 +9,7 @@ from typing import Any
 
 from rmgr.adapters import policy_files
 from rmgr.cli.render import Column, Layout, emit, table
-from rmgr.errors import ConfigError
+from rmgr.errors import ConfigError, UsageError
 from rmgr.sched.catalogue import POLICIES, Entry
 from rmgr.sched.parameters import Parameter, shown, unknown
 
@@ -54,6 +54,8 @@ def one(name: str) -> Listed:
         return Listed(name=name, dispatch="pull", summary=PULLING[name])
     if name in POLICIES:
         return _listed(name, POLICIES[name])
+    if name.endswith(".toml"):
+        raise UsageError(f"{name} is a pipeline of policies, not one", hint=f"rmgr sim run TRACE.swf --policy {name}")
     if not policy_files.is_file(name) and name not in policy_files.plugins():
         raise unknown("policy", name, (*PULLING, *POLICIES, *policy_files.plugins()))
     return _listed(name, _entry(policy_files.policy_class(name)), origin=name)
