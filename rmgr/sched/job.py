@@ -27,12 +27,19 @@ class Shape(NamedTuple):
     exclusive: bool
 
 
+#: Of most jobs.
+PLAIN = Shape(1, 0, (), False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A rigid parallel job: `processes` x `threads` cores; the threads of one process share a node, processes may be spread.
 
     limit_us: requested elapsed time, the longest it may run; 0 = not limited, planned as `UNLIMITED_US`.
     memory_bytes: of one process, 0 = not counted. exclusive: no other job on its nodes. priority: larger goes first under `priority`.
+    queued_us: when it last entered the queue (-1: at submit_us), later than its submit time after a migration or preemption.
+    after: ids that must have left the cluster first; one that the state does not know has left. begin_us: not before this time.
+    restarts: how often it was sent back to the queue.
     """
 
     id: int
@@ -48,21 +55,34 @@ class Job:
     user: str = ""
     account: str = ""
     priority: int = 0
+    queued_us: int = -1
+    after: tuple[int, ...] = ()
+    begin_us: int = 0
+    restarts: int = 0
     cpus: int = field(init=False, compare=False)  #: processes x threads
     planned_us: int = field(init=False, compare=False)  #: the limit, or `UNLIMITED_US`
     shape: Shape = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raises: ValueError for a job without cores or with a negative time, naming the job and the field."""
+        processes, threads, limit_us, memory_bytes = self.processes, self.threads, self.limit_us, self.memory_bytes
+        if processes < 1 or threads < 1 or self.submit_us < 0 or limit_us < 0 or memory_bytes < 0 or self.begin_us < 0:
+            self._complain()
+        plain = threads == 1 and not memory_bytes and not self.features and not self.exclusive
+        put = object.__setattr__
+        put(self, "cpus", processes * threads)
+        put(self, "planned_us", limit_us or UNLIMITED_US)
+        put(self, "shape", PLAIN if plain else Shape(threads, memory_bytes, self.features, self.exclusive))
+        if self.queued_us < 0:
+            put(self, "queued_us", self.submit_us)
+
+    def _complain(self) -> None:
         for name in ("processes", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"job {self.id}: {name} is {getattr(self, name)}, at least 1 is needed")
-        for name in ("submit_us", "limit_us", "memory_bytes"):
+        for name in ("submit_us", "limit_us", "memory_bytes", "begin_us"):
             if getattr(self, name) < 0:
                 raise ValueError(f"job {self.id}: {name} is {getattr(self, name)}, it cannot be negative")
-        object.__setattr__(self, "cpus", self.processes * self.threads)
-        object.__setattr__(self, "planned_us", self.limit_us or UNLIMITED_US)
-        object.__setattr__(self, "shape", Shape(self.threads, self.memory_bytes, self.features, self.exclusive))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +101,7 @@ class Node:
 
 
 class Running(NamedTuple):
-    """A job on its nodes. `end_us` is when its limit ends it, not when it will end."""
+    """A job on its nodes. `start_us`: since when, after a suspension since it was resumed. `end_us`: when its limit ends it at the latest."""
 
     job: Job
     start_us: int

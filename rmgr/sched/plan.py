@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from rmgr.sched.job import Placement
+from rmgr.sched.records import Gang, Hold
 
 
 class Why(NamedTuple):
@@ -60,7 +61,106 @@ class WakeAt(NamedTuple):
     partition: str = "default"
 
 
-Decision: TypeAlias = Start | Reserve | Unreserve | WakeAt
+class Migrate(NamedTuple):
+    """Ask the running job to checkpoint and put it back into the queue, from where it goes on."""
+
+    job_id: int
+    why: Why
+    partition: str = "default"
+
+
+class Preempt(NamedTuple):
+    """Put the running job back into the queue; it starts again from nothing."""
+
+    job_id: int
+    why: Why
+    partition: str = "default"
+
+
+class Suspend(NamedTuple):
+    """Stop the running job in place: its cores are free, its memory is not."""
+
+    job_id: int
+    why: Why
+    partition: str = "default"
+
+
+class Resume(NamedTuple):
+    """Let the suspended job go on where it stands."""
+
+    job_id: int
+    why: Why
+    partition: str = "default"
+
+
+class HoldCores(NamedTuple):
+    """Commit the record: the job is promised the cores of these shares. It replaces the job's earlier hold."""
+
+    job_id: int
+    hold: Hold
+    why: Why
+    partition: str = "default"
+
+
+class ReleaseHold(NamedTuple):
+    """The record of the job's hold goes, and what it held is free."""
+
+    job_id: int
+    why: Why
+    partition: str = "default"
+
+
+class Noted(NamedTuple):
+    """Commit, or with value None delete, a policy's note of a job (0: of the partition)."""
+
+    policy: str
+    kind: str
+    job_id: int
+    value: tuple[int, ...] | None
+    partition: str = "default"
+
+
+class Route(NamedTuple):
+    """The waiting job goes to queue `to`; or the call to the server `to`."""
+
+    job_id: int
+    to: str
+    why: Why
+    partition: str = "default"
+
+
+class Reject(NamedTuple):
+    """The waiting job can never run here: end it."""
+
+    job_id: int
+    why: Why
+    partition: str = "default"
+
+
+class GangSet(NamedTuple):
+    """Commit the matrix. The starts of its waiting jobs follow it in the plan as `Start`."""
+
+    gang: Gang
+    why: Why
+    partition: str = "default"
+
+
+Decision: TypeAlias = (
+    Start
+    | Reserve
+    | Unreserve
+    | WakeAt
+    | Migrate
+    | Preempt
+    | Suspend
+    | Resume
+    | HoldCores
+    | ReleaseHold
+    | Noted
+    | Route
+    | Reject
+    | GangSet
+)
 
 
 class Fault(NamedTuple):
@@ -78,6 +178,8 @@ class Plan:
     decisions: in the order to carry them out. left: reasons of jobs that were looked at and left waiting.
     rest: partition -> reason of every other waiting job there. faults: policies that lost their decisions.
     refused: verbs answered Infeasible.
+    aside: partition -> reasons of jobs that no policy is shown (dependencies, begin times, too large). The state's own table, not a copy:
+    ask before the next fact.
     """
 
     decisions: tuple[Decision, ...] = ()
@@ -85,16 +187,17 @@ class Plan:
     rest: Mapping[str, Why] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     refused: int = 0
+    aside: Mapping[str, Mapping[int, Why]] = field(default_factory=dict, compare=False)
 
     def why(self, job_id: int, partition: str = "default") -> Why | None:
         """Why this job starts, or why it still waits; None when no policy looked at its partition."""
         last: Why | None = None
         for decision in self.decisions:
-            if not isinstance(decision, WakeAt) and decision.job_id == job_id:
+            if not isinstance(decision, WakeAt | Noted | GangSet) and decision.job_id == job_id:
                 last = decision.why
                 if isinstance(decision, Start):
                     return last
-        return self.left.get(job_id) or last or self.rest.get(partition)
+        return self.left.get(job_id) or last or self.aside.get(partition, {}).get(job_id) or self.rest.get(partition)
 
 
 # -- verdicts: what a draft's verb answers at once ---------------------------------------------------------------------------

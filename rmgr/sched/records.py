@@ -1,0 +1,157 @@
+"""Records of the cluster state beside nodes, jobs and promises: what policies remember, hold and share in time, and what operators set.
+
+All of them are values: a new leader that reads them in any order decides as the old one would have. `partition` says where one lives.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from rmgr.sched.job import Placement, Running, Span
+
+#: Cores as spans of nodes: first..last, so many cores on each.
+Cores: TypeAlias = tuple[Span, ...]
+
+
+class Note(NamedTuple):
+    """What a policy remembers of a job (until that leaves the cluster: starts, migrations and the like do not touch it), or with id 0 of
+    the partition. It goes when its policy leaves the pipeline. One per (policy, kind, id) and partition."""
+
+    policy: str
+    kind: str
+    id: int
+    value: tuple[int, ...]
+    partition: str = "default"
+
+
+class Share(NamedTuple):
+    """Cores of a running job, all or fewer, that are promised to another one."""
+
+    run_id: int
+    cores: Cores
+
+
+class Hold(NamedTuple):
+    """A connection reservation: job `job_id` gets the cores of named runs, and starts on nothing else, once all of them have left.
+
+    waits_for: shares of runs that still have their nodes; such a run is in no other hold. held: shares of runs that have left; these
+    cores are taken, for pulled work too, until the job starts or the hold is released. Both in order of run id.
+    """
+
+    job_id: int
+    waits_for: tuple[Share, ...]
+    held: tuple[Share, ...] = ()
+    policy: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """The job can start."""
+        return not self.waits_for
+
+
+class Maintenance(NamedTuple):
+    """No job may run on these nodes in [start_us, end_us)."""
+
+    id: int
+    start_us: int
+    end_us: int
+    nodes: tuple[int, ...]
+    name: str = ""
+    partition: str = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of a partition; 0 = none. The first three count what runs; a job with a longer limit than max_time_us (or none) can never run."""
+
+    max_cpus_per_user: int = 0
+    max_jobs_per_user: int = 0
+    max_cpus_per_account: int = 0
+    max_time_us: int = 0
+
+
+class Used(NamedTuple):
+    """What a user or an account has running."""
+
+    cpus: int = 0
+    jobs: int = 0
+
+
+class Usage(NamedTuple):
+    """Core-microseconds that somebody has used, as of `at_us`: halved every half-life since."""
+
+    user: str
+    account: str
+    core_us: int
+    at_us: int
+
+    def decayed(self, now_us: int, half_life_us: int) -> int:
+        """What counts of it at `now_us`."""
+        past = max(now_us - self.at_us, 0)
+        return int(self.core_us * 2.0 ** (-past / half_life_us)) if past else self.core_us
+
+    def charged(self, cpus: int, since_us: int, now_us: int, half_life_us: int) -> Usage:
+        """After a run of so many cores from `since_us` until `now_us`, each moment of it halved since as well."""
+        lasted = max(now_us - since_us, 0)
+        worth = -math.expm1(-math.log(2.0) * lasted / half_life_us) * half_life_us / math.log(2.0)
+        return self._replace(core_us=self.decayed(now_us, half_life_us) + round(cpus * worth), at_us=now_us)
+
+
+class Suspended(NamedTuple):
+    """A job stopped in place: its cores are free, its memory is not. `run` is its last stretch."""
+
+    run: Running
+    since_us: int
+
+
+class Gang(NamedTuple):
+    """A matrix of time slots that nodes carry out by themselves: the rows run in turn, `slot_us` each; jobs of a row run together.
+
+    The nodes on which its running jobs stand belong to the gang as a whole. A job that leaves vanishes from every row.
+    """
+
+    name: str
+    slot_us: int
+    rows: tuple[tuple[int, ...], ...]
+    policy: str = ""
+    partition: str = "default"
+
+    @property
+    def jobs(self) -> tuple[int, ...]:
+        """Every job in it once, ascending."""
+        return tuple(sorted({job_id for row in self.rows for job_id in row}))
+
+    def without(self, job_id: int) -> Gang:
+        """The rest of it; rows that get empty go."""
+        rows = (tuple(other for other in row if other != job_id) for row in self.rows)
+        return self._replace(rows=tuple(row for row in rows if row))
+
+
+class Call(NamedTuple):
+    """A request to be sent to a server: so many operations, so many bytes over the link of this client."""
+
+    id: int
+    submit_us: int
+    operations: int
+    bytes: int
+    client: str = ""
+    partition: str = "default"
+
+
+class Server(NamedTuple):
+    """A server for calls, as last measured at `at_us`.
+
+    speed: operations/s. load: calls running and waiting there. throughput: (client, bytes/s), ascending by client.
+    """
+
+    name: str
+    speed: float
+    load: int
+    throughput: tuple[tuple[str, float], ...] = ()
+    at_us: int = 0
+    partition: str = "default"
+
+
+Placements: TypeAlias = tuple[tuple[int, Placement], ...]
