@@ -18,6 +18,7 @@
     name = "batch"
     nodes = 100
     cores = 4
+    queues = ["1", "2"]          # jobs of these queues go there; of no named queue: to `default`, else to the first partition
     max_cpus_per_user = 64
 
     [[node]]                     # ... and further nodes of a partition, where they are not all alike
@@ -33,15 +34,18 @@ its unit and range, and the nearest name that exists.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from rmgr.errors import ConfigError
 from rmgr.sched.catalogue import POLICIES, policy_named
 from rmgr.sched.job import Node
-from rmgr.sched.parameters import about, parameters_of, read_values, unknown
+from rmgr.sched.parameters import Kind, about, parameters_of, read_values, shown, unknown
+from rmgr.sched.policies.ageing import Ageing
+from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.policy import Policy, Stage
 from rmgr.sched.queue_class import QueueClass
+from rmgr.sched.records import Limits
 
 Record = TypeVar("Record")
 
@@ -75,6 +79,7 @@ class PartitionTable:
     speed: float = field(default=1.0, metadata=about("relative speed of a node", least=0.001, most=1000))
     site: str = field(default="", metadata=about("where the nodes stand"))
     features: tuple[str, ...] = field(default=(), metadata=about("what jobs may ask for"))
+    queues: tuple[str, ...] = field(default=(), metadata=about("queues whose jobs go to this partition"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +87,18 @@ class Configuration:
     """What a policy file or a name of the catalogue stands for.
 
     stages: the pipeline. policies: the name of each stage's policy. queues: classes, in the order of the file.
-    nodes: of the simulated machine, ids from 0 in the order of the file; () = not described. files: paths that it was read from.
+    nodes: of the simulated machine, ids from 0 in the order of the file; () = not described. homes: queue -> partition of its jobs; ""
+    for every other queue. limits: of partitions that have any. usage_half_life_us: of the use that fair shares look at, 0 = they are not
+    used. files: paths that it was read from.
     """
 
     stages: tuple[Stage, ...]
     policies: tuple[str, ...]
     queues: tuple[QueueClass, ...] = ()
     nodes: tuple[Node, ...] = ()
+    homes: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, Limits] = field(default_factory=dict)
+    usage_half_life_us: int = 0
     files: tuple[str, ...] = ()
 
     @property
@@ -103,7 +113,8 @@ Find = Callable[[str], type[Any]]
 
 def configured(name: str, params: Mapping[str, object] | None = None, *, find: Find | None = None) -> Configuration:
     """One policy of this name on every partition. Raises: ConfigError as `policy_named`."""
-    return Configuration(stages=(Stage(_policy(name, params or {}, (), find)),), policies=(name,))
+    stages = (Stage(_policy(name, params or {}, (), find)),)
+    return Configuration(stages=stages, policies=(name,), usage_half_life_us=usage_half_life_us(stages))
 
 
 def pipeline_from(document: Mapping[str, object], *, find: Find | None = None) -> Configuration:
@@ -130,7 +141,33 @@ def pipeline_from(document: Mapping[str, object], *, find: Find | None = None) -
         stages.append(stage)
     if not stages:
         raise ConfigError("the configuration has no [[stage]]: no policy would start a job", hint='[[stage]]\npolicy = "easy"')
-    return Configuration(stages=tuple(stages), policies=tuple(names), queues=queues, nodes=nodes)
+    return Configuration(
+        stages=tuple(stages),
+        policies=tuple(names),
+        queues=queues,
+        nodes=nodes,
+        homes=_homes(document, queues, tuple(partitions)),
+        limits=_limits(document),
+        usage_half_life_us=usage_half_life_us(stages),
+    )
+
+
+def usage_half_life_us(stages: Iterable[Stage]) -> int:
+    """The half-life with which the state must keep use for these stages; 0 when none has fair shares.
+
+    Raises: ConfigError when they have several: use is kept once.
+    """
+    found: dict[int, str] = {}
+    for stage in stages:
+        order = getattr(stage.policy, "order", None)
+        while isinstance(order, Ageing):
+            order = order.base
+        if isinstance(order, FairShare):
+            found[order.half_life_us] = stage.policy.name
+    if len(found) > 1:
+        told = " and ".join(f"{shown(Kind.DURATION, us)} ({name})" for us, name in found.items())
+        raise ConfigError(f"the stages have different half-lives: {told}", hint="use is kept once for a cluster: give one half_life")
+    return next(iter(found), 0)
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------------
@@ -193,7 +230,7 @@ def _record(kind: type[Record], where: str, table: Mapping[str, object]) -> Reco
 
 def _nodes(document: Mapping[str, object]) -> tuple[Node, ...]:
     """Nodes of every [[partition]] and [[node]], ids from 0 in that order."""
-    tables = [(where, _record(PartitionTable, where, table)) for where, table in _tables(document, "partition")]
+    tables = [(where, _partition(where, table)[0]) for where, table in _tables(document, "partition")]
     _check_names("partition", (table.name for _, table in tables))
     shared = [item.name for item in fields(NodeGroup) if item.name not in {"count", "partition"}]
     groups = [
@@ -217,6 +254,33 @@ def _nodes(document: Mapping[str, object]) -> tuple[Node, ...]:
         for _ in range(group.count):
             nodes.append(Node(id=len(nodes), name=f"node{len(nodes)}", partition=group.partition, **values))
     return tuple(nodes)
+
+
+def _partition(where: str, table: Mapping[str, object]) -> tuple[PartitionTable, Limits]:
+    """A table [[partition]]: its own keys, and those of its limits."""
+    own = parameters_of(PartitionTable)
+    limits = tuple(replace(parameter, least=0) for parameter in parameters_of(Limits))
+    values = read_values(where, (*own, *limits), table, called="key")
+    of_limits = {parameter.field: values.pop(parameter.field) for parameter in limits if parameter.field in values}
+    return PartitionTable(**values), Limits(**of_limits)
+
+
+def _limits(document: Mapping[str, object]) -> dict[str, Limits]:
+    found = (_partition(where, table) for where, table in _tables(document, "partition"))
+    return {partition.name: limits for partition, limits in found if limits != Limits()}
+
+
+def _homes(document: Mapping[str, object], queues: tuple[QueueClass, ...], partitions: tuple[str, ...]) -> dict[str, str]:
+    """Where the jobs of each queue go."""
+    homes = {queue.name: queue.partition for queue in queues if queue.partition}
+    for where, table in _tables(document, "partition"):
+        partition, _ = _partition(where, table)
+        for queue in partition.queues:
+            if homes.setdefault(queue, partition.name) != partition.name:
+                raise ConfigError(f"{where}: the jobs of queue {queue} go to partition {homes[queue]} already", hint="name it once")
+    if partitions and "default" not in partitions:
+        homes[""] = partitions[0]
+    return homes
 
 
 def _check_partition(where: str, partition: str, described: Iterable[str]) -> None:

@@ -1,0 +1,78 @@
+"""Order: fair share. Accounts, then users within them, by what they have used against their shares; who has used least goes first.
+
+Algorithm:
+1. Use of a user in an account: core time (cores x us) of what has left its nodes and of what runs, each moment of it halved every
+   `half_life_us` since. Use of an account: the sum over its users.
+2. Jobs of the account with the smallest use / share first; in it, jobs of the user with the smallest use / share.
+3. At equal quotients of accounts their users stand beside each other; at equal quotients of users their jobs: by submit time, then job id.
+The order is made anew in each pass; what a pass starts counts from the next one on. Only what differs counts: without records of use (the
+state keeps none unless it is told the half-life) the running jobs alone decide.
+Parameters: half_life_us (us, default 7 days), shares (weights of `ACCOUNT` or `ACCOUNT/USER`, default 1 each).
+Cost: O(waiting + running + users) a pass; 10,000 waiting jobs about 5 ms. Source: Slurm's fair tree (design.md 1: "what users of Slurm
+would expect"); differs from it in: two levels (account, user) and no other factors; job size and age do not count (`max_wait` does ageing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rmgr.sched.draft import Draft
+from rmgr.sched.job import Job
+from rmgr.sched.parameters import about
+from rmgr.sched.records import Usage
+
+DAY_US = 86_400_000_000
+SECOND_US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FairShare:
+    name: ClassVar[str] = "fair_share"
+    half_life_us: int = field(default=7 * DAY_US, metadata=about("use counts half after so long", least=SECOND_US, most=36_500 * DAY_US))
+    shares: tuple[tuple[str, int], ...] = field(
+        default=(), metadata=about("weights of ACCOUNT or ACCOUNT/USER, of the others 1", least=1, most=1_000_000)
+    )
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError for a half-life or a share below 1."""
+        if self.half_life_us < 1:
+            raise ValueError(f"half_life_us is {self.half_life_us} us, it must be above 0")
+        for who, share in self.shares:
+            if share < 1:
+                raise ValueError(f"the share of {who} is {share}, at least 1 is needed")
+
+    def arrange(self, draft: Draft) -> Iterator[Job]:
+        by_account, by_user = self._used(draft)
+        shares = dict(self.shares)
+        groups: dict[tuple[float, float], list[Job]] = {}
+        group_of: dict[tuple[str, str], list[Job]] = {}
+        for job in draft.by_arrival():
+            who = (job.account, job.user)
+            group = group_of.get(who)
+            if group is None:  # integers divide correctly rounded: the same quotient in any process
+                rank = (
+                    by_account.get(job.account, 0) / shares.get(job.account, 1),
+                    by_user.get(who, 0) / shares.get(f"{job.account}/{job.user}", 1),
+                )
+                group = group_of[who] = groups.setdefault(rank, [])
+            group.append(job)
+        for rank in sorted(groups):
+            yield from groups[rank]
+
+    def _used(self, draft: Draft) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
+        """Core time by account and by user. Whole numbers: their sum is the same in any order."""
+        now, half_life = draft.now_us, self.half_life_us
+        by_user: dict[tuple[str, str], int] = {}
+        for use in draft.usage():
+            who = (use.account, use.user)
+            by_user[who] = by_user.get(who, 0) + use.decayed(now, half_life)
+        for run in draft.running():
+            who = (run.job.account, run.job.user)
+            use = Usage(run.job.user, run.job.account, 0, now).charged(run.job.cpus, run.start_us, now, half_life)
+            by_user[who] = by_user.get(who, 0) + use.core_us
+        by_account: dict[str, int] = {}
+        for (account, _), core_us in by_user.items():
+            by_account[account] = by_account.get(account, 0) + core_us
+        return by_account, by_user
