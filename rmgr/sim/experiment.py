@@ -10,7 +10,8 @@ from typing import Any
 from rmgr.errors import UsageError
 from rmgr.sched.pipeline import Configuration, configured
 from rmgr.sched.policy import Stage
-from rmgr.sim.driver import Setting, simulate
+from rmgr.sim.driver import simulate
+from rmgr.sim.setting import Setting
 from rmgr.sim.machine import Machine
 from rmgr.sim.models.catalogue import is_model, model_named
 from rmgr.sim.outcome import Result
