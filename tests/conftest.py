@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 def need_zookeeper(release: str = "") -> None:
     """Skips the test where this release of ZooKeeper cannot run; fails it where CI=true."""
-    missing = missing_parts(release)
+    _need(missing_parts(release))
+
+
+def _need(missing: str | None) -> None:
     if missing is None:
         return
     if os.environ.get("CI") == "true":
@@ -68,12 +71,7 @@ def coordinator(zookeeper: ZooKeeperServer, chroot: str) -> Iterator[ZkCoordinat
 @pytest.fixture(scope="session")
 def cassandra_parts() -> None:
     """Java 17, Cassandra's jars and the driver: without them the test is skipped, and fails where CI=true."""
-    missing = cassandra_server.missing_parts()
-    if missing is None:
-        return
-    if os.environ.get("CI") == "true":
-        pytest.fail(missing, pytrace=False)
-    pytest.skip(missing)
+    _need(cassandra_server.missing_parts())
 
 
 @pytest.fixture(scope="session")

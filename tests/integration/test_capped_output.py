@@ -30,17 +30,6 @@ WRITTEN = b"".join(b"%06d\n" % n for n in range(1, 150_001))
 MORE = b"".join(b"%06d\n" % n for n in range(200_000, 200_010))
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkNode]:
-    with WorkNode(tmp_path_factory.mktemp("node") / "run") as node:
-        yield node
-
-
-@pytest.fixture(scope="module")
-def slot(node: WorkNode) -> Slot:
-    return node.slot(0)
-
-
 class Flood:
     """A running command that has written WRITTEN, of which the middle has been given back; on `go` it writes MORE and ends."""
 
