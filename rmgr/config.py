@@ -184,14 +184,20 @@ def load(
     return Config(**{name: kind(**values[name]) for name, kind in _SECTIONS.items()}, source=str(path or ""))
 
 
+def user_directory(env: Mapping[str, str] | None = None) -> Path:
+    """Where a user's own files of rmgr lie."""
+    env = os.environ if env is None else env
+    return Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME") or Path.home()) / ".config") / "rmgr"
+
+
 def user_bundle(env: Mapping[str, str] | None = None) -> Path:
     """Where a user's own credentials are looked for when nothing names them."""
-    return _config_home(os.environ if env is None else env) / "rmgr" / "bundle"
+    return user_directory(env) / "bundle"
 
 
 def authority_directory(env: Mapping[str, str] | None = None) -> Path:
     """Where an admin's cluster authority is made and looked for when nothing names it."""
-    return _config_home(os.environ if env is None else env) / "rmgr" / "authority"
+    return user_directory(env) / "authority"
 
 
 def dev_file(env: Mapping[str, str] | None = None) -> Path:
@@ -227,11 +233,7 @@ def _find_file(env: Mapping[str, str], file: str | None) -> Path | None:
                 f"the configuration file {named} does not exist", hint="unset RMGR_CONFIG, or write the file: rmgr config show prints one"
             )
         return Path(named)
-    return next((path for path in (_config_home(env) / "rmgr" / "config.toml", Path("/etc/rmgr/config.toml")) if path.is_file()), None)
-
-
-def _config_home(env: Mapping[str, str]) -> Path:
-    return Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME") or Path.home()) / ".config")
+    return next((path for path in (user_directory(env) / "config.toml", Path("/etc/rmgr/config.toml")) if path.is_file()), None)
 
 
 def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:

@@ -10,6 +10,7 @@ import click
 
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
+from rmgr.cli.params import listed
 from rmgr.errors import ConfigError
 from rmgr.model.identity import Role, check_name
 
@@ -47,13 +48,13 @@ def init(session: Session, directory: str | None, cluster: str, user: str | None
     authority, is_new = ensure_authority(where, cluster=cluster)
     made, kept = [], []
     (made if is_new else kept).append(where)
-    named = (*_parts(hosts), *LOCAL_HOSTS)
+    named = (*listed(hosts), *LOCAL_HOSTS)
     for role in _DAEMONS:
         bundle = where / "bundles" / role.value
         (made if ensure_bundle(authority, bundle, role.value, role, hosts=named) else kept).append(bundle)
     own, is_made = _first_user(session, authority, where, name, user_dir)
     (made if is_made else kept).append(own)
-    for server in _parts(servers):
+    for server in listed(servers):
         place = where / "servers" / server
         (made if ensure_server(authority, place, server, (server,)) else kept).append(place)
     if session.json:
@@ -105,7 +106,3 @@ def _next(authority: Authority, where: Path, name: str, own: Path, *, has_server
         lines.append(f"  RMGR_SECURITY_DIR={own} rmgr status      as {name}\n")
     lines.append("Other machines and users: rmgr admin add-node NAME, rmgr admin add-user NAME\n")
     return "".join(lines)
-
-
-def _parts(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())

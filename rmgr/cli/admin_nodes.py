@@ -10,7 +10,7 @@ import click
 
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
-from rmgr.cli.params import DURATION, one_of
+from rmgr.cli.params import DURATION, listed, one_of
 from rmgr.errors import NotConnected, PermissionDenied, UsageError
 from rmgr.model.identity import Role, check_name
 
@@ -107,7 +107,7 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
         zookeeper_tls=session.config().security.zookeeper_tls,
         session_timeout_s=cluster.session_timeout_s,
     )
-    named = tuple(part.strip() for part in hosts.split(",") if part.strip()) or (name,)
+    named = listed(hosts) or (name,)
     token = securing.invite(coordinator, ca, draft, hosts=named, lasts_s=lasts_s, renews=renews)
     line = f"echo {token} | rmgr join -"  # the shell's own echo: a secret among a program's arguments would be seen by all
     if session.json:

@@ -116,7 +116,9 @@ def _read(session: Session, source: str) -> str:
 def _default_directory() -> Path:
     if os.geteuid() == 0:
         return Path("/etc/rmgr")
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "rmgr"
+    from rmgr.config import user_directory
+
+    return user_directory()
 
 
 def _nonce(where: Path, number: str) -> Path:

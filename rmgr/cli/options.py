@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from rmgr.cli.context import Session
-from rmgr.cli.params import DURATION_US, SIZE, Parsed, one_of, parse_pair
+from rmgr.cli.params import DURATION_US, SIZE, Parsed, listed, one_of, parse_pair
 from rmgr.cli.script import Script, looks_like_script, read_script
 from rmgr.errors import Infeasible, RmgrError, UsageError
 from rmgr.model.array import parse_array
@@ -270,7 +270,7 @@ def _refuse_placed(values: dict[str, Any]) -> None:
 def _options(values: dict[str, Any]) -> WorkOptions:
     known = WorkOptions.__dataclass_fields__
     taken = {name: value for name, value in values.items() if name in known}
-    taken["features"] = tuple(part.strip() for part in values["features"].split(",") if part.strip())
+    taken["features"] = listed(values["features"])
     taken["on_disconnect"] = OnDisconnect(values["on_disconnect"])
     for name in ("name", "queue", "array"):
         taken[name] = values[name] or ""

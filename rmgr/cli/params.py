@@ -94,6 +94,11 @@ def parse_states(text: str) -> tuple[State, ...]:
 STATES = Parsed("states", parse_states)
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """`a, b,` -> ("a", "b")."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def parse_pair(what: str) -> Callable[[str], tuple[str, str]]:
     """Reader of `A=B`."""
 
