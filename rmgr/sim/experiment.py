@@ -8,13 +8,15 @@ from fractions import Fraction
 from typing import Any
 
 from rmgr.errors import UsageError
+from rmgr.sched.job import Node
 from rmgr.sched.pipeline import Configuration, configured
 from rmgr.sched.policy import Stage
 from rmgr.sim.driver import simulate
-from rmgr.sim.setting import Setting
+from rmgr.sim.events import LimitsChange
 from rmgr.sim.machine import Machine
 from rmgr.sim.models.catalogue import is_model, model_named
 from rmgr.sim.outcome import Result
+from rmgr.sim.setting import Setting
 from rmgr.sim.validate import check
 from rmgr.sim.workload import Workload, read_trace
 
@@ -49,7 +51,8 @@ class Experiment:
         """The jobs as they will be submitted. Raises: UsageError (see `read_trace`), or when load and interarrival are both given."""
         if self.load is not None and self.interarrival is not None:
             raise UsageError("--load and --interarrival both stretch the arrivals", hint="give one of them")
-        processors = Machine(self.nodes, self.cores).processors if self.nodes is not None else None
+        machine = self._machine(self.configure(self.policy, self.params))
+        processors = machine.processors if machine is not None else None
         if is_model(self.source):
             found = model_named(self.source, jobs=self.count, processors=processors, seed=self.seed)
         else:
@@ -61,7 +64,9 @@ class Experiment:
 
     def setting(self, workload: Workload) -> Setting:
         """Machine and policy for it. Raises: ConfigError for an unknown policy or parameter; UsageError for an impossible machine."""
-        nodes = self.nodes
+        found = self.configure(self.policy, self.params)
+        self._machine(found)
+        nodes: int | tuple[Node, ...] | None = found.nodes or self.nodes
         if nodes is None:
             nodes, rest = divmod(workload.processors, self.cores)
             if rest:
@@ -69,11 +74,22 @@ class Experiment:
         return Setting(
             nodes=nodes,
             cores=self.cores,
-            pipeline=self.pipeline(),
+            pipeline=found.stages,
             policy=self.policy,
             seed=self.seed,
             tick_us=self.tick_us,
+            partitions=_homes(found, workload),
+            events=tuple(LimitsChange(0, partition, limits) for partition, limits in found.limits.items()),
+            usage_half_life_us=found.usage_half_life_us,
         )
+
+    def _machine(self, found: Configuration) -> Machine | None:
+        """The machine that was asked for, or that the policy file describes; None = as the workload says. Raises: UsageError for both."""
+        if not found.nodes:
+            return Machine(self.nodes, self.cores) if self.nodes is not None else None
+        if self.nodes is not None or self.cores != 1:
+            raise UsageError(f"{self.policy} describes the machine: --nodes and --cores say another one", hint="leave one of them out")
+        return Machine(found.nodes)
 
     def pipeline(self) -> tuple[Stage, ...]:
         """The stages of policies. Raises: ConfigError for an unknown policy or parameter, or a file that is none."""
@@ -103,6 +119,14 @@ def carry_out(
     if validate:
         check(result, workload)
     return result
+
+
+def _homes(found: Configuration, workload: Workload) -> dict[str, str]:
+    """Queue -> partition of its jobs, for every queue of the workload."""
+    if not found.homes:
+        return {}
+    other = found.homes.get("", "default")
+    return {queue: found.homes.get(queue, other) for queue in sorted({job.queue for job in workload.jobs})}
 
 
 def _plain(value: Fraction | None) -> float | None:
