@@ -123,7 +123,7 @@ def run(
         emit(
             {
                 "workload": {"name": workload.name, "jobs": total, "offered_load": _load(workload), "touched": dict(workload.touched)},
-                "experiment": experiment.described() | {"nodes": result.processors // cores},
+                "experiment": experiment.described() | {"nodes": experiment.node_count(result.processors)},
                 "summary": found,
                 "faults": dict(result.faults),
                 "validated": validate,
@@ -139,8 +139,8 @@ def _told(
 ) -> Iterable[str]:
     """The summary that is pasted into a paper: what was run, what came out, whom to thank, how to run it again."""
     jobs, processors = len(workload.jobs), result.processors
-    nodes = processors // experiment.cores
-    machine = f"{nodes:,} nodes of {experiment.cores} cores" if experiment.cores > 1 else f"{processors:,} processors"
+    nodes = experiment.node_count(processors)
+    machine = f"{processors:,} processors" if nodes == processors else f"{nodes:,} nodes with {processors:,} cores"
     offered = _load(workload)
     touched = [f"{count:,} {what}" for what, count in workload.touched.items() if count and what != "records read"]
     span = format_duration(workload.span_us / 1e6)

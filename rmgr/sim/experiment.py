@@ -83,6 +83,10 @@ class Experiment:
             usage_half_life_us=found.usage_half_life_us,
         )
 
+    def node_count(self, processors: int) -> int:
+        """Nodes of a machine of so many processors: of one core, of `cores`, or as the policy file describes them."""
+        return len(self.configure(self.policy, self.params).nodes) or processors // self.cores
+
     def _machine(self, found: Configuration) -> Machine | None:
         """The machine that was asked for, or that the policy file describes; None = as the workload says. Raises: UsageError for both."""
         if not found.nodes:
