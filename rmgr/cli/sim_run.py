@@ -140,7 +140,7 @@ def _told(
     """The summary that is pasted into a paper: what was run, what came out, whom to thank, how to run it again."""
     jobs, processors = len(workload.jobs), result.processors
     nodes = experiment.node_count(processors)
-    machine = f"{processors:,} processors" if nodes == processors else f"{nodes:,} nodes with {processors:,} cores"
+    machine = f"{processors:,} processors" if nodes == processors else f"{nodes:,} nodes with {processors:,} cores in all"
     offered = _load(workload)
     touched = [f"{count:,} {what}" for what, count in workload.touched.items() if count and what != "records read"]
     span = format_duration(workload.span_us / 1e6)
