@@ -1,0 +1,58 @@
+"""The papers by their numbers: what each is about, and the module that runs its experiments again."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Protocol, cast
+
+from rmgr.errors import UsageError
+from rmgr.sim.papers.report import Report
+
+#: number -> (module, what it is about). A paper stands here when it can be run.
+PAPERS: Mapping[str, tuple[str, str]] = {
+    "001": ("rmgr.sim.papers.paper001", "migration against starvation on a grid"),
+}
+
+
+class Paper(Protocol):
+    """What a paper's module offers."""
+
+    CHECKS: tuple[str, ...]  #: ids of papers.md, without the letters of parts
+    SEEDS: int  #: how many seeds are run when nothing is said
+
+    def report(
+        self,
+        seeds: Sequence[int],
+        checks: Sequence[str] | None = None,
+        on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+        processes: int = 1,
+    ) -> Report:
+        """Runs what the checks need (None: everything, tables and figures too)."""
+        ...
+
+
+def paper_named(number: str) -> Paper:
+    """Raises: UsageError for an unknown paper; it names the nearest."""
+    if number not in PAPERS:
+        digits = number.strip().lower().removeprefix("paper").removesuffix(".txt").lstrip("_-")[:3].zfill(3)
+        near = [digits] if digits in PAPERS else get_close_matches(number, PAPERS, n=1, cutoff=0.3)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        known = ", ".join(f"{name} ({about})" for name, (_, about) in PAPERS.items())
+        raise UsageError(f"no paper is called {number!r}{meant}", hint=f"known: {known}")
+    return cast(Paper, importlib.import_module(PAPERS[number][0]))
+
+
+def checks_named(paper: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The ids as papers.md writes them, each once. Raises: UsageError for an unknown one; it names the nearest."""
+    by_name = {name.lower(): name for name in known}
+    found = []
+    for word in wanted:
+        name = by_name.get(word.strip().lower())
+        if name is None:
+            near = get_close_matches(word.strip().upper(), known, n=1, cutoff=0.3)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"paper {paper} has no check {word!r}{meant}", hint=f"known: {', '.join(known)}")
+        found.append(name)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,211 @@
+"""Paper 001, its checks C1.1 to C1.10 (papers.md 2.5), each from the runs it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+
+from rmgr.sim.papers import paper001_case
+from rmgr.sim.papers.paper001_asked import Runs, differences, ratio, ratio_spread
+from rmgr.sim.papers.paper001_runs import ALGORITHMS
+from rmgr.sim.papers.report import Bounds, Check, Within, mean, spread
+
+#: Mean gaps between arrivals in minutes, from the paper's lowest to its highest.
+INTERVALS = (500, 600, 800, 1000, 1250, 1500, 1750, 2000)
+#: Minutes a node, figure 4.
+PENALTIES = (1, 10, 20, 30, 40, 50, 60)
+BUSY, LESS_BUSY = 500, 600
+SR, RUN = "slowdown_ratio", "mean_run"
+#: Of C1.4, which a few seeds do not decide.
+LEAST_SEEDS = 6
+PAIRS = (("FCFS", "FCFS/FF"), ("LJF", "LJF/FF"))
+MIGRATING = (("FCFS/FF", "FCFS/FF+mig"), ("LJF/FF", "LJF/FF+mig"))
+#: What the paper's text prints.
+PAPER_STARVED = {"FCFS/FF": 93, "LJF/FF": 78, "FCFS/FF+mig": 0, "LJF/FF+mig": 0}
+PAPER_MIGRATIONS = {"FCFS/FF+mig": 1300, "LJF/FF+mig": 361}
+
+
+def c1_1(runs: Runs) -> Iterator[Check]:
+    ours = {}
+    for name in ALGORITHMS:
+        means = [runs.mean(SR, name, interval) for interval in INTERVALS]
+        ours[name] = max(later / earlier for earlier, later in pairwise(means))
+    yield Check(
+        id="C1.1",
+        what=f"SR falls with every step of the inter-arrival time, {INTERVALS[0]} to {INTERVALS[-1]} min: its largest step, as a factor",
+        ours=ours,
+        rule=Bounds(below=1),
+    )
+
+
+def c1_2(runs: Runs) -> Iterator[Check]:
+    low = ("SJF", "FCFS/FF", "LJF/FF")
+    by_name = {name: runs.of(SR, name, BUSY) for name in ("LJF", "FCFS", *low)}
+    largest = max(low, key=lambda name: mean(by_name[name]))
+    pairs = {"LJF / FCFS": ("LJF", "FCFS"), "FCFS / the largest of SJF, FCFS/FF, LJF/FF": ("FCFS", largest)}
+    yield Check(
+        id="C1.2",
+        what=f"at {BUSY} min: SR(LJF) > SR(FCFS) > SR of SJF, FCFS/FF and LJF/FF",
+        ours={row: ratio(by_name[above], by_name[below]) for row, (above, below) in pairs.items()},
+        spread={row: ratio_spread(by_name[above], by_name[below]) for row, (above, below) in pairs.items()},
+        rule=Bounds(above=1),
+    )
+
+
+def c1_3(runs: Runs) -> Iterator[Check]:
+    ours, spreads = {}, {}
+    for without, with_search in PAIRS:
+        for interval in INTERVALS:
+            below, above = runs.of(SR, without, interval), runs.of(SR, with_search, interval)
+            row = f"{with_search} / {without} at {interval}"
+            ours[row], spreads[row] = ratio(above, below), ratio_spread(above, below)
+    yield Check(id="C1.3", what="First-Fit lowers SR at every inter-arrival time", ours=ours, spread=spreads, rule=Bounds(below=1))
+
+
+def c1_4(runs: Runs) -> Iterator[Check]:
+    for (without, migrating), part in zip(MIGRATING, ("", "b"), strict=True):
+        ours, spreads = {}, {}
+        for interval in (BUSY, LESS_BUSY):
+            above = runs.of(SR, migrating, interval, least_seeds=LEAST_SEEDS)
+            below = runs.of(SR, without, interval, least_seeds=LEAST_SEEDS)
+            row = f"at {interval}"
+            ours[row], spreads[row] = ratio(above, below), ratio_spread(above, below)
+        yield Check(
+            id=f"C1.4{part}",
+            what=f"SR({migrating}) / SR({without}), at least {LEAST_SEEDS} seeds",
+            ours=ours,
+            spread=spreads,
+            rule=Bounds(at_most=1),
+            required=not part,
+        )
+
+
+def c1_5(runs: Runs) -> Iterator[Check]:
+    found = {
+        migrating: differences(runs.of("utilisation", migrating, BUSY), runs.of("utilisation", without, BUSY))
+        for without, migrating in MIGRATING
+    }
+    yield Check(
+        id="C1.5",
+        what=f"at {BUSY} min migration does not lower the utilisation: with - without",
+        ours={name: mean(values) for name, values in found.items()},
+        spread={name: spread(values) for name, values in found.items()},
+        rule=Bounds(at_least=0),
+    )
+
+
+def c1_6(runs: Runs) -> Iterator[Check]:
+    found = differences(runs.of("utilisation", "LJF", BUSY), runs.of("utilisation", "SJF", BUSY))
+    yield Check(
+        id="C1.6",
+        what=f"at {BUSY} min: utilisation(LJF) - utilisation(SJF)",
+        ours=mean(found),
+        spread=spread(found),
+        rule=Bounds(at_least=0),
+    )
+
+
+def growth(runs: Runs, algorithm: str) -> list[float]:
+    """By how much the mean run time grows from the lowest to the highest penalty, a share, seed by seed."""
+    low = runs.of(RUN, algorithm, BUSY, penalty=PENALTIES[0])
+    high = runs.of(RUN, algorithm, BUSY, penalty=PENALTIES[-1])
+    return [b / a - 1 for a, b in zip(low, high, strict=True)]
+
+
+def c1_7(runs: Runs) -> Iterator[Check]:
+    both = [migrating for _, migrating in MIGRATING]
+    grown = {name: growth(runs, name) for name in both}
+    yield Check(
+        id="C1.7",
+        what=f"at {BUSY} min the mean run time grows with the penalty, {PENALTIES[0]} to {PENALTIES[-1]} min a node: share",
+        ours={name: mean(values) for name, values in grown.items()},
+        spread={name: spread(values) for name, values in grown.items()},
+        rule=Bounds(above=0),
+    )
+    more = differences(*grown.values())
+    yield Check(
+        id="C1.7b",
+        what=f"it grows at least as much for {both[0]} as for {both[1]}: difference of the shares",
+        ours=mean(more),
+        spread=spread(more),
+        rule=Bounds(at_least=0),
+    )
+
+
+def c1_8(runs: Runs) -> Iterator[Check]:
+    found = {name: runs.of("migrations", name, BUSY) for _, name in MIGRATING}
+    first, second = found.values()
+    yield Check(
+        id="C1.8",
+        what=f"at {BUSY} min there are 10^2 to 10^3 migrations",
+        paper=PAPER_MIGRATIONS,
+        ours={name: mean(values) for name, values in found.items()},
+        spread={name: spread(values) for name, values in found.items()},
+        rule=Bounds(at_least=100, below=10_000),
+    )
+    over = {"required": True, "what": "more of them with FCFS/FF than with LJF/FF: ratio", "rule": Bounds(above=1), "id": "C1.8b"}
+    near = {"required": False, "what": "that ratio as the paper has it", "rule": Within(relative=0.5), "id": "C1.8c"}
+    for kind in (over, near):
+        its = {"paper": PAPER_MIGRATIONS["FCFS/FF+mig"] / PAPER_MIGRATIONS["LJF/FF+mig"], "ours": ratio(first, second)}
+        yield Check(**its, spread=ratio_spread(first, second), **kind)  # type: ignore[arg-type]
+
+
+def c1_9(runs: Runs) -> Iterator[Check]:
+    counts = {name: runs.of("starved", name, BUSY) for pair in MIGRATING for name in pair}
+    fallen = {after: [1 - b / max(a, 1) for a, b in zip(counts[before], counts[after], strict=True)] for before, after in MIGRATING}
+    yield Check(
+        id="C1.9",
+        what=f"at {BUSY} min migration lowers the number of starved jobs, rule (6), by 30 % and more: share",
+        paper=dict.fromkeys(fallen, 1),
+        ours={after: 1 - ratio(counts[after], counts[before]) for before, after in MIGRATING},
+        spread={name: spread(values) for name, values in fallen.items()},
+        rule=Bounds(at_least=0.3),
+    )
+    yield Check(
+        id="C1.9b",
+        what="starved jobs, rule (6), within a half of the paper's",
+        paper=PAPER_STARVED,
+        ours={name: mean(values) for name, values in counts.items()},
+        spread={name: spread(values) for name, values in counts.items()},
+        rule=Within(relative=0.5),
+        required=False,
+    )
+    demanded, happens = paper001_case.found()
+    yield Check(
+        id="C1.9c",
+        what="figure 1 by hand: the head starts at the next tick, its followers run exactly N x penalty longer",
+        paper=demanded,
+        ours=happens,
+        rule=Within(),
+    )
+
+
+def c1_10(runs: Runs) -> Iterator[Check]:
+    ours, spreads = {}, {}
+    for measure, called in ((SR, "ratio of means"), ("mean_of_ratios", "mean of ratios")):
+        for without, migrating in MIGRATING:
+            above, below = runs.of(measure, migrating, BUSY), runs.of(measure, without, BUSY)
+            row = f"{called}, {migrating} / {without}"
+            ours[row], spreads[row] = ratio(above, below), ratio_spread(above, below)
+    yield Check(
+        id="C1.10",
+        what=f"at {BUSY} min (5), the ratio of means, and the mean of ratios rank migration differently: above 1 it makes it worse",
+        ours=ours,
+        spread=spreads,
+        rule=Bounds(above=1),
+        required=False,
+    )
+
+
+CHECKS: Mapping[str, Callable[[Runs], Iterator[Check]]] = {
+    "C1.1": c1_1,
+    "C1.2": c1_2,
+    "C1.3": c1_3,
+    "C1.4": c1_4,
+    "C1.5": c1_5,
+    "C1.6": c1_6,
+    "C1.7": c1_7,
+    "C1.8": c1_8,
+    "C1.9": c1_9,
+    "C1.10": c1_10,
+}
