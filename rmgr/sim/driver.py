@@ -19,6 +19,7 @@ from rmgr.sched.plan import Plan, Start, WakeAt
 from rmgr.sched.policy import Cause
 from rmgr.sim.kernel import Rank
 from rmgr.sim.outcome import Result
+from rmgr.sim.record import Recorder
 from rmgr.sim.setting import Setting
 from rmgr.sim.upsets import Upsets
 from rmgr.sim.workload import Job, Workload
@@ -34,22 +35,24 @@ _REPORT_EVERY = 1024
 _SHOWN = 3
 
 
-def simulate(workload: Workload, setting: Setting, *, on_progress: Callable[[int], None] | None = None) -> Result:
+def simulate(
+    workload: Workload, setting: Setting, *, on_progress: Callable[[int], None] | None = None, recorder: Recorder | None = None
+) -> Result:
     """Runs the whole workload.
 
     Args:
-        on_progress: called with the number of jobs that are over, now and then.
+        on_progress: called with the number of jobs that are over, now and then. recorder: is told every fact and every pass.
     Raises: RmgrError when jobs are left waiting with nothing to come that could start them; UsageError for an impossible machine, or
         events that name what is not there.
     Cost: one pass for each instant with an event.
     """
-    return _Run(workload, setting, on_progress).to_the_end()
+    return _Run(workload, setting, on_progress, recorder).to_the_end()
 
 
 class _Run:
-    def __init__(self, workload: Workload, setting: Setting, on_progress: Callable[[int], None] | None) -> None:
-        self._setting, self._on_progress = setting, on_progress
-        self._world = World(workload, setting)
+    def __init__(self, workload: Workload, setting: Setting, on_progress: Callable[[int], None] | None, recorder: Recorder | None) -> None:
+        self._setting, self._on_progress, self._recorder = setting, on_progress, recorder
+        self._world = World(workload, setting, recorder)
         self._upsets = Upsets(self._world, setting)
         self._kernel = self._world.kernel
         self._arrivals = self._world.arrivals()
@@ -80,6 +83,8 @@ class _Run:
             if world.open <= self._report_at:
                 self._report()
         self._check_all_ran()
+        if self._recorder is not None:
+            self._recorder.end(kernel.now_us)
         return Result(
             outcomes=world.outcomes(),
             processors=world.machine.processors,
@@ -123,6 +128,8 @@ class _Run:
         world, now = self._world, self._kernel.now_us
         plan = self._plan = run_pass(world.state, causes, now=now, seed=self._setting.seed, pipeline=world.pipeline)
         self._passes += 1
+        if self._recorder is not None:
+            self._recorder.passed(now, causes, plan)
         state, wake_us = world.state, -1
         for decision in plan.decisions:
             kind = type(decision)

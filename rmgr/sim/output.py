@@ -75,7 +75,7 @@ def whole_directory(directory: Path) -> Iterator[Path]:
         _flush(directory.absolute().parent)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise _not_written(directory, error) from error
+        raise not_written(directory, error) from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -94,7 +94,7 @@ def write_file(path: Path, content: str | bytes) -> None:
         _flush(path.absolute().parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise _not_written(path, error) from error
+        raise not_written(path, error) from error
 
 
 def write_run(directory: Path, result: Result, *, workload_name: str, manifest: Mapping[str, Any] | None = None) -> None:
@@ -163,7 +163,8 @@ def _time(time_us: int) -> str:
     return str(shown) if isinstance(shown, int) else f"{time_us // 1_000_000}.{time_us % 1_000_000:06d}".rstrip("0")
 
 
-def _not_written(path: Path, error: OSError) -> RmgrError:
+def not_written(path: Path, error: OSError) -> RmgrError:
+    """What to say when something could not be written; a full disk by its name."""
     full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
     told = "the disk is full" if full else error.strerror or str(error)
     return RmgrError(f"{path} could not be written: {told}", hint="nothing was left there; free some space or name another --out")

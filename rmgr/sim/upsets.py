@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, count
 
@@ -34,6 +34,15 @@ _NODES = frozenset({Cause.NODES_CHANGED})
 _LOST = frozenset({Cause.NODES_CHANGED, Cause.JOB_ENDED})
 _TAKE_OVER = frozenset({Cause.TAKE_OVER})
 _NOTHING: frozenset[Cause] = frozenset()
+#: What a log says beside the facts that follow an event.
+_REASONS: Mapping[type, str] = {
+    NodesFail: "failed",
+    NodesRepaired: "repaired",
+    NodesDrain: "drained",
+    NodesUndrain: "undrained",
+    WindowBegins: "maintenance",
+    Cancel: "cancelled",
+}
 #: Failures in a row while jobs wait and none runs: more, and the machine is never whole enough for what waits.
 _IN_VAIN = 10_000
 
@@ -61,6 +70,15 @@ class Upsets:
 
     def happen(self, event: Event) -> frozenset[Cause]:
         """One event; what it gives the scheduler to think about."""
+        self._world.because(_REASONS.get(type(event), ""))
+        try:
+            return self._carry_out(event)
+        finally:
+            self._world.because("")
+
+    # -- one kind each ------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, event: Event) -> frozenset[Cause]:
         match event:
             case NodesFail() | NodesRepaired() | NodesDrain() | NodesUndrain():
                 return self._nodes_change(event)
@@ -86,8 +104,6 @@ class Upsets:
             case LimitsChange(partition=partition, limits=limits):
                 self._world.tell.limits_changed(partition, limits)
                 return _NODES
-
-    # -- one kind each ------------------------------------------------------------------------------------------------------
 
     def _nodes_change(self, event: NodesFail | NodesRepaired | NodesDrain | NodesUndrain) -> frozenset[Cause]:
         reasons = self._failed if isinstance(event, NodesFail | NodesRepaired) else self._drained

@@ -21,6 +21,7 @@ from rmgr.sim.events import Event
 from rmgr.sim.kernel import Kernel, Rank
 from rmgr.sim.machine import Machine
 from rmgr.sim.outcome import Parting
+from rmgr.sim.record import Recorder
 from rmgr.sim.setting import Setting
 from rmgr.sim.stays import Stay, Stays
 from rmgr.sim.streams import stream
@@ -36,20 +37,21 @@ class World:
     """Job numbers are ids of the scheduler's jobs. `open`: how many jobs are not over."""
 
     __slots__ = (
-        "_arrived", "_followers", "_memory", "_over", "_partitions", "_queues", "_requeue", "_seed", "_states", "_stretches",
+        "_arrived", "_followers", "_memory", "_over", "_partitions", "_queues", "_recorder", "_requeue", "_seed", "_states", "_stretches",
         "_submits", "_workload", "count", "kernel", "machine", "open", "pipeline", "state", "stays", "tell",
     )  # fmt: skip
 
-    def __init__(self, workload: Workload, setting: Setting) -> None:
-        self._workload = workload
+    def __init__(self, workload: Workload, setting: Setting, recorder: Recorder | None = None) -> None:
+        self._workload, self._recorder = workload, recorder
         self._partitions, self._requeue, self._seed = setting.partitions, setting.requeue, setting.seed
         self.pipeline = setting.pipeline
         self.machine = Machine(setting.nodes, setting.cores)
         nodes = self.machine.described()
         self._memory = any(node.memory_bytes for node in nodes)
-        self.state = ClusterState(nodes)
-        self.tell = self.state  #: where facts go
         self.kernel: Kernel[What] = Kernel()
+        self._serve(ClusterState(nodes))
+        if recorder is not None:
+            recorder.begin(self.state, seed=setting.seed, half_life_us=setting.usage_half_life_us)
         self._stretches = Stretches(len(workload.jobs), self.machine.processors)
         self.stays = Stays(workload.jobs, self.machine, setting.execution, self._stretches)
         self._states: dict[int, State] = {}  # of jobs that are over and did not complete
@@ -165,7 +167,7 @@ class World:
                 records = list(records)
                 shuffle(records)
                 found[part.name] = tuple(records)
-        self.state = self.tell = ClusterState.restored(replace(snapshot, **found))
+        self._serve(ClusterState.restored(replace(snapshot, **found)))
         self.pipeline = deepcopy(self.pipeline)
 
     # -- what became of them ---------------------------------------------------------------------------------------------------
@@ -177,6 +179,17 @@ class World:
     def waiting(self) -> list[Job]:
         """Jobs that are not over."""
         return [job for job in self._workload.jobs if not self._over[job.number]]
+
+    def because(self, reason: str) -> None:
+        """Why the facts that come next are told, for the log."""
+        if self._recorder is not None:
+            self._recorder.because = reason
+
+    def _serve(self, state: ClusterState) -> None:
+        """This is the state from now on."""
+        self.state = state
+        #: where facts go
+        self.tell = state if self._recorder is None else self._recorder.around(state, lambda: self.kernel.now_us)
 
     def _is_to_come(self, job: Job) -> bool:
         """The job that this one follows has not been submitted yet."""

@@ -1,0 +1,254 @@
+"""The log of a scheduler: every fact it was told and every decision it made, one JSON object a line, so that it can be replayed.
+
+```
+{"log": "rmgr/events/1", "policy": "easy", "parameters": {}, "seed": 0, "carried_out": "at once", "state": {"nodes": [{"id": 0}, ...]}}
+{"at": 5000000, "fact": "job_submitted", "job": {"id": 1, "submit_us": 5000000, "processes": 4}}
+{"at": 5000000, "pass": 1, "causes": ["job_submitted"], "decisions": [{"do": "start", "job_id": 1, "placement": [[0, 3, 1]], "why": "..."}]}
+{"at": 9000000, "fact": "job_ended", "job_id": 1, "partition": "default"}
+{"at": 9000000, "end": {"facts": 2, "passes": 1}}
+```
+- Line 1: whose log. `state`: the records at the beginning (fields of `Snapshot`). `carried_out`: `at once` (a simulation: each decision is
+  a fact the moment it was made) or `as told` (a leader: what came of a decision is told as a fact, `job_started` and so on).
+- `at`: microseconds, never descending. `fact`: a method of `ClusterState` with its arguments by name; `because` may say why.
+- `pass`: number, causes and decisions of one pass, in order; a decision is one of `plan.py` with its fields, `why` as its sentence.
+- The last line counts the others: a log without it was cut off, or is still being written.
+Records are objects of their fields; fields that have their default value are left out. Times and ids are integers.
+
+Pure: text in, values out; who writes and reads files is the driver's affair.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from inspect import signature
+from types import UnionType
+from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+
+from rmgr.sched.plan import Decision, Why
+from rmgr.sched.state import ClusterState, Snapshot
+
+FORMAT = "rmgr/events/1"
+AT_ONCE, AS_TOLD = "at once", "as told"
+#: Methods of ClusterState that are facts.
+FACTS = tuple(name for name in vars(ClusterState) if re.fullmatch(r"(?:job|node|maintenance|limits|call|server|usage)s?_[a-z_]+", name))
+
+
+class LogError(ValueError):
+    """A line is not what the format says; the message names the field."""
+
+
+class Opening(NamedTuple):
+    """The first line."""
+
+    policy: str
+    parameters: Mapping[str, str]
+    seed: int
+    state: Snapshot
+    carried_out: str = AT_ONCE
+    half_life_us: int = 0
+    about: Mapping[str, Any] = {}
+
+
+class Fact(NamedTuple):
+    """Something that the state was told: `getattr(state, name)(**arguments)`."""
+
+    at_us: int
+    name: str
+    arguments: Mapping[str, Any]
+    because: str = ""
+
+    def tell(self, state: ClusterState) -> Any:
+        return getattr(state, self.name)(**self.arguments)
+
+
+class Passed(NamedTuple):
+    """A pass. decisions: as `described`, comparable with those of another pass."""
+
+    at_us: int
+    number: int
+    causes: tuple[str, ...]
+    decisions: tuple[Mapping[str, Any], ...]
+
+
+class End(NamedTuple):
+    """The last line: how many facts and passes stand before it."""
+
+    at_us: int
+    facts: int
+    passes: int
+
+
+Entry: TypeAlias = Opening | Fact | Passed | End
+
+
+def encode(entry: Entry) -> str:
+    """One line, without its end."""
+    match entry:
+        case Opening():
+            plain: dict[str, Any] = {"log": FORMAT} | {
+                name: _plain(value) for name, value in entry._asdict().items() if value or name in {"policy", "seed", "parameters"}
+            }
+        case Fact(at_us, name, arguments, because):
+            plain = {"at": at_us, "fact": name} | {key: _plain(value) for key, value in arguments.items()}
+            if because:
+                plain["because"] = because
+        case Passed(at_us, number, causes, decisions):
+            plain = {"at": at_us, "pass": number, "causes": list(causes), "decisions": list(decisions)}
+        case End(at_us, facts, passes):
+            plain = {"at": at_us, "end": {"facts": facts, "passes": passes}}
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def decode(line: str) -> Entry:
+    """Raises: LogError naming the field that is wrong."""
+    try:
+        plain = json.loads(line)
+    except ValueError as error:
+        raise LogError(f"no JSON: {error}") from error
+    if not isinstance(plain, dict):
+        raise LogError(f"an object is expected, not {type(plain).__name__}")
+    if "log" in plain:
+        return _opening(plain)
+    at_us = _made(int, plain.get("at"), "at")
+    if "pass" in plain:
+        decisions = plain.get("decisions")
+        if not isinstance(decisions, list) or not all(isinstance(one, dict) and isinstance(one.get("do"), str) for one in decisions):
+            raise LogError("field decisions: a list of objects with `do` is expected")
+        causes = _made(tuple[str, ...], plain.get("causes"), "causes")
+        return Passed(at_us, _made(int, plain["pass"], "pass"), causes, tuple(decisions))
+    if "end" in plain:
+        counts = plain["end"] if isinstance(plain["end"], dict) else {}
+        return End(at_us, _made(int, counts.get("facts"), "end.facts"), _made(int, counts.get("passes"), "end.passes"))
+    name = plain.get("fact")
+    if name not in FACTS:
+        raise LogError(f"field fact: {name!r} is none of {', '.join(FACTS)}")
+    because = _made(str, plain.pop("because", ""), "because")
+    given = {key: value for key, value in plain.items() if key not in {"at", "fact"}}
+    return Fact(at_us, name, _arguments(name, given), because)
+
+
+def fact(at_us: int, name: str, arguments: tuple[Any, ...], because: str = "") -> Fact:
+    """The fact that a call of the state's method of this name tells."""
+    return Fact(at_us, name, dict(zip(_parameters(name), arguments, strict=False)), because)
+
+
+def described(decisions: Iterable[Decision]) -> tuple[Mapping[str, Any], ...]:
+    """Decisions as the log has them."""
+    return tuple({"do": _words(type(decision).__name__)} | _plain(decision) for decision in decisions)
+
+
+# -- values <-> JSON ------------------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Why):
+        return str(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        defaults = value._field_defaults  # type: ignore[attr-defined]  # it has fields: it is a NamedTuple
+        return {
+            name: _plain(part) for name, part in zip(value._fields, value, strict=True) if name not in defaults or defaults[name] != part
+        }
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            part.name: _plain(getattr(value, part.name))
+            for part in _written(type(value))
+            if part.default is MISSING or getattr(value, part.name) != part.default
+        }
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    return value
+
+
+@cache
+def _written(kind: type) -> tuple[Field[Any], ...]:
+    return tuple(part for part in fields(kind) if part.init)
+
+
+def _made(hint: Any, plain: Any, where: str) -> Any:
+    """A value of this type. Raises: LogError naming the field."""
+    origin = get_origin(hint)
+    if origin is tuple:
+        if not isinstance(plain, list):
+            raise LogError(f"field {where}: a list is expected, not {plain!r:.40}")
+        kinds = get_args(hint)
+        if kinds[-1] is ...:
+            return tuple(_made(kinds[0], part, f"{where}[{i}]") for i, part in enumerate(plain))
+        if len(kinds) != len(plain):
+            raise LogError(f"field {where}: {len(kinds)} values are expected, not {len(plain)}")
+        return tuple(_made(kind, part, f"{where}[{i}]") for i, (kind, part) in enumerate(zip(kinds, plain, strict=True)))
+    if origin is UnionType:  # only with None
+        return None if plain is None else _made(get_args(hint)[0], plain, where)
+    if is_dataclass(hint) or hasattr(hint, "_fields"):
+        return _record(hint, plain, where)
+    if hint is float and isinstance(plain, int) and not isinstance(plain, bool):
+        return float(plain)
+    if isinstance(hint, type) and type(plain) is not hint:
+        raise LogError(f"field {where}: {hint.__name__} is expected, not {plain!r:.40}")
+    return plain
+
+
+def _record(kind: Any, plain: Any, where: str) -> Any:
+    if not isinstance(plain, dict):
+        raise LogError(f"field {where}: an object is expected, not {plain!r:.40}")
+    hints = _hints(kind)
+    for key in plain:
+        if key not in hints:
+            raise LogError(f"field {where}.{key}: {kind.__name__} has no such field")
+    values = {key: _made(hints[key], value, f"{where}.{key}") for key, value in plain.items()}
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise LogError(f"field {where}: {error}") from error
+
+
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+@cache
+def _parameters(name: str) -> Mapping[str, Any]:
+    """The parameters of a fact with their types, in order."""
+    method = getattr(ClusterState, name)
+    hints = get_type_hints(method)
+    return {parameter: hints[parameter] for parameter in signature(method).parameters if parameter != "self"}
+
+
+def _arguments(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    known = _parameters(name)
+    for key in given:
+        if key not in known:
+            raise LogError(f"field {key}: {name} has no such field")
+    for key, parameter in signature(getattr(ClusterState, name)).parameters.items():
+        if key != "self" and parameter.default is parameter.empty and key not in given:
+            raise LogError(f"field {key}: {name} needs it")
+    return {key: _made(known[key], value, key) for key, value in given.items()}
+
+
+def _opening(plain: dict[str, Any]) -> Opening:
+    if plain.pop("log") != FORMAT:
+        raise LogError(f"field log: this release reads {FORMAT}")
+    about = plain.pop("about", {})
+    parameters = plain.pop("parameters", {})
+    if not isinstance(about, dict) or not isinstance(parameters, dict):
+        raise LogError("field parameters: an object is expected")
+    hints = {name: hint for name, hint in _hints(Opening).items() if name not in {"about", "parameters"}}
+    for key in plain:
+        if key not in hints:
+            raise LogError(f"field {key}: the first line has no such field")
+    values = {key: _made(hints[key], value, key) for key, value in plain.items()}
+    try:
+        return Opening(**values, parameters=parameters, about=about)
+    except TypeError as error:
+        raise LogError(f"the first line needs {', '.join(sorted({'policy', 'seed', 'state'} - set(values)))}") from error
+
+
+def _words(name: str) -> str:
+    """`HoldCores` -> `hold_cores`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
