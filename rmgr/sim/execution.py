@@ -6,11 +6,14 @@ The driver keeps what is left of each job (`Work`) and asks an `Execution` what 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from rmgr.sched.job import Placement
+from rmgr.sched.job import Node, Placement
 from rmgr.sim.workload import Job
+
+_UNIT = 1_000_000
 
 #: What is left of a job: one amount or several, each >= 0, in units that only the execution model knows (as calculation, communication).
 Work: TypeAlias = tuple[int, ...]
@@ -46,6 +49,33 @@ class Recorded:
 
     def after_migration(self, job: Job, left: Work) -> Work:  # noqa: ARG002 - the same for all
         return (left[0] + self.penalty_us,)
+
+
+@dataclass(frozen=True, slots=True)
+class BySpeed:
+    """A job runs as fast as the slowest of its nodes: what is recorded is its time at speed 1. A migration costs nothing.
+
+    millionths: node id -> its speed in millionths, whole numbers above 0.
+    """
+
+    millionths: Mapping[int, int]
+
+    def work(self, job: Job) -> Work:
+        return (job.run_us,)
+
+    def duration_us(self, job: Job, left: Work, placement: Placement) -> int:  # noqa: ARG002 - the work says it all
+        """Rounded up to a microsecond. Cost: O(nodes of the placement)."""
+        slowest = min(self.millionths[node] for first, last, _ in placement for node in range(first, last + 1))
+        return -(-left[0] * _UNIT // slowest)
+
+    def after_migration(self, job: Job, left: Work) -> Work:  # noqa: ARG002 - it is not asked who moves
+        return left
+
+
+def by_speed(nodes: Iterable[Node]) -> Execution:
+    """The model for these nodes: as recorded, unless one of them has a speed other than 1."""
+    millionths = {node.id: max(round(node.speed * _UNIT), 1) for node in nodes}
+    return BySpeed(millionths) if any(speed != _UNIT for speed in millionths.values()) else Recorded()
 
 
 def unexecuted(left: Work, elapsed_us: int, duration_us: int) -> Work:

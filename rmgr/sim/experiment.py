@@ -12,10 +12,13 @@ from rmgr.sched.job import Node
 from rmgr.sched.pipeline import Configuration, configured
 from rmgr.sched.policy import Stage
 from rmgr.sim.driver import simulate
-from rmgr.sim.events import LimitsChange
+from rmgr.sim.events import Failures, LimitsChange
+from rmgr.sim.events_file import read_events
+from rmgr.sim.execution import by_speed
 from rmgr.sim.machine import Machine
 from rmgr.sim.models.catalogue import is_model, model_named
 from rmgr.sim.outcome import Result
+from rmgr.sim.record import Recorder
 from rmgr.sim.setting import Setting
 from rmgr.sim.validate import check
 from rmgr.sim.workload import Workload, read_trace
@@ -33,6 +36,8 @@ class Experiment:
         load: offered load to which arrivals are stretched; interarrival: factor on submit times; at most one of them, None = as they are.
         count: the first so many jobs of a trace, or as many of a model; None = all (a model: 10,000). seed: of everything that is drawn.
         tick_us: passes only at its multiples, 0 = at every event.
+        events: path of a file of events (events_file.py), "" = none. mtbf_us, mttr_us: of each node, 0 = nodes never fail; both or none.
+        requeue: a job that loses a node waits again, else it has failed. dependencies: fields 17 and 18 of a trace are followed.
     """
 
     source: str
@@ -45,6 +50,11 @@ class Experiment:
     count: int | None = None
     seed: int = 0
     tick_us: int = 0
+    events: str = ""
+    mtbf_us: int = 0
+    mttr_us: int = 0
+    requeue: bool = True
+    dependencies: bool = False
     configure: Callable[[str, Mapping[str, str]], Configuration] = configured
 
     def workload(self) -> Workload:
@@ -56,14 +66,17 @@ class Experiment:
         if is_model(self.source):
             found = model_named(self.source, jobs=self.count, processors=processors, seed=self.seed)
         else:
-            found = read_trace(self.source, processors=processors)
+            found = read_trace(self.source, processors=processors, dependencies=self.dependencies)
             found = found.first(self.count) if self.count is not None else found
         if self.interarrival is not None:
             found = found.stretched(self.interarrival)
         return found.at_load(self.load) if self.load is not None else found
 
     def setting(self, workload: Workload) -> Setting:
-        """Machine and policy for it. Raises: ConfigError for an unknown policy or parameter; UsageError for an impossible machine."""
+        """Machine, policy and events for it.
+
+        Raises: ConfigError for an unknown policy or parameter; UsageError for an impossible machine, or events that cannot be read.
+        """
         found = self.configure(self.policy, self.params)
         self._machine(found)
         nodes: int | tuple[Node, ...] | None = found.nodes or self.nodes
@@ -71,6 +84,7 @@ class Experiment:
             nodes, rest = divmod(workload.processors, self.cores)
             if rest:
                 raise UsageError(f"{workload.processors} processors are no whole number of nodes with {self.cores} cores", hint="--nodes N")
+        limits = (LimitsChange(0, partition, limits) for partition, limits in found.limits.items())
         return Setting(
             nodes=nodes,
             cores=self.cores,
@@ -79,9 +93,19 @@ class Experiment:
             seed=self.seed,
             tick_us=self.tick_us,
             partitions=_homes(found, workload),
-            events=tuple(LimitsChange(0, partition, limits) for partition, limits in found.limits.items()),
+            execution=by_speed(found.nodes),
+            events=(*limits, *(read_events(self.events) if self.events else ())),
+            failures=self._failures(),
+            requeue=self.requeue,
             usage_half_life_us=found.usage_half_life_us,
         )
+
+    def _failures(self) -> Failures | None:
+        if not self.mtbf_us and not self.mttr_us:
+            return None
+        if self.mtbf_us <= 0 or self.mttr_us <= 0:
+            raise UsageError("failures need --mtbf and --mttr, both above 0 s", hint="--mtbf 30d --mttr 4h, of each node")
+        return Failures(self.mtbf_us, self.mttr_us)
 
     def node_count(self, processors: int) -> int:
         """Nodes of a machine of so many processors: of one core, of `cores`, or as the policy file describes them."""
@@ -112,16 +136,33 @@ class Experiment:
             "count": self.count,
             "seed": self.seed,
             "tick_seconds": self.tick_us / 1e6,
+            "events": self.events or None,
+            "mtbf_seconds": self.mtbf_us / 1e6 or None,
+            "mttr_seconds": self.mttr_us / 1e6 or None,
+            "requeue": self.requeue,
+            "dependencies": self.dependencies,
         }
 
 
 def carry_out(
-    experiment: Experiment, workload: Workload, *, validate: bool = False, on_progress: Callable[[int], None] | None = None
+    experiment: Experiment,
+    workload: Workload,
+    *,
+    validate: bool = False,
+    on_progress: Callable[[int], None] | None = None,
+    log: Callable[[str], object] | None = None,
 ) -> Result:
-    """Runs it, and checks the schedule when asked to. Raises: as `simulate` and `validate.check`."""
-    result = simulate(workload, experiment.setting(workload), on_progress=on_progress)
+    """Runs it, checks the schedule when asked to, and writes a log of every fact and pass when given where.
+
+    Raises: as `simulate` and `validate.check`.
+    """
+    setting = experiment.setting(workload)
+    recorder = None
+    if log is not None:
+        recorder = Recorder(log, policy=experiment.policy, parameters=experiment.params, about=experiment.described())
+    result = simulate(workload, setting, on_progress=on_progress, recorder=recorder)
     if validate:
-        check(result, workload)
+        check(result, workload, machine=Machine(setting.nodes, setting.cores), execution=setting.execution)
     return result
 
 
