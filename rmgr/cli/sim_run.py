@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,15 @@ def parse_factor(text: str) -> Fraction:
     return value
 
 
+#: Measures that are told when they are not 0.
+_HAPPENED = {
+    "jobs_failed": "jobs failed",
+    "jobs_cancelled": "jobs cancelled",
+    "migrations": "migrations",
+    "suspensions": "suspensions",
+    "preemptions": "preemptions",
+    "lost_to_nodes": "runs lost with their nodes",
+}
 FACTOR = Parsed("factor", parse_factor)
 PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 
@@ -48,7 +58,16 @@ PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
     rmgr sim run trace.swf --policy first_fit --nodes 128 --load 0.9 --out out/ff --validate
     rmgr sim run trace.swf --policy easy --param order=sjf --json
     rmgr sim run trace.swf --policy ./my_policy.py --param spare=4
-    rmgr sim run lublin99 --policy easy --nodes 256 --count 20000 --load 0.8 --seed 3""",
+    rmgr sim run lublin99 --policy easy --nodes 256 --count 20000 --load 0.8 --seed 3
+    rmgr sim run trace.swf --policy easy --mtbf 30d --mttr 4h --events events.jsonl
+    rmgr sim run trace.swf --policy easy --record easy.log.gz
+
+    A file of events has one JSON object a line:
+    {"at": 3600, "event": "fail", "nodes": "0-3 7"}      repair, drain and undrain alike; at: seconds, or "1h30m"
+    {"at": "1d", "event": "fail_over", "for": 30}        the leader dies, another takes over
+    {"at": 0, "event": "maintenance", "nodes": "0-9", "start": "7d", "end": "7d4h", "name": "new cooling"}
+    {"at": 500.5, "event": "cancel", "job": 17}
+    {"at": 0, "event": "limits", "partition": "default", "max_cpus_per_user": 64, "max_jobs_per_user": 4}""",
     exits="0 done, 1 the results could not be written or the schedule is not valid, 2 usage, or a trace that cannot be used",
 )
 @click.argument("trace", type=click.Path(path_type=str), metavar="TRACE.swf[.gz]|MODEL")
@@ -63,6 +82,12 @@ PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 @click.option("--count", type=click.IntRange(1), metavar="N", help="only the first N jobs; of a model: so many, default 10000")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of everything that is drawn")
 @click.option("--tick", type=DURATION_US, default="0", show_default=True, help="passes only at multiples of it; 0: at every event")
+@click.option("--events", type=click.Path(), metavar="FILE", default="", help="what happens beside the jobs, one JSON object a line")
+@click.option("--mtbf", type=DURATION_US, default="0", help="mean time between failures of each node, as 30d; with --mttr")
+@click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair, as 4h")
+@click.option("--requeue/--no-requeue", default=True, help="a job that loses a node waits again (default), or has failed")
+@click.option("--dependencies", is_flag=True, help="follow fields 17 and 18 of the trace: jobs come a think time after another's end")
+@click.option("--record", type=click.Path(path_type=Path), metavar="LOG", help="write every fact and decision there, for rmgr sim replay")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="jobs.csv, schedule.json, manifest.json; must not exist yet")
 @click.option("--validate", is_flag=True, help="check the schedule: no overlap, no over-allocation, every job ends")
 def run(
@@ -77,6 +102,12 @@ def run(
     count: int | None,
     seed: int,
     tick: int,
+    events: str,
+    mtbf: int,
+    mttr: int,
+    requeue: bool,
+    dependencies: bool,
+    record: Path | None,
     out: Path | None,
     validate: bool,
 ) -> None:
@@ -90,6 +121,7 @@ def run(
     from rmgr.sim.experiment import Experiment, carry_out
     from rmgr.sim.metrics import summary
     from rmgr.sim.output import refuse_existing, write_run
+    from rmgr.sim.record import new_log
 
     experiment = Experiment(
         source=trace,
@@ -102,16 +134,27 @@ def run(
         count=count,
         seed=seed,
         tick_us=tick,
+        events=events,
+        mtbf_us=mtbf,
+        mttr_us=mttr,
+        requeue=requeue,
+        dependencies=dependencies,
         configure=policy_files.load,
     )
-    experiment.pipeline()  # a wrong name is told before a long trace is read
-    if out is not None:
-        refuse_existing(out)
+    experiment.check()  # a wrong name is told before a long trace is read
+    for place in (out, record):
+        if place is not None:
+            refuse_existing(place)
     workload = experiment.workload()
     total = len(workload.jobs)
-    with ProgressDisplay(f"{workload.name} {policy}", enabled=not session.json) as display:
+    with ExitStack() as stack:
+        display = stack.enter_context(ProgressDisplay(f"{workload.name} {policy}", enabled=not session.json))
         result = carry_out(
-            experiment, workload, validate=validate, on_progress=lambda ended: display.update(Counts(total=total, final=ended))
+            experiment,
+            workload,
+            validate=validate,
+            on_progress=lambda ended: display.update(Counts(total=total, final=ended)),
+            log=stack.enter_context(new_log(record)) if record is not None else None,
         )
         display.update(Counts(total=total, final=total))
     if out is not None:
@@ -128,14 +171,22 @@ def run(
                 "faults": dict(result.faults),
                 "validated": validate,
                 "out": str(out) if out is not None else None,
+                "record": str(record) if record is not None else None,
             }
         )
         return
-    sys.stdout.writelines(f"{line}\n" for line in _told(experiment, workload, result, found, out=out, validated=validate))
+    sys.stdout.writelines(f"{line}\n" for line in _told(experiment, workload, result, found, out=out, record=record, validated=validate))
 
 
 def _told(
-    experiment: Experiment, workload: Workload, result: Result, found: dict[str, int | float], *, out: Path | None, validated: bool
+    experiment: Experiment,
+    workload: Workload,
+    result: Result,
+    found: dict[str, int | float],
+    *,
+    out: Path | None,
+    record: Path | None,
+    validated: bool,
 ) -> Iterable[str]:
     """The summary that is pasted into a paper: what was run, what came out, whom to thank, how to run it again."""
     jobs, processors = len(workload.jobs), result.processors
@@ -158,14 +209,20 @@ def _told(
     yield f"  slowdown      mean {found['mean_slowdown']:,.4f}, bounded (tau 10 s) {found['mean_bounded_slowdown']:,.4f}"
     yield f"  utilisation   {found['utilisation']:.5f} over a makespan of {found['makespan']:,} s"
     if found["jobs_rejected"]:
-        yield f"  rejected      {found['jobs_rejected']:,} jobs that the machine can never run"
+        yield f"  rejected      {found['jobs_rejected']:,} jobs that can never run here"
+    told = [f"{found[name]:,} {what}" for name, what in _HAPPENED.items() if found[name]]
+    if told:
+        yield f"  happened      {', '.join(told)}"
     yield (
         f"  simulated     {found['passes']:,} passes in {found['wall_seconds']:.2f} s, {found['jobs_per_second']:,.0f} jobs/s; "
         f"seed {result.seed}{'; schedule validated' if validated else ''}"
     )
     if out is not None:
-        yield f"  written       {out}/jobs.csv, {out}/schedule.json"
+        spells = f"{out}/spells.csv, " if (out / "spells.csv").exists() else ""
+        yield f"  written       {out}/jobs.csv, {spells}{out}/schedule.json"
         yield f"  draw          rmgr sim plot {shlex.quote(str(out))}"
+    if record is not None:
+        yield f"  recorded      {record}; rmgr sim replay {shlex.quote(str(record))} [--policy NAME]"
     if workload.acknowledgement:
         yield f"  acknowledge   {workload.acknowledgement} provided the trace; Parallel Workloads Archive"
     yield f"  again         {_command_line()}"

@@ -119,6 +119,13 @@ class Experiment:
             raise UsageError(f"{self.policy} describes the machine: --nodes and --cores say another one", hint="leave one of them out")
         return Machine(found.nodes)
 
+    def check(self) -> None:
+        """Raises what `setting` would for names, parameters and events, before a long trace is read."""
+        self.pipeline()
+        self._failures()
+        if self.events:
+            read_events(self.events)
+
     def pipeline(self) -> tuple[Stage, ...]:
         """The stages of policies. Raises: ConfigError for an unknown policy or parameter, or a file that is none."""
         return self.configure(self.policy, self.params).stages

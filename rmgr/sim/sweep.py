@@ -130,6 +130,7 @@ def _difference(sweep: Sweep, path: Path) -> str:
 def inputs_of(experiments: Sequence[Experiment]) -> dict[str, str]:
     """Traces and policy files -> their SHA-256. Raises: UsageError when one cannot be read."""
     inputs = {experiment.source for experiment in experiments if not is_model(experiment.source)}
+    inputs.update(experiment.events for experiment in experiments if experiment.events)
     policies = {e.policy: e for e in experiments}.values()
     inputs.update(file for experiment in policies for file in experiment.configure(experiment.policy, experiment.params).files)
     return {source: _digest(source) for source in sorted(inputs)}
