@@ -1,0 +1,145 @@
+"""`rmgr sim paper`: verdicts computed from numbers, exit codes, files whole or not at all, names that are told when they are wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from rmgr.cli.main import run
+from rmgr.cli.sim_paper import parse_seed_count, tolerance
+from rmgr.errors import UsageError
+from rmgr.sim.papers import catalogue
+from rmgr.sim.papers.report import Bounds, Check, Figure, Point, Report, Table, Within, is_selected, spread
+from rmgr.sim.papers.runs import measured
+
+Captured = pytest.CaptureFixture[str]
+
+
+def a_check(**fields: object) -> Check:
+    return Check(**{"id": "C9.1", "what": "it holds", "ours": 1, "rule": Bounds(above=0), **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        ({"ours": 1, "paper": 1, "rule": Within()}, "pass"),
+        ({"ours": 1.0001, "paper": 1, "rule": Within()}, "fail"),
+        ({"ours": 105, "paper": 100, "rule": Within(relative=0.05)}, "pass"),
+        ({"ours": 106, "paper": 100, "rule": Within(relative=0.05)}, "fail"),
+        ({"ours": {"a": 1}, "paper": {"a": 1, "b": 2}, "rule": Within(absolute=9)}, "fail"),  # a row is missing
+        ({"ours": {"a": 0.2, "b": 0.0}, "rule": Bounds(above=0)}, "fail"),
+        ({"ours": {"a": 0.2, "b": 0.0}, "rule": Bounds(at_least=0, below=0.3)}, "pass"),
+        ({"ours": {}, "rule": Bounds(above=0)}, "fail"),  # nothing measured proves nothing
+        ({"ours": float("nan"), "rule": Bounds(at_most=1)}, "fail"),
+        ({"ours": -1, "required": False}, "reported"),
+    ],
+)
+def test_a_verdict_follows_from_the_numbers_and_the_rule(fields: dict[str, object], verdict: str) -> None:
+    check = a_check(**fields)
+    assert check.verdict == verdict
+    assert Report(paper="999", checks=(check,)).passes == (verdict != "fail")
+
+
+def test_the_json_is_what_the_interface_says() -> None:
+    check = a_check(id="C9.2", ours={"a": 2}, paper={"a": 3}, spread={"a": 0.5}, rule=Within(relative=0.1), required=False)
+    table = Table(title="Figure 2: SR", columns=("name", "SR"), rows=(("a", 1.5), ("b", None)))
+    assert Report(paper="999", checks=(check,), tables=(table,)).document() == {
+        "schema": "rmgr/1",
+        "paper": "999",
+        "checks": [
+            {
+                "id": "C9.2",
+                "what": "it holds",
+                "paper": {"a": 3},
+                "ours": {"a": 2},
+                "spread": {"a": 0.5},
+                "tolerance": {"absolute": 0, "relative": 0.1},
+                "verdict": "reported",
+                "holds": False,
+            }
+        ],
+        "tables": [{"title": "Figure 2: SR", "columns": ["name", "SR"], "rows": [["a", 1.5], ["b", None]]}],
+        "notes": [],
+    }
+    assert (table.file_name, table.csv()) == ("figure-2-sr.csv", "name,SR\na,1.5\nb,\n")
+    with pytest.raises(ValueError, match="2 columns, and a row of 1"):
+        Table(title="t", columns=("a", "b"), rows=((1,),))
+
+
+def test_small_things() -> None:
+    assert [is_selected(name, ["C1.1"]) for name in ("C1.1", "C1.1b", "C1.10", "C1.2")] == [True, True, False, False]
+    assert spread([3.0]) == 0
+    assert spread([1.0, 3.0]) == pytest.approx(2**0.5)
+    rules = (Bounds(at_least=1, below=3), Within(), Within(absolute=2, relative=0.05))
+    assert [tolerance(rule.tolerance()) for rule in rules] == [">= 1 and < 3", "exactly", "+- 2 + 5 %"]
+    assert (parse_seed_count("3"), parse_seed_count("3-4,9"), parse_seed_count("7-7")) == ((1, 2, 3), (3, 4, 9), (7,))
+    for wrong in ("0", "1001", "-1", "a", ""):
+        with pytest.raises(UsageError):
+            parse_seed_count(wrong)
+
+
+def squared(cell: int) -> int:
+    return cell * cell
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_every_cell_is_measured_once_in_any_number_of_processes(processes: int) -> None:
+    told: list[tuple[int, int]] = []
+    assert measured([3, 1, 2, 3, 1], squared, processes=processes, on_progress=lambda *at: told.append(at)) == {3: 9, 1: 1, 2: 4}
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+# -- the command ------------------------------------------------------------------------------------------------------------------
+
+
+def a_paper(monkeypatch: pytest.MonkeyPatch, ours: float) -> None:
+    """Paper 999: one check that ours is above 0, one table, one figure."""
+    figure = Figure(title="Figure 1", x_label="x", y_label="y", lines=(("a", (Point(1, 2, 1, 3), Point(2, 3, 3, 3))),))
+
+    def report(seeds: Sequence[int], checks: Sequence[str] | None, on_progress: Callable[[int, int], None], processes: int) -> Report:
+        on_progress(len(seeds), len(seeds))
+        table = Table(title="Table 1", columns=("seed", "processes"), rows=tuple((seed, processes) for seed in seeds))
+        whole = checks is None
+        return Report(paper="999", checks=(a_check(ours=ours),), tables=(table,) * whole, notes=("so",) * whole, figures=(figure,) * whole)
+
+    module = types.ModuleType("paper999")
+    vars(module).update(CHECKS=("C9.1",), SEEDS=3, report=report)
+    monkeypatch.setitem(sys.modules, "paper999", module)
+    monkeypatch.setattr(catalogue, "PAPERS", {**catalogue.PAPERS, "999": ("paper999", "a test")})
+
+
+def test_a_paper_that_passes_writes_everything_and_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    a_paper(monkeypatch, 0.25)
+    assert run(["sim", "paper", "999", "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr()
+    assert "C9.1   pass  it holds" in told.out
+    assert "1 pass, 0 fail, 0 reported; 3 runs, seeds 1, 2, 3" in told.out
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["paper"] == "999"
+    assert list(csv.reader((tmp_path / "out" / "table-1.csv").open())) == [["seed", "processes"], ["1", "1"], ["2", "1"], ["3", "1"]]
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["seeds"] == [1, 2, 3]
+    assert (tmp_path / "out" / "figure-1.png").exists() or "matplotlib is missing" in told.err
+
+    assert run(["sim", "paper", "999", "--out", str(tmp_path / "out")]) == 2  # never overwritten
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_a_required_check_that_fails_ends_with_1_and_wrong_names_with_2(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    a_paper(monkeypatch, -0.25)
+    assert run(["sim", "paper", "999", "--check", "c9.1", "--seeds", "2-3", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [(check["id"], check["verdict"]) for check in document["checks"]] == [("C9.1", "fail")]
+    assert document["tables"] == []
+    for words, told in (
+        (["998"], "did you mean 999?"),
+        (["paper_001"], "did you mean 001?"),
+        (["001", "--check", "C1.11"], "did you mean C1.1?"),
+        (["999", "--seeds", "x"], "not a list of seeds"),
+    ):
+        assert run(["sim", "paper", *words]) == 2
+        assert told in capsys.readouterr().err
