@@ -1,0 +1,11 @@
+"""Pictures of runs, sweeps and reports, with matplotlib (the extra `rmgr[plots]`): this package is the only place that imports it.
+
+Importing it without matplotlib raises UsageError, which says what to install.
+"""
+
+from rmgr.errors import UsageError
+
+try:
+    import matplotlib as mpl  # noqa: F401 - whether it is there; canvas.py uses it
+except ImportError as error:
+    raise UsageError(f"pictures need matplotlib: {error}", hint="install it: pip install 'rmgr[plots]'") from error

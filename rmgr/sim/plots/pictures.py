@@ -1,0 +1,207 @@
+"""From directories of results to files: which pictures there are to draw, under which names, all of them or none."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rmgr.errors import StateConflict, UsageError
+from rmgr.sim.output import write_file
+from rmgr.sim.papers import report
+from rmgr.sim.papers.report import slug
+from rmgr.sim.plots.canvas import Figure, encoded, styled
+from rmgr.sim.plots.compare import compare_runs, compare_sweep
+from rmgr.sim.plots.gantt import gantt
+from rmgr.sim.plots.lines import lines
+from rmgr.sim.plots.load import load
+from rmgr.sim.plots.reading import JOBS, Run, read_json, read_run
+from rmgr.sim.plots.sweeps import Sweep, is_sweep, read_sweep
+from rmgr.sim.plots.tables import draw_table, is_drawable
+from rmgr.sim.plots.utilisation import utilisation
+from rmgr.sim.plots.waits import waits
+from rmgr.sim.plots.window import Window
+
+REPORT = "report.json"
+#: kind -> what it shows.
+KINDS: Mapping[str, str] = {
+    "gantt": "processors against time, of each run",
+    "utilisation": "processors in use and jobs waiting over time, of each run",
+    "waits": "distribution of wait times, all runs in one picture",
+    "compare": "mean wait, bounded slowdown and utilisation, all runs in one picture",
+    "load": "wait and slowdown against load, of a sweep",
+    "tables": "tables of a paper's report",
+}
+_WRITTEN = "name a directory that rmgr sim run|sweep|paper --out wrote"
+FORMS: Mapping[str, tuple[str, ...]] = {"png": ("png",), "svg": ("svg",), "both": ("png", "svg")}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """name: of the file, without its ending. draw: makes the figure, inside `styled`."""
+
+    name: str
+    draw: Callable[[], Figure]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What was read: runs, sweeps, and reports as (directory, document)."""
+
+    runs: Sequence[Run]
+    sweeps: Sequence[Sweep]
+    reports: Sequence[tuple[Path, Mapping[str, Any]]]
+
+
+def read(directories: Iterable[Path]) -> Results:
+    """Reads every directory. Raises: UsageError for one that holds no results, or damaged ones."""
+    runs, sweeps, reports = [], [], []
+    for directory in directories:
+        if not directory.is_dir():
+            told = "is no directory" if os.path.lexists(directory) else "does not exist"
+            raise UsageError(f"{directory} {told}", hint=_WRITTEN)
+        if (directory / JOBS).exists():
+            runs.append(read_run(directory))
+        elif is_sweep(directory):
+            sweeps.append(read_sweep(directory))
+        elif (directory / REPORT).exists():
+            reports.append((directory, _report(directory / REPORT)))
+        else:
+            told = "holds no results" if any(directory.iterdir()) else "is empty"
+            raise UsageError(f"{directory} {told}: there is no {JOBS}, results.csv or {REPORT}", hint=_WRITTEN)
+    return Results(runs=runs, sweeps=sweeps, reports=reports)
+
+
+def pictures(results: Results, kinds: Sequence[str] = (), window: Window = Window()) -> list[Picture]:  # noqa: B008 - a frozen value
+    """What is drawn of them. kinds: none = all that fit: of each run gantt and utilisation, of all runs together waits, and compare when
+    there are several; of a sweep load (compare when it has one load); of a report its tables.
+
+    Raises: UsageError when a kind that was named does not fit to what was read.
+    """
+    made: list[Picture] = []
+    runs, names = results.runs, _names(results.runs)
+    wanted = set(kinds) or _fitting(results, window)
+    if {"gantt", "utilisation", "waits"} & wanted and not runs:
+        kind = next(kind for kind in KINDS if kind in wanted)
+        example = (
+            f"{results.sweeps[0].path.parent}/runs/{results.sweeps[0].rows[0]['name']}" if results.sweeps else "rmgr sim run --out DIR"
+        )
+        raise UsageError(f"--kind {kind} draws single runs, and none was named", hint=f"as {example}")
+    if "load" in wanted and not results.sweeps:
+        raise UsageError("--kind load draws sweeps, and none was named", hint="rmgr sim sweep --load .7,.8,.9 ... --out DIR")
+    if "tables" in wanted and not results.reports:
+        raise UsageError("--kind tables draws reports, and none was named", hint="rmgr sim paper 000 --out DIR")
+    if "compare" in wanted and not (runs or results.sweeps):
+        raise UsageError("--kind compare draws runs or sweeps, and none was named", hint="rmgr sim run --out DIR")
+    if {"compare", "load", "tables"} & wanted and not window.is_whole:
+        raise UsageError("--from and --to cut single runs: gantt, utilisation and waits", hint="leave them away, or name --kind")
+    for name, draw in (("gantt", gantt), ("utilisation", utilisation)):
+        if name in wanted:
+            made += [Picture(name + end, partial(draw, run, window)) for end, run in zip(names, runs, strict=True)]
+    if "waits" in wanted:
+        made.append(Picture("waits", partial(waits, runs, window)))
+    if "compare" in wanted and runs:
+        made.append(Picture("compare", partial(compare_runs, runs)))
+    for at, sweep in enumerate(results.sweeps):
+        end = f"-{slug(sweep.path.absolute().parent.name)}" if len(results.sweeps) > 1 or runs else ""
+        end += f"-{at + 1}" if end in {f"-{slug(s.path.absolute().parent.name)}" for s in results.sweeps[:at]} else ""
+        if "load" in wanted and (kinds or len(sweep.loads) > 1):
+            made.append(Picture(f"load{end}", partial(load, sweep)))
+        if "compare" in wanted and (kinds or len(sweep.loads) == 1):
+            made.append(Picture(f"compare{end}", partial(compare_sweep, sweep)))
+    if "tables" in wanted:
+        for _, document in results.reports:
+            made += _of_report(document)
+    if not made:
+        raise UsageError("there is nothing to draw in what was named", hint=f"--kind {'|'.join(KINDS)}")
+    twice = [name for name, times in Counter(picture.name for picture in made).items() if times > 1]
+    if twice:
+        raise UsageError(f"two pictures would have the name {twice[0]}", hint="name fewer directories at a time")
+    return made
+
+
+def draw(made: Sequence[Picture], out: Path, forms: Sequence[str] = ("png",), *, overwrite: bool = False) -> list[Path]:
+    """Draws them all, then writes them all: nothing is written when one cannot be drawn. The same results give the same bytes.
+
+    Args:
+        out: directory, made when its parent is there. forms: png, svg. overwrite: pictures that are there already are replaced.
+    Raises: StateConflict when a picture is there already; UsageError when `out` cannot be one; RmgrError when the disk is full.
+    """
+    files = {(picture.name, form): out / f"{picture.name}.{form}" for picture in made for form in forms}
+    there = [path for path in files.values() if os.path.lexists(path)]
+    if there and not overwrite:
+        more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
+        raise StateConflict(f"{there[0]} exists already{more}", hint="--overwrite replaces it, --out DIR writes elsewhere")
+    if os.path.lexists(out) and not out.is_dir():
+        raise UsageError(f"{out} is no directory", hint="name another --out")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"{out.absolute().parent} is no directory", hint=f"create it first: mkdir -p {out.absolute().parent}")
+    contents: dict[Path, bytes] = {}
+    for picture in made:
+        with styled():
+            figure = picture.draw()
+            contents |= {files[picture.name, form]: encoded(figure, form) for form in forms}
+    try:
+        out.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{out} cannot be made: {error.strerror or error}", hint="name another --out") from error
+    for path, content in contents.items():
+        write_file(path, content)
+    return list(contents)
+
+
+def figures(shown: Sequence[report.Figure]) -> list[Picture]:
+    """A report's figures, each under its title: for `draw` into the directory of the report."""
+    return [Picture(slug(figure.title), partial(lines, figure)) for figure in shown]
+
+
+# -- parts --------------------------------------------------------------------------------------------------------------------
+
+
+def _fitting(results: Results, window: Window) -> set[str]:
+    fitting = {"gantt", "utilisation", "waits"} if results.runs else set()
+    if not window.is_whole:
+        return fitting
+    if len(results.runs) > 1:
+        fitting.add("compare")
+    if any(len(sweep.loads) == 1 for sweep in results.sweeps):
+        fitting.add("compare")
+    if any(len(sweep.loads) > 1 for sweep in results.sweeps):
+        fitting.add("load")
+    return fitting | ({"tables"} if results.reports else set())
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Ends of file names: none for one run; the directory's name, with that of its parent when two are the same."""
+    if len(runs) <= 1:
+        return [""] * len(runs)
+    short = [slug(run.name) for run in runs]
+    if len(set(short)) == len(runs):
+        return [f"-{name}" for name in short]
+    return [f"-{slug(f'{run.directory.absolute().parent.name} {run.name}')}" for run in runs]
+
+
+def _report(path: Path) -> Mapping[str, Any]:
+    document = read_json(path)
+    tables = document.get("tables")
+    good = isinstance(tables, list) and all(
+        isinstance(table, dict)
+        and isinstance(table.get("title"), str)
+        and isinstance(table.get("columns"), list)
+        and isinstance(table.get("rows"), list)
+        and all(isinstance(row, list) and len(row) == len(table["columns"]) for row in table["rows"])
+        for table in tables
+    )
+    if not good:
+        raise UsageError(f"{path} holds no report", hint="a directory that rmgr sim paper --out wrote is meant")
+    return document
+
+
+def _of_report(document: Mapping[str, Any]) -> list[Picture]:
+    paper = str(document.get("paper", ""))
+    drawable = [table for table in document["tables"] if is_drawable(table)]
+    return [Picture(f"paper{paper}-{slug(table['title'])}", partial(draw_table, table, paper=paper)) for table in drawable]

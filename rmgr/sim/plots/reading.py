@@ -1,0 +1,310 @@
+"""Results as they were written, read back for drawing: jobs.csv, spells.csv, schedule.json; an error names file, line and column.
+
+Times become seconds as floating point numbers: exact enough for a picture, never written anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmgr.errors import UsageError
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+JOBS, SPELLS, SCHEDULE, MANIFEST = "jobs.csv", "spells.csv", "schedule.json", "manifest.json"
+#: Beyond it a number is damage, not a time or a count.
+_LARGEST = 1e16
+_CUT = "a file that was cut off ends like this; run the simulation again"
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A csv file: its columns as they stand there, line i + 2 at place i."""
+
+    path: Path
+    lines: int
+    by_name: Mapping[str, Sequence[str]]
+
+    def numbers(self, name: str, *, empty: bool = False, least: float = -np.inf) -> Floats:
+        """A column of numbers. empty: cells may be (nan). Raises: UsageError with line and column for anything else."""
+        cells = self.texts(name)
+        try:
+            found = np.array([float(cell) if cell else np.nan for cell in cells], dtype=np.float64)
+        except ValueError:
+            found = np.array([_number(cell) for cell in cells], dtype=np.float64)
+        good = np.isfinite(found) & (found >= least) & (found <= _LARGEST)
+        if empty:
+            good |= np.array([not cell for cell in cells], dtype=bool)
+        if not good.all():
+            at = int(np.argmin(good))
+            told = "is not a number" if not np.isfinite(found[at]) else f"is below {least:g}" if found[at] < least else "is too large"
+            raise UsageError(f"{self.path}, line {at + 2}, column {name}: {cells[at]!r} {told}", hint=_CUT)
+        return found
+
+    def texts(self, name: str) -> Sequence[str]:
+        """Raises: UsageError when there is no such column."""
+        if name not in self.by_name:
+            raise UsageError(f"{self.path}, line 1: there is no column {name}", hint=f"its columns are {', '.join(self.by_name)}")
+        return self.by_name[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run. Arrays have a place a job, in job order; nan where a job never started.
+
+    Attributes:
+        directory, name: where it was read, and its last part. workload, policy: names, policy "" when nothing tells it.
+        processors: of the machine. details: what else decides it (load 0.7, seed 3), for titles.
+        numbers: of the jobs. submit, start, finish, ran, wait: seconds. size: processors. summary: schedule.json.
+        spells: of every stretch of running: place of its job, start, end, cores as text ("0-3 7").
+    """
+
+    directory: Path
+    workload: str
+    policy: str
+    details: tuple[str, ...]
+    processors: int
+    numbers: Integers
+    submit: Floats
+    start: Floats
+    finish: Floats
+    ran: Floats
+    wait: Floats
+    size: Floats
+    summary: Mapping[str, Any]
+    spells: Spells
+
+    @property
+    def name(self) -> str:
+        return self.directory.absolute().name
+
+    @cached_property
+    def end(self) -> float:
+        """When the last job ended, or the last was submitted, in seconds."""
+        return max(float(np.nanmax(self.spells.end, initial=0.0)), float(self.submit.max()))
+
+    @property
+    def title(self) -> str:
+        return f"{self.workload} under {self.policy}" if self.policy else self.workload
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """For the second line of a title."""
+        plural = "s" if self.processors != 1 else ""
+        return (f"{len(self.numbers):,} jobs", f"{self.processors:,} processor{plural}", *self.details)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spells:
+    """Stretches of running, in the order of jobs and time. job: place of the job in the run's arrays; start, end: seconds; cores: text.
+
+    origins: the files they were read from; origin, line: which of them, and where there.
+    """
+
+    job: Integers
+    start: Floats
+    end: Floats
+    cores: Sequence[str]
+    origins: tuple[Path, ...]
+    origin: Integers
+    line: Integers
+
+    def rectangles(self, chosen: Integers) -> tuple[Integers, Integers, Integers]:
+        """Of the spells at these places: (place of the spell, first core, last core) a range. Raises: UsageError for damaged ranges."""
+        owners: list[int] = []
+        first: list[int] = []
+        last: list[int] = []
+        for at in chosen.tolist():
+            for part in self.cores[at].split():
+                low, dash, high = part.partition("-")
+                try:
+                    start, end = int(low), int(high if dash else low)
+                except ValueError:
+                    start, end = 0, -1
+                if not 0 <= start <= end <= _LARGEST:
+                    where = f"{self.origins[self.origin[at]]}, line {self.line[at]}, column allocated_resources"
+                    raise UsageError(f"{where}: {part!r} is not a range of processors, as 0-3", hint=_CUT)
+                owners.append(at)
+                first.append(start)
+                last.append(end)
+        return np.array(owners, dtype=np.int64), np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)
+
+
+def read_run(directory: Path) -> Run:
+    """The results that `rmgr sim run --out` wrote there.
+
+    Raises: UsageError for files that are missing, damaged (file, line and column are named) or do not fit together.
+    Cost: about 5 us a job.
+    """
+    summary = read_json(directory / SCHEDULE)
+    table = read_columns(directory / JOBS)
+    if not table.lines:
+        raise UsageError(f"{directory / JOBS} holds no job, so there is nothing to draw")
+    if summary.get("jobs", table.lines) != table.lines:
+        raise UsageError(f"{directory / JOBS} holds {table.lines} jobs, and {SCHEDULE} says {summary['jobs']}", hint=_CUT)
+    start, finish = table.numbers("starting_time", empty=True), table.numbers("finish_time", empty=True)
+    ran, size = table.numbers("execution_time", empty=True), table.numbers("requested_number_of_resources", least=1)
+    numbers = table.numbers("job_id", least=0).astype(np.int64)
+    _check_order(table, start, finish)
+    spells = _spells(directory, table, numbers, start, finish)
+    policy, details, processors = _described(directory)
+    return Run(
+        directory=directory,
+        workload=table.texts("workload_name")[0],
+        policy=policy,
+        details=details,
+        processors=processors or _processors(summary, spells, size, ran),
+        numbers=numbers,
+        submit=table.numbers("submission_time", least=0),
+        start=start,
+        finish=finish,
+        ran=ran,
+        wait=table.numbers("waiting_time", empty=True, least=0),
+        size=size,
+        summary=summary,
+        spells=spells,
+    )
+
+
+def read_columns(path: Path) -> Columns:
+    """A csv file without quoted cells. Raises: UsageError when it cannot be read, has no header, or a line of another length."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UsageError(f"{path}, line {line}: it is no text", hint="a directory that rmgr sim run --out wrote is meant") from error
+    lines = text.split("\n")
+    if not text:
+        raise UsageError(f"{path} is empty", hint=_CUT)
+    if lines.pop():
+        raise UsageError(f"{path}, line {len(lines) + 1}: it ends in the middle of the line", hint=_CUT)
+    header = lines[0].split(",")
+    rows = [line.split(",") for line in lines[1:]]
+    width = len(header)
+    wrong = next((at for at, row in enumerate(rows) if len(row) != width), None)
+    if wrong is not None:
+        row = rows[wrong]
+        told = f"column {header[len(row)]} is missing" if len(row) < width else f"the header names {width}"
+        raise UsageError(f"{path}, line {wrong + 2}: {len(row)} columns; {told}", hint=_CUT)
+    return Columns(path, len(rows), dict(zip(header, zip(*rows, strict=True) if rows else [()] * width, strict=True)))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises: UsageError when it cannot be read or is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}", hint=_CUT) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: it is no text", hint=_CUT) from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no JSON object", hint=_CUT)
+    return found
+
+
+# -- parts --------------------------------------------------------------------------------------------------------------------
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return np.nan
+
+
+def _check_order(table: Columns, start: Floats, finish: Floats) -> None:
+    wrong = finish < start
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise UsageError(f"{table.path}, line {at + 2}, column finish_time: the job ends before it starts", hint=_CUT)
+
+
+def _spells(directory: Path, table: Columns, numbers: Integers, start: Floats, finish: Floats) -> Spells:
+    """From spells.csv where there is one: the spells of jobs with several; else one a job that ran."""
+    one = np.flatnonzero(np.isfinite(start) & np.isfinite(finish))
+    cores = table.texts("allocated_resources")
+    path = directory / SPELLS
+    if not path.exists():
+        text = [cores[i] for i in one.tolist()]
+        origin = np.zeros(len(one), dtype=np.int64)
+        return Spells(job=one, start=start[one], end=finish[one], cores=text, origins=(table.path,), origin=origin, line=one + 2)
+    several = read_columns(path)
+    ids = several.numbers("job_id", least=0).astype(np.int64)
+    order = np.argsort(numbers, kind="stable")
+    at = order[np.minimum(np.searchsorted(numbers, ids, sorter=order), len(order) - 1)]
+    unknown = numbers[at] != ids
+    if unknown.any():
+        line = int(np.argmax(unknown))
+        raise UsageError(f"{path}, line {line + 2}, column job_id: {JOBS} has no job {ids[line]}", hint=_CUT)
+    one = one[~np.isin(one, at)]
+    job = np.concatenate([one, at])
+    begin = np.concatenate([start[one], several.numbers("starting_time", least=0)])
+    end = np.concatenate([finish[one], several.numbers("finish_time", least=0)])
+    text = [cores[i] for i in one.tolist()] + list(several.texts("allocated_resources"))
+    if (end < begin).any():
+        line = int(np.argmax(end < begin)) - len(one)
+        raise UsageError(f"{path}, line {line + 2}, column finish_time: the spell ends before it starts", hint=_CUT)
+    line = np.concatenate([one + 2, np.arange(len(at)) + 2])
+    origin = np.repeat([0, 1], [len(one), len(at)])
+    by_job = np.lexsort((begin, job))
+    return Spells(
+        job=job[by_job],
+        start=begin[by_job],
+        end=end[by_job],
+        cores=[text[i] for i in by_job.tolist()],
+        origins=(table.path, path),
+        origin=origin[by_job],
+        line=line[by_job],
+    )
+
+
+def _described(directory: Path) -> tuple[str, tuple[str, ...], int]:
+    """(policy, details, processors or 0) as a manifest tells them: the run's own, or that of the sweep it belongs to."""
+    own = directory / MANIFEST
+    sweep = directory.absolute().parent.parent / MANIFEST
+    found: Mapping[str, Any] = {}
+    if own.is_file():
+        document = read_json(own)
+        found = document.get("experiment") or document
+    elif directory.absolute().parent.name == "runs" and sweep.is_file():
+        runs = read_json(sweep).get("runs", [])
+        found = next((run for run in runs if isinstance(run, dict) and run.get("name") == directory.absolute().name), {})
+    found = found if isinstance(found, dict) else {}
+    params = found.get("params")
+    policy = str(found.get("policy", ""))
+    if policy.endswith((".py", ".toml")):
+        policy = Path(policy).stem
+    if isinstance(params, dict):
+        policy = " ".join([policy, *(f"{name}={value}" for name, value in sorted(params.items()))]).strip()
+    told = [(key, found.get(key)) for key in ("load", "interarrival", "seed")]
+    details = tuple(f"{key} {value:g}" for key, value in told if isinstance(value, int | float) and (key != "seed" or value))
+    processors, nodes, cores = (found.get(key) for key in ("processors", "nodes", "cores"))
+    if not isinstance(processors, int):
+        processors = nodes * cores if isinstance(nodes, int) and isinstance(cores, int) else 0
+    return policy, details, processors
+
+
+def _processors(summary: Mapping[str, Any], spells: Spells, size: Floats, ran: Floats) -> int:
+    """Of the machine: what its utilisation says, and at least one more than the highest number that a job used."""
+    _, _, last = spells.rectangles(np.arange(len(spells.start)))
+    seen = int(max(last.max(initial=0) + 1, np.max(size, where=np.isfinite(ran), initial=1)))
+    told = [summary.get(name) for name in ("utilisation", "makespan")]
+    if all(isinstance(value, int | float) and value > 0 for value in told):
+        work = float(np.nansum(size * ran))
+        counted = work / (told[0] * told[1])  # type: ignore[operator]  # numbers, as the line above says
+        if abs(counted - round(counted)) < 1e-6 * counted:
+            return max(seen, round(counted))
+    return seen

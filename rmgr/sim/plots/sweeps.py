@@ -1,0 +1,78 @@
+"""A sweep as it was written: results.csv with its policies, loads and seeds, and what its manifest says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rmgr.errors import UsageError
+from rmgr.sim.plots.reading import MANIFEST, read_columns, read_json
+
+RESULTS = "results.csv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """path: of results.csv. title: its workload. rows: one a run, numbers as floats; `load` is None where none was asked for."""
+
+    path: Path
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def loads(self) -> list[float | None]:
+        """In ascending order."""
+        return sorted({row["load"] for row in self.rows}, key=lambda load: -1.0 if load is None else load)
+
+    @property
+    def facts(self) -> list[str]:
+        """For the second line of a title."""
+        jobs, seeds = {row.get("jobs") for row in self.rows}, len({row["seed"] for row in self.rows})
+        told = [f"{jobs.pop():,.0f} jobs"] if len(jobs) == 1 and None not in jobs else []
+        return [*told, f"{seeds} seed{'s' if seeds > 1 else ''}"]
+
+    def groups(self) -> dict[tuple[str, float | None], list[Mapping[str, Any]]]:
+        """(policy, load) -> its runs, one a seed; in the order of the file."""
+        found: dict[tuple[str, float | None], list[Mapping[str, Any]]] = {}
+        for row in self.rows:
+            found.setdefault((row["policy"], row["load"]), []).append(row)
+        return found
+
+
+def is_sweep(directory: Path) -> bool:
+    """Something there says it is one, finished or not."""
+    return (directory / RESULTS).exists() or (directory / "runs").is_dir()
+
+
+def read_sweep(directory: Path) -> Sweep:
+    """Raises: UsageError for a sweep that has not ended, or damage (file, line and column are named)."""
+    path = directory / RESULTS
+    if not path.exists():
+        raise UsageError(
+            f"{directory} is a sweep that has not ended: {RESULTS} is not there", hint="the same rmgr sim sweep command goes on"
+        )
+    table = read_columns(path)
+    if not table.lines:
+        raise UsageError(f"{path} holds no run, so there is nothing to draw")
+    columns: dict[str, Sequence[Any]] = {name: table.texts(name) for name in ("name", "policy")}
+    for name in table.by_name:
+        if name not in columns:
+            columns[name] = table.numbers(name, empty=name == "load").tolist()
+    for name in ("load", "seed"):
+        table.texts(name)
+    columns["load"] = [None if text == "" else load for text, load in zip(table.texts("load"), columns["load"], strict=True)]
+    rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    return Sweep(path=path, title=_source(directory), rows=rows)
+
+
+def _source(directory: Path) -> str:
+    """The workload as the manifest names it, without directories and suffixes; the directory's name without one."""
+    manifest = directory / MANIFEST
+    runs = read_json(manifest).get("runs") if manifest.is_file() else None
+    source = runs[0].get("source", "") if isinstance(runs, list) and runs and isinstance(runs[0], dict) else ""
+    name = Path(str(source)).name
+    for suffix in (".gz", ".swf", ".txt"):
+        name = name.removesuffix(suffix)
+    return name or directory.absolute().name

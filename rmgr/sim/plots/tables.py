@@ -1,0 +1,101 @@
+"""A report's table as a picture: a panel for each column of numbers, against the first column; names are bars, numbers are lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rmgr.errors import UsageError
+from rmgr.sim.plots.canvas import MOST_LINES, PALETTE, Axes, Figure, MaxNLocator, clipped, legend_below, line_style, named, new_figure
+
+_MOST_PANELS, _MOST_ROWS, _PANELS_A_ROW = 12, 40, 3
+
+
+def is_drawable(table: Mapping[str, Any]) -> bool:
+    """It has a first column to draw against, columns of numbers beside it, and no more rows and columns than a picture can hold."""
+    try:
+        _, panels, groups = _parts(table)
+    except UsageError:
+        return False
+    return bool(panels and groups)
+
+
+def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
+    """The picture. Raises: UsageError for a table that is too large, or has no numbers."""
+    by_number, panels, groups = _parts(table)
+    columns = min(len(panels), _PANELS_A_ROW)
+    rows = math.ceil(len(panels) / columns)
+    height = 3.3 if by_number else 1.0 + 0.3 * len(groups)
+    figure = new_figure(width=max(3.6 * columns, 6.0), height=rows * height + 0.9)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=not by_number)
+    handles: list[object] = []
+    for at, (place, name) in enumerate(panels):
+        axes = grid[at // columns][at % columns]
+        if by_number:
+            handles = _lines(axes, groups, place)
+            axes.set_xlabel(table["columns"][0])
+            axes.set_ylabel(name)
+        else:
+            _bars(axes, groups, place)
+            axes.set_xlabel(name)
+    for spare in range(len(panels), rows * columns):
+        grid[spare // columns][spare % columns].set_axis_off()
+    if not by_number:
+        for line in grid:
+            line[0].set_yticks(range(len(groups)), [clipped(name, 48) for name in groups])
+            line[0].set_ylim(len(groups) - 0.5, -0.5)
+    named(grid[0][0], table["title"], f"paper {paper}" if paper else "")
+    grid[0][0].title.set_in_layout(False)
+    if by_number and len(groups) > 1:
+        legend_below(figure, handles, list(groups))
+    return figure
+
+
+def _parts(table: Mapping[str, Any]) -> tuple[bool, list[tuple[int, str]], dict[str, list[Sequence[Any]]]]:
+    """(the first column is numbers, (place, name) of each column of numbers beside it, name of a line or bar -> its rows)."""
+    columns, rows = table["columns"], table["rows"]
+    kinds = [_is_numbers([row[at] for row in rows]) for at in range(len(columns))]
+    by_number = bool(kinds) and kinds[0]
+    panels = [(at, name) for at, name in enumerate(columns) if at and kinds[at]]
+    words = [at for at in range(len(columns)) if not kinds[at]]
+    groups: dict[str, list[Sequence[Any]]] = {}
+    for row in rows:
+        groups.setdefault(", ".join(str(row[at]) for at in words if row[at] not in {None, ""}), []).append(row)
+    most = MOST_LINES if by_number else _MOST_ROWS
+    if not (0 < len(panels) <= _MOST_PANELS and 0 < len(groups) <= most):
+        told = f"{len(panels)} columns of numbers and {len(groups)} rows or lines"
+        raise UsageError(f"table {table['title']!r} cannot be drawn: {told}", hint=f"at most {_MOST_PANELS} and {most}")
+    return by_number, panels, groups
+
+
+def _is_numbers(cells: Sequence[Any]) -> bool:
+    return any(cell is not None for cell in cells) and all(cell is None or isinstance(cell, int | float) for cell in cells)
+
+
+def _lines(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int) -> list[object]:
+    handles: list[object] = []
+    for at, rows in enumerate(groups.values()):
+        points = sorted((row[0], row[place]) for row in rows if row[0] is not None and row[place] is not None)
+        handles += axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3.5, **line_style(at))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.yaxis.set_major_formatter("{x:,g}")
+    if axes.get_ylim()[0] > 0:
+        axes.set_ylim(bottom=0)
+    return handles
+
+
+def _bars(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int) -> None:
+    values = [next((row[place] for row in rows if row[place] is not None), None) for rows in groups.values()]
+    drawn = [value or 0.0 for value in values]
+    axes.barh(range(len(drawn)), drawn, height=0.66, color=PALETTE[0], alpha=0.75)
+    for at, value in enumerate(values):
+        text = "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        axes.annotate(text, (max(drawn[at], 0.0), at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    low, high = min(0.0, *drawn), max(0.0, *drawn)
+    axes.set_xlim(low * 1.05, (high or 1.0) * 1.25)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
