@@ -153,7 +153,7 @@ def _mean_of_ratios(runs: Runs) -> Table:
 def _ageing(runs: Runs) -> Table:
     """papers.md 2.6: the paper's future work, starvation by sorting, and what ageing does to it."""
     rows: list[tuple[Cell, ...]] = []
-    for name in ("SJF", "LJF"):
+    for name in ("SJF", "LJF", "LJF/FF", "LJF/FF+mig"):
         for interval in (BUSY, LESS_BUSY):
             for wait in WAITS:
                 measures = [runs.mean(m, name, interval, max_wait=wait) for m in ("starved", SR, "mean_wait", "longest_wait")]
