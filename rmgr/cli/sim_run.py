@@ -59,6 +59,7 @@ PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
     rmgr sim run trace.swf --policy easy --param order=sjf --json
     rmgr sim run trace.swf --policy ./my_policy.py --param spare=4
     rmgr sim run lublin99 --policy easy --nodes 256 --count 20000 --load 0.8 --seed 3
+    rmgr sim run feitelson96 --policy migration --sites 10 --tick 10m --penalty 5m
     rmgr sim run trace.swf --policy easy --mtbf 30d --mttr 4h --events events.jsonl
     rmgr sim run trace.swf --policy easy --record easy.log.gz
 
@@ -87,6 +88,9 @@ PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 @click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair, as 4h")
 @click.option("--requeue/--no-requeue", default=True, help="a job that loses a node waits again (default), or has failed")
 @click.option("--dependencies", is_flag=True, help="follow fields 17 and 18 of the trace: jobs come a think time after another's end")
+@click.option("--sites", type=click.IntRange(0, 10_000), default=0, help="a grid: nodes of drawn speeds, 0.5 to 1.5, in so many sites")
+@click.option("--delay", type=DURATION_US, default="10m", show_default=True, help="with --sites: for each site of a job beyond the first")
+@click.option("--penalty", type=DURATION_US, default="1m", show_default=True, help="with --sites: of a migration, for each processor")
 @click.option("--record", type=click.Path(path_type=Path), metavar="LOG", help="write every fact and decision there, for rmgr sim replay")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="jobs.csv, schedule.json, manifest.json; must not exist yet")
 @click.option("--validate", is_flag=True, help="check the schedule: no overlap, no over-allocation, every job ends")
@@ -107,6 +111,9 @@ def run(
     mttr: int,
     requeue: bool,
     dependencies: bool,
+    sites: int,
+    delay: int,
+    penalty: int,
     record: Path | None,
     out: Path | None,
     validate: bool,
@@ -139,6 +146,9 @@ def run(
         mttr_us=mttr,
         requeue=requeue,
         dependencies=dependencies,
+        sites=sites,
+        delay_us=delay,
+        penalty_us=penalty,
         configure=policy_files.load,
     )
     experiment.check()  # a wrong name is told before a long trace is read
@@ -192,6 +202,7 @@ def _told(
     jobs, processors = len(workload.jobs), result.processors
     nodes = experiment.node_count(processors)
     machine = f"{processors:,} processors" if nodes == processors else f"{nodes:,} nodes with {processors:,} cores in all"
+    machine += f" of drawn speeds in {experiment.sites} sites" if experiment.sites else ""
     offered = _load(workload)
     touched = [f"{count:,} {what}" for what, count in workload.touched.items() if count and what != "records read"]
     span = format_duration(workload.span_us / 1e6)

@@ -15,6 +15,7 @@ from rmgr.sim.driver import simulate
 from rmgr.sim.events import Failures, LimitsChange
 from rmgr.sim.events_file import read_events
 from rmgr.sim.execution import by_speed
+from rmgr.sim.grid import MINUTE_US, Grid, drawn
 from rmgr.sim.machine import Machine
 from rmgr.sim.models.catalogue import is_model, model_named
 from rmgr.sim.outcome import Result
@@ -38,6 +39,8 @@ class Experiment:
         tick_us: passes only at its multiples, 0 = at every event.
         events: path of a file of events (events_file.py), "" = none. mtbf_us, mttr_us: of each node, 0 = nodes never fail; both or none.
         requeue: a job that loses a node waits again, else it has failed. dependencies: fields 17 and 18 of a trace are followed.
+        sites: a grid of one-core nodes of drawn speeds in so many sites (grid.py), 0 = none; delay_us: for each site of a job beyond the
+            first; penalty_us: of a migration, for each processor of the job.
     """
 
     source: str
@@ -55,6 +58,9 @@ class Experiment:
     mttr_us: int = 0
     requeue: bool = True
     dependencies: bool = False
+    sites: int = 0
+    delay_us: int = 10 * MINUTE_US
+    penalty_us: int = MINUTE_US
     configure: Callable[[str, Mapping[str, str]], Configuration] = configured
 
     def workload(self) -> Workload:
@@ -84,21 +90,29 @@ class Experiment:
             nodes, rest = divmod(workload.processors, self.cores)
             if rest:
                 raise UsageError(f"{workload.processors} processors are no whole number of nodes with {self.cores} cores", hint="--nodes N")
+        grid = self._grid(nodes)
         limits = (LimitsChange(0, partition, limits) for partition, limits in found.limits.items())
         return Setting(
-            nodes=nodes,
+            nodes=nodes if grid is None else grid.nodes(),
             cores=self.cores,
             pipeline=found.stages,
             policy=self.policy,
             seed=self.seed,
             tick_us=self.tick_us,
             partitions=_homes(found, workload),
-            execution=by_speed(found.nodes),
+            execution=by_speed(found.nodes) if grid is None else grid,
             events=(*limits, *(read_events(self.events) if self.events else ())),
             failures=self._failures(),
             requeue=self.requeue,
             usage_half_life_us=found.usage_half_life_us,
         )
+
+    def _grid(self, nodes: int | tuple[Node, ...]) -> Grid | None:
+        if not self.sites:
+            return None
+        if self.cores != 1 or not isinstance(nodes, int):
+            raise UsageError("a grid has nodes of one core and draws their speeds", hint="--sites goes with --nodes, without --cores")
+        return drawn(self.seed, nodes=nodes, sites=self.sites, delay_us=self.delay_us, penalty_us=self.penalty_us)
 
     def _failures(self) -> Failures | None:
         if not self.mtbf_us and not self.mttr_us:
@@ -148,6 +162,9 @@ class Experiment:
             "mttr_seconds": self.mttr_us / 1e6 or None,
             "requeue": self.requeue,
             "dependencies": self.dependencies,
+            "sites": self.sites or None,
+            "delay_seconds": self.delay_us / 1e6 if self.sites else None,
+            "penalty_seconds": self.penalty_us / 1e6 if self.sites else None,
         }
 
 
