@@ -193,7 +193,7 @@ def test_gantt_of_very_many_jobs_is_an_image_of_what_is_in_use(tmp_path: Path) -
         assert not part.axes[0].images, "a short part is drawn one by one"
         assert part.axes[0].get_xlabel() == "time since 5 h after the first submit (min)"
         assert part.axes[0].get_xlim() == pytest.approx((2000 / 60, 3000 / 60))
-        assert "from 5 h 33 min 20 s to 5 h 50 min: 173 jobs run" in texts(part)
+        assert "from 5 h 33 min 20 s to 5 h 50 min: 173 jobs" in texts(part)
 
 
 def test_utilisation_has_two_curves_on_one_axis_of_time(tmp_path: Path) -> None:

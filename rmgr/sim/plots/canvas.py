@@ -85,6 +85,7 @@ _STYLE = {
     "svg.hashsalt": "rmgr",  # ids inside the file are not drawn anew every time
 }
 _LONGEST_TITLE = 110
+_LEGEND_LINE = 0.19  # inches
 
 
 @contextmanager
@@ -134,10 +135,12 @@ def line_style(at: int) -> dict[str, object]:
 
 
 def legend_below(figure: Figure, handles: Sequence[object], labels: Sequence[str], *, title: str = "") -> None:
-    """A legend under the axes, where no data is; as many columns as its longest name leaves room for."""
+    """A legend under the axes, where no data is; as many columns as its longest name leaves room for. The figure grows by its lines."""
     if not handles:
         return
     labels = [clipped(label, _LONGEST_TITLE) for label in labels]
     longest = max(map(len, labels)) + 6
     columns = max(1, min(len(labels), int(figure.get_figwidth() * 14 / longest)))
+    rows = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * (rows - 1))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, title=title or None, fontsize=8.5)

@@ -16,6 +16,7 @@ from rmgr.sim.plots.timing import label_of, unit_for
 
 #: More bars than this cannot be read.
 MOST_BARS = 40
+_LONGEST = 48
 _MEASURES = ("mean_waiting_time", "mean_bounded_slowdown", "utilisation")
 
 
@@ -57,13 +58,13 @@ def _measure(row: Mapping[str, Any], name: str, where: str) -> float:
 def _figure(bars: Sequence[Bar], title: str, facts: Sequence[str]) -> Figure:
     if len(bars) > MOST_BARS:
         raise UsageError(f"{len(bars)} bars are too many for one picture", hint=f"at most {MOST_BARS}; for a sweep over loads: --kind load")
-    figure = new_figure(width=10.0, height=1.7 + 0.36 * len(bars))
+    figure = new_figure(width=9.0 + 0.07 * max(len(clipped(bar.label, _LONGEST)) for bar in bars), height=1.7 + 0.36 * len(bars))
     panels = figure.subplots(1, 3, sharey=True)
     unit = unit_for(max(max(bar.values["mean_waiting_time"]) for bar in bars))
     _panel(panels[0], bars, "mean_waiting_time", f"mean wait ({unit.sign})", 1 / unit.seconds)
     _panel(panels[1], bars, "mean_bounded_slowdown", "mean bounded slowdown (tau 10 s)", 1.0)
     _panel(panels[2], bars, "utilisation", "utilisation of the machine", 1.0)
-    panels[0].set_yticks(range(len(bars)), [clipped(bar.label, 48) for bar in bars])
+    panels[0].set_yticks(range(len(bars)), [clipped(bar.label, _LONGEST) for bar in bars])
     panels[0].set_ylim(len(bars) - 0.5, -0.5)
     spread = "bars: mean over the seeds, lines: least to most" if any(len(v) > 1 for bar in bars for v in bar.values.values()) else ""
     named(panels[0], f"Comparison, {title}", *facts, spread)

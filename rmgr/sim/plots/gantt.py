@@ -8,7 +8,7 @@ import numpy as np
 
 from rmgr.sim.plots.canvas import INK, Axes, Figure, MaxNLocator, Normalize, Patch, PolyCollection, legend_below, named, new_figure
 from rmgr.sim.plots.occupancy import occupancy
-from rmgr.sim.plots.reading import Floats, Integers, Run
+from rmgr.sim.plots.reading import Floats, Integers, Run, counted
 from rmgr.sim.plots.timing import TimeAxis, label_of, set_time_axis
 from rmgr.sim.plots.window import Window
 
@@ -45,7 +45,7 @@ def gantt(run: Run, window: Window = Window()) -> Figure:  # noqa: B008 - a froz
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.grid(visible=False)
     jobs = len(np.unique(run.spells.job[chosen]))
-    shown = "" if window.is_whole else f"{window.told(run)}: {jobs:,} jobs run"
+    shown = "" if window.is_whole else f"{window.told(run)}: {counted(jobs, 'job')}"
     if len(owners) <= MOST_RECTANGLES:
         named(axes, f"Schedule of {run.title}", *run.facts, shown)
         _rectangles(figure, axes, run, axis, (owners, first, last))

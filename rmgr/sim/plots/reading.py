@@ -99,8 +99,7 @@ class Run:
     @property
     def facts(self) -> tuple[str, ...]:
         """For the second line of a title."""
-        plural = "s" if self.processors != 1 else ""
-        return (f"{len(self.numbers):,} jobs", f"{self.processors:,} processor{plural}", *self.details)
+        return (counted(len(self.numbers), "job"), counted(self.processors, "processor"), *self.details)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +214,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def policy_name(policy: str) -> str:
+    """As pictures name it: of a file its name without directory and ending."""
+    return Path(policy).stem if policy.endswith((".py", ".toml")) else policy
+
+
+def counted(count: int, what: str) -> str:
+    """`1 job`, `50,000 jobs`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 # -- parts --------------------------------------------------------------------------------------------------------------------
 
 
@@ -284,9 +293,7 @@ def _described(directory: Path) -> tuple[str, tuple[str, ...], int]:
         found = next((run for run in runs if isinstance(run, dict) and run.get("name") == directory.absolute().name), {})
     found = found if isinstance(found, dict) else {}
     params = found.get("params")
-    policy = str(found.get("policy", ""))
-    if policy.endswith((".py", ".toml")):
-        policy = Path(policy).stem
+    policy = policy_name(str(found.get("policy", "")))
     if isinstance(params, dict):
         policy = " ".join([policy, *(f"{name}={value}" for name, value in sorted(params.items()))]).strip()
     told = [(key, found.get(key)) for key in ("load", "interarrival", "seed")]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.errors import UsageError
-from rmgr.sim.plots.reading import MANIFEST, read_columns, read_json
+from rmgr.sim.plots.reading import MANIFEST, counted, policy_name, read_columns, read_json
 
 RESULTS = "results.csv"
 
@@ -30,8 +30,8 @@ class Sweep:
     def facts(self) -> list[str]:
         """For the second line of a title."""
         jobs, seeds = {row.get("jobs") for row in self.rows}, len({row["seed"] for row in self.rows})
-        told = [f"{jobs.pop():,.0f} jobs"] if len(jobs) == 1 and None not in jobs else []
-        return [*told, f"{seeds} seed{'s' if seeds > 1 else ''}"]
+        told = [counted(int(jobs.pop()), "job")] if len(jobs) == 1 and None not in jobs else []
+        return [*told, counted(seeds, "seed")]
 
     def groups(self) -> dict[tuple[str, float | None], list[Mapping[str, Any]]]:
         """(policy, load) -> its runs, one a seed; in the order of the file."""
@@ -63,6 +63,7 @@ def read_sweep(directory: Path) -> Sweep:
     for name in ("load", "seed"):
         table.texts(name)
     columns["load"] = [None if text == "" else load for text, load in zip(table.texts("load"), columns["load"], strict=True)]
+    columns["policy"] = [policy_name(policy) for policy in columns["policy"]]
     rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
     return Sweep(path=path, title=_source(directory), rows=rows)
 

@@ -52,7 +52,9 @@ def unit_for(span_s: float) -> Unit:
 
 
 def label_of(span_s: float) -> str:
-    """A length of time in few letters, three digits exact: `15 min`, `6 h`, `2.25 d`."""
+    """A length of time in few letters, three digits exact: `20 ms`, `15 min`, `6 h`, `2.25 d`."""
+    if 0 < span_s < 1:
+        return f"{span_s * 1e3:.3g} ms" if span_s >= 1e-3 else f"{span_s * 1e6:.3g} µs"
     unit = UNITS[sum(span_s >= limit for limit in (MINUTE, HOUR, DAY))]
     return f"{span_s / unit.seconds:.3g} {unit.sign}"
 

@@ -45,7 +45,7 @@ def waits(runs: Sequence[Run], window: Window = Window()) -> Figure:  # noqa: B0
     told = "" if window.is_whole else f"submitted {window.told(runs[0])}"
     named(axes, f"Wait times, {title}", *facts, told)
     legend = [
-        f"{label}: mean {_time(times.mean())}, {np.count_nonzero(times == 0) / len(times):.0%} do not wait"
+        f"{label}: mean {label_of(times.mean())}, {np.count_nonzero(times == 0) / len(times):.0%} do not wait"
         for label, times in zip(labels_of(runs), found, strict=True)
     ]
     legend_below(figure, handles, legend)
@@ -70,7 +70,3 @@ def _waits(run: Run, window: Window) -> Floats:
     if not len(found):
         raise UsageError(f"{run.directory}: no job that was submitted {window.told(run) or 'at all'} ran, so there are no waits to draw")
     return found
-
-
-def _time(seconds: float) -> str:
-    return label_of(seconds) if seconds >= 1 else f"{seconds:.2g} s"
