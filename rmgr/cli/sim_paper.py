@@ -76,7 +76,7 @@ def paper(session: Session, number: str, checks: tuple[str, ...], seeds: tuple[i
         report = module.report(chosen, wanted, on_progress, processes)
     pictures = _write(out, report, chosen, wanted) if out is not None else 0
     if report.figures and out is not None and not pictures:
-        session.note("figures are not drawn: matplotlib is missing (pip install 'rmgr[plots]')")
+        session.note(f"figures are not drawn: matplotlib is missing (pip install 'rmgr[plots]', then rmgr sim plot {out})")
     if session.json:
         emit(report.document())
     else:
@@ -177,6 +177,8 @@ def _write(out: Path, report: Report, seeds: tuple[int, ...], checks: tuple[str,
     with whole_directory(out) as partial:
         write_json(partial / "report.json", report.document())
         write_json(partial / "manifest.json", manifest)
+        if report.figures:
+            write_json(partial / "figures.json", {"figures": [figure.document() for figure in report.figures]})
         for table in report.tables:
             (partial / table.file_name).write_text(table.csv(), encoding="utf-8")
         return _draw(partial, report) if report.figures else 0

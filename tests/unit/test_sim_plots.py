@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -269,8 +270,13 @@ def test_tables_and_figures_of_reports_are_drawn(tmp_path: Path) -> None:
         assert "penalty (min)\nSR\nminimal" in texts(found[0].draw())
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "report.json").write_text(json.dumps({"paper": "000", "tables": [table, words]}))
-    made = pictures.pictures(pictures.read([tmp_path / "paper"]))
-    assert [picture.name for picture in made] == ["paper000-waits", "paper000-names"]
+    (tmp_path / "paper" / "figures.json").write_text(json.dumps({"figures": [figure.document()]}))
+    results = pictures.read([tmp_path / "paper"])
+    assert results.reports[0][1] == (figure,)
+    assert [picture.name for picture in pictures.pictures(results)] == ["paper000-waits", "paper000-names", "paper000-sr-against-penalty"]
+    (tmp_path / "paper" / "figures.json").write_text('{"figures": [{"title": "x"}]}')
+    with pytest.raises(UsageError, match=r"figures\.json holds no figures"):
+        pictures.read([tmp_path / "paper"])
 
 
 # -- the command --------------------------------------------------------------------------------------------------------------
@@ -289,6 +295,8 @@ def test_one_run_gets_three_pictures_and_the_same_bytes_twice(tmp_path: Path, ca
         first = (small / "plots" / name).read_bytes()
         assert first == (tmp_path / "again" / name).read_bytes()
         assert b"<dc:date>" not in first
+        if name.endswith(".svg"):
+            assert ET.fromstring(first).tag == "{http://www.w3.org/2000/svg}svg"
     assert run(["sim", "plot", str(small)]) == 1
     assert "gantt.png exists already (and 2 more)" in capsys.readouterr().err
     assert run(["sim", "plot", str(small), "--kind", "gantt", "--overwrite", "--json"]) == 0

@@ -180,6 +180,17 @@ class Figure:
     lines: tuple[tuple[str, tuple[Point, ...]], ...]
     logarithmic: bool = False
 
+    def document(self) -> dict[str, Any]:
+        """For figures.json: what `rmgr sim plot` draws it from."""
+        lines = [{"name": name, "points": [list(point) for point in points]} for name, points in self.lines]
+        return {
+            "title": self.title,
+            "x_label": self.x_label,
+            "y_label": self.y_label,
+            "logarithmic": self.logarithmic,
+            "lines": lines,
+        }
+
 
 def slug(title: str) -> str:
     """A title as a file name: lower case, words joined by `-`."""

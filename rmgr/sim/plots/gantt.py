@@ -51,7 +51,9 @@ def gantt(run: Run, window: Window = Window()) -> Figure:  # noqa: B008 - a froz
         _rectangles(figure, axes, run, axis, (owners, first, last))
     else:
         width = _image(figure, axes, run, axis, (start, end), (owners, first, last))
-        named(axes, f"Processors in use, {run.title}", *run.facts, shown, f"a dot is {width}")
+        several = len(np.intersect1d(_in_several(run), run.spells.job[chosen]))
+        stretches = f"{several:,} of them in several stretches" if several else ""
+        named(axes, f"Processors in use, {run.title}", *run.facts, shown, stretches, f"a dot is {width}")
     return figure
 
 

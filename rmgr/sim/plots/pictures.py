@@ -26,7 +26,7 @@ from rmgr.sim.plots.utilisation import utilisation
 from rmgr.sim.plots.waits import waits
 from rmgr.sim.plots.window import Window
 
-REPORT = "report.json"
+REPORT, FIGURES = "report.json", "figures.json"
 #: kind -> what it shows.
 KINDS: Mapping[str, str] = {
     "gantt": "processors against time, of each run",
@@ -35,6 +35,7 @@ KINDS: Mapping[str, str] = {
     "compare": "mean wait, bounded slowdown and utilisation, all runs in one picture",
     "load": "wait and slowdown against load, of a sweep",
     "tables": "tables of a paper's report",
+    "figures": "figures of a paper's report",
 }
 _WRITTEN = "name a directory that rmgr sim run|sweep|paper --out wrote"
 FORMS: Mapping[str, tuple[str, ...]] = {"png": ("png",), "svg": ("svg",), "both": ("png", "svg")}
@@ -50,11 +51,11 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What was read: runs, sweeps, and reports as (directory, document)."""
+    """What was read: runs, sweeps, and reports as (document, figures)."""
 
     runs: Sequence[Run]
     sweeps: Sequence[Sweep]
-    reports: Sequence[tuple[Path, Mapping[str, Any]]]
+    reports: Sequence[tuple[Mapping[str, Any], Sequence[report.Figure]]]
 
 
 def read(directories: Iterable[Path]) -> Results:
@@ -69,7 +70,7 @@ def read(directories: Iterable[Path]) -> Results:
         elif is_sweep(directory):
             sweeps.append(read_sweep(directory))
         elif (directory / REPORT).exists():
-            reports.append((directory, _report(directory / REPORT)))
+            reports.append((_report(directory / REPORT), _figures(directory / FIGURES)))
         else:
             told = "holds no results" if any(directory.iterdir()) else "is empty"
             raise UsageError(f"{directory} {told}: there is no {JOBS}, results.csv or {REPORT}", hint=_WRITTEN)
@@ -78,7 +79,7 @@ def read(directories: Iterable[Path]) -> Results:
 
 def pictures(results: Results, kinds: Sequence[str] = (), window: Window = Window()) -> list[Picture]:  # noqa: B008 - a frozen value
     """What is drawn of them. kinds: none = all that fit: of each run gantt and utilisation, of all runs together waits, and compare when
-    there are several; of a sweep load (compare when it has one load); of a report its tables.
+    there are several; of a sweep load (compare when it has one load); of a report its tables and figures.
 
     Raises: UsageError when a kind that was named does not fit to what was read.
     """
@@ -93,11 +94,11 @@ def pictures(results: Results, kinds: Sequence[str] = (), window: Window = Windo
         raise UsageError(f"--kind {kind} draws single runs, and none was named", hint=f"as {example}")
     if "load" in wanted and not results.sweeps:
         raise UsageError("--kind load draws sweeps, and none was named", hint="rmgr sim sweep --load .7,.8,.9 ... --out DIR")
-    if "tables" in wanted and not results.reports:
-        raise UsageError("--kind tables draws reports, and none was named", hint="rmgr sim paper 000 --out DIR")
+    if {"tables", "figures"} & wanted and not results.reports:
+        raise UsageError("--kind tables and figures draw reports, and none was named", hint="rmgr sim paper 001 --out DIR")
     if "compare" in wanted and not (runs or results.sweeps):
         raise UsageError("--kind compare draws runs or sweeps, and none was named", hint="rmgr sim run --out DIR")
-    if {"compare", "load", "tables"} & wanted and not window.is_whole:
+    if {"compare", "load", "tables", "figures"} & wanted and not window.is_whole:
         raise UsageError("--from and --to cut single runs: gantt, utilisation and waits", hint="leave them away, or name --kind")
     for name, draw in (("gantt", gantt), ("utilisation", utilisation)):
         if name in wanted:
@@ -113,9 +114,13 @@ def pictures(results: Results, kinds: Sequence[str] = (), window: Window = Windo
             made.append(Picture(f"load{end}", partial(load, sweep)))
         if "compare" in wanted and (kinds or len(sweep.loads) == 1):
             made.append(Picture(f"compare{end}", partial(compare_sweep, sweep)))
-    if "tables" in wanted:
-        for _, document in results.reports:
-            made += _of_report(document)
+    for document, shown in results.reports:
+        paper = str(document.get("paper", ""))
+        if "tables" in wanted:
+            drawable = [table for table in document["tables"] if is_drawable(table)]
+            made += [Picture(f"paper{paper}-{slug(table['title'])}", partial(draw_table, table, paper=paper)) for table in drawable]
+        if "figures" in wanted:
+            made += [Picture(f"paper{paper}-{picture.name}", picture.draw) for picture in figures(shown)]
     if not made:
         raise UsageError("there is nothing to draw in what was named", hint=f"--kind {'|'.join(KINDS)}")
     twice = [name for name, times in Counter(picture.name for picture in made).items() if times > 1]
@@ -172,7 +177,7 @@ def _fitting(results: Results, window: Window) -> set[str]:
         fitting.add("compare")
     if any(len(sweep.loads) > 1 for sweep in results.sweeps):
         fitting.add("load")
-    return fitting | ({"tables"} if results.reports else set())
+    return fitting | ({"tables", "figures"} if results.reports else set())
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -201,7 +206,21 @@ def _report(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def _of_report(document: Mapping[str, Any]) -> list[Picture]:
-    paper = str(document.get("paper", ""))
-    drawable = [table for table in document["tables"] if is_drawable(table)]
-    return [Picture(f"paper{paper}-{slug(table['title'])}", partial(draw_table, table, paper=paper)) for table in drawable]
+def _figures(path: Path) -> Sequence[report.Figure]:
+    if not path.exists():
+        return ()
+    try:
+        return tuple(
+            report.Figure(
+                title=str(each["title"]),
+                x_label=str(each["x_label"]),
+                y_label=str(each["y_label"]),
+                logarithmic=bool(each["logarithmic"]),
+                lines=tuple(
+                    (str(line["name"]), tuple(report.Point(*map(float, point)) for point in line["points"])) for line in each["lines"]
+                ),
+            )
+            for each in read_json(path)["figures"]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} holds no figures: {error!r}", hint="a directory that rmgr sim paper --out wrote is meant") from error
