@@ -8,19 +8,21 @@ Algorithm:
 The order is made anew in each pass; what a pass starts counts from the next one on. Only what differs counts: without records of use (the
 state keeps none unless it is told the half-life) the running jobs alone decide.
 Parameters: half_life_us (us, default 7 days), shares (weights of `ACCOUNT` or `ACCOUNT/USER`, default 1 each).
-Cost: O(waiting + running + users) a pass; 10,000 waiting jobs about 5 ms. Source: Slurm's fair tree (design.md 1: "what users of Slurm
+Cost: O(waiting + running + users) a pass; 10,000 waiting jobs of 40 users 2 ms. Source: Slurm's fair tree (design.md 1: "what users of Slurm
 would expect"); differs from it in: two levels (account, user) and no other factors; job size and age do not count (`max_wait` does ageing).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import merge
 from typing import ClassVar
 
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job
 from rmgr.sched.parameters import about
+from rmgr.sched.partition import arrival
 from rmgr.sched.records import Usage
 
 DAY_US = 86_400_000_000
@@ -44,34 +46,36 @@ class FairShare:
                 raise ValueError(f"the share of {who} is {share}, at least 1 is needed")
 
     def arrange(self, draft: Draft) -> Iterator[Job]:
-        by_account, by_user = self._used(draft)
-        shares = dict(self.shares)
-        groups: dict[tuple[float, float], list[Job]] = {}
-        group_of: dict[tuple[str, str], list[Job]] = {}
+        waiting: dict[tuple[str, str], list[Job]] = {}
         for job in draft.by_arrival():
-            who = (job.account, job.user)
-            group = group_of.get(who)
-            if group is None:  # integers divide correctly rounded: the same quotient in any process
-                rank = (
-                    by_account.get(job.account, 0) / shares.get(job.account, 1),
-                    by_user.get(who, 0) / shares.get(f"{job.account}/{job.user}", 1),
-                )
-                group = group_of[who] = groups.setdefault(rank, [])
-            group.append(job)
-        for rank in sorted(groups):
-            yield from groups[rank]
+            waiting.setdefault((job.account, job.user), []).append(job)
+        for jobs in self._ranked(draft, waiting) if len(waiting) > 1 else waiting.values():
+            yield from jobs
 
-    def _used(self, draft: Draft) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
-        """Core time by account and by user. Whole numbers: their sum is the same in any order."""
+    def _ranked(self, draft: Draft, waiting: Mapping[tuple[str, str], list[Job]]) -> list[list[Job]]:
+        """The jobs of each (account, user), the first to be served first; those of equals together, by arrival."""
+        by_account, by_user = self._used(draft, {account for account, _ in waiting})
+        shares = dict(self.shares)
+        groups: dict[tuple[float, float], list[list[Job]]] = {}
+        for who, jobs in waiting.items():
+            account, user = who  # whole numbers divide correctly rounded: the same quotient in any process
+            rank = (by_account.get(account, 0) / shares.get(account, 1), by_user.get(who, 0) / shares.get(f"{account}/{user}", 1))
+            groups.setdefault(rank, []).append(jobs)
+        return [group[0] if len(group) == 1 else list(merge(*group, key=arrival)) for _, group in sorted(groups.items())]
+
+    def _used(self, draft: Draft, accounts: Container[str]) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
+        """Core time of these accounts and of their users. Whole numbers: their sum is the same in any order."""
         now, half_life = draft.now_us, self.half_life_us
         by_user: dict[tuple[str, str], int] = {}
         for use in draft.usage():
-            who = (use.account, use.user)
-            by_user[who] = by_user.get(who, 0) + use.decayed(now, half_life)
+            if use.account in accounts:
+                who = (use.account, use.user)
+                by_user[who] = by_user.get(who, 0) + use.decayed(now, half_life)
         for run in draft.running():
-            who = (run.job.account, run.job.user)
-            use = Usage(run.job.user, run.job.account, 0, now).charged(run.job.cpus, run.start_us, now, half_life)
-            by_user[who] = by_user.get(who, 0) + use.core_us
+            if run.job.account in accounts:
+                who = (run.job.account, run.job.user)
+                use = Usage(run.job.user, run.job.account, 0, now).charged(run.job.cpus, run.start_us, now, half_life)
+                by_user[who] = by_user.get(who, 0) + use.core_us
         by_account: dict[str, int] = {}
         for (account, _), core_us in by_user.items():
             by_account[account] = by_account.get(account, 0) + core_us
