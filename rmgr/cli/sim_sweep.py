@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import sys
 from collections.abc import Iterable
 from fractions import Fraction
@@ -124,6 +125,7 @@ def sweep(
         return
     _draw(rows)
     sys.stdout.write(f"{len(rows)} runs in {out}: results.csv, manifest.json, runs/\n")
+    sys.stdout.write(f"draw: rmgr sim plot {shlex.quote(str(out))}\n")
 
 
 def _draw(rows: list[dict[str, Any]]) -> None:
