@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from rmgr.sched.draft import Draft
+from rmgr.sched.partition import Partition
 from rmgr.sched.plan import Fault, Plan
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state import ClusterState
@@ -43,7 +44,8 @@ def run_pass(
                     if part is None:
                         faults.append(Fault(policy.name, name, "no such partition"))
                         continue
-                    draft = drafts[name] = Draft(part, now, seed, _keepers(stages, name) if part.reservations else ())
+                    part.open_for(now)
+                    draft = drafts[name] = Draft(part, now, seed, _keepers(stages, part))
                     mark = None
                 else:
                     mark = draft.mark()
@@ -57,28 +59,32 @@ def run_pass(
                     faults.append(Fault(policy.name, name, error))
                     if mark is None:
                         draft.close()
-                        drafts[name] = Draft(state.partitions[name], now, seed, _keepers(stages, name))
+                        drafts[name] = Draft(state.partitions[name], now, seed, _keepers(stages, state.partitions[name]))
                     else:
                         draft.back(mark)
+        return _sealed(drafts, tuple(faults))
     finally:
         for draft in drafts.values():
             draft.close()
-    return _sealed(drafts, tuple(faults))
 
 
-def _keepers(stages: tuple[Stage, ...], partition: str) -> frozenset[str]:
-    """Policies whose promises stand in this partition."""
-    return frozenset(stage.policy.name for stage in stages if not stage.partitions or partition in stage.partitions)
+def _keepers(stages: tuple[Stage, ...], part: Partition) -> Collection[str]:
+    """Policies whose records stand in this partition; nobody asks where there are none."""
+    if not (part.reservations or part.notes or part.holds):
+        return ()
+    return frozenset(stage.policy.name for stage in stages if not stage.partitions or part.name in stage.partitions)
 
 
 def _sealed(drafts: dict[str, Draft], faults: tuple[Fault, ...]) -> Plan:
+    aside = {name: draft.aside for name, draft in drafts.items() if draft.aside}
     if len(drafts) == 1:  # most passes: nothing to put together
         for name, draft in drafts.items():
-            return Plan(tuple(draft.decisions), draft.left, {} if draft.rest is None else {name: draft.rest}, faults, draft.refused)
+            return Plan(draft.sealed(), draft.left, {} if draft.rest is None else {name: draft.rest}, faults, draft.refused, aside)
     return Plan(
-        tuple(decision for draft in drafts.values() for decision in draft.decisions),
+        tuple(decision for draft in drafts.values() for decision in draft.sealed()),
         {job_id: why for draft in drafts.values() for job_id, why in draft.left.items()},
         {name: draft.rest for name, draft in drafts.items() if draft.rest is not None},
         faults,
         sum(draft.refused for draft in drafts.values()),
+        aside,
     )

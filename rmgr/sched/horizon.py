@@ -6,13 +6,17 @@ Two representations answer it: `horizon_unit.py` with counts (identical one-core
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from rmgr.sched.job import Job, Placement, Running
+from rmgr.sched.job import Job, Placement
+
+if TYPE_CHECKING:
+    from rmgr.sched.pool_node import NodePool
 
 #: (when the limit ends it, job id, units of the pool that come back then)
 Ending: TypeAlias = tuple[int, int, int]
-RunOf: TypeAlias = Callable[[int], Running]
+#: Gives what comes back at the end of this job to a pool of nodes: all that it has, but for what is promised out of it.
+GiveBack: TypeAlias = Callable[["NodePool", int], None]
 
 
 class Horizon(Protocol):
@@ -48,4 +52,9 @@ class Timeline(Horizon, Protocol):
 
     def withdraw(self, job: Job, at_us: int, placement: Placement) -> None:
         """It is not."""
+        ...
+
+    @property
+    def overdrawn(self) -> bool:
+        """More is promised than there is."""
         ...

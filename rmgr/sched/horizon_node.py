@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from rmgr.sched.horizon import Ending, RunOf
+from rmgr.sched.horizon import Ending, GiveBack
 from rmgr.sched.job import Job, Placement
 from rmgr.sched.pool_node import NodePool
 
@@ -22,7 +22,7 @@ class NodeShadow:
         self._lasting.lower(pool)
 
     @classmethod
-    def of(cls, job: Job, now_us: int, pool: NodePool, endings: Sequence[Ending], run_of: RunOf) -> NodeShadow | None:
+    def of(cls, job: Job, now_us: int, pool: NodePool, endings: Sequence[Ending], give_back: GiveBack) -> NodeShadow | None:
         """The earliest time at which `job` fits if every run uses its limit; None when it never does. An overdue run ends "soon"."""
         later, at_us = pool.clone(), now_us
         for end_us, job_id, _ in endings:
@@ -31,8 +31,7 @@ class NodeShadow:
                 if later.fits(job):
                     break
                 at_us = end
-            run = run_of(job_id)
-            later.give(run.job, run.placement)
+            give_back(later, job_id)
         placement = later.pick_sparing(job, pool)
         if placement is None:
             return None
@@ -64,7 +63,7 @@ class NodeTimeline:
 
     __slots__ = ("_now", "_pools", "_times")
 
-    def __init__(self, now_us: int, pool: NodePool, endings: Sequence[Ending], run_of: RunOf) -> None:
+    def __init__(self, now_us: int, pool: NodePool, endings: Sequence[Ending], give_back: GiveBack) -> None:
         self._now = now_us
         self._times, self._pools = [now_us], [pool.clone()]
         for end_us, job_id, _ in endings:
@@ -72,8 +71,7 @@ class NodeTimeline:
             if at != self._times[-1]:
                 self._times.append(at)
                 self._pools.append(self._pools[-1].clone())
-            run = run_of(job_id)
-            self._pools[-1].give(run.job, run.placement)
+            give_back(self._pools[-1], job_id)
 
     def admits(self, job: Job) -> bool:
         return self.place(job) is not None
@@ -105,6 +103,10 @@ class NodeTimeline:
     def withdraw(self, job: Job, at_us: int, placement: Placement) -> None:
         for pool in self._between(at_us, job):
             pool.give(job, placement)
+
+    @property
+    def overdrawn(self) -> bool:
+        return any(pool.overdrawn for pool in self._pools)
 
     def _window(self, i: int, job: Job) -> NodePool | None:
         """What is free from step `i` on for the job's whole limit; None as soon as it is too little."""

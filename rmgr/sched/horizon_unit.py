@@ -104,6 +104,10 @@ class UnitTimeline:
     def withdraw(self, job: Job, at_us: int, placement: Placement) -> None:  # noqa: ARG002 - nodes are alike
         self._occupy(at_us, job.planned_us, -job.processes)
 
+    @property
+    def overdrawn(self) -> bool:
+        return min(self._frees) < 0
+
     def _occupy(self, start_us: int, length_us: int, count: int) -> None:
         """Takes (or, with a negative count, gives back) nodes during an interval; what lies before now is left out."""
         frees = self._frees

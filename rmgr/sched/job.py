@@ -101,7 +101,7 @@ class Node:
 
 
 class Running(NamedTuple):
-    """A job on its nodes. `start_us`: since when, after a suspension since it was resumed. `end_us`: when its limit ends it at the latest."""
+    """A job on its nodes. `start_us`: since when, after a suspension since it was resumed. `end_us`: when its limit ends it."""
 
     job: Job
     start_us: int

@@ -1,19 +1,29 @@
-"""A partition in the cluster state: its nodes, what waits for them, what runs on them, what is promised; kept ready for a pass."""
+"""A partition in the cluster state: its nodes, what waits for them, what runs on them, what is promised; kept ready for a pass.
+
+The records are the truth; pools, sorted queues and endings are derived from them, and can be derived again (`_rebuild`).
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import TypeAlias
 
+from rmgr.sched.gangs import GangBook
+from rmgr.sched.holds import after_leaving, share_of
 from rmgr.sched.horizon import Ending
-from rmgr.sched.job import Job, Node, Reservation, Running
+from rmgr.sched.job import Job, Node, Placement, Reservation, Running
+from rmgr.sched.plan import Why
 from rmgr.sched.policy import KeyedOrder
 from rmgr.sched.pool_node import NodePool
 from rmgr.sched.pool_unit import UnitPool
+from rmgr.sched.records import Call, Hold, Limits, Maintenance, Server, Suspended, Usage, Used
 from rmgr.sched.waiting import SortedJobs
 
 Pool: TypeAlias = UnitPool | NodePool
+#: policy -> kind -> id -> value
+Notes: TypeAlias = dict[str, dict[str, dict[int, tuple[int, ...]]]]
 
 
 def arrival(job: Job) -> tuple[int, ...]:
@@ -22,21 +32,66 @@ def arrival(job: Job) -> tuple[int, ...]:
 
 
 class Partition:
-    """Read it from a draft; only `ClusterState` changes it, one fact at a time. What is derived can be derived again."""
+    """Read it from a draft; only `ClusterState` changes it, one fact at a time."""
 
-    __slots__ = ("_views", "endings", "infeasible", "jobs", "name", "nodes", "pool", "reservations", "running", "waiting")
+    __slots__ = (
+        "_used",
+        "_views",
+        "aside",
+        "begins",
+        "calls",
+        "depends",
+        "endings",
+        "flagged",
+        "gangs",
+        "holds",
+        "infeasible",
+        "jobs",
+        "limits",
+        "name",
+        "nodes",
+        "notes",
+        "now_us",
+        "pool",
+        "queues",
+        "reservations",
+        "running",
+        "servers",
+        "suspended",
+        "usage",
+        "waiting",
+        "windows",
+    )
 
-    def __init__(self, name: str, nodes: Iterable[Node]) -> None:
+    def __init__(self, name: str, nodes: Iterable[Node], usage: dict[tuple[str, str], Usage] | None = None) -> None:
         self.name = name
         self.nodes: dict[int, Node] = {node.id: node for node in sorted(nodes, key=lambda node: node.id)}
         self.jobs: dict[int, Job] = {}  #: waiting, by id
-        self.infeasible: dict[int, Job] = {}  #: waiting for a cluster that can run it; in no order
+        self.infeasible: dict[int, Job] = {}  #: waiting for a cluster that can run it
+        self.aside: dict[int, Why] = {}  #: of waiting jobs that no order shows: why
+        self.depends: dict[int, Why] = {}  #: of waiting jobs that depend on others: on which
+        self.begins: list[tuple[int, int]] = []  #: (begin, id) of jobs aside for that reason, a heap
         self.waiting = SortedJobs(arrival)
+        self.queues: dict[str, SortedJobs] | None = None  #: the same by queue, once somebody has asked
         self.running: dict[int, Running] = {}
+        self.suspended: dict[int, Suspended] = {}
         self.reservations: dict[int, Reservation] = {}
+        self.notes: Notes = {}
+        self.holds: dict[int, Hold] = {}
+        self.flagged: dict[int, int] = {}  #: run -> job whose hold waits for it
+        self.windows: dict[int, Maintenance] = {}
+        self.limits: Limits | None = None
+        self.gangs = GangBook()
+        self.calls: dict[int, Call] = {}
+        self.servers: dict[str, Server] = {}
+        self.usage = {} if usage is None else usage  #: of the whole cluster
         self.endings: list[Ending] = []  #: of what runs, sorted
+        self.now_us = 0  #: of the last pass
+        self._used: dict[tuple[str, str], Used] | None = None  #: ("user" | "account", name) -> what runs of it, once somebody has asked
         self._views: dict[KeyedOrder, SortedJobs] = {}
         self.pool = self._pool()
+
+    # -- what a draft asks ------------------------------------------------------------------------------------------------
 
     def sorted_by(self, order: KeyedOrder) -> SortedJobs:
         """The feasible waiting jobs in this order, kept up to date from now on. First use: O(n log n)."""
@@ -49,34 +104,203 @@ class Partition:
             self._views[order] = view
         return view
 
-    # -- facts, called by ClusterState ------------------------------------------------------------------------------------
+    def queued(self) -> dict[str, SortedJobs]:
+        """What is shown of each queue in which somebody waits, kept up to date from now on. First use: O(n log n)."""
+        queues = self.queues
+        if queues is None:
+            queues = self.queues = {}
+            for job in self.waiting:
+                self._enqueue(queues, job)
+        return queues
+
+    def used(self, kind: str, name: str) -> Used:
+        """What runs of a "user" or an "account", kept up to date from now on."""
+        if self._used is None:
+            self._used = {}
+            for run in self.running.values():
+                self._count(run.job, 1)
+        return self._used.get((kind, name), Used())
+
+    def knows(self, job_id: int) -> bool:
+        """A job or call of this id is here."""
+        return job_id in self.jobs or job_id in self.running or job_id in self.suspended or job_id in self.calls
+
+    def returns(self, run: Running) -> int:
+        """Units of the pool that come back when it ends."""
+        units = self.pool.returns(run.job, run.placement)
+        if self.flagged and run.job.id in self.flagged:
+            units -= self.pool.returns(run.job, share_of(self.holds[self.flagged[run.job.id]], run.job.id).cores)
+        return units
+
+    # -- facts of jobs, called by ClusterState ----------------------------------------------------------------------------
 
     def add_job(self, job: Job) -> None:
         self.jobs[job.id] = job
-        if not self.pool.feasible(job):
+        why = self._never(job)
+        if why is not None:
             self.infeasible[job.id] = job
-            return
-        self.waiting.add(job)
-        for view in self._views.values():
-            view.postpone(job)
+            self.aside[job.id] = why
+        elif self.depends and job.id in self.depends:
+            self.aside[job.id] = self.depends[job.id]
+        elif job.begin_us > self.now_us:
+            heappush(self.begins, (job.begin_us, job.id))
+            self.aside[job.id] = Why("begin", "may not start before {} us", (job.begin_us,))
+        else:
+            self._show(job)
 
     def drop_job(self, job: Job) -> None:
-        del self.jobs[job.id]
-        self.reservations.pop(job.id, None)
-        if self.infeasible.pop(job.id, None) is None:
-            self.waiting.remove(job)
-            for view in self._views.values():
-                view.remove(job)
+        """It waits no longer."""
+        job_id = job.id
+        del self.jobs[job_id]
+        self.reservations.pop(job_id, None)
+        if job_id in self.aside:
+            del self.aside[job_id]
+            self.infeasible.pop(job_id, None)
+            self.depends.pop(job_id, None)
+        else:
+            self._hide(job)
+        if self.holds and job_id in self.holds:
+            self._free_hold(self.holds.pop(job_id), job)
+
+    def set_depends(self, job: Job, why: Why | None) -> None:
+        """What a waiting job depends on is there, or None of it any more."""
+        if why is None:
+            self.depends.pop(job.id, None)
+        else:
+            self.depends[job.id] = why
+        if job.id in self.jobs:
+            self.reconsider(job)
+
+    def reconsider(self, job: Job) -> None:
+        """Whether a waiting job is shown may have changed; it keeps everything else."""
+        if job.id in self.aside:
+            del self.aside[job.id]
+            self.infeasible.pop(job.id, None)
+        else:
+            self._hide(job)
+        self.add_job(job)
+
+    def open_for(self, now_us: int) -> None:
+        """Jobs whose begin time has come are shown."""
+        if now_us < self.now_us:  # an earlier pass is run again: they had not begun then
+            self.now_us = now_us
+            for job in list(self.jobs.values()):
+                if job.begin_us > now_us and job.id not in self.aside:
+                    self.reconsider(job)
+        self.now_us = now_us
+        while (begin_us := self.next_begin_us()) is not None and begin_us <= now_us:
+            _, job_id = heappop(self.begins)
+            self.reconsider(self.jobs[job_id])
+
+    def next_begin_us(self) -> int | None:
+        """When the next job begins to be shown."""
+        while self.begins:
+            begin_us, job_id = self.begins[0]
+            job, why = self.jobs.get(job_id), self.aside.get(job_id)
+            if job is not None and job.begin_us == begin_us and why is not None and why.rule == "begin":
+                return begin_us
+            heappop(self.begins)
+        return None
 
     def add_running(self, run: Running) -> None:
-        self.running[run.job.id] = run
-        self.pool.take(run.job, run.placement)
-        insort(self.endings, (run.end_us, run.job.id, self.pool.returns(run.job, run.placement)))
+        job = run.job
+        self.running[job.id] = run
+        if self._used is not None:
+            self._count(job, 1)
+        if job.id in self.gangs:
+            self.gangs.enter(self.pool, run)
+        else:
+            self.pool.take(job, run.placement)
+            insort(self.endings, (run.end_us, job.id, self.pool.returns(job, run.placement)))
 
     def drop_running(self, run: Running) -> None:
-        del self.running[run.job.id]
-        self.pool.give(run.job, run.placement)
-        del self.endings[bisect_left(self.endings, (run.end_us, run.job.id))]  # sorts before the one of that job
+        """It leaves its nodes; what a hold waits for of them is held from now on."""
+        job_id = run.job.id
+        del self.running[job_id]
+        if self._used is not None:
+            self._count(run.job, -1)
+        if job_id in self.gangs:
+            self.gangs.leave(self.pool, run)
+            return
+        self._leave(run)
+
+    def suspend(self, run: Running, now: int) -> None:
+        self.drop_running(run)
+        self.pool.park(run.job, run.placement)
+        self.suspended[run.job.id] = Suspended(run, now)
+
+    def drop_suspended(self, job_id: int) -> Running:
+        """It leaves its nodes, or is about to go on there."""
+        run = self.suspended.pop(job_id).run
+        self.pool.unpark(run.job, run.placement)
+        return run
+
+    def forget(self, job_id: int) -> None:
+        """The job has left the cluster."""
+        for kinds in self.notes.values():
+            for notes in kinds.values():
+                notes.pop(job_id, None)
+
+    def can_start(self, job: Job, placement: Placement) -> bool:
+        """On these nodes; a job with a hold only on what is held for it, and only when nothing is missing."""
+        hold = self.holds.get(job.id)
+        if hold is None:
+            return job.id in self.gangs or self.pool.holds(job, placement)
+        if not hold.is_complete:
+            return False
+        for share in hold.held:
+            self.pool.give_share(job, share.cores)
+        fits = self.pool.holds(job, placement)
+        for share in hold.held:
+            self.pool.take_share(job, share.cores)
+        return fits
+
+    # -- facts of policies and operators ------------------------------------------------------------------------------------
+
+    def set_hold(self, hold: Hold) -> None:
+        """The job's hold; in place of the one it had."""
+        job = self.jobs[hold.job_id]
+        old = self.holds.pop(hold.job_id, None)
+        if old is not None:
+            self._free_hold(old, job)
+        self.holds[hold.job_id] = hold
+        for share in hold.held:
+            self.pool.take_share(job, share.cores)
+        for share in hold.waits_for:
+            self.flagged[share.run_id] = hold.job_id
+            self._ending_again(share.run_id)
+
+    def release(self, job_id: int) -> None:
+        hold = self.holds.pop(job_id, None)
+        if hold is not None:
+            self._free_hold(hold, self.jobs[job_id])
+
+    def set_note(self, policy: str, kind: str, job_id: int, value: tuple[int, ...] | None) -> None:
+        """None: forget it. A note of a job that has left meanwhile is none."""
+        if value is not None:
+            if job_id and not self.knows(job_id):
+                return
+            self.notes.setdefault(policy, {}).setdefault(kind, {})[job_id] = value
+            return
+        kinds = self.notes.get(policy, {})
+        if job_id in kinds.get(kind, {}):
+            del kinds[kind][job_id]
+            if not kinds[kind]:
+                del kinds[kind]
+            if not kinds:
+                del self.notes[policy]
+
+    def set_limits(self, limits: Limits | None) -> None:
+        """O(waiting)."""
+        self.limits = limits
+        for job in list(self.jobs.values()):
+            if (self._never(job) is not None) != (job.id in self.infeasible):
+                self.reconsider(job)
+
+    def set_windows(self, windows: dict[int, Maintenance]) -> None:
+        """O(everything): rare."""
+        self.windows = dict(sorted(windows.items()))
+        self._rebuild()
 
     def set_node(self, node: Node) -> None:
         """Adds, closes, opens or resizes a node. O(everything): rare."""
@@ -88,16 +312,94 @@ class Partition:
         del self.nodes[node_id]
         self._rebuild()
 
+    # -- what is derived ----------------------------------------------------------------------------------------------------
+
+    def _leave(self, run: Running) -> None:
+        job_id = run.job.id
+        self.pool.give(run.job, run.placement)
+        del self.endings[bisect_left(self.endings, (run.end_us, job_id))]  # sorts before the one of that job
+        if self.flagged and job_id in self.flagged:
+            holder = self.flagged.pop(job_id)
+            hold = self.holds[holder]
+            self.pool.take_share(self.jobs[holder], share_of(hold, job_id).cores)
+            self.holds[holder] = after_leaving(hold, job_id)
+
+    def _free_hold(self, hold: Hold, job: Job) -> None:
+        for share in hold.held:
+            self.pool.give_share(job, share.cores)
+        for share in hold.waits_for:
+            del self.flagged[share.run_id]
+            self._ending_again(share.run_id)
+
+    def _ending_again(self, run_id: int) -> None:
+        run = self.running[run_id]
+        at = bisect_left(self.endings, (run.end_us, run_id))
+        self.endings[at] = (run.end_us, run_id, self.returns(run))
+
+    def _never(self, job: Job) -> Why | None:
+        """Why it can never run here as it is."""
+        if not self.pool.feasible(job):
+            return Why("size", "needs {} x {} cores: more than partition {} has", (job.processes, job.threads, self.name))
+        limits = self.limits
+        if limits is not None:
+            if limits.max_time_us and job.planned_us > limits.max_time_us:
+                return Why("limits", "its time limit is above the longest of partition {}, {} us", (self.name, limits.max_time_us))
+            for most in (limits.max_cpus_per_user, limits.max_cpus_per_account):
+                if most and job.cpus > most:
+                    return Why("limits", "needs {} CPUs: nobody may have more than {} in partition {}", (job.cpus, most, self.name))
+        return None
+
+    def _show(self, job: Job) -> None:
+        self.waiting.add(job)
+        for view in self._views.values():
+            view.postpone(job)
+        if self.queues is not None:
+            self._enqueue(self.queues, job)
+
+    def _hide(self, job: Job) -> None:
+        self.waiting.remove(job)
+        for view in self._views.values():
+            view.remove(job)
+        if self.queues is not None:
+            queue = self.queues[job.queue]
+            queue.remove(job)
+            if not len(queue):
+                del self.queues[job.queue]
+
+    @staticmethod
+    def _enqueue(queues: dict[str, SortedJobs], job: Job) -> None:
+        queue = queues.get(job.queue)
+        if queue is None:
+            queue = queues[job.queue] = SortedJobs(arrival)
+        queue.add(job)
+
+    def _count(self, job: Job, sign: int) -> None:
+        used = self._used
+        assert used is not None
+        for who in (("user", job.user), ("account", job.account)):
+            had = used.get(who, Used())
+            used[who] = Used(had.cpus + sign * job.cpus, had.jobs + sign)
+
     def _rebuild(self) -> None:
+        was_units = isinstance(self.pool, UnitPool)
         self.pool = self._pool()
+        if was_units and isinstance(self.pool, NodePool):
+            self.reservations.clear()  # they name no nodes: nothing could be kept free for them
         runs, self.running, self.endings = self.running, {}, []
+        self._used = None
+        self.gangs.vacate()
         for run in runs.values():
             self.add_running(run)
-        jobs, self.jobs, self.infeasible = self.jobs, {}, {}
-        self.waiting, self._views = SortedJobs(arrival), {}
+        for stopped in self.suspended.values():
+            self.pool.park(stopped.run.job, stopped.run.placement)
+        jobs, self.jobs, self.infeasible, self.aside, self.begins = self.jobs, {}, {}, {}, []
+        self.waiting, self._views, self.queues = SortedJobs(arrival), {}, None
         for job in jobs.values():
             self.add_job(job)
+        holds, self.holds, self.flagged = self.holds, {}, {}
+        for hold in holds.values():
+            self.set_hold(hold)
 
     def _pool(self) -> Pool:
         nodes = self.nodes.values()
-        return UnitPool(nodes) if UnitPool.serves(nodes) else NodePool(nodes)
+        return UnitPool(nodes) if not self.windows and UnitPool.serves(nodes) else NodePool(nodes)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rmgr.sched.horizon import Horizon
 from rmgr.sched.job import Job, Node, Placement, Shape, Span
+from rmgr.sched.records import Cores
 
 
 @dataclass(slots=True)
@@ -149,6 +150,42 @@ class NodePool:
         """Cores that come back when it ends."""
         return job.cpus
 
+    def take_share(self, job: Job, cores: Cores) -> None:
+        """These cores are held for the job, with its memory for as many threads. What it lacks of that is missing until others end."""
+        self._change_cores(job, cores, -1)
+
+    def give_share(self, job: Job, cores: Cores) -> None:
+        """They are free again."""
+        self._change_cores(job, cores, 1)
+
+    def park(self, job: Job, placement: Placement) -> None:
+        """A stopped job's memory there is taken, its cores are not."""
+        self._change_memory(job, placement, -1)
+
+    def unpark(self, job: Job, placement: Placement) -> None:
+        """Its memory is free again."""
+        self._change_memory(job, placement, 1)
+
+    def can_resume(self, job: Job, placement: Placement) -> bool:
+        """The cores of the suspended job are free, on open nodes."""
+        for first, last, processes in placement:
+            for node in range(first, last + 1):
+                i = self._at[node]
+                wanted = self._nodes[i].cores if job.exclusive else processes * job.threads
+                if self._nodes[i].closed or self.cores[i] < wanted:
+                    return False
+        return True
+
+    @property
+    def idle_nodes(self) -> int:
+        """Open nodes of which every core is free."""
+        return sum(not node.closed and cores == node.cores for cores, node in zip(self.cores, self._nodes, strict=True))
+
+    @property
+    def overdrawn(self) -> bool:
+        """More is taken of a node than it has: a plan that cannot be kept."""
+        return min(self.cores, default=0) < 0 or any(m < 0 and n.memory_bytes for m, n in zip(self.memory, self._nodes, strict=True))
+
     def lower(self, other: NodePool, positions: Iterable[int] | None = None) -> None:
         """Nothing more is free here than there, on every node or on these."""
         for i in range(len(self._ids)) if positions is None else positions:
@@ -172,6 +209,21 @@ class NodePool:
                 self.cores[i] += sign * (self._nodes[i].cores if exclusive else threads * processes)
                 self.memory[i] += sign * (self._nodes[i].memory_bytes if exclusive else memory_bytes * processes)
                 log.append(i)
+
+    def _change_cores(self, job: Job, cores: Cores, sign: int) -> None:
+        for first, last, count in cores:
+            for node in range(first, last + 1):
+                i = self._at[node]
+                self.cores[i] += sign * count
+                self.memory[i] += sign * -(-count * job.memory_bytes // job.threads)
+                self._log.append(i)
+
+    def _change_memory(self, job: Job, placement: Placement, sign: int) -> None:
+        for first, last, processes in placement:
+            for node in range(first, last + 1):
+                i = self._at[node]
+                self.memory[i] += sign * (self._nodes[i].memory_bytes if job.exclusive else processes * job.memory_bytes)
+                self._log.append(i)
 
     def _fit(self, shape: Shape) -> _Fit:
         fit = self._fits.get(shape)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from rmgr.sched.horizon import Horizon
 from rmgr.sched.job import Job, Node, Placement, Span
+from rmgr.sched.records import Cores
 
 
 class UnitPool:
@@ -35,9 +36,9 @@ class UnitPool:
 
     @staticmethod
     def serves(nodes: Iterable[Node]) -> bool:
-        """These nodes are identical and have one core each."""
+        """These nodes are identical, have one core each, and their memory is not counted: a suspended job keeps its own."""
         kinds = {(node.cores, node.memory_bytes, node.features) for node in nodes}
-        return len(kinds) == 1 and all(cores == 1 for cores, _, _ in kinds)
+        return len(kinds) == 1 and all(cores == 1 and not memory for cores, memory, _ in kinds)
 
     def feasible(self, job: Job) -> bool:
         """It could run if the partition were empty and open."""
@@ -46,7 +47,6 @@ class UnitPool:
             node is not None
             and job.processes <= self.total
             and job.threads == 1
-            and (not node.memory_bytes or job.memory_bytes <= node.memory_bytes)
             and set(job.features) <= set(node.features)
         )
 
@@ -126,6 +126,29 @@ class UnitPool:
         if self._closed:
             count -= sum(first <= node <= last for first, last, _ in placement for node in self._closed)
         return count
+
+    def take_share(self, job: Job, cores: Cores) -> None:
+        """These nodes are held for the job."""
+        self.take(job, cores)
+
+    def give_share(self, job: Job, cores: Cores) -> None:
+        """They are free again."""
+        self.give(job, cores)
+
+    def park(self, job: Job, placement: Placement) -> None:
+        """A stopped job's memory there is taken: not counted here."""
+
+    def unpark(self, job: Job, placement: Placement) -> None:
+        """It is free again."""
+
+    def can_resume(self, job: Job, placement: Placement) -> bool:
+        """The nodes of the suspended job are free and open."""
+        return self.holds(job, placement)
+
+    @property
+    def idle_nodes(self) -> int:
+        """Open nodes on which nothing runs."""
+        return self.free
 
     def _give(self, first: int, last: int) -> None:
         firsts, lasts = self._firsts, self._lasts

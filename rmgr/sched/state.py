@@ -1,103 +1,228 @@
-"""The cluster as facts have made it: partitions with their nodes, waiting and running jobs, reservations. Facts in; passes read it.
+"""The cluster as facts have made it: partitions with their nodes, waiting and running jobs, and every record. Facts in; passes read it.
 
 A driver (the elected leader, the simulator) owns one `ClusterState`, tells it every fact, and runs passes on it. Facts of one instant
-are told in this order: ends, arrivals, then one pass (papers.md, common rules). `snapshot` and `restored` carry it across a change of
-leader: a state restored from its snapshot decides exactly as the old one would have.
+are told in this order: ends, arrivals, then one pass (papers.md, common rules). `snapshot` and `restored` (snapshot.py) carry it across a
+change of leader: a state restored from its snapshot decides exactly as the old one would have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from rmgr.errors import NotFound, StateConflict
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running
 from rmgr.sched.partition import Partition
-from rmgr.sched.plan import Decision, Plan, Reserve, Start, Unreserve, WakeAt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Every record of a state, sorted by id: what a new leader reads."""
-
-    nodes: tuple[Node, ...] = ()
-    waiting: tuple[Job, ...] = ()
-    running: tuple[Running, ...] = ()
-    reservations: tuple[Reservation, ...] = ()
+from rmgr.sched.plan import (
+    Decision,
+    GangSet,
+    HoldCores,
+    Migrate,
+    Noted,
+    Plan,
+    Preempt,
+    Reject,
+    ReleaseHold,
+    Reserve,
+    Resume,
+    Route,
+    Start,
+    Suspend,
+    Unreserve,
+    WakeAt,
+    Why,
+)
+from rmgr.sched.records import Call, Gang, Limits, Maintenance, Server, Usage
+from rmgr.sched.snapshot import Snapshot, records_of, restore
 
 
 class ClusterState:
-    """Mutable by facts only (the methods below). A pass does not change it."""
+    """Mutable by facts only (the methods below). A pass does not change it.
 
-    __slots__ = ("partitions",)
+    usage_half_life_us: decayed use per user and account is kept as records, halved each such time; 0 = not kept.
+    """
 
-    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+    __slots__ = ("_dependents", "partitions", "usage", "usage_half_life_us")
+
+    def __init__(self, nodes: Iterable[Node] = (), usage_half_life_us: int = 0) -> None:
+        self.usage: dict[tuple[str, str], Usage] = {}  #: by (user, account)
+        self.usage_half_life_us = usage_half_life_us
+        self._dependents: dict[int, list[Job]] = {}  # id -> waiting jobs that name it in `after`
         groups: dict[str, list[Node]] = {}
         for node in nodes:
             groups.setdefault(node.partition, []).append(node)
         #: by name, in order of name
-        self.partitions: dict[str, Partition] = {name: Partition(name, groups[name]) for name in sorted(groups)}
+        self.partitions: dict[str, Partition] = {name: Partition(name, groups[name], self.usage) for name in sorted(groups)}
 
-    # -- facts ------------------------------------------------------------------------------------------------------------
+    # -- facts: jobs --------------------------------------------------------------------------------------------------------
 
     def job_submitted(self, job: Job) -> bool:
         """The job waits from now on. False: its partition can never run it as it is (it waits for a change of nodes; no order shows it).
 
         Raises: NotFound for an unknown partition; StateConflict when the id is known there.
         """
-        partition = self._partition(job.partition)
-        if job.id in partition.jobs or job.id in partition.running:
-            raise StateConflict(f"job {job.id} was submitted before to partition {job.partition}")
-        partition.add_job(job)
-        return job.id not in partition.infeasible
+        part = self._partition(job.partition)
+        job_id = job.id
+        if job_id in part.jobs or job_id in part.running or job_id in part.suspended:
+            raise StateConflict(f"job {job_id} was submitted before to partition {job.partition}")
+        if job.after:
+            self._depend(part, job)
+        part.add_job(job)
+        if self._dependents and job_id in self._dependents:
+            self._settle(job_id)
+        return job_id not in part.infeasible
 
     def job_withdrawn(self, job_id: int, partition: str = "default") -> Job:
-        """A waiting job was cancelled or held: it waits no longer, its reservation goes."""
+        """A waiting job was cancelled or held: it waits no longer, its reservation, hold and notes go."""
         part = self._partition(partition)
         job = self._waiting(part, job_id)
-        part.drop_job(job)
+        self._dequeue(part, job)
+        part.gangs.strike(job_id)
+        self._left_cluster(part, job)
         return job
 
     def job_started(self, job_id: int, placement: Placement, now: int, partition: str = "default") -> Running:
-        """A waiting job runs on these nodes since `now` (us). Its reservation is kept no longer.
+        """A waiting job runs on these nodes since `now` (us). Its reservation and hold are kept no longer.
 
         Raises: StateConflict when it does not wait, or the nodes are not free for it: never over-committed, whoever says so.
         """
         part = self._partition(partition)
         job = self._waiting(part, job_id)
-        if not part.pool.holds(job, placement):
+        if not part.can_start(job, placement):
             raise StateConflict(f"job {job_id} cannot have started on {placement}: not free in partition {partition}")
         return self._start(part, job, placement, now)
 
-    def job_ended(self, job_id: int, partition: str = "default") -> Running:
-        """A running job is off its nodes, for whatever reason. Raises: StateConflict when it does not run."""
+    def job_ended(self, job_id: int, partition: str = "default", *, now: int | None = None) -> Running:
+        """A running or suspended job is off its nodes and has left the cluster.
+
+        Args: now (us): needed where usage is kept.
+        Raises: StateConflict when it does not run.
+        """
+        part = self._partition(partition)
+        run = self._off_nodes(part, job_id, now)
+        self._left_cluster(part, run.job)
+        return run
+
+    def job_migrated(self, job_id: int, now: int, partition: str = "default") -> Job:
+        """A running or suspended job has been checkpointed and waits again, as the job that is returned. Its notes stay."""
+        part = self._partition(partition)
+        run = self._off_nodes(part, job_id, now)
+        job = replace(run.job, queued_us=now, restarts=run.job.restarts + 1)
+        if job.after:
+            self._depend(part, job)
+        part.add_job(job)
+        return job
+
+    def job_preempted(self, job_id: int, now: int, partition: str = "default") -> Job:
+        """It has lost what it did (preempted, or its node was lost) and waits again, as the job that is returned. Its notes stay."""
+        return self.job_migrated(job_id, now, partition)
+
+    def job_requeued(self, job: Job) -> None:
+        """A waiting job is another request from now on (other limit, size, queue, ...) with the same id. A promise to it goes, and a hold
+        on which it no longer fits. Raises: StateConflict when it does not wait."""
+        part = self._partition(job.partition)
+        old = self._waiting(part, job.id)
+        hold, promise = part.holds.get(job.id), part.reservations.get(job.id)
+        same = old.shape == job.shape and old.processes == job.processes
+        self._dequeue(part, old)
+        if job.after:
+            self._depend(part, job)
+        part.add_job(job)
+        if hold is not None and same:
+            part.set_hold(hold)
+        if promise is not None and same and old.planned_us == job.planned_us:
+            part.reservations[job.id] = promise
+
+    def job_suspended(self, job_id: int, now: int, partition: str = "default") -> None:
+        """A running job stands still: its cores are free, its memory is not."""
         part = self._partition(partition)
         run = part.running.get(job_id)
-        if run is None:
-            raise StateConflict(f"job {job_id} does not run in partition {partition}")
-        part.drop_running(run)
+        if run is None or job_id in part.gangs:
+            raise StateConflict(f"job {job_id} does not run by itself in partition {partition}")
+        part.suspend(run, now)
+        self._charge(run, now)
+
+    def job_resumed(self, job_id: int, now: int, partition: str = "default") -> Running:
+        """It goes on where it stood, with what was left of its limit. Raises: StateConflict unless it is suspended, its cores free."""
+        part = self._partition(partition)
+        stopped = part.suspended.get(job_id)
+        if stopped is None or not part.pool.can_resume(stopped.run.job, stopped.run.placement):
+            raise StateConflict(f"job {job_id} cannot have gone on in partition {partition}: not suspended, or its cores are not free")
+        run = part.drop_suspended(job_id)
+        run = run._replace(start_us=now, end_us=now + run.end_us - stopped.since_us)
+        part.add_running(run)
         return run
+
+    # -- facts: nodes, limits, windows ------------------------------------------------------------------------------------------
 
     def node_changed(self, node: Node) -> None:
         """A node is new, or closed, or open again, or has other attributes. It keeps its partition for life. O(partition)."""
-        if node.partition not in self.partitions:
-            self.partitions[node.partition] = Partition(node.partition, ())
-            self.partitions = dict(sorted(self.partitions.items()))
-        self.partitions[node.partition].set_node(node)
+        self._made(node.partition).set_node(node)
 
     def node_removed(self, node_id: int, partition: str = "default") -> None:
-        """A node is gone for good. Raises: StateConflict while a job runs on it."""
+        """A node is gone for good. Raises: StateConflict while a job runs, stands or holds cores on it."""
         part = self._partition(partition)
-        for run in part.running.values():
-            if any(first <= node_id <= last for first, last, _ in run.placement):
-                raise StateConflict(f"node {node_id} cannot be removed: job {run.job.id} runs on it")
+        stands = [(run.job.id, run.placement) for run in part.running.values()]
+        stands += [(stopped.run.job.id, stopped.run.placement) for stopped in part.suspended.values()]
+        stands += [(hold.job_id, share.cores) for hold in part.holds.values() for share in hold.held]
+        for job_id, placement in stands:
+            if any(first <= node_id <= last for first, last, _ in placement):
+                raise StateConflict(f"node {node_id} cannot be removed: job {job_id} runs on it")
         if node_id not in part.nodes:
             raise NotFound(f"no node {node_id} in partition {partition}")
         part.drop_node(node_id)
 
+    def limits_changed(self, partition: str, limits: Limits | None) -> None:
+        """Limits of a partition from now on; what runs goes on. O(waiting)."""
+        self._partition(partition).set_limits(limits)
+
+    def maintenance_planned(self, window: Maintenance) -> None:
+        """Nothing may run there then; what runs is the driver's affair. Replaces the window of that id. O(partition)."""
+        part = self._partition(window.partition)
+        for node in window.nodes:
+            if node not in part.nodes:
+                raise NotFound(f"no node {node} in partition {window.partition} for maintenance {window.name or window.id}")
+        if window.end_us <= window.start_us:
+            raise StateConflict(f"maintenance {window.name or window.id} ends at {window.end_us} us, not after its start")
+        part.set_windows({**part.windows, window.id: window})
+
+    def maintenance_over(self, window_id: int) -> None:
+        """The nodes can be used again; also when a window was called off. Raises: NotFound for an unknown one. O(partition)."""
+        for part in self.partitions.values():
+            if window_id in part.windows:
+                part.set_windows({i: window for i, window in part.windows.items() if i != window_id})
+                return
+        raise NotFound(f"no maintenance {window_id}")
+
+    # -- facts: calls ------------------------------------------------------------------------------------------------------------
+
+    def call_submitted(self, call: Call) -> None:
+        """A call wants a server."""
+        self._made(call.partition).calls[call.id] = call
+
+    def call_left(self, call_id: int, partition: str = "default") -> None:
+        """It was sent or withdrawn. Raises: NotFound for an unknown one."""
+        part = self._partition(partition)
+        if part.calls.pop(call_id, None) is None:
+            raise NotFound(f"no call {call_id} waits in partition {partition}")
+        part.forget(call_id)
+
+    def server_changed(self, server: Server) -> None:
+        """A server is there, with these measurements."""
+        self._made(server.partition).servers[server.name] = server
+
+    def server_gone(self, name: str, partition: str = "default") -> None:
+        self._partition(partition).servers.pop(name, None)
+
+    # -- decisions that were carried out ----------------------------------------------------------------------------------------
+
     def carried_out(self, decision: Decision, now: int) -> Running | None:
-        """A decision of a plan made on this very state was carried out at once: the fact that follows. The run it began, if it did."""
-        part = self._partition(decision.partition)
+        """A decision of a plan made on this very state was carried out at once: the fact that follows.
+
+        Returns: the run that began or went on (`Start`, `Resume`). A driver that sends a migrated job back as another request tells
+        `job_requeued` after it. `Reject`: the job has left the state, the driver ends it.
+        """
+        part = self.partitions[decision.partition]
         match decision:
             case Start(job_id, placement):
                 return self._start(part, part.jobs[job_id], placement, now)
@@ -106,49 +231,143 @@ class ClusterState:
                     part.reservations[job_id] = Reservation(job_id, start_us, held, policy)
             case Unreserve(job_id):
                 part.reservations.pop(job_id, None)
+            case Noted(policy, kind, job_id, value):
+                part.set_note(policy, kind, job_id, value)
+            case Migrate(job_id, _, partition):
+                self.job_migrated(job_id, now, partition)
+            case Preempt(job_id, _, partition):
+                self.job_preempted(job_id, now, partition)
+            case Suspend(job_id, _, partition):
+                self.job_suspended(job_id, now, partition)
+            case Resume(job_id, _, partition):
+                return self.job_resumed(job_id, now, partition)
+            case HoldCores(_, hold):
+                part.set_hold(hold)
+            case ReleaseHold(job_id):
+                part.release(job_id)
+            case Route(job_id, to):
+                self._routed(part, job_id, to)
+            case Reject(job_id, _, partition):
+                self.job_withdrawn(job_id, partition)
+            case GangSet(gang):
+                self._gang(part, gang)
             case WakeAt():
                 pass  # the driver's own
         return None
 
     def apply(self, plan: Plan, now: int) -> list[Running]:
         """Every decision of the plan was carried out at once (the simulator's world): the runs that began, in order."""
-        runs = []
-        for decision in plan.decisions:
-            run = self.carried_out(decision, now)
-            if run is not None:
-                runs.append(run)
-        return runs
+        runs = (self.carried_out(decision, now) for decision in plan.decisions)
+        return [run for run in runs if run is not None]
 
     # -- records ----------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        parts = self.partitions.values()
-        return Snapshot(
-            nodes=tuple(sorted((node for part in parts for node in part.nodes.values()), key=lambda node: node.id)),
-            waiting=tuple(sorted((job for part in parts for job in part.jobs.values()), key=lambda job: job.id)),
-            running=tuple(sorted((run for part in parts for run in part.running.values()), key=lambda run: run.job.id)),
-            reservations=tuple(sorted(r for part in parts for r in part.reservations.values())),
-        )
+        """Every record, sorted."""
+        return records_of(self.partitions.values(), self.usage)
 
     @classmethod
-    def restored(cls, snapshot: Snapshot) -> ClusterState:
+    def restored(cls, snapshot: Snapshot, usage_half_life_us: int = 0) -> ClusterState:
         """A new state of these records, in whatever order they come."""
-        state = cls(snapshot.nodes)
-        home: dict[int, Partition] = {}
-        for run in snapshot.running:
-            state._partition(run.job.partition).add_running(run)
+        state = cls(snapshot.nodes, usage_half_life_us)
         for job in snapshot.waiting:
-            home[job.id] = state._partition(job.partition)
-            home[job.id].add_job(job)
-        for reservation in snapshot.reservations:
-            home[reservation.job_id].reservations[reservation.job_id] = reservation
+            for before in dict.fromkeys(job.after):
+                state._dependents.setdefault(before, []).append(job)
+        restore(snapshot, state._made, state.usage)
+        for before in sorted(state._dependents):
+            state._settle(before)
         return state
+
+    # -- inside -----------------------------------------------------------------------------------------------------------
 
     def _start(self, part: Partition, job: Job, placement: Placement, now: int) -> Running:
         part.drop_job(job)
+        if job.after:
+            self._independent(job)
         run = Running(job, now, now + job.planned_us, placement)
         part.add_running(run)
         return run
+
+    def _off_nodes(self, part: Partition, job_id: int, now: int | None) -> Running:
+        run = part.running.get(job_id)
+        if run is not None:
+            part.drop_running(run)
+            self._charge(run, now)
+            return run
+        if job_id not in part.suspended:
+            raise StateConflict(f"job {job_id} does not run in partition {part.name}")
+        return part.drop_suspended(job_id)
+
+    def _charge(self, run: Running, now: int | None) -> None:
+        half_life = self.usage_half_life_us
+        if not half_life:
+            return
+        if now is None:
+            raise ValueError(f"job {run.job.id} left its nodes: when? (now is needed where usage is kept)")
+        who = (run.job.user, run.job.account)
+        had = self.usage.get(who) or Usage(*who, 0, now)
+        self.usage[who] = had.charged(run.job.cpus, run.start_us, now, half_life)
+
+    def _dequeue(self, part: Partition, job: Job) -> None:
+        part.drop_job(job)
+        if job.after:
+            self._independent(job)
+
+    def _left_cluster(self, part: Partition, job: Job) -> None:
+        if part.notes:
+            part.forget(job.id)
+        if self._dependents and job.id in self._dependents:
+            self._settle(job.id)
+
+    def _routed(self, part: Partition, job_id: int, to: str) -> None:
+        if job_id in part.calls:
+            self.call_left(job_id, part.name)
+        else:
+            self.job_requeued(replace(self._waiting(part, job_id), queue=to))
+
+    @staticmethod
+    def _gang(part: Partition, gang: Gang) -> None:
+        joining = [part.running[job_id] for job_id in gang.jobs if job_id in part.running and job_id not in part.gangs]
+        for run in joining:
+            part.drop_running(run)
+        part.gangs.put(gang)
+        for run in joining:
+            part.add_running(run)
+
+    # -- dependencies -------------------------------------------------------------------------------------------------------
+
+    def _depend(self, part: Partition, job: Job) -> None:
+        for before in dict.fromkeys(job.after):
+            self._dependents.setdefault(before, []).append(job)
+        part.set_depends(job, self._waits_on(job))
+
+    def _independent(self, job: Job) -> None:
+        for before in dict.fromkeys(job.after):
+            others = [other for other in self._dependents[before] if other.id != job.id]
+            if others:
+                self._dependents[before] = others
+            else:
+                del self._dependents[before]
+
+    def _settle(self, job_id: int) -> None:
+        """This job has come or left: whoever depends on it is shown or not."""
+        for job in self._dependents[job_id]:
+            self.partitions[job.partition].set_depends(job, self._waits_on(job))
+
+    def _waits_on(self, job: Job) -> Why | None:
+        there = [before for before in job.after if self._is_there(before)]
+        return Why("after", "starts after job {}", (", ".join(map(str, there)),)) if there else None
+
+    def _is_there(self, job_id: int) -> bool:
+        return any(job_id in p.running or job_id in p.jobs or job_id in p.suspended for p in self.partitions.values())
+
+    # -- partitions ---------------------------------------------------------------------------------------------------------
+
+    def _made(self, name: str) -> Partition:
+        if name not in self.partitions:
+            self.partitions[name] = Partition(name, (), self.usage)
+            self.partitions = dict(sorted(self.partitions.items()))
+        return self.partitions[name]
 
     def _partition(self, name: str) -> Partition:
         part = self.partitions.get(name)

@@ -1,0 +1,39 @@
+"""Verbs by which a policy remembers: notes of a job or of the partition, under its own name."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rmgr.sched.draft_view import View
+from rmgr.sched.plan import Accepted, Verdict, Why
+
+
+class Noting(View):
+    """A part of `Draft`."""
+
+    __slots__ = ()
+
+    def note(self, kind: str, job_id: int, value: tuple[int, ...], /) -> Verdict:
+        """Remembers this of the job or call until it leaves the cluster; with id 0 of the partition. It replaces the note of that kind."""
+        self._check_open()
+        if job_id and not self._part.knows(job_id):
+            return self._never(Why("state", "no job {} in partition {}", (job_id, self.partition)))
+        self._write(kind, job_id, value)
+        return Accepted(self.now_us)
+
+    def forget(self, kind: str, job_id: int, /) -> Verdict:
+        """The note goes, if there is one."""
+        self._check_open()
+        if self.note_of(kind, job_id) is not None:
+            self._write(kind, job_id, None)
+        return Accepted(self.now_us)
+
+    def _write(self, kind: str, job_id: int, value: tuple[int, ...] | None) -> None:
+        more = self._changes()
+        key = (self.policy, kind)
+        notes = more.notes.get(key)
+        if notes is None:
+            notes = more.notes[key] = {}
+        if self._marked:  # somebody may go back
+            more.did(partial(notes.__setitem__, job_id, notes[job_id]) if job_id in notes else partial(notes.__delitem__, job_id))
+        notes[job_id] = value

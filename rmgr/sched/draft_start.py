@@ -1,0 +1,148 @@
+"""Verbs that place waiting jobs: start now, promise a start, give the promise up."""
+
+from __future__ import annotations
+
+from rmgr.sched.draft_view import View
+from rmgr.sched.holds import placed_on
+from rmgr.sched.job import Job, Placement, Reservation, Running
+from rmgr.sched.plan import Accepted, Insufficient, Reserve, Start, Unreserve, Verdict, Why
+from rmgr.sched.records import Hold
+
+UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
+HAS_HOLD = Why("hold", "it has been promised the cores of running jobs")
+
+
+class Starting(View):
+    """A part of `Draft`."""
+
+    __slots__ = ()
+
+    def start(self, job_id: int, why: Why, placement: Placement | None = None) -> Verdict:
+        """Starts a waiting job now, on the free nodes of lowest id or on `placement`. O(spans), however many nodes there are."""
+        job = self._job(job_id)
+        if not isinstance(job, Job):
+            return job
+        if self._part.limits is not None:
+            over = self._over_limits(job)
+            if over is not None:
+                return Insufficient(over)
+        hold = self._holds.get(job_id)
+        if hold is not None:
+            return self._start_on_held(job, hold, why, placement)
+        pool, horizon = self._pool, self._horizon
+        if placement is not None:
+            unknown = [n for first, last, _ in placement for n in (first, last) if n not in self._part.nodes]
+            if unknown:
+                return self._never(Why("nodes", "no node {} in partition {}", (unknown[0], self.partition)))
+            if not pool.holds(job, placement):
+                return Insufficient(Why("resources", "{} is not free for job {}", (placement, job_id)))
+        elif not pool.fits(job):
+            return Insufficient(Why("resources", "needs {} x {} cores, {} are free", (job.processes, job.threads, pool.free)))
+        if horizon is not None:
+            placement = self._within_promises(job, placement)
+            if placement is None:
+                return Insufficient(self._not_admitted(job))
+        elif placement is None:
+            placement = pool.pick(job)
+            assert placement is not None
+        pool.take(job, placement)
+        self._started[job_id] = Running(job, self.now_us, self.now_us + job.planned_us, placement)
+        if self._horizon is not None:
+            self._horizon.started(job, placement)
+        self.decisions.append(Start(job_id, placement, why, self.partition))
+        return Accepted(self.now_us)
+
+    def reserve(self, job_id: int, why: Why, *, keep: bool = False) -> Verdict:
+        """Promises the job the earliest start that breaks no other promise, every run using its whole limit; replaces its old one.
+
+        keep: commit it as a record that later passes honour; else it holds for this pass. Insufficient: no such time is known.
+        Cost: the first promise of a pass O(runs), further ones O(runs + promises) each.
+        """
+        job = self._job(job_id)
+        if not isinstance(job, Job):
+            return job
+        if self._part.limits is not None:
+            over = self._over_limits(job)
+            if over is not None:
+                return Insufficient(over)
+        if job_id in self._holds:
+            return Insufficient(HAS_HOLD)
+        if self._horizon is None and not keep:
+            shadow = self._shadow(job)
+            if shadow is None:
+                return Insufficient(UNKNOWN_TIME)
+            self._horizon = shadow
+            held = Reservation(job_id, shadow.at_us, shadow.placement, self.policy)
+        else:
+            timeline = self._timeline
+            if timeline is None:
+                timeline = self._horizon = self._timeline = self._lay_out()
+            old = self._promises.pop(job_id, None)
+            if old is not None:
+                timeline.withdraw(job, old.start_us, old.placement)
+            found = timeline.earliest(job)
+            if found is None:
+                if job_id in self._part.reservations:
+                    self.decisions.append(Unreserve(job_id, UNKNOWN_TIME, self.partition))
+                return Insufficient(UNKNOWN_TIME)
+            held = Reservation(job_id, *found, self.policy)
+            timeline.promise(job, *found)
+        self._promises[job_id] = held
+        if not keep or self._part.reservations.get(job_id) != held:
+            self.decisions.append(Reserve(job_id, held.start_us, held.placement, keep, why, self.partition, self.policy))
+        return Accepted(held.start_us)
+
+    def unreserve(self, job_id: int, why: Why) -> Verdict:
+        """Gives up the job's promise. Infeasible when it has none."""
+        self._check_open()
+        if self._promises.pop(job_id, None) is None:
+            return self._never(Why("state", "job {} has no reservation in partition {}", (job_id, self.partition)))
+        self._look_again()
+        if job_id in self._part.reservations:
+            self.decisions.append(Unreserve(job_id, why, self.partition))
+        return Accepted(self.now_us)
+
+    def _start_on_held(self, job: Job, hold: Hold, why: Why, placement: Placement | None) -> Verdict:
+        """A job with a hold starts on what is held for it, and nowhere else."""
+        if not hold.is_complete:
+            runs = ", ".join(str(share.run_id) for share in hold.waits_for)
+            return Insufficient(Why("hold", "has been promised the cores of running jobs {}", (runs,)))
+        where = placed_on(job, hold.held, self._part.nodes)
+        if where is None or placement not in (None, where):
+            return Insufficient(Why("hold", "does not fit on what is held for it, or was to start elsewhere"))
+        if self._window_for(self.now_us + job.planned_us, where) is not None:
+            return Insufficient(self._not_admitted(job))
+        more, pool = self._changes(), self._pool
+        mark = len(more.undo)
+        self._swap_hold(job, None)
+        if not pool.holds(job, where):  # memory that other jobs still have
+            more.back(mark)
+            return Insufficient(Why("hold", "the cores held for it are free, something else that it needs there is not"))
+        pool.take(job, where)
+        self._started[job.id] = Running(job, self.now_us, self.now_us + job.planned_us, where)
+        self._look_again()
+        self.decisions.append(Start(job.id, where, why, self.partition))
+        return Accepted(self.now_us)
+
+    def _within_promises(self, job: Job, placement: Placement | None) -> Placement | None:
+        """Where the job can start now without breaking a promise to another; its own promise is then kept. None: nowhere."""
+        own = self._promises.get(job.id)
+        timeline = self._timeline
+        if own is not None:
+            if timeline is None:  # the only promise is its own
+                del self._promises[job.id]
+                self._horizon = None
+                return placement or self._pool.pick(job)
+            timeline.withdraw(job, own.start_us, own.placement)
+        horizon = self._horizon
+        assert horizon is not None
+        if placement is None:
+            placement = horizon.place(job)
+        elif not horizon.allows(job, placement):
+            placement = None
+        if own is not None and timeline is not None:
+            if placement is None:
+                timeline.promise(job, own.start_us, own.placement)
+            else:
+                del self._promises[job.id]
+        return placement

@@ -1,0 +1,91 @@
+"""Every record of a cluster state as values, and back: what a new leader reads. The order of records means nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from rmgr.sched.job import Job, Node, Reservation, Running
+from rmgr.sched.partition import Partition
+from rmgr.sched.records import Call, Gang, Hold, Limits, Maintenance, Note, Server, Suspended, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Sorted when `ClusterState.snapshot` makes it."""
+
+    nodes: tuple[Node, ...] = ()
+    waiting: tuple[Job, ...] = ()
+    running: tuple[Running, ...] = ()
+    suspended: tuple[Suspended, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+    notes: tuple[Note, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    gangs: tuple[Gang, ...] = ()
+    windows: tuple[Maintenance, ...] = ()
+    limits: tuple[tuple[str, Limits], ...] = ()  #: (partition, its limits)
+    usage: tuple[Usage, ...] = ()
+    calls: tuple[Call, ...] = ()
+    servers: tuple[Server, ...] = ()
+
+
+def records_of(parts: Iterable[Partition], usage: Mapping[tuple[str, str], Usage]) -> Snapshot:
+    """What these partitions consist of."""
+    parts = tuple(parts)
+    return Snapshot(
+        nodes=tuple(sorted((node for part in parts for node in part.nodes.values()), key=lambda node: node.id)),
+        waiting=tuple(sorted((job for part in parts for job in part.jobs.values()), key=lambda job: job.id)),
+        running=tuple(sorted((run for part in parts for run in part.running.values()), key=lambda run: run.job.id)),
+        suspended=tuple(sorted((stop for part in parts for stop in part.suspended.values()), key=lambda stop: stop.run.job.id)),
+        reservations=tuple(sorted(r for part in parts for r in part.reservations.values())),
+        notes=tuple(sorted(note for part in parts for note in _notes(part))),
+        holds=tuple(sorted(hold for part in parts for hold in part.holds.values())),
+        gangs=tuple(sorted(gang for part in parts for gang in part.gangs)),
+        windows=tuple(sorted(window for part in parts for window in part.windows.values())),
+        limits=tuple((part.name, part.limits) for part in parts if part.limits is not None),
+        usage=tuple(sorted(usage.values())),
+        calls=tuple(sorted(call for part in parts for call in part.calls.values())),
+        servers=tuple(sorted(server for part in parts for server in part.servers.values())),
+    )
+
+
+def _notes(part: Partition) -> Iterable[Note]:
+    for policy, kinds in part.notes.items():
+        for kind, notes in kinds.items():
+            for job_id, value in notes.items():
+                yield Note(policy, kind, job_id, value, part.name)
+
+
+def restore(snapshot: Snapshot, partition: Callable[[str], Partition], usage: dict[tuple[str, str], Usage]) -> None:
+    """Lays the records into new partitions, those before that others build on; dependencies are the caller's."""
+    for name, limits in snapshot.limits:
+        partition(name).set_limits(limits)
+    windows: dict[str, dict[int, Maintenance]] = {}
+    for window in snapshot.windows:
+        windows.setdefault(window.partition, {})[window.id] = window
+    for name, planned in windows.items():
+        partition(name).set_windows(planned)
+    for gang in snapshot.gangs:
+        partition(gang.partition).gangs.put(gang)
+    for run in snapshot.running:
+        partition(run.job.partition).add_running(run)
+    for stopped in snapshot.suspended:
+        part = partition(stopped.run.job.partition)
+        part.suspended[stopped.run.job.id] = stopped
+        part.pool.park(stopped.run.job, stopped.run.placement)
+    home: dict[int, Partition] = {}
+    for job in snapshot.waiting:
+        home[job.id] = partition(job.partition)
+        home[job.id].add_job(job)
+    for reservation in snapshot.reservations:
+        home[reservation.job_id].reservations[reservation.job_id] = reservation
+    for hold in snapshot.holds:
+        home[hold.job_id].set_hold(hold)
+    for note in snapshot.notes:
+        partition(note.partition).set_note(note.policy, note.kind, note.id, note.value)
+    for use in snapshot.usage:
+        usage[use.user, use.account] = use
+    for call in snapshot.calls:
+        partition(call.partition).calls[call.id] = call
+    for server in snapshot.servers:
+        partition(server.partition).servers[server.name] = server
