@@ -258,6 +258,9 @@ def test_load_has_a_median_line_and_a_band_for_each_policy(tmp_path: Path) -> No
 def test_tables_and_figures_of_reports_are_drawn(tmp_path: Path) -> None:
     table = {"title": "Waits", "columns": ["limit", "queue", "wait"], "rows": [[1, "s", 5.0], [2, "s", 4.0], [1, "p", None], [2, "p", 3]]}
     words = {"title": "Names", "columns": ["policy", "SR"], "rows": [["ff", 1.5], ["ljf", 2.5]]}
+    two = {"title": "Two", "columns": ["threshold", "limit", "wait"], "rows": [[x, y, x * y] for x in (1, 2) for y in (3, 4)]}
+    with styled():
+        assert texts(draw_table(two)).splitlines()[-2:] == ["limit 3", "limit 4"]
     assert not is_drawable({"title": "Prose", "columns": ["a", "b"], "rows": [["x", "y"]]})
     points = (report.Point(0, 1, 0.5, 2), report.Point(5, 3, 2, 4))
     figure = report.Figure(title="SR against penalty", x_label="penalty (min)", y_label="SR", lines=(("minimal", points),))

@@ -76,6 +76,7 @@ _STYLE = {
     "grid.linewidth": 0.6,
     "lines.linewidth": 1.5,
     "legend.frameon": False,
+    "legend.handlelength": 3.2,  # long enough to show the dashes
     "hatch.linewidth": 0.5,
     "text.parse_math": False,  # a $ in a name is a $
     "figure.dpi": 150,
@@ -139,7 +140,7 @@ def legend_below(figure: Figure, handles: Sequence[object], labels: Sequence[str
     if not handles:
         return
     labels = [clipped(label, _LONGEST_TITLE) for label in labels]
-    longest = max(map(len, labels)) + 6
+    longest = max(map(len, labels)) + 8
     columns = max(1, min(len(labels), int(figure.get_figwidth() * 14 / longest)))
     rows = -(-len(labels) // columns)
     figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * (rows - 1))

@@ -59,9 +59,12 @@ def _parts(table: Mapping[str, Any]) -> tuple[bool, list[tuple[int, str]], dict[
     by_number = bool(kinds) and kinds[0]
     panels = [(at, name) for at, name in enumerate(columns) if at and kinds[at]]
     words = [at for at in range(len(columns)) if not kinds[at]]
+    while by_number and panels and len({tuple(row[at] for at in (0, *words)) for row in rows}) < len(rows):
+        words.append(panels.pop(0)[0])  # a further parameter, as a threshold and a limit: a line for each of its values
     groups: dict[str, list[Sequence[Any]]] = {}
     for row in rows:
-        groups.setdefault(", ".join(str(row[at]) for at in words if row[at] not in {None, ""}), []).append(row)
+        said = [f"{columns[at]} {row[at]:g}" if kinds[at] else str(row[at]) for at in words if row[at] not in {None, ""}]
+        groups.setdefault(", ".join(said), []).append(row)
     most = MOST_LINES if by_number else _MOST_ROWS
     if not (0 < len(panels) <= _MOST_PANELS and 0 < len(groups) <= most):
         told = f"{len(panels)} columns of numbers and {len(groups)} rows or lines"
