@@ -16,6 +16,7 @@ from rmgr.sched.parameters import Kind, Parameter, parameters_of, read_values, s
 from rmgr.sched.policies.ageing import Ageing
 from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.easy import Easy
+from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.policies.fcfs import Fcfs
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policies.head_blocking import HeadBlocking
@@ -24,7 +25,7 @@ from rmgr.sched.policies.priority import Priority
 from rmgr.sched.policies.sjf import Sjf
 from rmgr.sched.policy import Policy
 
-ORDERS: Mapping[str, type[Any]] = {"fcfs": Fcfs, "sjf": Sjf, "ljf": Ljf, "priority": Priority}
+ORDERS: Mapping[str, type[Any]] = {"fcfs": Fcfs, "sjf": Sjf, "ljf": Ljf, "priority": Priority, "fair_share": FairShare}
 SEARCHES: Mapping[str, type[Any]] = {"head_blocking": HeadBlocking, "first_fit": FirstFit, "easy": Easy, "conservative": Conservative}
 
 
@@ -71,6 +72,11 @@ POLICIES: Mapping[str, Entry] = {
     "sjf": Entry(policy=HeadBlocking, summary="smallest job (CPUs) first; the head blocks", preset={"order": "sjf"}),
     "ljf": Entry(policy=HeadBlocking, summary="largest job (CPUs) first; the head blocks", preset={"order": "ljf"}),
     "priority": Entry(policy=HeadBlocking, summary="the jobs' own priority; the head blocks", preset={"order": "priority"}),
+    "fair_share": Entry(
+        policy=HeadBlocking,
+        summary="whose account, then who himself, has used least of his share; the head blocks",
+        preset={"order": "fair_share"},
+    ),
     "first_fit": Entry(policy=FirstFit, summary="every waiting job that fits starts, in order of arrival; large ones may starve"),
     "ljf_first_fit": Entry(policy=FirstFit, summary="every waiting job that fits starts, largest first", preset={"order": "ljf"}),
     "easy": Entry(policy=Easy, summary="EASY backfilling: the head has a reservation, others pass it where they do not delay it"),
