@@ -21,6 +21,7 @@ from rmgr.sched.policies.fcfs import Fcfs
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policies.head_blocking import HeadBlocking
 from rmgr.sched.policies.ljf import Ljf
+from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policies.priority import Priority
 from rmgr.sched.policies.sjf import Sjf
 from rmgr.sched.policy import Policy
@@ -79,6 +80,8 @@ POLICIES: Mapping[str, Entry] = {
     ),
     "first_fit": Entry(policy=FirstFit, summary="every waiting job that fits starts, in order of arrival; large ones may starve"),
     "ljf_first_fit": Entry(policy=FirstFit, summary="every waiting job that fits starts, largest first", preset={"order": "ljf"}),
+    "migration": Entry(policy=Migration, summary="First-Fit, and jobs that passed the head of the queue give way to it (paper 001)"),
+    "ljf_migration": Entry(policy=Migration, summary="the same, largest first", preset={"order": "ljf"}),
     "easy": Entry(policy=Easy, summary="EASY backfilling: the head has a reservation, others pass it where they do not delay it"),
     "conservative": Entry(policy=Conservative, summary="conservative backfilling: every job has a reservation that no start may break"),
 }

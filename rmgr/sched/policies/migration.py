@@ -1,0 +1,124 @@
+"""Search: First-Fit, and migration that sets the head of the queue free: jobs that passed it give their nodes back.
+
+Algorithm:
+1. Start the jobs at the head of the queue while they fit.
+2. Followers of the head that does not fit: running jobs that First-Fit started (step 5) while it waited ahead of them. If the head needs
+   no more than the cores of its followers and the free ones together, condition (1): the followers, the latest start first (at one time:
+   the larger id), are migrated until the head fits. They go back to the queue, to the place that their key gives them, and go on from
+   where they were when they start again. The head starts; go to 1.
+3. `suspend=all`: all followers are migrated, as figure 1 of the paper draws it.
+4. `followers=any`: running jobs that First-Fit started past any head count as followers of every later one.
+5. Scan the rest of the queue once, in order; start each job that fits, and note whom it passed. A job that starts as head is no follower.
+What a migration costs is the driver's affair: the execution model of the simulator, real checkpoints of the leader.
+A committed note says of each follower which head it passed. With an order by a fixed key, "waited ahead" follows from the keys and from
+when the head came to the queue; with any other order (ageing) the job that was head when the follower started is the one that it passed.
+Parameters: order (default fcfs), followers (head | any), suspend (minimal | all).
+Source: papers.md 2.2; seed 001, section 2.3. Differs from it in: condition (1) is printed with >=, which could never start the head; its
+text ("until the nodes that the head needs are there") has <=. Larger jobs may suspend a job again and again (LJF).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
+
+from rmgr.sched.parameters import about
+from rmgr.sched.partition import arrival
+from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
+from rmgr.sched.policies.fcfs import Fcfs
+from rmgr.sched.policies.head_blocking import HEAD
+from rmgr.sched.policy import Cause, Order
+
+if TYPE_CHECKING:
+    from rmgr.sched.draft import Draft
+    from rmgr.sched.job import Job, Running
+
+#: Kind of the notes: follower -> (the head it passed,).
+PASSED = "passed"
+REST = Why("first_fit", "needs more than is free after this pass")
+
+
+class Followers(StrEnum):
+    """Whose jobs a head may suspend."""
+
+    HEAD = "head"  #: those that passed itself
+    ANY = "any"  #: those that passed any head
+
+
+class Suspend(StrEnum):
+    """How many of them."""
+
+    MINIMAL = "minimal"  #: until the head fits
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    name: ClassVar[str] = "migration"
+    order: Order = field(default_factory=Fcfs)
+    followers: Followers = field(default=Followers.HEAD, metadata=about("whose jobs a head may suspend: that passed it, or any head"))
+    suspend: Suspend = field(default=Suspend.MINIMAL, metadata=about("how many of them: until the head fits, or all"))
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
+        head = self._start_heads(draft)
+        while head is not None and self._make_room(draft, head):
+            head = self._start_heads(draft)
+        if head is None:
+            return
+        passes = Why("first_fit", "fits now while job {}, first in the queue, does not", (head.id,))
+        for job in draft.startable(self.order.arrange(draft)):
+            if isinstance(draft.start(job.id, passes), Accepted):
+                draft.note(PASSED, job.id, (head.id,))
+        draft.leave_rest(REST)
+
+    def _start_heads(self, draft: Draft) -> Job | None:
+        """Steps 1: the head that does not fit, None when the queue is empty."""
+        for job in self.order.arrange(draft):
+            match draft.start(job.id, HEAD):
+                case Accepted():
+                    draft.forget(PASSED, job.id)
+                case Insufficient(why) | Infeasible(why):
+                    draft.leave_pending(job.id, why)
+                    return job
+        return None
+
+    def _make_room(self, draft: Draft, head: Job) -> bool:
+        """Step 2: the head has started, in place of followers."""
+        followers = self._followers_of(draft, head)
+        if not followers or head.cpus > sum(run.job.cpus for run in followers) + draft.free_cores:
+            return False
+        gives_way = Why("migration", "gives way to job {}, first in the queue, which it had passed", (head.id,))
+        with draft.fork() as trial:  # on nodes of several cores enough cores need not be enough room
+            for run in followers:
+                if self.suspend is Suspend.MINIMAL and draft.fits(head):
+                    break
+                draft.migrate(run.job.id, gives_way)
+                draft.forget(PASSED, run.job.id)
+            why = Why("migration", "first in the queue; jobs that had passed it give way")
+            if isinstance(draft.start(head.id, why), Accepted):
+                draft.forget(PASSED, head.id)
+                trial.keep()
+                return True
+        return False
+
+    def _followers_of(self, draft: Draft, head: Job) -> list[Running]:
+        """The latest start first."""
+        found = []
+        for job_id, (passed,) in draft.notes(PASSED).items():
+            run = draft.run(job_id)
+            if run is not None and (self.followers is Followers.ANY or self._waited_ahead(head, run, passed)):
+                found.append(run)
+        found.sort(key=_start, reverse=True)
+        return found
+
+    def _waited_ahead(self, head: Job, run: Running, passed: int) -> bool:
+        """The head waited, as it waits now, ahead of this job when First-Fit started it."""
+        if max(head.queued_us, head.begin_us) > run.start_us:
+            return False
+        key = arrival if isinstance(self.order, Fcfs) else getattr(self.order, "key", None)
+        return passed == head.id or (key is not None and key(head) < key(run.job))
+
+
+def _start(run: Running) -> tuple[int, int]:
+    return (run.start_us, run.job.id)
