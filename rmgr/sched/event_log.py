@@ -29,12 +29,13 @@ from types import UnionType
 from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 from rmgr.sched.plan import Decision, Why
-from rmgr.sched.state import ClusterState, Snapshot
+from rmgr.sched.snapshot import Snapshot
+from rmgr.sched.state import ClusterState
 
 FORMAT = "rmgr/events/1"
 AT_ONCE, AS_TOLD = "at once", "as told"
 #: Methods of ClusterState that are facts.
-FACTS = tuple(name for name in vars(ClusterState) if re.fullmatch(r"(?:job|node|maintenance|limits|call|server|usage)s?_[a-z_]+", name))
+FACTS = tuple(name for name in vars(ClusterState) if re.fullmatch(r"(?:job|node|maintenance|limits|call|server)_[a-z_]+", name))
 
 
 class LogError(ValueError):
@@ -131,14 +132,23 @@ def decode(line: str) -> Entry:
     return Fact(at_us, name, _arguments(name, given), because)
 
 
-def fact(at_us: int, name: str, arguments: tuple[Any, ...], because: str = "") -> Fact:
-    """The fact that a call of the state's method of this name tells."""
-    return Fact(at_us, name, dict(zip(_parameters(name), arguments, strict=False)), because)
+def fact(at_us: int, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any], because: str = "") -> Fact:
+    """The fact that a call of the state's method of this name, with these arguments, tells."""
+    return Fact(at_us, name, dict(zip(_parameters(name), arguments, strict=False)) | dict(named), because)
 
 
 def described(decisions: Iterable[Decision]) -> tuple[Mapping[str, Any], ...]:
     """Decisions as the log has them."""
     return tuple({"do": _words(type(decision).__name__)} | _plain(decision) for decision in decisions)
+
+
+def decision(plain: Mapping[str, Any]) -> Decision:
+    """The decision of a log's line. Raises: LogError naming the field."""
+    kind = _DECISIONS.get(plain.get("do", ""))
+    if kind is None:
+        raise LogError(f"field do: {plain.get('do')!r} is none of {', '.join(_DECISIONS)}")
+    made: Decision = _record(kind, {key: value for key, value in plain.items() if key != "do"}, "decision")
+    return made
 
 
 # -- values <-> JSON ------------------------------------------------------------------------------------------------------------
@@ -184,6 +194,9 @@ def _made(hint: Any, plain: Any, where: str) -> Any:
         return tuple(_made(kind, part, f"{where}[{i}]") for i, (kind, part) in enumerate(zip(kinds, plain, strict=True)))
     if origin is UnionType:  # only with None
         return None if plain is None else _made(get_args(hint)[0], plain, where)
+    if hint is Why:
+        rule, _, text = _made(str, plain, where).partition(": ")
+        return Why(rule, "{}", (text,))
     if is_dataclass(hint) or hasattr(hint, "_fields"):
         return _record(hint, plain, where)
     if hint is float and isinstance(plain, int) and not isinstance(plain, bool):
@@ -252,3 +265,6 @@ def _opening(plain: dict[str, Any]) -> Opening:
 def _words(name: str) -> str:
     """`HoldCores` -> `hold_cores`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+_DECISIONS: Mapping[str, type] = {_words(kind.__name__): kind for kind in get_args(Decision)}

@@ -38,9 +38,9 @@ class Recorder:
         """The state, where each fact is also written down."""
         return _Telling(state, self, now)  # type: ignore[return-value]  # it has its facts, and nothing else is asked of it
 
-    def told(self, now_us: int, name: str, arguments: tuple[Any, ...]) -> None:
+    def told(self, now_us: int, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._facts += 1
-        self._line(fact(now_us, name, arguments, self.because))
+        self._line(fact(now_us, name, arguments, named, self.because))
 
     def passed(self, now_us: int, causes: frozenset[Cause], plan: Plan) -> None:
         self._passes += 1
@@ -61,9 +61,9 @@ class _Telling:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         tell = getattr(self._state, name)
 
-        def told(*arguments: Any) -> Any:
-            self._recorder.told(self._now(), name, arguments)
-            return tell(*arguments)
+        def told(*arguments: Any, **named: Any) -> Any:
+            self._recorder.told(self._now(), name, arguments, named)
+            return tell(*arguments, **named)
 
         return told
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rmgr.sched.job import Job as Request
 from rmgr.sched.job import Node
 from rmgr.sched.policy import Stage
 from rmgr.sim.events import Event, Failures
@@ -22,6 +23,7 @@ class Setting:
         execution: how long a job runs where. partitions: queue -> partition; jobs of other queues go to `default`.
         events, failures: what happens beside the jobs. requeue: a job that loses a node waits again; else it has failed.
         usage_half_life_us: of the use that fair shares count, 0 = not counted.
+        requests: job number -> what the scheduler is asked, where the workload's job does not say it all (a replayed log).
     """
 
     nodes: int | tuple[Node, ...]
@@ -36,3 +38,4 @@ class Setting:
     failures: Failures | None = None
     requeue: bool = True
     usage_half_life_us: int = 0
+    requests: Mapping[int, Request] = field(default_factory=dict)

@@ -103,6 +103,7 @@ class Upsets:
                 return _NODES
             case LimitsChange(partition=partition, limits=limits):
                 self._world.tell.limits_changed(partition, limits)
+                self._world.refuse_infeasible(partition)
                 return _NODES
 
     def _nodes_change(self, event: NodesFail | NodesRepaired | NodesDrain | NodesUndrain) -> frozenset[Cause]:
@@ -168,7 +169,8 @@ class Upsets:
     # -- checks ---------------------------------------------------------------------------------------------------------------
 
     def _of(self, nodes: NodeRanges) -> Iterator[int]:
-        return (node for first, last in nodes for node in range(first, last + 1))
+        """Ids in ascending order; gaps between ids of the machine are none of its nodes."""
+        return (node for first, last in nodes for node in range(first, last + 1) if node in self._nodes)
 
     def _check(self, event: Event) -> None:
         if isinstance(event, Cancel) and event.job > self._world.count:

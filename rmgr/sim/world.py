@@ -6,6 +6,7 @@ step because nobody else touches them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import fields, replace
@@ -16,7 +17,8 @@ from rmgr.sched import job as sched
 from rmgr.sched.job import Running
 from rmgr.sched.plan import Decision, Migrate, Preempt, Reject, Resume, Route, Suspend
 from rmgr.sched.policy import Cause
-from rmgr.sched.state import ClusterState, Snapshot
+from rmgr.sched.snapshot import Snapshot
+from rmgr.sched.state import ClusterState
 from rmgr.sim.events import Event
 from rmgr.sim.kernel import Kernel, Rank
 from rmgr.sim.machine import Machine
@@ -30,31 +32,30 @@ from rmgr.sim.workload import Job, Workload
 
 #: Plain integers: compared once an event.
 _END, _ARRIVAL = int(Rank.END), int(Rank.ARRIVAL)
+#: So often a job starts again after it lost its nodes; a job much longer than nodes last would never end.
+MOST_LOSSES = 1000
 What: TypeAlias = Stay | Job | Event | None
 
 
 class World:
     """Job numbers are ids of the scheduler's jobs. `open`: how many jobs are not over."""
 
-    __slots__ = (
-        "_arrived", "_followers", "_memory", "_over", "_partitions", "_queues", "_recorder", "_requeue", "_seed", "_states", "_stretches",
-        "_submits", "_workload", "count", "kernel", "machine", "open", "pipeline", "state", "stays", "tell",
-    )  # fmt: skip
-
     def __init__(self, workload: Workload, setting: Setting, recorder: Recorder | None = None) -> None:
         self._workload, self._recorder = workload, recorder
         self._partitions, self._requeue, self._seed = setting.partitions, setting.requeue, setting.seed
+        self._requests = setting.requests
         self.pipeline = setting.pipeline
         self.machine = Machine(setting.nodes, setting.cores)
         nodes = self.machine.described()
         self._memory = any(node.memory_bytes for node in nodes)
         self.kernel: Kernel[What] = Kernel()
-        self._serve(ClusterState(nodes))
+        self._serve(ClusterState(nodes, setting.usage_half_life_us))
         if recorder is not None:
             recorder.begin(self.state, seed=setting.seed, half_life_us=setting.usage_half_life_us)
         self._stretches = Stretches(len(workload.jobs), self.machine.processors)
         self.stays = Stays(workload.jobs, self.machine, setting.execution, self._stretches)
         self._states: dict[int, State] = {}  # of jobs that are over and did not complete
+        self._losses: Counter[int] = Counter()
         self._over, self._arrived = bytearray(len(workload.jobs) + 1), bytearray(len(workload.jobs) + 1)
         self._submits: dict[int, Job] = {}  # of jobs that were submitted at another time than the workload says
         self._queues: dict[int, str] = {}  # of rerouted jobs
@@ -96,7 +97,7 @@ class World:
         job = stay.run.job
         if self.stays.running.get(job.id) is not stay or stay.since_us + stay.rest_us != self.kernel.now_us:
             return False
-        self.tell.job_ended(job.id, job.partition)
+        self.tell.job_ended(job.id, job.partition, now=self.kernel.now_us)
         self.stays.end(job.id, self.kernel.now_us)
         self._close(job.id, State.COMPLETED)
         return True
@@ -106,13 +107,18 @@ class World:
         self.tell.job_withdrawn(number, self._home(number) or "default")
         self._close(number, State.FAILED)
 
+    def refuse_infeasible(self, partition: str) -> None:
+        """Ends what can never run there any more."""
+        for number in sorted(self.state.partitions[partition].infeasible):
+            self.refuse(number)
+
     def cancel(self, number: int) -> Cause | None:
         """Its user does not want it any more, wherever it is; what that gives the scheduler to think about."""
         if not 0 < number < len(self._over) or self._over[number]:
             return None
         stay = self.stays.of(number)
         if stay is not None:
-            self.tell.job_ended(number, stay.run.job.partition)
+            self.tell.job_ended(number, stay.run.job.partition, now=self.kernel.now_us)
             self.stays.end(number, self.kernel.now_us, Parting.CANCELLED)
             self._close(number, State.CANCELLED)
             return Cause.JOB_ENDED
@@ -149,12 +155,13 @@ class World:
                 state.carried_out(decision, now)
 
     def lose(self, number: int) -> None:
-        """Its nodes are gone, and what it had done with them: it waits again, or has failed."""
+        """Its nodes are gone, and what it had done with them: it waits again, or has failed (also when that happens too often)."""
         job = self.stays.end(number, self.kernel.now_us, Parting.LOST).run.job
-        if self._requeue:
+        self._losses[number] += 1
+        if self._requeue and self._losses[number] < MOST_LOSSES:
             self.tell.job_preempted(number, self.kernel.now_us, job.partition)
         else:
-            self.tell.job_ended(number, job.partition)
+            self.tell.job_ended(number, job.partition, now=self.kernel.now_us)
             self._close(number, State.FAILED)
 
     def take_over(self) -> None:
@@ -167,7 +174,7 @@ class World:
                 records = list(records)
                 shuffle(records)
                 found[part.name] = tuple(records)
-        self._serve(ClusterState.restored(replace(snapshot, **found)))
+        self._serve(ClusterState.restored(replace(snapshot, **found), self.state.usage_half_life_us))
         self.pipeline = deepcopy(self.pipeline)
 
     # -- what became of them ---------------------------------------------------------------------------------------------------
@@ -217,6 +224,8 @@ class World:
 
     def _as_request(self, job: Job) -> sched.Job:
         """What the scheduler is told of a job: everything but how long it will really run."""
+        if self._requests:
+            return replace(self._requests[job.number], id=job.number, submit_us=job.submit_us, queued_us=-1)
         return sched.Job(
             id=job.number,
             submit_us=job.submit_us,

@@ -1,0 +1,254 @@
+"""What happens beside the jobs of a simulation, worked by hand: failures, drains, fail-overs, windows, cancellations, limits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from rmgr.errors import RmgrError, UsageError
+from rmgr.model.states import State
+from rmgr.sched.catalogue import policy_named
+from rmgr.sched.job import Node
+from rmgr.sched.policy import Stage
+from rmgr.sched.records import Limits
+from rmgr.sim.driver import simulate
+from rmgr.sim.events import Cancel, Event, FailOver, Failures, LimitsChange, NodesDrain, NodesFail, NodesRepaired, NodesUndrain, Window
+from rmgr.sim.events_file import read_events
+from rmgr.sim.execution import BySpeed, by_speed
+from rmgr.sim.machine import Machine
+from rmgr.sim.metrics import summary
+from rmgr.sim.models.catalogue import model_named
+from rmgr.sim.outcome import Result
+from rmgr.sim.output import write_run
+from rmgr.sim.record import Recorder
+from rmgr.sim.setting import Setting
+from rmgr.sim.validate import check
+from rmgr.sim.workload import SECOND, Job, Workload
+
+HOUR = 3600 * SECOND
+
+
+def a_job(number: int, submit: int, run: int, processors: int, **more: object) -> Job:
+    times = {"submit_us": submit * SECOND, "run_us": run * SECOND, "estimate_us": run * SECOND}
+    return Job(number=number, processors=processors, processes=processors, **times, **more)  # type: ignore[arg-type]
+
+
+def a_workload(*jobs: Job, processors: int = 4) -> Workload:
+    return Workload(name="by hand", jobs=jobs, processors=processors)
+
+
+def a_setting(policy: str = "fcfs", *events: Event, nodes: int | tuple[Node, ...] = 4, **more: object) -> Setting:
+    return Setting(nodes=nodes, pipeline=(Stage(policy_named(policy)),), policy=policy, events=events, **more)  # type: ignore[arg-type]
+
+
+def run(workload: Workload, setting: Setting) -> Result:
+    result = simulate(workload, setting)
+    check(result, workload, machine=Machine(setting.nodes, setting.cores), execution=setting.execution)
+    return result
+
+
+def spells(result: Result, number: int) -> list[tuple[int, int, str]]:
+    return [(s.start_us // SECOND, s.end_us // SECOND, str(s.parting)) for s in result.outcomes[number - 1].spells]
+
+
+def digest(result: Result, directory: Path) -> dict[str, str]:
+    write_run(directory, result, workload_name="w")
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(directory.iterdir())}
+
+
+def test_a_job_that_loses_a_node_starts_again_from_nothing_or_has_failed(tmp_path: Path) -> None:
+    # Nodes 0-3: job 1 on 0-1, job 2 on 2-3. Node 1 fails at 5 s, is repaired at 12 s; 3 waits behind 1.
+    workload = a_workload(a_job(1, 0, 10, 2), a_job(2, 0, 7, 2), a_job(3, 1, 2, 4))
+    events = (NodesFail(5 * SECOND, ((1, 1),)), NodesRepaired(12 * SECOND, ((0, 1),)))
+    again = run(workload, a_setting("fcfs", *events))
+    assert spells(again, 1) == [(0, 5, "lost"), (7, 17, "ended")]
+    assert again.outcomes[0].spells[1].cores == ((0, 0), (2, 2))  # the nodes that are left when job 2 ends
+    assert spells(again, 3) == [(17, 19, "ended")]
+    assert again.outcomes[0].wait_us == 2 * SECOND
+    assert digest(again, tmp_path / "again").keys() == {"jobs.csv", "spells.csv", "schedule.json"}
+    assert (tmp_path / "again" / "spells.csv").read_text().splitlines()[:3] == [
+        "job_id,spell,starting_time,finish_time,ending,allocated_resources",
+        "1,1,0,5,lost,0-1",
+        "1,2,7,17,ended,0 2",
+    ]
+    failed = run(workload, a_setting("fcfs", *events, requeue=False))
+    assert spells(failed, 1) == [(0, 5, "lost")]
+    assert failed.outcomes[0].state is State.FAILED
+    assert spells(failed, 3) == [(12, 14, "ended")]
+    assert summary(failed) | {"wall_seconds": 0, "jobs_per_second": 0} == summary(failed) | {
+        "jobs_failed": 1,
+        "lost_to_nodes": 1,
+        "jobs_rejected": 0,
+        "wall_seconds": 0,
+        "jobs_per_second": 0,
+    }
+
+
+def test_on_a_drained_node_what_runs_goes_on_and_nothing_starts() -> None:
+    workload = a_workload(a_job(1, 0, 10, 2), a_job(2, 0, 4, 2), a_job(3, 5, 4, 3), a_job(4, 40, 1, 1))
+    result = run(workload, a_setting("first_fit", NodesDrain(2 * SECOND, ((0, 1),)), NodesUndrain(30 * SECOND, ((1, 1),))))
+    assert [spells(result, n) for n in (1, 2, 3, 4)] == [[(0, 10, "ended")], [(0, 4, "ended")], [(30, 34, "ended")], [(40, 41, "ended")]]
+    assert result.outcomes[2].spells[0].cores == ((1, 3),)
+    assert result.outcomes[3].spells[0].cores == ((1, 1),)  # node 0 is still drained
+
+
+def test_nobody_runs_in_a_window_and_what_would_reach_into_it_waits() -> None:
+    # The window [20, 30) of nodes 0-3 is known at 5 s: job 1 runs into it and is lost; job 2 would, and waits; job 3 fits before it.
+    workload = a_workload(a_job(1, 0, 40, 2), a_job(2, 6, 15, 1), a_job(3, 6, 14, 1))
+    result = run(workload, a_setting("first_fit", Window(5 * SECOND, 20 * SECOND, 30 * SECOND, ((0, 3),), "cooling")))
+    assert spells(result, 1) == [(0, 20, "lost"), (30, 70, "ended")]
+    assert spells(result, 2) == [(30, 45, "ended")]
+    assert spells(result, 3) == [(6, 20, "ended")]
+
+
+def test_a_job_is_cancelled_wherever_it_is(tmp_path: Path) -> None:
+    workload = a_workload(a_job(1, 0, 10, 4), a_job(2, 1, 10, 4), a_job(3, 50, 1, 1), a_job(4, 2, 1, 4))
+    workload = replace(workload, jobs=tuple(sorted(workload.jobs, key=lambda job: job.submit_us)))
+    workload = replace(workload, jobs=tuple(replace(job, number=n) for n, job in enumerate(workload.jobs, 1)))
+    cancels = (Cancel(4 * SECOND, 1), Cancel(3 * SECOND, 2), Cancel(5 * SECOND, 4), Cancel(60 * SECOND, 1))
+    result = run(workload, a_setting("fcfs", *cancels))
+    assert [spells(result, n) for n in (1, 2, 3, 4)] == [[(0, 4, "cancelled")], [], [(4, 5, "ended")], []]
+    assert [outcome.state for outcome in result.outcomes] == [State.CANCELLED, State.CANCELLED, State.COMPLETED, State.CANCELLED]
+    digest(result, tmp_path / "out")
+    rows = [line.split(",") for line in (tmp_path / "out" / "jobs.csv").read_text().splitlines()]
+    assert [row[7] for row in rows[1:]] == ["COMPLETED_KILLED", "COMPLETED_KILLED", "COMPLETED_SUCCESSFULLY", "COMPLETED_KILLED"]
+
+
+def test_limits_hold_back_their_user_and_refuse_what_is_too_long() -> None:
+    workload = a_workload(
+        a_job(1, 0, 10, 1, user="u1"), a_job(2, 0, 10, 1, user="u1"), a_job(3, 0, 10, 1, user="u2"), a_job(4, 1, 100, 1, user="u2")
+    )
+    limits = Limits(max_jobs_per_user=1, max_time_us=50 * SECOND)
+    result = run(workload, a_setting("fcfs", LimitsChange(0, "default", limits)))
+    assert [spells(result, n) for n in (1, 2, 3, 4)] == [[(0, 10, "ended")], [(10, 20, "ended")], [(0, 10, "ended")], []]
+    assert result.outcomes[3].state is State.FAILED
+    assert summary(result)["jobs_rejected"] == 1
+
+
+def test_jobs_follow_others_after_their_think_time_or_wait_in_the_queue_for_their_end() -> None:
+    # 2 is submitted 5 s after the end of 1, wherever that is; 3 is submitted at 1 s and may not start before 2 has ended.
+    jobs = (a_job(1, 0, 10, 4), a_job(2, 0, 10, 1, after=1, think_us=5 * SECOND), a_job(3, 1, 1, 1, after=2), a_job(4, 2, 3, 1, after=1))
+    result = run(a_workload(*jobs), a_setting("first_fit"))
+    assert [spells(result, n) for n in (1, 2, 3, 4)] == [[(0, 10, "ended")], [(15, 25, "ended")], [(25, 26, "ended")], [(10, 13, "ended")]]
+    assert result.outcomes[1].job.submit_us == 15 * SECOND
+    assert result.outcomes[3].job.submit_us == 2 * SECOND
+
+
+def test_without_a_leader_nothing_starts_and_the_next_one_knows_everything() -> None:
+    workload = a_workload(a_job(1, 0, 10, 4), a_job(2, 1, 2, 4), a_job(3, 11, 1, 4))
+    result = run(workload, a_setting("fcfs", FailOver(5 * SECOND, 7 * SECOND)))
+    assert [spells(result, n) for n in (1, 2, 3)] == [[(0, 10, "ended")], [(12, 14, "ended")], [(14, 15, "ended")]]
+
+
+@pytest.mark.parametrize("policy", ["easy", "conservative", "first_fit", "sjf"])
+def test_a_fail_over_that_takes_no_time_changes_no_byte(policy: str, tmp_path: Path) -> None:
+    workload = model_named("lublin99", jobs=120, processors=16, seed=3).at_load(Fraction(9, 10))
+    window = Window(2 * HOUR, 9 * HOUR, 11 * HOUR, ((3, 6),), "new disks")
+    failures = Failures(40 * HOUR, HOUR)
+    setting = a_setting(policy, window, nodes=16, failures=failures, seed=5)
+    lines: list[str] = []
+    result = simulate(workload, setting, recorder=Recorder(lines.append, policy=policy, parameters={}, about={}))
+    check(result, workload)
+    plain = digest(result, tmp_path / "plain")
+    assert summary(result)["lost_to_nodes"] > 0
+    instants = sorted({json.loads(line)["at"] for line in lines if '"pass"' in line})
+    one = replace(setting, events=(*setting.events, FailOver(instants[len(instants) // 2], 0)))
+    every = replace(setting, events=(*setting.events, *(FailOver(at_us, 0) for at_us in instants)))
+    for name, changed in (("one", one), ("every", every)):
+        assert digest(run(workload, changed), tmp_path / name) == plain
+    assert digest(run(workload, setting), tmp_path / "again") == plain
+
+
+def test_failures_are_the_same_whatever_the_policy_and_nodes_fail_as_often_as_was_asked() -> None:
+    drawn = Failures(100 * HOUR, 10 * HOUR).of(range(50), 7)
+    events = [next(drawn) for _ in range(4000)]
+    assert [event.at_us for event in events] == sorted(event.at_us for event in events)
+    down: dict[int, int] = {}
+    ups, downs = [], []
+    since = dict.fromkeys(range(50), 0)
+    for event in events:
+        node = event.nodes[0][0]
+        (downs if isinstance(event, NodesRepaired) else ups).append(event.at_us - since[node])
+        since[node] = event.at_us
+        assert down.get(node, 0) == int(isinstance(event, NodesRepaired))
+        down[node] = int(isinstance(event, NodesFail))
+    assert sum(ups) / len(ups) == pytest.approx(100 * HOUR, rel=0.1)
+    assert sum(downs) / len(downs) == pytest.approx(10 * HOUR, rel=0.1)
+
+
+def test_a_machine_that_is_never_whole_is_told_and_not_waited_for() -> None:
+    workload = a_workload(a_job(1, 0, 10, 4))
+    with pytest.raises(RmgrError, match="never whole enough"):
+        simulate(workload, a_setting("fcfs", NodesDrain(0, ((0, 0),)), failures=Failures(HOUR, HOUR)))
+
+
+def test_a_job_takes_as_long_as_the_slowest_of_its_nodes() -> None:
+    nodes = tuple(Node(id=n, speed=speed) for n, speed in ((3, 1.0), (5, 0.8), (8, 2.0), (9, 0.5)))
+    workload = a_workload(a_job(1, 0, 60, 2), a_job(2, 0, 60, 1), a_job(3, 0, 60, 1))
+    execution = by_speed(nodes)
+    assert isinstance(execution, BySpeed)
+    result = run(workload, a_setting("fcfs", nodes=nodes, execution=execution))
+    assert [spells(result, n) for n in (1, 2, 3)] == [[(0, 75, "ended")], [(0, 30, "ended")], [(0, 120, "ended")]]
+    assert [outcome.spells[0].cores for outcome in result.outcomes] == [((0, 1),), ((2, 2),), ((3, 3),)]
+
+
+def test_events_are_read_from_lines_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(
+        '# a comment\n{"at": "1h", "event": "repair", "nodes": "0-1 3"}\n\n{"at": 0.5, "event": "fail", "nodes": 3}\n'
+        '{"at": 7, "event": "fail_over", "for": "1m"}\n{"at": 9, "event": "cancel", "job": 17}\n'
+        '{"at": 9, "event": "maintenance", "nodes": "2", "start": 10, "end": "1d", "name": "cooling"}\n'
+        '{"at": 0, "event": "limits", "max_cpus_per_user": 8, "max_time": "2h"}\n'
+    )
+    assert read_events(path) == (
+        LimitsChange(0, "default", Limits(max_cpus_per_user=8, max_time_us=2 * HOUR)),
+        NodesFail(SECOND // 2, ((3, 3),)),
+        FailOver(7 * SECOND, 60 * SECOND),
+        Cancel(9 * SECOND, 17),
+        Window(9 * SECOND, 10 * SECOND, 24 * HOUR, ((2, 2),), "cooling"),
+        NodesRepaired(HOUR, ((0, 1), (3, 3))),
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"at": 1, "event": "fail", "nodes": "0-"}', "line 2, field nodes: '0-' is not possible"),
+        ('{"at": -1, "event": "fail", "nodes": "0"}', "line 2, field at: '-1'"),
+        ('{"at": "soon", "event": "fail", "nodes": "0"}', "line 2, field at: 'soon'"),
+        ('{"at": true, "event": "fail", "nodes": "0"}', "line 2, field at: 'True'"),
+        ('{"at": 1, "event": "fial", "nodes": "0"}', "line 2, field event: 'fial'"),
+        ('{"at": 1, "event": "cancel", "job": 0}', "line 2, field job: '0'"),
+        ('{"at": 1, "event": "cancel"}', "line 2, field job: it is missing"),
+        ('{"at": 1, "event": "cancel", "job": 1, "for": 3}', "line 2, field for: an event 'cancel' has no such field"),
+        ('{"at": 9, "event": "maintenance", "nodes": "2", "start": 10, "end": 10}', "line 2, field start"),
+        ('{"at": 9, "event": "limits", "max_jobs_per_user": 1.5}', "line 2, field max_jobs_per_user: '1.5'"),
+        ('{"at": 1, "event": "fail", "nodes": "0"', "line 2: no JSON"),
+        ("[]", "line 2: an event is an object"),
+    ],
+)
+def test_a_wrong_field_is_told_with_its_line(line: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(f'{{"at": 1, "event": "cancel", "job": 1}}\n{line}\n')
+    with pytest.raises(UsageError) as error:
+        read_events(path)
+    assert told in error.value.message
+    assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (NodesFail(0, ((3, 4),)), "node 4, which the machine has not"),
+        (Cancel(0, 2), "cancel job 2, and the workload has 1"),
+        (LimitsChange(0, "gpu", Limits()), "partition 'gpu'"),
+    ],
+)
+def test_events_of_what_is_not_there_are_told(event: Event, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        simulate(a_workload(a_job(1, 0, 10, 4)), a_setting("fcfs", event))
