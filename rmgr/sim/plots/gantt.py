@@ -17,7 +17,7 @@ MOST_RECTANGLES = 4000
 #: The image: at most so many bins of time and rows of processors, two dots wide on paper.
 _BINS, _ROWS = 600, 300
 #: Numbers are written into the rectangles of up to so many jobs, arrows between the spells of up to so many.
-_MOST_NUMBERS, _MOST_ARROWS = 250, 300
+_MOST_NUMBERS, _MOST_ARROWS = 1000, 300
 #: Paler than the lines' colours, so that a number can be read on them.
 _FILLS = ("#7FB8DD", "#F0B27A", "#8FD3BC", "#E3B7CF", "#BFE3F6", "#F5DA94", "#C3BCE6", "#D2D2D2")
 _EDGES = ("#00507F", "#8A3C00", "#00664B", "#8A4A6E", "#2F7FA8", "#8A6100", "#4B3F99", "#555555")

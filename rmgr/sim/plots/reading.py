@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmgr.errors import UsageError
+from rmgr.sim.plots.timing import label_of
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -23,6 +24,8 @@ Integers = NDArray[np.int64]
 JOBS, SPELLS, SCHEDULE, MANIFEST = "jobs.csv", "spells.csv", "schedule.json", "manifest.json"
 #: Beyond it a number is damage, not a time or a count.
 _LARGEST = 1e16
+#: What a manifest says beside policy and machine -> how titles say it.
+_DETAILS = {"load": "load", "interarrival": "inter-arrival factor", "seed": "seed", "sites": "sites"}
 _CUT = "a file that was cut off ends like this; run the simulation again"
 
 
@@ -296,12 +299,13 @@ def _described(directory: Path) -> tuple[str, tuple[str, ...], int]:
     policy = policy_name(str(found.get("policy", "")))
     if isinstance(params, dict):
         policy = " ".join([policy, *(f"{name}={value}" for name, value in sorted(params.items()))]).strip()
-    told = [(key, found.get(key)) for key in ("load", "interarrival", "seed")]
-    details = tuple(f"{key} {value:g}" for key, value in told if isinstance(value, int | float) and (key != "seed" or value))
+    told = ((name, found.get(key)) for key, name in _DETAILS.items())
+    details = [f"{name} {value:g}" for name, value in told if isinstance(value, int | float) and value]
+    details += [f"{key} {label_of(value)}" for key in ("mtbf", "mttr") if isinstance(value := found.get(f"{key}_seconds"), int | float)]
     processors, nodes, cores = (found.get(key) for key in ("processors", "nodes", "cores"))
     if not isinstance(processors, int):
         processors = nodes * cores if isinstance(nodes, int) and isinstance(cores, int) else 0
-    return policy, details, processors
+    return policy, tuple(details), processors
 
 
 def _processors(summary: Mapping[str, Any], spells: Spells, size: Floats, ran: Floats) -> int:
