@@ -67,7 +67,7 @@ def draw(policies: Sequence[Listed]) -> None:
         Column(name="POLICY", text=lambda p: p.name, is_id=True),
         Column(name="DISPATCH", text=lambda p: p.dispatch, is_id=True),
         Column(name="SUMMARY", text=lambda p: p.summary),
-        Column(name="PARAMETERS", text=lambda p: " ".join(f"{item.name}={_default(item)}" for item in p.parameters)),
+        Column(name="PARAMETERS", text=lambda p: " ".join(f"{item.name}={_default(item)}" for item in p.parameters if not item.goes_with)),
     )
     table(policies, columns, Layout())
 
@@ -83,7 +83,7 @@ def draw_one(policy: Listed) -> None:
         Column(name="KIND", text=lambda p: str(p.kind), is_id=True),
         Column(name="DEFAULT", text=_default),
         Column(name="RANGE", text=lambda p: p.range or ", ".join(p.choices)),
-        Column(name="MEANING", text=lambda p: p.what),
+        Column(name="MEANING", text=lambda p: f"with {p.goes_with}: {p.what}" if p.goes_with else p.what),
     )
     table(policy.parameters, columns, Layout())
 
@@ -110,4 +110,4 @@ def _said(text: str | None, name: str) -> str:
 
 
 def _default(parameter: Parameter) -> str:
-    return "(required)" if parameter.required else shown(parameter.kind, parameter.default) if parameter.kind != "other" else "..."
+    return "(required)" if parameter.required else shown(parameter.kind, parameter.default)

@@ -40,7 +40,8 @@ class Kind(StrEnum):
     NAMES = "names"  #: `a,b` or a list
     SHARES = "shares"  #: `a:3,b:1` or a table of integers
     ORDER = "order"  #: an order of the catalogue
-    OTHER = "other"  #: no text says it: records of other tables, or a type of the policy's own
+    TABLES = "tables"  #: records of other tables of a configuration: queue classes
+    OTHER = "other"  #: no text says it: a type of the policy's own
 
 
 class About(NamedTuple):
@@ -62,7 +63,10 @@ def about(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter. default: as held; `required` when there is none. optional: `none` is a value. held: type that holds it."""
+    """One parameter. default: as held; `required` when there is none. optional: `none` is a value. held: type that holds it.
+
+    goes_with: the choice that has it (`order=fair_share`), "" = always there.
+    """
 
     name: str
     field: str
@@ -76,6 +80,7 @@ class Parameter:
     most: float | None = None
     choices: tuple[str, ...] = ()
     held: Any = None
+    goes_with: str = ""
 
     def read(self, value: object, where: str) -> Any:
         """The value to hold. where: whose parameter, told in errors. Raises: ConfigError with value, unit, range, the nearest name."""
@@ -103,7 +108,7 @@ class Parameter:
         told: dict[str, Any] = {"kind": str(self.kind), "default": self._plain(self.default)}
         unit = {Kind.DURATION: "s", Kind.SIZE: "bytes"}.get(self.kind, self.unit)
         optional = {"unit": unit, "least": self._plain(self.least), "most": self._plain(self.most)}
-        optional |= {"choices": list(self.choices), "summary": self.what}
+        optional |= {"choices": list(self.choices), "goes_with": self.goes_with, "summary": self.what}
         told |= {key: value for key, value in optional.items() if value not in (None, "", [])}
         return told | ({"required": True} if self.required else {})
 
@@ -166,6 +171,8 @@ class Parameter:
             return dict(value) if isinstance(value, tuple) else value
         if value is None or isinstance(value, bool | int | float):
             return value
+        if self.kind in {Kind.NAMES, Kind.TABLES} and isinstance(value, tuple):
+            return [shown(self.kind, item) for item in value]
         return shown(self.kind, value)
 
 
@@ -179,6 +186,7 @@ _EXPECTED = {
     Kind.NAMES: "names are expected, as a,b",
     Kind.SHARES: "shares are expected, as physics:3,chemistry:1 or a table of whole numbers",
     Kind.ORDER: "the name of an order is expected",
+    Kind.TABLES: "{name} comes from the tables of a FILE.toml",
     Kind.OTHER: "no text can say {name}: set it in a policy file",
 }
 
@@ -221,6 +229,10 @@ def shown(kind: Kind, value: Any) -> str:
         return str(getattr(value, "name", value))
     if isinstance(value, Enum):
         return str(value.value)
+    if kind is Kind.OTHER:
+        return type(value).__name__
+    if kind is Kind.TABLES and not isinstance(value, tuple):
+        return str(getattr(value, "name", value))
     if isinstance(value, tuple | list):
         return ",".join(shown(kind, item) for item in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -291,7 +303,16 @@ def _kind(name: str, hint: Any) -> tuple[Kind, tuple[str, ...]]:
         return Kind.NAME, tuple(map(str, get_args(hint)))
     plain = {float: Kind.NUMBER, Fraction: Kind.NUMBER, bool: Kind.SWITCH, str: Kind.NAME, Order: Kind.ORDER}
     tuples = {tuple[str, ...]: Kind.NAMES, tuple[tuple[str, int], ...]: Kind.SHARES}
-    return plain.get(hint) or tuples.get(hint) or Kind.OTHER, ()
+    return plain.get(hint) or tuples.get(hint) or (Kind.TABLES if record_type(hint) is not None else Kind.OTHER), ()
+
+
+def record_type(hint: Any) -> type | None:
+    """`tuple[SomeDataclass, ...]` -> that dataclass."""
+    arguments: tuple[Any, ...] = get_args(hint)
+    first = arguments[0] if arguments else None
+    if arguments[1:] == (Ellipsis,) and isinstance(first, type) and dataclasses.is_dataclass(first):
+        return first
+    return None
 
 
 def _hints(kind: type) -> dict[str, Any]:
