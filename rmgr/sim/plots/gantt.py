@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rmgr.sim.plots.canvas import INK, Axes, Figure, MaxNLocator, Normalize, Patch, PolyCollection, legend_below, named, new_figure
 from rmgr.sim.plots.occupancy import occupancy
@@ -73,7 +74,7 @@ def _rectangles(figure: Figure, axes: Axes, run: Run, axis: TimeAxis, ranges: _R
                 PolyCollection(corners[chosen], facecolors=fills[chosen], edgecolors=edges[chosen], linewidths=line, hatch=hatch),
                 autolim=False,
             )
-    _numbers(axes, run, places, corners)
+    _numbers(axes, run, places, corners, np.where(several, fills, "none"))
     if several.any():
         _arrows(axes, run, axis)
         legend_below(
@@ -87,8 +88,8 @@ def _in_several(run: Run) -> Integers:
     return places[counts > 1]
 
 
-def _numbers(axes: Axes, run: Run, places: Integers, corners: Floats) -> None:
-    """Each job's number in those of its rectangles in which there is room for it."""
+def _numbers(axes: Axes, run: Run, places: Integers, corners: Floats, behind: NDArray[np.str_]) -> None:
+    """Each job's number in those of its rectangles in which there is room for it; behind: colour under it, where hatches would cross it."""
     if len(np.unique(places)) > _MOST_NUMBERS:
         return
     (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
@@ -96,11 +97,13 @@ def _numbers(axes: Axes, run: Run, places: Integers, corners: Floats) -> None:
     low, high = corners[:, 0, 1], corners[:, 1, 1]
     wide = (right - left) / (x1 - x0) * _AXES_INCHES[0] * 72
     tall = (high - low) / (y1 - y0) * _AXES_INCHES[1] * 72
-    for at in np.lexsort((-wide * tall, places)).tolist():
+    for at in range(len(places)):
         text = str(run.numbers[places[at]])
         size = min(7.5, tall[at] * 0.8, wide[at] / (0.68 * len(text)))
         if size >= 4.5:
-            axes.text((left[at] + right[at]) / 2, (low[at] + high[at]) / 2, text, fontsize=size, ha="center", va="center", clip_on=True)
+            box = {"facecolor": behind[at], "edgecolor": "none", "pad": 0.6} if behind[at] != "none" else None
+            x, y = (left[at] + right[at]) / 2, (low[at] + high[at]) / 2
+            axes.text(x, y, text, fontsize=size, ha="center", va="center", clip_on=True, bbox=box)
 
 
 def _arrows(axes: Axes, run: Run, axis: TimeAxis) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from rmgr.sim.plots.gantt import gantt
 from rmgr.sim.plots.lines import lines
 from rmgr.sim.plots.load import load
 from rmgr.sim.plots.reading import JOBS, Run, read_json, read_run
-from rmgr.sim.plots.sweeps import Sweep, is_sweep, read_sweep
+from rmgr.sim.plots.sweeps import RESULTS, Sweep, read_sweep
 from rmgr.sim.plots.tables import draw_table, is_drawable
 from rmgr.sim.plots.utilisation import utilisation
 from rmgr.sim.plots.waits import waits
@@ -62,18 +63,16 @@ def read(directories: Iterable[Path]) -> Results:
     """Reads every directory. Raises: UsageError for one that holds no results, or damaged ones."""
     runs, sweeps, reports = [], [], []
     for directory in directories:
-        if not directory.is_dir():
-            told = "is no directory" if os.path.lexists(directory) else "does not exist"
-            raise UsageError(f"{directory} {told}", hint=_WRITTEN)
-        if (directory / JOBS).exists():
+        there = _listed(directory)
+        if JOBS in there:
             runs.append(read_run(directory))
-        elif is_sweep(directory):
+        elif RESULTS in there or "runs" in there:
             sweeps.append(read_sweep(directory))
-        elif (directory / REPORT).exists():
+        elif REPORT in there:
             reports.append((_report(directory / REPORT), _figures(directory / FIGURES)))
         else:
-            told = "holds no results" if any(directory.iterdir()) else "is empty"
-            raise UsageError(f"{directory} {told}: there is no {JOBS}, results.csv or {REPORT}", hint=_WRITTEN)
+            told = "holds no results" if there else "is empty"
+            raise UsageError(f"{directory} {told}: there is no {JOBS}, {RESULTS} or {REPORT}", hint=_WRITTEN)
     return Results(runs=runs, sweeps=sweeps, reports=reports)
 
 
@@ -165,6 +164,15 @@ def figures(shown: Sequence[report.Figure]) -> list[Picture]:
 
 
 # -- parts --------------------------------------------------------------------------------------------------------------------
+
+
+def _listed(directory: Path) -> set[str]:
+    """Names in it. Raises: UsageError when it cannot be read."""
+    try:
+        return {path.name for path in directory.iterdir()}
+    except OSError as error:
+        told = {errno.ENOENT: "does not exist", errno.ENOTDIR: "is no directory"}.get(error.errno or 0, f"cannot be read: {error.strerror}")
+        raise UsageError(f"{directory} {told}", hint=_WRITTEN) from error
 
 
 def _fitting(results: Results, window: Window) -> set[str]:

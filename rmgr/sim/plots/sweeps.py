@@ -41,11 +41,6 @@ class Sweep:
         return found
 
 
-def is_sweep(directory: Path) -> bool:
-    """Something there says it is one, finished or not."""
-    return (directory / RESULTS).exists() or (directory / "runs").is_dir()
-
-
 def read_sweep(directory: Path) -> Sweep:
     """Raises: UsageError for a sweep that has not ended, or damage (file, line and column are named)."""
     path = directory / RESULTS
