@@ -205,6 +205,14 @@ class Overlay:
             self._more = Changes(self._part)
         return self._more
 
+    def _waiting(self, job_id: int) -> Job | None:
+        """The job as it waits after what this pass did."""
+        if self._more is not None:
+            job = self._more.extra.get(job_id)
+            if job is not None or job_id in self._more.gone or job_id in self._more.rejected:
+                return job
+        return self._part.jobs.get(job_id)
+
     def _drop_orphans(self, keepers: Container[str]) -> None:
         """Notes and holds of policies that left the pipeline go."""
         part = self._part
@@ -260,7 +268,9 @@ class Overlay:
             timeline = NodeTimeline(self.now_us, pool, self._endings(), self._give_back)
             self._close_windows(timeline)
         for held in self._promises.values():
-            timeline.promise(self._part.jobs[held.job_id], held.start_us, held.placement)
+            job = self._waiting(held.job_id)
+            assert job is not None
+            timeline.promise(job, held.start_us, held.placement)
         return timeline
 
     def _windows_only(self) -> Horizon:
@@ -320,9 +330,7 @@ class Overlay:
         flagged = self._part.flagged if self._more is None else self._more.flagged
         if job_id in flagged:
             holder = flagged[job_id]
-            job = self._part.jobs.get(holder)
-            if self._more is not None:
-                job = self._more.extra.get(holder, job)
+            job = self._waiting(holder)
             assert job is not None
             pool.take_share(job, share_of(self._holds[holder], job_id).cores)
 

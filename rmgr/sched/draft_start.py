@@ -65,8 +65,9 @@ class Starting(View):
             over = self._over_limits(job)
             if over is not None:
                 return Insufficient(over)
-        if job_id in self._holds:
-            return Insufficient(HAS_HOLD)
+        hold = self._holds.get(job_id)
+        if hold is not None:  # that is its promise
+            return Accepted(self.now_us) if hold.is_complete else Insufficient(HAS_HOLD)
         if self._horizon is None and not keep:
             shadow = self._shadow(job)
             if shadow is None:

@@ -220,13 +220,6 @@ class View(Overlay):
         name = window.name or str(window.id)
         return Why("maintenance", "its time limit reaches into {} at {} us on nodes that it needs", (name, window.start_us))
 
-    def _waiting(self, job_id: int) -> Job | None:
-        if self._more is not None:
-            job = self._more.extra.get(job_id)
-            if job is not None or job_id in self._more.gone or job_id in self._more.rejected:
-                return job
-        return self._part.jobs.get(job_id)
-
     def _job(self, job_id: int) -> Job | Insufficient | Infeasible:
         """The job, if it waits and could start as far as it itself is concerned."""
         if not self._open:

@@ -119,6 +119,11 @@ class Noted(NamedTuple):
     value: tuple[int, ...] | None
     partition: str = "default"
 
+    @property
+    def why(self) -> Why:
+        """What it is for."""
+        return Why("note", "policy {} remembers {} of {}: {}", (self.policy, self.kind, self.job_id or "the partition", self.value))
+
 
 class Route(NamedTuple):
     """The waiting job goes to queue `to`; or the call to the server `to`."""
