@@ -251,6 +251,13 @@ def test_load_has_a_median_line_and_a_band_for_each_policy(tmp_path: Path) -> No
         assert (band.y0, band.y1) == pytest.approx((4 * 0.5 * 1.1, 4 * 1.3))
         assert "mean wait (h)" in texts(figure)
         assert "Load and wait, kth\n100 jobs; 3 seeds; line: median of the seeds, band: least to most" in texts(figure)
+    without = sweep_directory(tmp_path / "own")  # each policy at the load that the workload has
+    rows = [line.split(",") for line in (without / "results.csv").read_text().splitlines()]
+    kept = [rows[0], *([*row[:2], "", *row[3:]] for row in rows[1:] if row[2] == "0.5")]
+    (without / "results.csv").write_text("".join(",".join(row) + "\n" for row in kept))
+    assert [picture.name for picture in pictures.pictures(pictures.read([without]))] == ["compare"]
+    with styled():
+        assert "Comparison, kth\n100 jobs; 3 seeds" in texts(compare_sweep(read_sweep(without)))
     with pytest.raises(UsageError, match="1 load, and a curve needs two"):
         load(read_sweep(sweep_directory(tmp_path / "one", loads=(0.5,))))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import Normalize
@@ -25,6 +27,7 @@ from matplotlib.ticker import (
 )
 
 __all__ = [
+    "Artist",
     "Axes",
     "Figure",
     "FixedLocator",
@@ -55,7 +58,7 @@ MOST_LINES = len(PALETTE) * len(_DASHES)
 INK = "#222222"
 PALE = "#666666"
 
-_STYLE = {
+_STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
     "font.size": 9,
     "axes.titlesize": 10,
@@ -94,7 +97,7 @@ def styled() -> Iterator[None]:
     """Matplotlib's own defaults and this style on top, whatever the user's matplotlibrc says; as it was before, afterwards."""
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(_STYLE)
+        mpl.rcParams.update(_STYLE)  # type: ignore[arg-type]  # its keys are literals in the stubs
         yield
 
 
@@ -130,12 +133,12 @@ def logarithmic(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def line_style(at: int) -> dict[str, object]:
+def line_style(at: int) -> dict[str, Any]:
     """Colour and dashes of the line number `at`, from 0. Neighbours differ in both, for prints without colour and lines on one another."""
     return {"color": PALETTE[at % len(PALETTE)], "linestyle": _DASHES[(at + at // len(PALETTE)) % len(_DASHES)]}
 
 
-def legend_below(figure: Figure, handles: Sequence[object], labels: Sequence[str], *, title: str = "") -> None:
+def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], *, title: str = "") -> None:
     """A legend under the axes, where no data is; as many columns as its longest name leaves room for. The figure grows by its lines."""
     if not handles:
         return

@@ -44,8 +44,9 @@ def compare_sweep(sweep: Sweep) -> Figure:
     for (policy, load), rows in sweep.groups().items():
         label = policy if load is None or len(sweep.loads) == 1 else f"{policy}, load {load:g}"
         bars.append(Bar(label, {name: [_measure(row, name, str(sweep.path)) for row in rows] for name in _MEASURES}))
-    load = f"load {sweep.loads[0]:g}" if len(sweep.loads) == 1 else ""
-    return _figure(bars, sweep.title, [load, *sweep.facts])
+    loads = sweep.loads
+    only = f"load {loads[0]:g}" if len(loads) == 1 and loads[0] is not None else ""
+    return _figure(bars, sweep.title, [only, *sweep.facts])
 
 
 def _measure(row: Mapping[str, Any], name: str, where: str) -> float:

@@ -71,7 +71,7 @@ def _rectangles(figure: Figure, axes: Axes, run: Run, axis: TimeAxis, ranges: _R
     for chosen, hatch in ((~several, None), (several, "////")):
         if chosen.any():
             axes.add_collection(
-                PolyCollection(corners[chosen], facecolors=fills[chosen], edgecolors=edges[chosen], linewidths=line, hatch=hatch),
+                PolyCollection(list(corners[chosen]), facecolors=fills[chosen], edgecolors=edges[chosen], linewidths=line, hatch=hatch),
                 autolim=False,
             )
     _numbers(axes, run, places, corners, np.where(several, fills, "none"))

@@ -6,7 +6,7 @@ import textwrap
 
 from rmgr.errors import UsageError
 from rmgr.sim.papers import report
-from rmgr.sim.plots.canvas import MOST_LINES, Figure, legend_below, line_style, logarithmic, named, new_figure
+from rmgr.sim.plots.canvas import MOST_LINES, Artist, Figure, legend_below, line_style, logarithmic, named, new_figure
 
 
 def lines(shown: report.Figure) -> Figure:
@@ -16,7 +16,7 @@ def lines(shown: report.Figure) -> Figure:
         raise UsageError(f"figure {shown.title!r} has {len(drawn)} lines", hint=f"from 1 to {MOST_LINES} can be drawn")
     figure = new_figure(width=8.0, height=5.0)
     axes = figure.add_subplot()
-    handles: list[object] = []
+    handles: list[Artist] = []
     with_range = False
     for at, (_, points) in enumerate(drawn):
         style = line_style(at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from rmgr.errors import UsageError
-from rmgr.sim.plots.canvas import MOST_LINES, Axes, Figure, FixedLocator, legend_below, line_style, logarithmic, named, new_figure
+from rmgr.sim.plots.canvas import MOST_LINES, Artist, Axes, Figure, FixedLocator, legend_below, line_style, logarithmic, named, new_figure
 from rmgr.sim.plots.sweeps import Sweep
 from rmgr.sim.plots.timing import unit_for
 
@@ -40,9 +40,9 @@ def load(sweep: Sweep) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, sweep: Sweep, policies: list[str], loads: list[float], measure: str, factor: float) -> list[object]:
+def _panel(axes: Axes, sweep: Sweep, policies: list[str], loads: list[float], measure: str, factor: float) -> list[Artist]:
     groups = sweep.groups()
-    handles: list[object] = []
+    handles: list[Artist] = []
     seen: list[float] = []
     for at, policy in enumerate(policies):
         at_loads = [each for each in loads if (policy, each) in groups]

@@ -28,4 +28,5 @@ def occupancy(left: Floats, right: Floats, low: Floats, high: Floats, *, bins: i
             (row_at + 1, bin_at + 1, in_row * in_bin),
         ):
             np.add.at(grid, (row, bin_), sign * part)
-    return np.clip(grid.cumsum(0).cumsum(1)[:rows, :bins], 0, 1)
+    covered: Floats = np.clip(grid.cumsum(0).cumsum(1)[:rows, :bins], 0, 1)
+    return covered

@@ -259,16 +259,16 @@ def _spells(directory: Path, table: Columns, numbers: Integers, start: Floats, f
     at = order[np.minimum(np.searchsorted(numbers, ids, sorter=order), len(order) - 1)]
     unknown = numbers[at] != ids
     if unknown.any():
-        line = int(np.argmax(unknown))
-        raise UsageError(f"{path}, line {line + 2}, column job_id: {JOBS} has no job {ids[line]}", hint=_CUT)
+        wrong = int(np.argmax(unknown))
+        raise UsageError(f"{path}, line {wrong + 2}, column job_id: {JOBS} has no job {ids[wrong]}", hint=_CUT)
     one = one[~np.isin(one, at)]
     job = np.concatenate([one, at])
     begin = np.concatenate([start[one], several.numbers("starting_time", least=0)])
     end = np.concatenate([finish[one], several.numbers("finish_time", least=0)])
     text = [cores[i] for i in one.tolist()] + list(several.texts("allocated_resources"))
     if (end < begin).any():
-        line = int(np.argmax(end < begin)) - len(one)
-        raise UsageError(f"{path}, line {line + 2}, column finish_time: the spell ends before it starts", hint=_CUT)
+        wrong = int(np.argmax(end < begin)) - len(one)
+        raise UsageError(f"{path}, line {wrong + 2}, column finish_time: the spell ends before it starts", hint=_CUT)
     line = np.concatenate([one + 2, np.arange(len(at)) + 2])
     origin = np.repeat([0, 1], [len(one), len(at)])
     by_job = np.lexsort((begin, job))
@@ -315,7 +315,7 @@ def _processors(summary: Mapping[str, Any], spells: Spells, size: Floats, ran: F
     told = [summary.get(name) for name in ("utilisation", "makespan")]
     if all(isinstance(value, int | float) and value > 0 for value in told):
         work = float(np.nansum(size * ran))
-        counted = work / (told[0] * told[1])  # type: ignore[operator]  # numbers, as the line above says
-        if abs(counted - round(counted)) < 1e-6 * counted:
-            return max(seen, round(counted))
+        machine = work / (float(told[0]) * float(told[1]))  # type: ignore[arg-type]  # numbers, as the line above says
+        if abs(machine - round(machine)) < 1e-6 * machine:
+            return max(seen, round(machine))
     return seen

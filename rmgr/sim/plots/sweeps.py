@@ -29,9 +29,9 @@ class Sweep:
     @property
     def facts(self) -> list[str]:
         """For the second line of a title."""
-        jobs, seeds = {row.get("jobs") for row in self.rows}, len({row["seed"] for row in self.rows})
-        told = [counted(int(jobs.pop()), "job")] if len(jobs) == 1 and None not in jobs else []
-        return [*told, counted(seeds, "seed")]
+        jobs = {int(row["jobs"]) for row in self.rows if "jobs" in row}
+        told = [counted(jobs.pop(), "job")] if len(jobs) == 1 else []
+        return [*told, counted(len({row["seed"] for row in self.rows}), "seed")]
 
     def groups(self) -> dict[tuple[str, float | None], list[Mapping[str, Any]]]:
         """(policy, load) -> its runs, one a seed; in the order of the file."""

@@ -7,7 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rmgr.errors import UsageError
-from rmgr.sim.plots.canvas import MOST_LINES, PALETTE, Axes, Figure, MaxNLocator, clipped, legend_below, line_style, named, new_figure
+from rmgr.sim.plots.canvas import (
+    MOST_LINES,
+    PALETTE,
+    Artist,
+    Axes,
+    Figure,
+    MaxNLocator,
+    clipped,
+    legend_below,
+    line_style,
+    named,
+    new_figure,
+)
 
 _MOST_PANELS, _MOST_ROWS, _PANELS_A_ROW = 12, 40, 3
 
@@ -29,7 +41,7 @@ def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
     height = 3.3 if by_number else 1.0 + 0.3 * len(groups)
     figure = new_figure(width=max(3.6 * columns, 6.0), height=rows * height + 0.9)
     grid = figure.subplots(rows, columns, squeeze=False, sharey=not by_number)
-    handles: list[object] = []
+    handles: list[Artist] = []
     for at, (place, name) in enumerate(panels):
         axes = grid[at // columns][at % columns]
         if by_number:
@@ -76,8 +88,8 @@ def _is_numbers(cells: Sequence[Any]) -> bool:
     return any(cell is not None for cell in cells) and all(cell is None or isinstance(cell, int | float) for cell in cells)
 
 
-def _lines(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int) -> list[object]:
-    handles: list[object] = []
+def _lines(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int) -> list[Artist]:
+    handles: list[Artist] = []
     for at, rows in enumerate(groups.values()):
         points = sorted((row[0], row[place]) for row in rows if row[0] is not None and row[place] is not None)
         handles += axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3.5, **line_style(at))
