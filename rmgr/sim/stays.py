@@ -63,7 +63,9 @@ class Stays:
         """It leaves them, for good or to start again from nothing. Raises: KeyError when it is not there."""
         stay = self.running.pop(number, None)
         if stay is None:
-            return self.stopped.pop(number)
+            stay = self.stopped.pop(number)
+            self._stretches.left(number, parting)
+            return stay
         self._stretch(number, stay, now_us, parting)
         return stay
 

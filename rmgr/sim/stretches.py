@@ -50,6 +50,12 @@ class Stretches:
             self._ranges.extend(span)
         self._at.append(len(self._ranges))
 
+    def left(self, number: int, parting: Parting) -> None:
+        """A job that was suspended has left the nodes of its last stretch after all."""
+        row = self._latest.get(number, self._first[number - 1])
+        if row != _NONE:
+            self._partings[row] = _CODES[parting]
+
     def __contains__(self, number: int) -> bool:
         """The job has run."""
         return self._first[number - 1] != _NONE
