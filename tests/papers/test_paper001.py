@@ -15,6 +15,7 @@ from rmgr.errors import UsageError
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.driver import simulate
+from rmgr.sim.events import FailOver
 from rmgr.sim.execution import unexecuted
 from rmgr.sim.grid import MINUTE_US, UNIT, Grid, drawn
 from rmgr.sim.models.feitelson96 import DEFAULT, Constants, feitelson96
@@ -24,7 +25,7 @@ from rmgr.sim.papers.paper001_runs import ALGORITHMS, TICK_US
 from rmgr.sim.papers.starvation import PLACES, passed_at_the_head, starved
 from rmgr.sim.setting import Setting
 from rmgr.sim.validate import check
-from rmgr.sim.workload import Job
+from rmgr.sim.workload import Job, Workload
 
 M = MINUTE_US
 
@@ -208,3 +209,53 @@ def test_the_engine_makes_the_schedule_of_a_plain_loop_job_by_job(name: str, see
         assert {outcome.job.number: [spell[:2] for spell in outcome.spells] for outcome in result.outcomes} == expected
         if algorithm.migrates:
             assert sum(len(spells) > 1 for spells in expected.values()) >= 10, "the workload must move jobs"
+
+
+@pytest.mark.parametrize("name", ["FCFS/FF+mig", "LJF/FF+mig"])
+def test_a_leader_that_dies_between_any_two_passes_changes_nothing(name: str) -> None:
+    """State and policy come back from the records alone; the passes of the new leader decide as those of the old one."""
+    algorithm, grid = ALGORITHMS[name], drawn(3, nodes=40, sites=4)
+    workload = feitelson96(250, processors=40, seed=3, constants=Constants(interarrival_min=400))
+    deaths = tuple(FailOver(tick * TICK_US + 1, 1) for tick in range(0, workload.span_us // TICK_US, 7))
+    plain, torn = (
+        simulate(
+            workload,
+            Setting(
+                nodes=grid.nodes(),
+                pipeline=(Stage(policy_named(algorithm.policy)),),
+                policy=name,
+                tick_us=TICK_US,
+                execution=grid,
+                events=events,
+            ),
+        )
+        for events in ((), deaths)
+    )
+    assert sum(len(outcome.spells) > 1 for outcome in plain.outcomes) >= 5
+    assert plain.outcomes == torn.outcomes
+
+
+def test_whose_jobs_a_head_may_suspend() -> None:
+    """10 nodes. 1 runs on 6; 2 (5 nodes) waits; 3 and 4 pass it; 5 (7 nodes) comes, and 6 passes both."""
+    jobs = {1: (0, 6, 100), 2: (5, 5, 50), 3: (6, 1, 400), 4: (7, 2, 400), 5: (15, 7, 50), 6: (16, 1, 400)}
+    workload = Workload(name="w", processors=10, jobs=tuple(a_job(n, submit=at, nodes=p, calculation=c) for n, (at, p, c) in jobs.items()))
+    grid = Grid(specs=(UNIT,) * 10, sites=(0,) * 10, penalty_us=0)
+
+    def moved(**parameters: str) -> dict[int, list[int]]:
+        setting = Setting(
+            nodes=grid.nodes(),
+            pipeline=(Stage(policy_named("migration", parameters)),),
+            policy="migration",
+            tick_us=TICK_US,
+            execution=grid,
+        )
+        outcomes = simulate(workload, setting).outcomes
+        check(simulate(workload, setting), workload, execution=grid)
+        return {o.job.number: [s.start_us // M for s in o.spells] for o in outcomes}
+
+    # At 100 job 2 starts as head. At 150 job 5 (7 nodes) finds 6 free: 6 passed it and gives way. 3 and 4 came before 5: they stay.
+    assert moved() == {1: [0], 2: [100], 3: [10], 4: [10], 5: [150], 6: [20, 200]}
+    # Past any head: 6 gives way to 5, is the head itself, and takes the node of 4; 4 takes that of 3.
+    assert moved(followers="any") == {1: [0], 2: [100], 3: [10, 200], 4: [10, 150], 5: [150], 6: [20, 150]}
+    # All of them give way to 5; what is left over goes to the first of the queue again.
+    assert moved(followers="any", suspend="all") == {1: [0], 2: [100], 3: [10, 150], 4: [10, 150], 5: [150], 6: [20, 200]}
