@@ -36,7 +36,7 @@ class Ganging(View):
         not do for all jobs of a node together, unknown jobs, bad placements. Cost: O(nodes of all rows).
         """
         self._check_open()
-        gang = Gang(name, slot_us, tuple(tuple(row) for row in rows), self.policy, self.partition)
+        gang = Gang(name, slot_us, tuple(tuple(row) for row in rows if row), self.policy, self.partition)
         stands = self._stands(gang, placements)
         if not isinstance(stands, dict):
             return stands
@@ -45,9 +45,10 @@ class Ganging(View):
             return self._never(wrong)
         more, pool, part = self._changes(), self._pool, self._part
         mark = len(more.undo)
-        owned = {node for run in self.running() if run.job.id in self._members() for node in nodes_of(run.placement)}
+        members = {job_id for other in self.gangs() for job_id in other.jobs}
+        owned = {node for run in self.running() if run.job.id in members for node in nodes_of(run.placement)}
         for run in stands.values():
-            if run.job.id in part.running and run.job.id not in self._members():
+            if run.job.id in part.running and run.job.id not in members:
                 pool.give(run.job, run.placement)
                 more.did(partial(pool.take, run.job, run.placement))
                 more.put(more.silent, run.job.id, None)
@@ -72,9 +73,6 @@ class Ganging(View):
         self.decisions.append(GangSet(gang, why, self.partition))
         self.decisions += [Start(run.job.id, run.placement, why, self.partition) for run in begun]
         return Accepted(self.now_us)
-
-    def _members(self) -> set[int]:
-        return {job_id for gang in self.gangs() for job_id in gang.jobs}
 
     def _has_window(self, node: int) -> bool:
         return any(node in window.nodes and window.end_us > self.now_us for window in self._part.windows.values())
@@ -103,7 +101,7 @@ class Ganging(View):
                     return self._never(Why("gang", "job {} needs a placement of all its processes", (job_id,)))
                 run = Running(job, self.now_us, self.now_us + job.planned_us, placement)
             stands[job_id] = run
-        lost = [run.job.id for run in self.running() if self._part.gangs.name_of(run.job.id) == gang.name and run.job.id not in stands]
+        lost = [run.job.id for run in self.running() if self._gang_of(run.job.id) == gang.name and run.job.id not in stands]
         return self._never(Why("gang", "job {} runs in it and is in no row", (lost[0],))) if lost else stands
 
     def _does_not_fit(self, gang: Gang, stands: Mapping[int, Running]) -> Why | None:
@@ -119,7 +117,9 @@ class Ganging(View):
                     return Why("gang", "the memory of node {} does not do for all jobs on it", (node_id,))
         for row in gang.rows:
             taken: dict[int, int] = {}
-            for job_id in dict.fromkeys(row):
+            if len(set(row)) < len(row):
+                return Why("gang", "a row names a job twice")
+            for job_id in row:
                 run = stands[job_id]
                 for node_id, count in each_node(run.placement):
                     cores = nodes[node_id].cores if run.job.exclusive else count * run.job.threads

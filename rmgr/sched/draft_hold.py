@@ -75,7 +75,7 @@ class Holding(View):
                 held.append(share)
             else:
                 run = self.run(run_id)
-                if run is None or run_id in self._part.gangs:
+                if run is None or self._gang_of(run_id) is not None:
                     return self._never(Why("state", "job {} does not run by itself in partition {}", (run_id, self.partition)))
                 holder = more.flagged.get(run_id, job.id)
                 if holder != job.id:

@@ -45,7 +45,7 @@ class Moving(View):
         run = self._ran_before(job_id)
         if not isinstance(run, Running):
             return run
-        if job_id in self._part.gangs:
+        if self._gang_of(job_id) is not None:
             return self._never(Why("gang", "job {} stands in a gang", (job_id,)))
         self._vacate(run)
         more, pool = self._changes(), self._pool
@@ -174,7 +174,7 @@ class Moving(View):
         more, pool, job_id = self._changes(), self._pool, run.job.id
         more.put(more.left, job_id, run)
         self._tally = None
-        gang = self._part.gangs.name_of(job_id)
+        gang = self._gang_of(job_id)
         if gang is not None:
             more.put(more.gangs, gang, more.gangs[gang].without(job_id))
             return

@@ -213,6 +213,11 @@ class Overlay:
                 return job
         return self._part.jobs.get(job_id)
 
+    def _gang_of(self, job_id: int) -> str | None:
+        """Name of the gang in which the job stands. O(jobs of gangs)."""
+        gangs = self._part.gangs.by_name if self._more is None else self._more.gangs
+        return next((gang.name for gang in gangs.values() if any(job_id in row for row in gang.rows)), None)
+
     def _drop_orphans(self, keepers: Container[str]) -> None:
         """Notes and holds of policies that left the pipeline go."""
         part = self._part
