@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmgr.sched.job import Job, Running
-from rmgr.sched.policies.connection_choice import chosen, cores_of, spans_of, spared
+from rmgr.sched.policies.connection_choice import chosen, spans_of, spared
 
 
 def a_job(job_id: int, processes: int, threads: int = 1) -> Job:
@@ -110,7 +110,5 @@ def test_nobody_could_spare_more(held: dict[int, int], coming: dict[int, int], p
         assert sum((left_over.get(n, 0) + coming.get(n, 0)) // threads for n in nodes) >= processes
 
 
-def test_cores_and_spans() -> None:
-    run = Running(a_job(1, 7, 2), 0, 1, ((0, 2, 2), (4, 4, 1)))
-    assert cores_of([run]) == {0: 4, 1: 4, 2: 4, 4: 2}
-    assert spans_of(cores_of([run])) == ((0, 2, 4), (4, 4, 2))
+def test_cores_as_spans() -> None:
+    assert spans_of({0: 4, 1: 4, 2: 4, 3: 0, 4: 2, 5: 4}) == ((0, 2, 4), (4, 4, 2), (5, 5, 4))

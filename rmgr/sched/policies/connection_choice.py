@@ -19,11 +19,13 @@ suitable job, and does so when jobs end, not beforehand: who ends first is not k
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heapreplace
 from typing import TypeAlias
 
-from rmgr.sched.job import Job, Placement, Running
+from rmgr.sched.holds import cores_of
+from rmgr.sched.job import Job, Running
+from rmgr.sched.records import Cores as Spans
 
 #: Node id -> cores.
 Cores: TypeAlias = Mapping[int, int]
@@ -42,7 +44,7 @@ def chosen(job: Job, mine: Sequence[Running], others: Sequence[Running], promise
     """
     candidates = [run for run in mine if not promised(run.job.id)]
     matches = (run for run in sorted(candidates, key=_earliest) if _matches(job, run.job, by_cpus=by_cpus))
-    match = next((run for run in matches if _fits(job, cores_of([run]), room)), None)
+    match = next((run for run in matches if _fits(job, cores_of(run), room)), None)
     if match is not None:
         return (match,)
     if sum(run.job.cpus for run in mine) < job.cpus:
@@ -52,7 +54,7 @@ def chosen(job: Job, mine: Sequence[Running], others: Sequence[Running], promise
     processes = 0
     for run in sorted(candidates, key=_largest):
         taken.append(run)
-        for node, cores in cores_of([run]).items():
+        for node, cores in cores_of(run).items():
             before = freed[node]
             freed[node] = before + cores
             processes += room(job, node, before + cores) - (room(job, node, before) if before else 0)
@@ -90,17 +92,7 @@ def spared(job: Job, held: Cores, coming: Cores, room: Room) -> Cores | None:
     return {node: cores for node, cores in found.items() if cores}
 
 
-def cores_of(runs: Iterable[Running]) -> Counter[int]:
-    """Node -> cores that these runs have there."""
-    found: Counter[int] = Counter()
-    for run in runs:
-        for first, last, processes in run.placement:
-            for node in range(first, last + 1):
-                found[node] += processes * run.job.threads
-    return found
-
-
-def spans_of(cores: Cores) -> Placement:
+def spans_of(cores: Cores) -> Spans:
     """Node -> cores as spans, ascending."""
     spans: list[tuple[int, int, int]] = []
     for node, count in sorted(cores.items()):

@@ -1,0 +1,194 @@
+"""Connection reservation of paper 000 (its proposal 2): a job that waits is promised the resources of named running jobs.
+
+Algorithm, one pass:
+1. Selection: jobs that name no queue go to the strictest class (`queue_select`; option select=no).
+2. Jobs whose chosen running jobs have all ended start on what was held for them. Of the others, what has been held since and can be spared
+   is given back (`connection_choice`, step 5).
+3. First-Fit in every queue, in the order of scanning (`queue_first_fit`); a job with a reservation waits for what it is promised. Every
+   start past waiting jobs of its queue adds to their individual priority (`individual_priority`).
+4. In each queue whose limit of simultaneous reservations is not reached, in this order, a job reserves (`connection_choice`, steps 1 to 4):
+   a. priority: whose individual priority is above the threshold of the queue, nearest the head first;
+   b. head: the first of the queue, if something ended since the last pass and it could not start (classes with `head_trigger`: d512);
+   c. no waiter: the first of the queue, if nobody waited in it after the last pass: it has just come, and cannot start.
+   Without enough running jobs, or at the limit, nothing happens: the job goes on waiting like the others.
+Promised resources can be used by nobody else, before or after they come free; the flag F of a running job is its place in a reservation.
+Reservations are records (`Hold`), and so is, for each queue in which somebody waits, who was overtaken how often (a note of the partition):
+another leader goes on with both.
+Parameters: queues (classes with limits, reservation_threshold, max_reservations, head_trigger; default tables 2 to 4), scan,
+thread_affinity, select (default yes), match (`shape`: processes and threads; `cpus`: of step 2 of the choice).
+Source: papers.md 1.4, 1.5, paper 000 sections 3.2 and 3.3. Differs from it in: a job above its threshold that found the limit reached
+tries again in each pass, not only when it is overtaken the next time. Taken from it as it is: in a class without `head_trigger` a job that
+came while another waited, and that no job of its own class overtakes, never reserves; a stream of other classes can starve it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+from rmgr.sched.draft import Draft
+from rmgr.sched.holds import by_node, cores_of, each_node
+from rmgr.sched.job import Job, Running
+from rmgr.sched.parameters import about
+from rmgr.sched.plan import Accepted, Why
+from rmgr.sched.policies.connection_choice import chosen, spans_of, spared
+from rmgr.sched.policies.individual_priority import Overtaken, constant, place_of
+from rmgr.sched.policies.queue_first_fit import REST, Scanned, check_scan, in_order, scan
+from rmgr.sched.policies.queue_select import route_all
+from rmgr.sched.policy import Cause
+from rmgr.sched.queue_class import HPC2500, QueueClass
+from rmgr.sched.records import Hold, Share
+
+TAKES_OVER = Why("connection_reservation", "every running job whose resources it was promised has ended")
+SPARES = Why("connection_reservation", "needs fewer cores than have come free for it")
+LOST = Why("connection_reservation", "it does not fit on what it was promised any more: nodes were closed or changed")
+
+
+class Match(StrEnum):
+    """Which running jobs have the CPU request of another."""
+
+    SHAPE = "shape"  #: as many processes, of as many threads
+    CPUS = "cpus"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionReservation:
+    name: ClassVar[str] = "connection_reservation"
+    waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md C0.7: a job whose class may not reserve waits until the stream stops"}
+    queues: tuple[QueueClass, ...] = field(default=HPC2500, metadata=about("the classes, in the order of scanning"))
+    scan: tuple[str, ...] = field(default=(), metadata=about("names of queues that are scanned first, in this order"))
+    thread_affinity: bool = field(default=False, metadata=about("jobs of few processes go to the queue for threads where it admits them"))
+    select: bool = field(default=True, metadata=about("choose the queue of jobs that name none; no: an earlier stage does"))
+    match: Match = field(default=Match.SHAPE, metadata=about("what a running job must equal to be taken over alone"))
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError for a class that stands in it twice, or a queue to scan that no class describes."""
+        check_scan(self.queues, self.scan)
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+        if self.select:
+            route_all(draft, self.queues, thread_affinity=self.thread_affinity)
+        holds = {hold.job_id: hold for hold in draft.holds()}
+        for hold in list(holds.values()):
+            if _taken_over(draft, hold):
+                del holds[hold.job_id]
+        scanned = [(name, queue, scan(draft, name, holds)) for name, queue in in_order(draft, self.queues, self.scan)]
+        book = _Book(draft, holds, by_cpus=self.match is Match.CPUS)
+        for name, queue, found in scanned:
+            if queue is not None and queue.max_reservations:
+                _triggers(book, queue, found, *_remembered(draft, name, found), ended=Cause.JOB_ENDED in causes)
+        book.say_why()
+        draft.leave_rest(REST)
+
+
+def _taken_over(draft: Draft, hold: Hold) -> bool:
+    """Step 2 for one reservation: it is gone, because its job has started or cannot use it any more."""
+    job = draft.job(hold.job_id)
+    assert job is not None, "a reservation goes with its job"
+    if not hold.waits_for:
+        if not isinstance(draft.start(job.id, TAKES_OVER), Accepted):
+            draft.release(job.id, LOST)
+        return True
+    if hold.held and _count(hold.held) + _count(hold.waits_for) > job.cpus:
+        _give_back(draft, job, hold)
+    return False
+
+
+def _give_back(draft: Draft, job: Job, hold: Hold) -> None:
+    held, coming = (by_node(share.cores for share in shares) for shares in (hold.held, hold.waits_for))
+    left = spared(job, held, coming, draft.room)
+    if left:
+        rest = Counter(left)
+        kept = [*(_without(share, rest) for share in hold.held), *hold.waits_for]
+        draft.hold(job.id, [share for share in kept if share.cores], SPARES)
+
+
+def _without(share: Share, rest: Counter[int]) -> Share:
+    """The share without the cores in `rest`, which are struck off there."""
+    kept: dict[int, int] = {}
+    for node, count in each_node(share.cores):
+        gone = min(count, rest[node])
+        rest[node] -= gone
+        kept[node] = count - gone
+    return Share(share.run_id, spans_of(kept))
+
+
+def _count(shares: tuple[Share, ...]) -> int:
+    return sum(count * (last - first + 1) for share in shares for first, last, count in share.cores)
+
+
+def _remembered(draft: Draft, name: str, found: Scanned) -> tuple[bool, Overtaken]:
+    """(nobody waited in this queue after the last pass, who was overtaken how often, this pass included); the record follows."""
+    kind = f"overtaken in {name}"
+    record = draft.note_of(kind, 0)
+    before = Overtaken.recorded(record)
+    if not found.waiting:
+        if record is not None:
+            draft.forget(kind, 0)
+        return record is None, Overtaken()
+    now = before
+    if found.ahead:
+        now = before.passed(found.ahead, [place_of(job) for job in found.waiting])
+    if record is None or now is not before:
+        draft.note(kind, 0, now.record())
+    return record is None, now
+
+
+def _triggers(book: _Book, queue: QueueClass, found: Scanned, was_empty: bool, overtaken: Overtaken, *, ended: bool) -> None:
+    """Step 4 for one queue."""
+    if not found.waiting or book.is_full(queue):
+        return
+    for job in overtaken.above(found.waiting, queue):
+        if book.is_full(queue):
+            return
+        text = "was overtaken {} times, worth {:.4g} each: above the threshold {} of {}"
+        facts = (overtaken.of(place_of(job)), constant(job, queue), queue.reservation_threshold, queue.name)
+        book.reserve(job, queue, Why("connection_reservation", text, facts))
+    head = found.waiting[0]
+    if queue.head_trigger and ended:
+        book.reserve(head, queue, Why("connection_reservation", "first of {}, and cannot start though something has ended", (queue.name,)))
+    if was_empty:
+        book.reserve(head, queue, Why("connection_reservation", "came to the empty queue {} and cannot start", (queue.name,)))
+
+
+class _Book:
+    """The reservations of this pass: who has one, how many there are in each queue, which running jobs are promised."""
+
+    def __init__(self, draft: Draft, holds: dict[int, Hold], *, by_cpus: bool) -> None:
+        self._draft = draft
+        self._holds = holds
+        self._by_cpus = by_cpus
+        self._promised = {share.run_id for hold in holds.values() for share in hold.waits_for}
+        self._active = Counter(job.queue for job in map(draft.job, holds) if job is not None)
+
+    def is_full(self, queue: QueueClass) -> bool:
+        return self._active[queue.name] >= queue.max_reservations
+
+    def reserve(self, job: Job, queue: QueueClass, why: Why) -> None:
+        """Step 4, the choice; nothing happens when the job has a reservation, the queue is at its limit, or too little runs."""
+        if job.id in self._holds or self.is_full(queue):
+            return
+        mine: list[Running] = []
+        others: list[Running] = []
+        for run in self._draft.running():
+            (mine if run.job.queue == queue.name else others).append(run)
+        runs = chosen(job, mine, others, self._promised.__contains__, self._draft.room, by_cpus=self._by_cpus)
+        shares = [Share(run.job.id, spans_of(cores_of(run))) for run in runs]
+        if runs and isinstance(self._draft.hold(job.id, shares, why), Accepted):
+            held = self._draft.held_for(job.id)
+            assert held is not None
+            self._holds[job.id] = held
+            self._promised.update(run.job.id for run in runs)
+            self._active[queue.name] += 1
+
+    def say_why(self) -> None:
+        """What those with a reservation wait for."""
+        for job_id, hold in self._holds.items():
+            facts = (len(hold.waits_for), ", ".join(str(share.run_id) for share in hold.waits_for[:_SHOWN]))
+            self._draft.leave_pending(job_id, Why("connection_reservation", "takes over the resources of {} running jobs ({})", facts))
+
+
+_SHOWN = 5

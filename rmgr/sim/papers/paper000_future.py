@@ -1,0 +1,86 @@
+"""Paper 000, its future work (section 5; papers.md 2.6): thresholds, limits of reservations, reservation in queues of small jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from typing import TypeAlias
+
+from rmgr.sched.queue_class import HPC2500, Ladder
+from rmgr.sim.papers.paper000_claims import ROWS
+from rmgr.sim.papers.paper000_runs import PROPOSAL_2, Cell, Measured
+from rmgr.sim.papers.report import Figure, Point, Table, mean
+
+THRESHOLDS = (5, 10, 20, 30, 40)
+LIMITS = (0, 1, 2, 3, 4)
+LOAD = Fraction("1.10")
+#: Smaller than the figures': there are 45 settings.
+JOBS = 4_000
+SMALL = ("ss8", "s8")
+#: Lines of the figures.
+SHOWN = ("ss8", "d32", "d128", "d512", "all")
+
+#: (threshold, limit, the small queues have the limit too).
+Setting: TypeAlias = tuple[int, int, bool]
+
+
+def settings() -> list[Setting]:
+    """Every one; at limit 0 nothing else matters."""
+    return [(THRESHOLDS[0], 0, False), *product(THRESHOLDS, LIMITS[1:], (False, True))]
+
+
+def classes(setting: Setting) -> Ladder:
+    """The paper's, with one threshold and one limit for all queues that reserve."""
+    threshold, limit, small = setting
+    return tuple(
+        replace(queue, reservation_threshold=threshold, max_reservations=limit) if small or queue.name not in SMALL else queue
+        for queue in HPC2500
+    )
+
+
+def cells(seeds: Sequence[int]) -> list[Cell]:
+    """The runs, in the order of `settings`, seeds inside."""
+    return [Cell(system=PROPOSAL_2, load=LOAD, seed=seed, jobs=JOBS, queues=classes(setting)) for setting in settings() for seed in seeds]
+
+
+def tables(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Table]:
+    """Medians and maxima by queue."""
+    small = f"{JOBS:,} jobs, load {float(LOAD):g}, {len(seeds)} seeds"
+    for title, measure in (("median", "median_s"), ("longest", "max_s")):
+        rows = []
+        for setting in settings():
+            threshold, limit, with_small = setting
+            values = (round(value, 1) for value in (_mean(found, setting, seeds, queue, measure) for queue in ROWS))
+            rows.append((threshold if limit else None, limit, limit if with_small else 0, *values))
+        columns = ("threshold", "limit", "limit of ss8 and s8", *ROWS)
+        yield Table(title=f"Future work: {title} wait by threshold and limit (s; {small})", columns=columns, rows=tuple(rows))
+
+
+def figures(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Figure]:
+    """Mean over the settings' seeds of the longest wait against the threshold, a line for each limit, a figure for each of some queues."""
+    for queue in SHOWN:
+        lines = []
+        for limit in LIMITS[1:]:
+            points = []
+            for threshold in THRESHOLDS:
+                values = [_value(found, (threshold, limit, False), seed, queue, "max_s") / 3600 for seed in seeds]
+                points.append(Point(threshold, mean(values), min(values), max(values)))
+            lines.append((f"limit {limit}", tuple(points)))
+        yield Figure(
+            title=f"Future work: longest wait in {queue} by threshold and limit",
+            x_label="threshold of individual priority",
+            y_label="longest wait (h)",
+            lines=tuple(lines),
+        )
+
+
+def _mean(found: Mapping[Cell, Measured], setting: Setting, seeds: Sequence[int], queue: str, measure: str) -> float:
+    return mean([_value(found, setting, seed, queue, measure) for seed in seeds])
+
+
+def _value(found: Mapping[Cell, Measured], setting: Setting, seed: int, queue: str, measure: str) -> float:
+    cell = Cell(system=PROPOSAL_2, load=LOAD, seed=seed, jobs=JOBS, queues=classes(setting))
+    waits = found[cell].waits.get(queue)
+    return 0.0 if waits is None else float(getattr(waits, measure))
