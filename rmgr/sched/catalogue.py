@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 from rmgr.errors import ConfigError
-from rmgr.sched.parameters import Kind, Parameter, parameters_of, read_values, shown, unknown
+from rmgr.sched.parameters import Kind, Parameter, parameters_of, read_values, record_type, shown, unknown
 from rmgr.sched.policies.ageing import Ageing
+from rmgr.sched.policies.connection_reservation import ConnectionReservation
 from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.easy import Easy
 from rmgr.sched.policies.fair_share import FairShare
@@ -23,6 +24,8 @@ from rmgr.sched.policies.head_blocking import HeadBlocking
 from rmgr.sched.policies.ljf import Ljf
 from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policies.priority import Priority
+from rmgr.sched.policies.queue_first_fit import QueueFirstFit
+from rmgr.sched.policies.queue_select import QueueSelect
 from rmgr.sched.policies.sjf import Sjf
 from rmgr.sched.policy import Policy
 
@@ -40,7 +43,7 @@ class Entry:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Every parameter it takes, with the defaults of this name; those that only some orders have say so."""
+        """Every parameter it takes, with the defaults of this name; those that only another order has say so."""
         own = [_preset(parameter, self.preset) for parameter in parameters_of(self.policy)]
         found: list[Parameter] = []
         if self.policy in SEARCHES.values():
@@ -52,10 +55,11 @@ class Entry:
             if parameter.kind is Kind.ORDER:
                 found.append(MAX_WAIT)
         names = {parameter.name for parameter in found}
-        if "max_wait" in names and any(parameter.kind is Kind.ORDER for parameter in found):
+        default = next((parameter.default for parameter in found if parameter.kind is Kind.ORDER), None)
+        if default is not None:
             for name, order in ORDERS.items():
-                of_order = [p for p in parameters_of(order) if p.name not in names]
-                found += [dataclasses.replace(p, what=f"with order={name}: {p.what}") for p in of_order]
+                goes_with = "" if name == default else f"order={name}"
+                found += [dataclasses.replace(p, goes_with=goes_with) for p in parameters_of(order) if p.name not in names]
         return tuple(found)
 
 
@@ -80,10 +84,21 @@ POLICIES: Mapping[str, Entry] = {
     ),
     "first_fit": Entry(policy=FirstFit, summary="every waiting job that fits starts, in order of arrival; large ones may starve"),
     "ljf_first_fit": Entry(policy=FirstFit, summary="every waiting job that fits starts, largest first", preset={"order": "ljf"}),
-    "migration": Entry(policy=Migration, summary="First-Fit, and jobs that passed the head of the queue give way to it (paper 001)"),
-    "ljf_migration": Entry(policy=Migration, summary="the same, largest first", preset={"order": "ljf"}),
     "easy": Entry(policy=Easy, summary="EASY backfilling: the head has a reservation, others pass it where they do not delay it"),
     "conservative": Entry(policy=Conservative, summary="conservative backfilling: every job has a reservation that no start may break"),
+    "queue_first_fit": Entry(
+        policy=QueueFirstFit, summary="every waiting job that fits starts, queue after queue (paper 000, conventional)"
+    ),
+    "queue_select": Entry(
+        policy=QueueSelect, summary="the strictest queue class that admits a job, then First-Fit in each (paper 000, proposal 1)"
+    ),
+    "connection_reservation": Entry(
+        policy=ConnectionReservation, summary="queue_select, and overtaken jobs are promised what running jobs hold (paper 000, proposal 2)"
+    ),
+    "migration": Entry(
+        policy=Migration, summary="First-Fit; jobs that passed the head give their nodes back when it then fits (paper 001)"
+    ),
+    "ljf_migration": Entry(policy=Migration, summary="migration, the largest jobs first (paper 001)", preset={"order": "ljf"}),
 }
 
 
@@ -149,7 +164,7 @@ def _described(name: str, takes: Iterable[Parameter], records: Iterable[object],
     """Fields that hold records of other tables."""
     found: dict[str, Any] = {}
     for parameter in takes:
-        kind = _record_type(parameter)
+        kind = record_type(parameter.held)
         if kind is None:
             continue
         if parameter.name in given:
@@ -160,15 +175,6 @@ def _described(name: str, takes: Iterable[Parameter], records: Iterable[object],
         elif parameter.required:
             raise ConfigError(f"{name} needs tables that describe its {parameter.name}", hint="--policy FILE.toml; see deploy/policies")
     return found
-
-
-def _record_type(parameter: Parameter) -> type | None:
-    """`tuple[SomeDataclass, ...]` -> that dataclass."""
-    arguments: tuple[Any, ...] = get_args(parameter.held)
-    first = arguments[0] if arguments else None
-    if arguments[1:] == (Ellipsis,) and isinstance(first, type) and dataclasses.is_dataclass(first):
-        return first
-    return None
 
 
 def _refuse_others(
