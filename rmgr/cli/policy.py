@@ -14,13 +14,14 @@ import click
 from rmgr.cli.command import command, command_group
 from rmgr.cli.context import Session
 from rmgr.cli.operate import apply_settings, read_settings
-from rmgr.cli.params import nearest
+from rmgr.cli.params import DURATION, Parsed, nearest, parse_pair
 from rmgr.cli.render import Column, Layout, emit, table
 from rmgr.errors import ConfigError, Infeasible, NotFound, UsageError
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 
 #: Names that a queue of a cluster can have today.
 _IN_FORCE = ("fifo",)
+PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 _NONE_YET = "the leader has no placing policy yet: work in queues with dispatch = place waits for one"
 
 
@@ -102,8 +103,37 @@ def set_(session: Session, queue: str, name: str) -> None:
         sys.stdout.write(f"queue {queue} has policy {name}" + ("" if changed else " already") + "\n")
 
 
-@command("check", group=policy, examples="rmgr policy check", exits="0 every queue has a policy, 1 one has none")
-def check(session: Session) -> None:
+@command(
+    "check",
+    group=policy,
+    examples="""\
+    rmgr policy check
+    rmgr policy check ./my_policy.py --worlds 1000
+    rmgr policy check easy --param order=sjf --seed 7""",
+    exits="0 every law holds (every queue has a policy), 1 one is broken (one has none), 2 no such policy, or a file that is none",
+)
+@click.argument("name", required=False, metavar="[NAME|FILE.py|FILE.toml]")
+@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
+@click.option("--worlds", type=click.IntRange(1, 1_000_000), default=200, show_default=True, help="small clusters to try it on")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of the first world; the next one has the next seed")
+@click.option("--budget", type=DURATION, default="1", show_default=True, help="the longest that one pass may take; 0: as long as it likes")
+def check(session: Session, name: str | None, params: tuple[tuple[str, str], ...], worlds: int, seed: int, budget: float) -> None:
+    """A policy before the laws that every policy keeps, on small worlds drawn by seeds. Without a name: whether every queue has a policy.
+
+    The laws: same input, same plan; nothing survives in the policy; nothing is given twice; nothing starts where or when it may not; every
+    job has its turn and a reason; raising and sleeping hurt nobody else. For a broken one the smallest world found is told.
+    """
+    if name is not None:
+        from rmgr.cli.policy_check import judge
+
+        judge(session, name, dict(params), worlds=worlds, seed=seed, budget_s=budget)
+        return
+    if params:
+        raise UsageError("--param is for the policy that is checked", hint="rmgr policy check NAME --param order=sjf")
+    _check_queues(session)
+
+
+def _check_queues(session: Session) -> None:
     """Whether every queue has a policy that can start its work."""
     from rmgr.cli.errors import WorkEnded
 

@@ -1,8 +1,9 @@
-"""The policy that rmgr/sched/README.md teaches: as printed there it loads, is at most 40 lines long, and does what its docstring says."""
+"""The policies that rmgr/sched/README.md prints: they load, type-check and do what they say; the first is at most 40 lines long."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -13,31 +14,95 @@ import pytest
 import rmgr.sched
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.plan import Start
+from rmgr.sched.plan import GangSet, Route, Start
 from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.records import Call, Server
 from rmgr.sched.state import ClusterState
 
 HOUR_US = 3_600_000_000
+TEXT = (Path(rmgr.sched.__file__).parent / "README.md").read_text("utf-8")
+NAMES = ("keep_room", "queue_tree", "loth")
+SOURCES = dict(zip(NAMES, re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL), strict=True))
+SUBMITTED = frozenset({Cause.JOB_SUBMITTED})
 
 
 @pytest.fixture
-def example() -> Iterator[types.ModuleType]:
-    text = (Path(rmgr.sched.__file__).parent / "README.md").read_text("utf-8")
-    (source,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(source.splitlines()) <= 40
-    module = types.ModuleType("keep_room")
-    sys.modules["keep_room"] = module  # dataclasses look their module up
-    exec(source, module.__dict__)
+def example(request: pytest.FixtureRequest) -> Iterator[types.ModuleType]:
+    module = types.ModuleType(request.param)
+    sys.modules[request.param] = module  # dataclasses look their module up
+    exec(SOURCES[request.param], module.__dict__)
     yield module
-    del sys.modules["keep_room"]
+    del sys.modules[request.param]
 
 
+def test_every_policy_of_the_readme_type_checks(tmp_path: Path) -> None:
+    assert len(SOURCES["keep_room"].splitlines()) <= 40
+    for name, source in SOURCES.items():
+        (tmp_path / f"{name}.py").write_text(source, "utf-8")
+    files = [str(tmp_path / f"{name}.py") for name in NAMES]
+    argv = [sys.executable, "-m", "mypy", "--strict", "--cache-dir=.mypy_cache/readme", *files]  # a cache of its own: other options
+    done = subprocess.run(argv, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, timeout=120, check=False)
+    assert "3 source files" in done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if str(tmp_path) in line or tmp_path.name in line] == []
+
+
+@pytest.mark.parametrize("example", ["keep_room"], indirect=True)
 def test_the_policy_of_the_readme_does_what_it_says(example: types.ModuleType) -> None:
     # 8 nodes. Jobs 1 (5 nodes) and 2 (2 nodes) are long, 3 (2 nodes) is short: 2 would leave 1 < 2 free, 3 may have them.
     state = ClusterState(Node(id=i) for i in range(8))
     for job_id, processes, limit_us in ((1, 5, 2 * HOUR_US), (2, 2, 2 * HOUR_US), (3, 2, HOUR_US)):
         state.job_submitted(Job(id=job_id, submit_us=0, processes=processes, limit_us=limit_us))
-    plan = run_pass(state, frozenset({Cause.JOB_SUBMITTED}), now=0, seed=0, pipeline=(Stage(example.KeepRoom()),))
+    plan = run_pass(state, SUBMITTED, now=0, seed=0, pipeline=(Stage(example.KeepRoom()),))
     assert plan.faults == ()
     assert [d.job_id for d in plan.decisions if isinstance(d, Start)] == [1, 3]
     assert str(plan.why(2)) == "keep_room: would leave 1 cores free for short jobs"
+
+
+@pytest.mark.parametrize("example", ["queue_tree"], indirect=True)
+def test_the_gang_of_the_readme_runs_the_rounds_of_the_paper(example: types.ModuleType) -> None:
+    """papers.md 3.2, golden test: t0 to t5 of table 1 (Q0: 2, Q1: 2, Q2: 1, Q3: 1, Q4: 2, Q5: 3, Q6: 2 processes on 4 processors)."""
+    state = ClusterState(Node(id=i) for i in range(4))
+    pipeline = (Stage(example.QueueTree()),)
+    names: dict[int, str] = {}
+    for queue, count, processes in ((0, 2, 4), (1, 2, 2), (2, 1, 2), (3, 1, 1), (4, 2, 1), (5, 3, 1), (6, 2, 1)):
+        for position in range(count):
+            job_id = 1 + len(names)
+            names[job_id] = f"Q{queue}({position})"
+            state.job_submitted(Job(id=job_id, submit_us=0, processes=processes))
+    rows = example.QueueTree().rows(0, {0: [1, 2], 1: [3, 4], 2: [5], 3: [6], 4: [7, 8], 5: [9, 10, 11], 6: [12, 13]})
+    assert [" ".join(names[job_id] for job_id in row) for row in rows] == [
+        "Q0(0)",
+        "Q0(1)",
+        "Q1(0) Q2(0)",
+        "Q1(1) Q5(0) Q6(0)",
+        "Q3(0) Q4(0) Q5(1) Q6(1)",
+        "Q3(0) Q4(1) Q5(2) Q6(0)",
+    ]
+    plan = run_pass(state, SUBMITTED, now=0, seed=0, pipeline=pipeline)
+    assert plan.faults == ()
+    state.apply(plan, 0)
+    (gang,) = [d.gang for d in plan.decisions if isinstance(d, GangSet)][-1:]
+    assert set(gang.jobs) == set(names)
+    assert {run.job.id for run in state.snapshot().running} == set(names)
+    again = run_pass(state, SUBMITTED, now=1, seed=0, pipeline=pipeline)
+    assert [d for d in again.decisions if isinstance(d, Start)] == []
+
+
+@pytest.mark.parametrize("example", ["loth"], indirect=True)
+def test_the_server_selection_of_the_readme_sends_calls_to_the_fastest_answer(example: types.ModuleType) -> None:
+    """papers.md C4.1: on an idle `ninf_text` system 14.82 s at A, 6.296 s at B; with +L the load of B is known to grow."""
+    state = ClusterState([Node(id=0)])
+    state.server_changed(Server("A", 400e6, 0, (("c", 0.20e6),), at_us=7))
+    state.server_changed(Server("B", 40e6, 0, (("c", 1.08e6),), at_us=7))
+    for call_id in range(1, 5):
+        state.call_submitted(Call(call_id, 0, 144_720_000, 2_892_000, "c"))
+    pipeline = (Stage(example.Loth()),)
+    plan = run_pass(state, SUBMITTED, now=0, seed=0, pipeline=pipeline)
+    assert plan.faults == ()
+    routes = [d for d in plan.decisions if isinstance(d, Route)]
+    assert [(d.job_id, d.to) for d in routes] == [(1, "B"), (2, "B"), (3, "B"), (4, "A")]
+    assert [round(d.why.facts[1], 2) for d in routes] == [6.3, 9.91, 13.53, 14.82]  # type: ignore[call-overload]
+    state.apply(plan, 0)
+    state.call_submitted(Call(5, 0, 144_720_000, 2_892_000, "c"))
+    later = run_pass(state, SUBMITTED, now=1, seed=0, pipeline=pipeline)
+    assert [d.to for d in later.decisions if isinstance(d, Route)] == ["A"]

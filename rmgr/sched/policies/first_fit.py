@@ -7,6 +7,7 @@ Parameters: order (default fcfs). Source: papers.md 2.2 (First-Fit), 6 (referenc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ REST = Why("first_fit", "needs more than is free after this pass")
 @dataclass(frozen=True, slots=True)
 class FirstFit:
     name: ClassVar[str] = "first_fit"
+    waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 2.2: what passes a job is never held back for it"}
     order: Order = field(default_factory=Fcfs)
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened

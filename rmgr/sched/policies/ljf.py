@@ -6,7 +6,7 @@ Parameters: none. Source: papers.md 2.2 (LJF). Differs from it in: nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from rmgr.sched.job import Job
 @dataclass(frozen=True, slots=True)
 class Ljf:
     name: ClassVar[str] = "ljf"
+    waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 2.6: starvation that comes from sorting the queue; max_wait cures it"}
 
     def key(self, job: Job) -> tuple[int, ...]:
         return (-job.cpus, job.submit_us, job.id)

@@ -6,7 +6,7 @@ Parameters: none. Source: design.md 5, Slurm's habit. Differs from it in: a fixe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from rmgr.sched.job import Job
 @dataclass(frozen=True, slots=True)
 class Priority:
     name: ClassVar[str] = "priority"
+    waives: ClassVar[Mapping[str, str]] = {"endless": "a larger priority goes first, however long the smaller one waits; max_wait cures it"}
 
     def key(self, job: Job) -> tuple[int, ...]:
         return (-job.priority, job.submit_us, job.id)

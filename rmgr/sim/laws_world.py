@@ -1,0 +1,272 @@
+"""Small worlds on which laws of scheduling are tried: a machine, jobs with their real run times, and what else happens to them.
+
+Who draws them is a parameter (`Chance`): seeded chance for `rmgr policy check`, Hypothesis in the tests. Small, since a law that breaks at
+all nearly always breaks with six nodes and a dozen jobs, and a person can read those.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
+
+from rmgr.sched.job import Job, Node
+from rmgr.sched.records import Limits, Maintenance
+
+Option = TypeVar("Option")
+
+#: Lengths of a world's unit of time: policies speak of microseconds in their own tests, of minutes and hours in earnest.
+UNITS_US = (1, 1_000_000, 600_000_000)
+USERS = ("ann", "bob")
+KINDS = ("after", "begin", "outage", "withdrawal", "window", "limits")
+QUEUES = ("default", "small", "large")
+
+
+class Chance(Protocol):
+    """Whatever draws a world. The lower number and the first option are the simpler ones."""
+
+    def between(self, low: int, high: int) -> int:
+        """A number from low to high, both included."""
+        ...
+
+    def one_of(self, options: Sequence[Option]) -> Option: ...
+
+
+class Seeded:
+    """Chance with a seed: the same seed, the same world."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(f"world {seed}")
+
+    def between(self, low: int, high: int) -> int:
+        return self._random.randint(low, high)
+
+    def one_of(self, options: Sequence[Option]) -> Option:
+        return self._random.choice(options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A job and how long it will really run (us, never above its limit)."""
+
+    job: Job
+    run_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """A node takes nothing new from `at_us` to `until_us`. loses: what runs there is lost and waits again; else it is a drain."""
+
+    at_us: int
+    until_us: int
+    node: int
+    loses: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawal:
+    """A job that still waits then is cancelled."""
+
+    at_us: int
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Maintenance that becomes known at `at_us`."""
+
+    at_us: int
+    plan: Maintenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallWorld:
+    """A machine and all that will happen on it. The seed is that of passes and of what tests shuffle."""
+
+    nodes: tuple[Node, ...]
+    works: tuple[Work, ...]
+    outages: tuple[Outage, ...] = ()
+    withdrawals: tuple[Withdrawal, ...] = ()
+    windows: tuple[Window, ...] = ()
+    limits: dict[str, Limits] = field(default_factory=dict)
+    seed: int = 0
+    unit_us: int = 1
+
+    @property
+    def size(self) -> int:
+        """How much there is to read: what shrinking makes smaller."""
+        shapes = sum(w.job.processes + w.job.threads + bool(w.job.memory_bytes) + len(w.job.features) + w.job.exclusive for w in self.works)
+        extras = sum(len(w.job.after) + bool(w.job.begin_us) + bool(w.job.submit_us) + (w.job.queue != QUEUES[0]) for w in self.works)
+        things = len(self.works) + len(self.nodes) + len(self.outages) + len(self.withdrawals) + len(self.windows) + len(self.limits)
+        return 10 * things + shapes + extras + sum(node.cores + bool(node.memory_bytes) for node in self.nodes)
+
+
+def world_of(
+    chance: Chance, *, one_core: bool | None = None, events: bool = True, partitions: Sequence[str] = (), queues: Sequence[str] = QUEUES
+) -> SmallWorld:
+    """A world.
+
+    Args:
+        one_core: identical nodes of one core, or not; None draws it. events: with outages, windows, limits, dependencies and the like.
+        partitions: their names, each has a node; () draws one or two. queues: where jobs stand when they arrive.
+    """
+    flat = bool(chance.between(0, 1)) if one_core is None else one_core
+    unit = chance.one_of(UNITS_US)
+    names = partitions or ("default", "other")[: 2 if events and chance.between(0, 3) == 3 else 1]
+    nodes = tuple(_node(chance, i, flat, names[i % len(names)]) for i in range(chance.between(max(2, len(names)), 6 + len(names))))
+    kinds = frozenset(kind for kind in KINDS if events and chance.between(0, 3) == 3)
+    works = tuple(_work(chance, job_id, flat, unit, kinds, names, queues) for job_id in range(1, chance.between(1, 12) + 1))
+    return SmallWorld(
+        nodes=nodes,
+        works=works,
+        outages=_outages(chance, nodes, unit) if "outage" in kinds else (),
+        withdrawals=tuple(
+            Withdrawal(at_us=unit * chance.between(0, 20), job_id=job_id)
+            for job_id in sorted({chance.between(1, len(works)) for _ in range(2)})
+        )
+        if "withdrawal" in kinds
+        else (),
+        windows=(_window(chance, nodes, unit),) if "window" in kinds else (),
+        limits={name: _limits(chance, unit) for name in names} if "limits" in kinds else {},
+        seed=chance.between(0, 99),
+        unit_us=unit,
+    )
+
+
+def smaller(world: SmallWorld) -> Iterator[SmallWorld]:
+    """Worlds a little simpler than this one, the boldest first; each is whole (nothing names what is not there)."""
+    for works in _without_each(world.works):
+        yield _mended(replace(world, works=works))
+    for name in ("outages", "withdrawals", "windows"):
+        for fewer in _without_each(getattr(world, name)):
+            yield replace(world, **{name: fewer})
+    for partition in world.limits:
+        yield replace(world, limits={name: limits for name, limits in world.limits.items() if name != partition})
+    for nodes in _without_each(world.nodes):
+        if nodes:
+            yield _mended(replace(world, nodes=nodes))
+    for i, work in enumerate(world.works):
+        for plainer in _plainer(work):
+            yield replace(world, works=(*world.works[:i], plainer, *world.works[i + 1 :]))
+    for i, node in enumerate(world.nodes):
+        for plain in {replace(node, cores=1), replace(node, memory_bytes=0), replace(node, features=())} - {node}:
+            yield replace(world, nodes=(*world.nodes[:i], plain, *world.nodes[i + 1 :]))
+
+
+def _node(chance: Chance, position: int, flat: bool, partition: str) -> Node:
+    return Node(
+        id=10 * position if position % 3 == 0 else 10 * (position - 1) + 1,  # gaps and neighbours
+        cores=1 if flat else chance.one_of((1, 2, 4)),
+        memory_bytes=0 if flat else chance.one_of((0, 4, 8)),
+        features=() if flat or chance.between(0, 1) == 0 else ("gpu",),
+        partition=partition,
+        speed=chance.one_of((1.0, 0.5)),
+        site=chance.one_of(("east", "west")),
+    )
+
+
+def _work(
+    chance: Chance, job_id: int, flat: bool, unit: int, kinds: frozenset[str], partitions: Sequence[str], queues: Sequence[str]
+) -> Work:
+    limit = chance.between(1, 12)
+    run = chance.between(1, limit)
+    submit = chance.between(0, 15)
+    job = Job(
+        id=job_id,
+        submit_us=unit * submit,
+        processes=chance.between(1, 4),
+        threads=1 if flat else chance.one_of((1, 1, 2)),
+        limit_us=unit * limit if chance.between(0, 9) < 9 else 0,
+        memory_bytes=0 if flat else chance.one_of((0, 1, 3)),
+        features=() if flat or chance.between(0, 4) < 4 else ("gpu",),
+        exclusive=not flat and chance.between(0, 4) == 4,
+        priority=chance.between(0, 2),
+        partition=chance.one_of(partitions),
+        user=chance.one_of(USERS),
+        account=chance.one_of(("physics", "chemistry")),
+        queue=chance.one_of(queues),
+        after=(chance.between(1, job_id - 1),) if "after" in kinds and job_id > 1 and chance.between(0, 2) == 2 else (),
+        begin_us=unit * (submit + chance.between(0, 9)) if "begin" in kinds and chance.between(0, 2) == 2 else 0,
+    )
+    return Work(job=job, run_us=unit * run)
+
+
+def _outages(chance: Chance, nodes: tuple[Node, ...], unit: int) -> tuple[Outage, ...]:
+    """At most one for each node, so that none overlap."""
+    found = []
+    for node in nodes:
+        if chance.between(0, 2) == 2:
+            at = chance.between(0, 20)
+            found.append(
+                Outage(at_us=unit * at, until_us=unit * (at + chance.between(1, 10)), node=node.id, loses=bool(chance.between(0, 1)))
+            )
+    return tuple(found)
+
+
+def _window(chance: Chance, nodes: tuple[Node, ...], unit: int) -> Window:
+    known = chance.between(0, 12)
+    start = known + chance.between(0, 12)
+    partition = nodes[0].partition
+    chosen = tuple(node.id for node in nodes if node.partition == partition and chance.between(0, 1)) or (nodes[0].id,)
+    plan = Maintenance(1, unit * start, unit * (start + chance.between(1, 8)), chosen, "cooling", partition)
+    return Window(at_us=unit * known, plan=plan)
+
+
+def _limits(chance: Chance, unit: int) -> Limits:
+    return Limits(
+        max_cpus_per_user=chance.one_of((0, 4, 6)),
+        max_jobs_per_user=chance.one_of((0, 1, 2)),
+        max_cpus_per_account=chance.one_of((0, 4, 8)),
+        max_time_us=unit * chance.one_of((0, 0, 10)),
+    )
+
+
+def _without_each(things: tuple[Option, ...]) -> Iterator[tuple[Option, ...]]:
+    if len(things) > 3:
+        half = len(things) // 2
+        yield things[half:]
+        yield things[:half]
+    for i in range(len(things)):
+        yield things[:i] + things[i + 1 :]
+
+
+def _plainer(work: Work) -> Iterator[Work]:
+    job = work.job
+    changes: list[dict[str, object]] = [
+        {"processes": 1},
+        {"processes": job.processes - 1},
+        {"threads": 1},
+        {"memory_bytes": 0},
+        {"features": ()},
+        {"exclusive": False},
+        {"priority": 0},
+        {"after": ()},
+        {"begin_us": 0},
+        {"submit_us": 0},
+        {"queue": QUEUES[0]},
+        {"user": USERS[0]},
+    ]
+    for change in changes:
+        ((name, value),) = change.items()
+        if value != getattr(job, name) and (name != "processes" or job.processes > 1):
+            yield replace(work, job=replace(job, **change))  # type: ignore[arg-type]  # the names are fields of a job
+
+
+def _mended(world: SmallWorld) -> SmallWorld:
+    """Without what names a job, a node or a partition that is no longer there."""
+    nodes = {node.id for node in world.nodes}
+    partitions = {node.partition for node in world.nodes}
+    works = [work for work in world.works if work.job.partition in partitions]
+    jobs = {work.job.id for work in works}
+    windows = [
+        replace(window, plan=window.plan._replace(nodes=tuple(n for n in window.plan.nodes if n in nodes))) for window in world.windows
+    ]
+    return replace(
+        world,
+        works=tuple(replace(w, job=replace(w.job, after=tuple(i for i in w.job.after if i in jobs))) for w in works),
+        outages=tuple(outage for outage in world.outages if outage.node in nodes),
+        withdrawals=tuple(withdrawal for withdrawal in world.withdrawals if withdrawal.job_id in jobs),
+        windows=tuple(window for window in windows if window.plan.nodes),
+        limits={name: limits for name, limits in world.limits.items() if name in partitions},
+    )
