@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum, StrEnum
@@ -325,6 +324,7 @@ def _hints(kind: type) -> dict[str, Any]:
 def _hint(kind: type, item: dataclasses.Field[Any]) -> Any:
     try:
         alone = SimpleNamespace(__annotations__={item.name: item.type})
-        return get_type_hints(alone, vars(sys.modules[kind.__module__]))[item.name]
+        names = getattr(vars(kind).get("__init__"), "__globals__", {})  # those of the class's module: dataclasses write the method there
+        return get_type_hints(alone, names)[item.name]
     except NameError:
         return None

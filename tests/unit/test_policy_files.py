@@ -183,3 +183,11 @@ def test_a_sweep_loads_files_in_its_child_processes_and_is_another_one_when_a_fi
     written(tmp_path, GOOD.replace("default=0", "default=1"))
     assert run(words) == 2
     assert "its inputs differ" in capsys.readouterr().out
+
+
+def test_a_field_whose_type_only_checkers_know_hides_no_other(tmp_path: Path) -> None:
+    text = "from __future__ import annotations\n" + GOOD.replace("    spare: int", "    later: Sequence[int] = ()\n    spare: int")
+    found = load(written(tmp_path, text), {"spare": "2", "order": "sjf"})
+    assert (found.stages[0].policy.spare, found.stages[0].policy.order) == (2, Sjf())  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="no text can say later"):
+        load(written(tmp_path, text), {"later": "1"})

@@ -8,8 +8,9 @@ Algorithm:
 The order is made anew in each pass; what a pass starts counts from the next one on. Only what differs counts: without records of use (the
 state keeps none unless it is told the half-life) the running jobs alone decide.
 Parameters: half_life_us (us, default 7 days), shares (weights of `ACCOUNT` or `ACCOUNT/USER`, default 1 each).
-Cost: O(waiting + running + users) a pass; 10,000 waiting jobs of 40 users 2 ms. Source: Slurm's fair tree (design.md 1: "what users of Slurm
-would expect"); differs from it in: two levels (account, user) and no other factors; job size and age do not count (`max_wait` does ageing).
+Cost: O(waiting + running + users) a pass; 10,000 waiting jobs of 40 users 2 ms.
+Source: Slurm's fair tree (design.md: "what the users of Slurm would expect"). Differs from it in: two levels (account, user) and no other
+factors; size and age of a job do not count (`max_wait` does ageing).
 """
 
 from __future__ import annotations
