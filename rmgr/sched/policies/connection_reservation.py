@@ -75,7 +75,8 @@ class ConnectionReservation:
         for hold in list(holds.values()):
             if _taken_over(draft, hold):
                 del holds[hold.job_id]
-        scanned = [(name, queue, scan(draft, name, holds)) for name, queue in in_order(draft, self.queues, self.scan)]
+        free = draft.free_cores
+        scanned = [(name, queue, scan(draft, name, free, holds)) for name, queue in in_order(draft, self.queues, self.scan)]
         book = _Book(draft, holds, by_cpus=self.match is Match.CPUS)
         for name, queue, found in scanned:
             if queue is not None and queue.max_reservations:

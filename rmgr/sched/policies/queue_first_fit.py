@@ -35,14 +35,16 @@ class Scanned(NamedTuple):
     ahead: Sequence[Place]
 
 
-def scan(draft: Draft, queue: str, reserved: Container[int] = ()) -> Scanned:
-    """Starts, in order of arrival, every job of the queue that fits; those in `reserved` wait for what they are promised."""
+def scan(draft: Draft, queue: str, free: int, reserved: Container[int] = ()) -> Scanned:
+    """Starts, in order of arrival, every job of the queue that fits; those in `reserved` wait for what they are promised.
+
+    free: cores that were free before the first scan of the pass; larger jobs are not asked about.
+    """
     jobs = list(draft.queue(queue))
     if not jobs:
         return Scanned((), ())
-    started = {
-        job.id for job in draft.startable(job for job in jobs if job.id not in reserved) if isinstance(draft.start(job.id, FITS), Accepted)
-    }
+    small = [job for job in jobs if job.cpus <= free and job.id not in reserved]
+    started = {job.id for job in draft.startable(iter(small)) if isinstance(draft.start(job.id, FITS), Accepted)} if small else ()
     if not started:
         return Scanned(jobs, ())
     waiting: list[Job] = []
@@ -74,8 +76,9 @@ class QueueFirstFit:
         check_scan(self.queues, self.scan)
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
+        free = draft.free_cores
         for name, _ in in_order(draft, self.queues, self.scan):
-            scan(draft, name)
+            scan(draft, name, free)
         draft.leave_rest(REST)
 
 

@@ -56,6 +56,7 @@ class QueueSelect:
         route_all(draft, self.queues, thread_affinity=self.thread_affinity)
         if not self.start:
             return
+        free = draft.free_cores
         for name, _ in in_order(draft, self.queues, self.scan):
-            scan(draft, name)
+            scan(draft, name, free)
         draft.leave_rest(REST)
