@@ -12,6 +12,7 @@ from rmgr.sim.papers.report import Report
 
 #: number -> (module, what it is about). A paper stands here when it can be run.
 PAPERS: Mapping[str, tuple[str, str]] = {
+    "000": ("rmgr.sim.papers.paper000", "queue selection and connection reservation on an HPC2500"),
     "001": ("rmgr.sim.papers.paper001", "migration against starvation on a grid"),
 }
 
