@@ -26,7 +26,7 @@ class Starting(View):
             over = self._over_limits(job)
             if over is not None:
                 return Insufficient(over)
-        hold = self._holds.get(job_id)
+        hold = (self._part.holds if self._more is None else self._more.holds).get(job_id)
         if hold is not None:
             return self._start_on_held(job, hold, why, placement)
         pool, horizon = self._pool, self._horizon

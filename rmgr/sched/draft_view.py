@@ -29,7 +29,10 @@ class View(Overlay):
 
     def by_arrival(self) -> Iterator[Job]:
         """The same jobs in order of (submit time, id): the order that every partition keeps anyway."""
-        return self._shown(self._part.waiting, arrival)
+        part = self._part
+        if self._more is None and part.limits is None and not self._started:
+            return iter(part.waiting)
+        return self._shown(part.waiting, arrival)
 
     def queue(self, name: str) -> Iterator[Job]:
         """Those of them that are in this queue, in order of arrival."""

@@ -44,8 +44,11 @@ def run_pass(
                     if part is None:
                         faults.append(Fault(policy.name, name, "no such partition"))
                         continue
-                    part.open_for(now)
-                    draft = drafts[name] = Draft(part, now, seed, _keepers(stages, part))
+                    if part.begins or now < part.now_us:
+                        part.open_for(now)
+                    part.now_us = now
+                    recorded = part.reservations or part.notes or part.holds
+                    draft = drafts[name] = Draft(part, now, seed, _keepers(stages, part) if recorded else ())
                     mark = None
                 else:
                     mark = draft.mark()
@@ -69,22 +72,22 @@ def run_pass(
 
 
 def _keepers(stages: tuple[Stage, ...], part: Partition) -> Collection[str]:
-    """Policies whose records stand in this partition; nobody asks where there are none."""
-    if not (part.reservations or part.notes or part.holds):
-        return ()
+    """Policies whose records stand in this partition."""
     return frozenset(stage.policy.name for stage in stages if not stage.partitions or part.name in stage.partitions)
 
 
 def _sealed(drafts: dict[str, Draft], faults: tuple[Fault, ...]) -> Plan:
-    aside = {name: draft.aside for name, draft in drafts.items() if draft.aside}
     if len(drafts) == 1:  # most passes: nothing to put together
         for name, draft in drafts.items():
-            return Plan(draft.sealed(), draft.left, {} if draft.rest is None else {name: draft.rest}, faults, draft.refused, aside)
+            rest, aside = draft.rest, draft.aside
+            return Plan(
+                draft.sealed(), draft.left, {} if rest is None else {name: rest}, faults, draft.refused, {name: aside} if aside else {}
+            )
     return Plan(
         tuple(decision for draft in drafts.values() for decision in draft.sealed()),
         {job_id: why for draft in drafts.values() for job_id, why in draft.left.items()},
         {name: draft.rest for name, draft in drafts.items() if draft.rest is not None},
         faults,
         sum(draft.refused for draft in drafts.values()),
-        aside,
+        {name: draft.aside for name, draft in drafts.items() if draft.aside},
     )

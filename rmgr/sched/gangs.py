@@ -21,30 +21,27 @@ class _Pool(Protocol):
 class GangBook:
     """`job_id in book`: it stands in a gang."""
 
-    __slots__ = ("_of", "_owned", "by_name")
+    __slots__ = ("_owned", "by_name", "of")
 
     def __init__(self) -> None:
         self.by_name: dict[str, Gang] = {}
-        self._of: dict[int, str] = {}  # job -> gang
+        self.of: dict[int, str] = {}  #: job -> gang
         self._owned: dict[int, int] = {}  # node -> jobs of gangs that run there
 
     def __contains__(self, job_id: int) -> bool:
-        return job_id in self._of
+        return job_id in self.of
 
     def __iter__(self) -> Iterator[Gang]:
         return iter(sorted(self.by_name.values()))
-
-    def name_of(self, job_id: int) -> str | None:
-        return self._of.get(job_id)
 
     def put(self, gang: Gang) -> None:
         """In place of the one of that name. Without rows: it goes."""
         old = self.by_name.pop(gang.name, None)
         for job_id in old.jobs if old is not None else ():
-            del self._of[job_id]
+            del self.of[job_id]
         if gang.rows:
             self.by_name[gang.name] = gang
-            self._of.update(dict.fromkeys(gang.jobs, gang.name))
+            self.of.update(dict.fromkeys(gang.jobs, gang.name))
 
     def enter(self, pool: _Pool, run: Running) -> None:
         """One of its jobs runs: nodes that no gang had are taken."""
@@ -69,7 +66,7 @@ class GangBook:
 
     def strike(self, job_id: int) -> None:
         """The job vanishes from the rows."""
-        name = self._of.get(job_id)
+        name = self.of.get(job_id)
         if name is not None:
             self.put(self.by_name[name].without(job_id))
 

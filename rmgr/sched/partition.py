@@ -136,7 +136,7 @@ class Partition:
 
     def add_job(self, job: Job) -> None:
         self.jobs[job.id] = job
-        why = self._never(job)
+        why = self._never(job) if self.limits is not None or not self.pool.feasible(job) else None
         if why is not None:
             self.infeasible[job.id] = job
             self.aside[job.id] = why
@@ -188,6 +188,8 @@ class Partition:
                 if job.begin_us > now_us and job.id not in self.aside:
                     self.reconsider(job)
         self.now_us = now_us
+        if not self.begins:
+            return
         while (begin_us := self.next_begin_us()) is not None and begin_us <= now_us:
             _, job_id = heappop(self.begins)
             self.reconsider(self.jobs[job_id])
@@ -207,7 +209,7 @@ class Partition:
         self.running[job.id] = run
         if self._used is not None:
             self._count(job, 1)
-        if job.id in self.gangs:
+        if self.gangs.of and job.id in self.gangs:
             self.gangs.enter(self.pool, run)
         else:
             self.pool.take(job, run.placement)
@@ -219,10 +221,16 @@ class Partition:
         del self.running[job_id]
         if self._used is not None:
             self._count(run.job, -1)
-        if job_id in self.gangs:
+        if self.gangs.of and job_id in self.gangs:
             self.gangs.leave(self.pool, run)
             return
-        self._leave(run)
+        self.pool.give(run.job, run.placement)
+        del self.endings[bisect_left(self.endings, (run.end_us, job_id))]  # sorts before the one of that job
+        if self.flagged and job_id in self.flagged:
+            holder = self.flagged.pop(job_id)
+            hold = self.holds[holder]
+            self.pool.take_share(self.jobs[holder], share_of(hold, job_id).cores)
+            self.holds[holder] = after_leaving(hold, job_id)
 
     def suspend(self, run: Running, now: int) -> None:
         self.drop_running(run)
@@ -313,16 +321,6 @@ class Partition:
         self._rebuild()
 
     # -- what is derived ----------------------------------------------------------------------------------------------------
-
-    def _leave(self, run: Running) -> None:
-        job_id = run.job.id
-        self.pool.give(run.job, run.placement)
-        del self.endings[bisect_left(self.endings, (run.end_us, job_id))]  # sorts before the one of that job
-        if self.flagged and job_id in self.flagged:
-            holder = self.flagged.pop(job_id)
-            hold = self.holds[holder]
-            self.pool.take_share(self.jobs[holder], share_of(hold, job_id).cores)
-            self.holds[holder] = after_leaving(hold, job_id)
 
     def _free_hold(self, hold: Hold, job: Job) -> None:
         for share in hold.held:

@@ -100,7 +100,8 @@ class ClusterState:
         """
         part = self._partition(partition)
         run = self._off_nodes(part, job_id, now)
-        self._left_cluster(part, run.job)
+        if part.notes or self._dependents:
+            self._left_cluster(part, run.job)
         return run
 
     def job_migrated(self, job_id: int, now: int, partition: str = "default") -> Job:
@@ -292,7 +293,8 @@ class ClusterState:
         run = part.running.get(job_id)
         if run is not None:
             part.drop_running(run)
-            self._charge(run, now)
+            if self.usage_half_life_us:
+                self._charge(run, now)
             return run
         if job_id not in part.suspended:
             raise StateConflict(f"job {job_id} does not run in partition {part.name}")
