@@ -283,7 +283,11 @@ def test_tables_and_figures_of_reports_are_drawn(tmp_path: Path) -> None:
     (tmp_path / "paper" / "figures.json").write_text(json.dumps({"figures": [figure.document()]}))
     results = pictures.read([tmp_path / "paper"])
     assert results.reports[0][1] == (figure,)
-    assert [picture.name for picture in pictures.pictures(results)] == ["paper000-waits", "paper000-names", "paper000-sr-against-penalty"]
+    assert [picture.name for picture in pictures.pictures(results)] == [
+        "paper000-table-waits",
+        "paper000-table-names",
+        "paper000-sr-against-penalty",
+    ]
     (tmp_path / "paper" / "figures.json").write_text('{"figures": [{"title": "x"}]}')
     with pytest.raises(UsageError, match=r"figures\.json holds no figures"):
         pictures.read([tmp_path / "paper"])

@@ -27,10 +27,11 @@ def lines(shown: report.Figure) -> Figure:
             axes.fill_between(
                 places, [point.low for point in points], [point.high for point in points], color=style["color"], alpha=0.13, linewidth=0
             )
+    least, most = (each(value for _, points in drawn for point in points for value in point[1:]) for each in (min, max))
     if shown.logarithmic:
         logarithmic(axes)
-    else:
-        axes.set_ylim(bottom=min(0.0, *(point.low for _, points in drawn for point in points)))
+    elif 0 <= least < most / 2:
+        axes.set_ylim(bottom=0.0)
     if min(point.x for _, points in drawn for point in points) >= 0:
         axes.set_xlim(left=0 if axes.get_xlim()[0] < 0 else None)
     axes.xaxis.set_major_formatter("{x:,g}")

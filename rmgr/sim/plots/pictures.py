@@ -117,7 +117,7 @@ def pictures(results: Results, kinds: Sequence[str] = (), window: Window = Windo
         paper = str(document.get("paper", ""))
         if "tables" in wanted:
             drawable = [table for table in document["tables"] if is_drawable(table)]
-            made += [Picture(f"paper{paper}-{slug(table['title'])}", partial(draw_table, table, paper=paper)) for table in drawable]
+            made += [Picture(f"paper{paper}-table-{slug(table['title'])}", partial(draw_table, table, paper=paper)) for table in drawable]
         if "figures" in wanted:
             made += [Picture(f"paper{paper}-{picture.name}", picture.draw) for picture in figures(shown)]
     if not made:
