@@ -54,7 +54,7 @@ def plot(
     waits         distribution of wait times, all runs in one picture
     compare       mean wait, bounded slowdown and utilisation, all runs (or all of a sweep) in one picture
     load          wait and slowdown against load, of a sweep: median of the seeds, least to most
-    tables        tables of a paper's report
+    tables        tables of a paper's report (by itself only when it has no figures)
     figures       its figures: lines with the range over the seeds
 
     The same results give the same pictures, byte for byte. Needs matplotlib: pip install 'rmgr[plots]'.

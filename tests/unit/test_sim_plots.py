@@ -283,7 +283,7 @@ def test_tables_and_figures_of_reports_are_drawn(tmp_path: Path) -> None:
     (tmp_path / "paper" / "figures.json").write_text(json.dumps({"figures": [figure.document()]}))
     results = pictures.read([tmp_path / "paper"])
     assert results.reports[0][1] == (figure,)
-    assert [picture.name for picture in pictures.pictures(results)] == [
+    assert [picture.name for picture in pictures.pictures(results, ("tables", "figures"))] == [
         "paper000-table-waits",
         "paper000-table-names",
         "paper000-sr-against-penalty",

@@ -86,7 +86,7 @@ def _panel(axes: Axes, bars: Sequence[Bar], measure: str, label: str, factor: fl
     if measure == "utilisation":
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     else:
-        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
     axes.set_xlabel(label)
     axes.grid(visible=False, axis="y")

@@ -34,8 +34,8 @@ def lines(shown: report.Figure) -> Figure:
         axes.set_ylim(bottom=0.0)
     if min(point.x for _, points in drawn for point in points) >= 0:
         axes.set_xlim(left=0 if axes.get_xlim()[0] < 0 else None)
-    axes.xaxis.set_major_formatter("{x:,g}")
-    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.set_xlabel(shown.x_label)
     axes.set_ylabel("\n".join(textwrap.wrap(shown.y_label, 50)))
     named(axes, shown.title, "line: mean of the seeds, band: least to most" if with_range else "")

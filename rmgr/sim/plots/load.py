@@ -59,7 +59,7 @@ def _panel(axes: Axes, sweep: Sweep, policies: list[str], loads: list[float], me
         logarithmic(axes)
     else:
         axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.yaxis.set_major_formatter("{x:,.10g}")
     if len(loads) <= _MOST_TICKS:
         axes.xaxis.set_major_locator(FixedLocator(loads))
     axes.xaxis.set_major_formatter("{x:g}")

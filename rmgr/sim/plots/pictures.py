@@ -35,7 +35,7 @@ KINDS: Mapping[str, str] = {
     "waits": "distribution of wait times, all runs in one picture",
     "compare": "mean wait, bounded slowdown and utilisation, all runs in one picture",
     "load": "wait and slowdown against load, of a sweep",
-    "tables": "tables of a paper's report",
+    "tables": "tables of a paper's report; unasked only when it has no figures",
     "figures": "figures of a paper's report",
 }
 _WRITTEN = "name a directory that rmgr sim run|sweep|paper --out wrote"
@@ -78,7 +78,8 @@ def read(directories: Iterable[Path]) -> Results:
 
 def pictures(results: Results, kinds: Sequence[str] = (), window: Window = Window()) -> list[Picture]:  # noqa: B008 - a frozen value
     """What is drawn of them. kinds: none = all that fit: of each run gantt and utilisation, of all runs together waits, and compare when
-    there are several; of a sweep load (compare when it has one load); of a report its tables and figures.
+    there are several; of a sweep load (compare when it has one load); of a report its figures, or
+    its tables when it has none.
 
     Raises: UsageError when a kind that was named does not fit to what was read.
     """
@@ -185,7 +186,9 @@ def _fitting(results: Results, window: Window) -> set[str]:
         fitting.add("compare")
     if any(len(sweep.loads) > 1 for sweep in results.sweeps):
         fitting.add("load")
-    return fitting | ({"tables", "figures"} if results.reports else set())
+    for _, shown in results.reports:
+        fitting.add("figures" if shown else "tables")
+    return fitting
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

@@ -36,7 +36,7 @@ def is_drawable(table: Mapping[str, Any]) -> bool:
 def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
     """The picture. Raises: UsageError for a table that is too large, or has no numbers."""
     by_number, panels, groups = _parts(table)
-    columns = min(len(panels), _PANELS_A_ROW)
+    columns = 2 if len(panels) == 4 else min(len(panels), _PANELS_A_ROW)
     rows = math.ceil(len(panels) / columns)
     height = 3.3 if by_number else 1.0 + 0.3 * len(groups)
     figure = new_figure(width=max(3.6 * columns, 6.0), height=rows * height + 0.9)
@@ -94,8 +94,8 @@ def _lines(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int) ->
         points = sorted((row[0], row[place]) for row in rows if row[0] is not None and row[place] is not None)
         handles += axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3.5, **line_style(at))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.xaxis.set_major_formatter("{x:,g}")
-    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.yaxis.set_major_formatter("{x:,.10g}")
     if axes.get_ylim()[0] > 0:
         axes.set_ylim(bottom=0)
     return handles
@@ -111,6 +111,6 @@ def _bars(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int) -> 
     low, high = min(0.0, *drawn), max(0.0, *drawn)
     axes.set_xlim(low * 1.05, (high or 1.0) * 1.25)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
-    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
