@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import inspect
+import linecache
 import sys
 import tomllib
 import traceback
@@ -24,7 +24,7 @@ from typing import Any
 
 from rmgr.errors import ConfigError, RmgrError
 from rmgr.sched.catalogue import POLICIES
-from rmgr.sched.parameters import unknown
+from rmgr.sched.parameters import parameters_of, unknown
 from rmgr.sched.pipeline import Configuration, configured, pipeline_from
 
 GROUP = "rmgr.policies"
@@ -76,6 +76,10 @@ def policy_class(name: str, *, directory: Path = Path()) -> type[Any]:
     found = plugins()
     if name in found:
         return class_of_plugin(found[name])
+    if "/" in name or (directory / name).is_file():
+        raise ConfigError(
+            f"{name} is no policy: a policy's file ends with .py, a pipeline's with .toml", hint="rmgr policy list shows names"
+        )
     raise unknown("policy", name, (*POLICIES, *found))
 
 
@@ -88,7 +92,7 @@ def plugins() -> dict[str, EntryPoint]:
 def class_of_plugin(point: EntryPoint) -> type[Any]:
     """Raises: ConfigError when it cannot be loaded, or is no policy."""
     whose = f"plug-in {point.name} ({point.value})"
-    found = _run(point.load, whose, Path(point.module.replace(".", "/")).name)
+    found = _run(point.load, whose, f"{point.module.rpartition('.')[2]}.py")
     if isinstance(found, ModuleType):
         return _policy_of(found, whose)
     _check(found, whose)
@@ -97,20 +101,31 @@ def class_of_plugin(point: EntryPoint) -> type[Any]:
 
 
 def class_of_file(path: Path) -> type[Any]:
-    """The policy class of a Python file. Raises: ConfigError when it cannot be imported, has none, or several."""
+    """The policy class of a Python file. Raises: ConfigError when it cannot be imported, has none, or several.
+
+    A process runs a file once, and again when its bytes have changed; nothing is written beside it.
+    """
     absolute = path.absolute()
-    name = f"rmgr_policy_{hashlib.sha256(str(absolute).encode()).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_file_location(name, absolute)
-    if not absolute.is_file() or spec is None or spec.loader is None:
-        raise ConfigError(f"{path} cannot be read: there is no such file", hint="a policy file ends with .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look up the module of their annotations
     try:
-        _run(partial(spec.loader.exec_module, module), str(path), absolute.name)
-    except ConfigError:
-        del sys.modules[name]
-        raise
+        source = absolute.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="name a policy file that ends with .py") from error
+    name = f"rmgr_policy_{hashlib.sha256(str(absolute).encode() + source).hexdigest()[:16]}"
+    module = sys.modules.get(name)
+    if module is None:
+        module = sys.modules[name] = ModuleType(name)  # dataclasses look up the module of their annotations
+        module.__file__ = str(absolute)
+        linecache.checkcache(str(absolute))
+        try:
+            _run(partial(_execute, source, absolute, module), str(path), absolute.name)
+        except BaseException:
+            del sys.modules[name]
+            raise
     return _policy_of(module, str(path))
+
+
+def _execute(source: bytes, path: Path, module: ModuleType) -> None:
+    exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))  # noqa: S102 - whoever names the file wants it run
 
 
 def _run(load: Callable[[], Any], whose: str, file: str) -> Any:
@@ -125,7 +140,8 @@ def _run(load: Callable[[], Any], whose: str, file: str) -> Any:
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == file]
         where = f", line {lines[-1]}" if lines else ""
-        raise ConfigError(f"{whose}{where}: importing it raises {type(error).__name__}: {error}") from error
+        does = "importing it" if file else "a default of its fields"
+        raise ConfigError(f"{whose}{where}: {does} raises {type(error).__name__}: {error}") from error
 
 
 def _policy_of(module: ModuleType, whose: str) -> type[Any]:
@@ -161,6 +177,7 @@ def _check(kind: object, whose: str) -> None:
         )
     if not isinstance(getattr(kind, "name", None), str) or not kind.name:  # type: ignore[attr-defined]  # just asked
         raise ConfigError(f"{told} (line {_line(kind)}) has no name", hint='name: ClassVar[str] = "my_policy"')
+    _run(partial(parameters_of, kind), told, "")  # a default of a field may raise
     try:
         inspect.signature(kind.plan).bind(None, None, None)  # type: ignore[attr-defined]  # asked above
     except TypeError as error:

@@ -142,7 +142,7 @@ def built(kind: type[Any], given: Mapping[str, object], *, name: str, records: I
         order = type(default) if wanted is None else _one_of("order", wanted, ORDERS)
         of_order = [p for p in parameters_of(order) if p.name not in mine]
         waits = MAX_WAIT.read(given.pop("max_wait"), name) if "max_wait" in given and "max_wait" not in mine else None
-        _refuse_others(name, given, takes, of_order, str(wanted or default.name), kind in SEARCHES.values())
+        _refuse_others(name, given, takes, of_order, str(wanted or shown(Kind.ORDER, default)), kind in SEARCHES.values())
         names = {p.name for p in of_order}
         values = read_values(name, of_order, {key: given.pop(key) for key in tuple(given) if key in names})
         base = default if wanted is None and not values else _made(name, order, values)
@@ -156,7 +156,7 @@ def built(kind: type[Any], given: Mapping[str, object], *, name: str, records: I
 def _made(name: str, kind: type[Any], fields: Mapping[str, Any]) -> Any:
     try:
         return kind(**fields)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:  # what the checks of a user's class raise
         raise ConfigError(f"{name} cannot be made: {error}", hint=f"rmgr policy list {name}") from error
 
 

@@ -191,7 +191,9 @@ _EXPECTED = {
 
 
 def parameters_of(kind: type) -> tuple[Parameter, ...]:
-    """The parameters of a dataclass, in the order of its fields."""
+    """The parameters of a dataclass, in the order of its fields; any other class has none."""
+    if not dataclasses.is_dataclass(kind):
+        return ()
     hints = _hints(kind)
     return tuple(_parameter(item, hints.get(item.name)) for item in dataclasses.fields(kind) if item.init)
 

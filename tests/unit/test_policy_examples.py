@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 
 from rmgr.adapters.policy_files import load
 from rmgr.cli.main import run
+from rmgr.sched.catalogue import POLICIES
 from rmgr.sched.queue_class import HPC2500
 from rmgr.sched.records import Limits
+from rmgr.sim.models.hpc2500 import hpc2500
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "policies"
 #: file -> (workload, cores of the machine, nodes)
@@ -59,3 +62,30 @@ def test_limits_and_shares_of_the_example_are_in_force() -> None:
 def test_a_machine_is_described_once(capsys: Captured) -> None:
     assert run(["sim", "run", "lublin99", "--policy", str(EXAMPLES / "easy_fair_share.toml"), "--nodes", "64"]) == 2
     assert "describes the machine" in capsys.readouterr().err
+
+
+def test_queues_tied_to_partitions_each_with_a_stage_of_its_own(tmp_path: Path, capsys: Captured) -> None:
+    """Papers.md 1.8: small queues have nodes of their own; in each partition another policy, and a job never leaves its own."""
+    pipeline = tmp_path / "partitioned.toml"
+    pipeline.write_text(
+        '[[stage]]\npolicy = "first_fit"\npartitions = ["small"]\n'
+        '[[stage]]\npolicy = "easy"\npartitions = ["large"]\n[stage.parameters]\norder = "sjf"\n'
+        '[[partition]]\nname = "small"\nnodes = 1\ncores = 128\nqueues = ["ss8", "s8"]\n'
+        '[[partition]]\nname = "large"\nnodes = 10\ncores = 128\nqueues = ["s128", "d32", "d128", "d512"]\n'
+    )
+    out = tmp_path / "out"
+    words = ["sim", "run", "hpc2500:user", "--count", "300", "--load", "1", "--policy", str(pipeline), "--validate", "--out", str(out)]
+    assert run([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["faults"] == {}
+    with (out / "jobs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["success"] for row in rows} == {"1"}
+    jobs = hpc2500(300, processors=1408, seed=0, kind="user").jobs
+    on_small = {int(row["job_id"]) for row in rows if int(row["allocated_resources"].split("-")[0].split()[0]) < 128}
+    assert on_small == {job.number for job in jobs if job.queue in {"ss8", "s8"}}
+
+
+def test_every_name_of_the_contract_is_there() -> None:
+    """Cli.md, section 9; dqt comes with the gangs of nodes."""
+    names = "fcfs sjf ljf first_fit ljf_first_fit priority fair_share easy conservative queue_select connection_reservation migration"
+    assert {*names.split(), "ljf_migration"} <= set(POLICIES)

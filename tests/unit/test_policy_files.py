@@ -87,6 +87,7 @@ def test_of_two_policies_the_attribute_names_one(tmp_path: Path) -> None:
         (HEAD + "@dataclass(frozen=True)\nclass A:\n    name: ClassVar[str] = 'a'\n    def plan(self): ...\n", "plan must take"),
         ("POLICY = 3\n", "POLICY is no class, but int"),
         (GOOD.replace("= 3_600_000_000", ""), "non-default argument"),
+        (GOOD.replace("default_factory=Fcfs", "default_factory=lambda: 1 / 0"), "a default of its fields raises ZeroDivisionError"),
     ],
 )
 def test_a_file_that_is_no_policy_is_answered_with_file_line_and_reason(tmp_path: Path, text: str, said: str) -> None:
@@ -117,6 +118,8 @@ def test_files_that_are_not_there_and_names_that_nobody_has() -> None:
         load("nowhere.py", {})
     with pytest.raises(ConfigError, match=r"nowhere.toml cannot be read"):
         load("nowhere.toml", {})
+    with pytest.raises(ConfigError, match=r"./mine is no policy: a policy's file ends with .py"):
+        load("./mine", {})
     with pytest.raises(ConfigError, match=r"no policy is called 'esay'; did you mean easy"):
         load("esay", {})
 
@@ -150,7 +153,7 @@ def test_an_installed_distribution_brings_policies(tmp_path: Path, monkeypatch: 
     assert list(plugins()) == ["bad", "keep", "whole"]  # easy stays the catalogue's
     assert load("keep", {"spare": "1"}).stages[0].policy.spare == 1  # type: ignore[attr-defined]
     assert load("whole", {}).stages[0].policy.name == "mine"
-    with pytest.raises(ConfigError, match=r"plug-in bad .*importing it raises ValueError: broken"):
+    with pytest.raises(ConfigError, match=r"plug-in bad .*, line 1: importing it raises ValueError: broken"):
         class_of_plugin(plugins()["bad"])
     with pytest.raises(ConfigError, match="did you mean keep"):
         load("keeep", {})
@@ -191,3 +194,20 @@ def test_a_field_whose_type_only_checkers_know_hides_no_other(tmp_path: Path) ->
     assert (found.stages[0].policy.spare, found.stages[0].policy.order) == (2, Sjf())  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="no text can say later"):
         load(written(tmp_path, text), {"later": "1"})
+
+
+def test_a_file_is_run_once_and_again_when_it_has_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = written(tmp_path, "print('imported')\n" + GOOD)
+    assert load(mine, {}).stages == load(mine, {}).stages
+    assert capsys.readouterr().out == "imported\n"
+    written(tmp_path, "print('imported')\n" + GOOD.replace("default=0", "default=7"))  # of the same size, in the same second
+    assert load(mine, {}).stages[0].policy.spare == 7  # type: ignore[attr-defined]
+    assert [path.name for path in tmp_path.iterdir()] == ["some_file.py"]
+
+
+def test_an_order_of_ones_own_is_kept_and_can_be_replaced(tmp_path: Path) -> None:
+    order = "class Newest:\n    name = 'newest'\n    def arrange(self, draft):\n        return reversed(list(draft.by_arrival()))\n\n"
+    mine = written(tmp_path, GOOD.replace("@dataclass", order + "@dataclass").replace("default_factory=Fcfs", "default_factory=Newest"))
+    assert load(mine, {}).stages[0].policy.order.name == "newest"  # type: ignore[attr-defined]
+    assert load(mine, {"max_wait": "1h"}).stages[0].policy.order.base.name == "newest"  # type: ignore[attr-defined]
+    assert load(mine, {"order": "sjf"}).stages[0].policy.order == Sjf()  # type: ignore[attr-defined]
