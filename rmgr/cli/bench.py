@@ -13,7 +13,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import nearest
 from rmgr.cli.render import emit
 
-_NAMES = ("tasks", "latency", "shell", "backlog")
+_NAMES = ("tasks", "latency", "shell", "backlog", "sim", "pass")
 
 
 @command(
@@ -21,16 +21,21 @@ _NAMES = ("tasks", "latency", "shell", "backlog")
     examples="""\
     rmgr bench tasks                     no-op tasks against ProcessPoolExecutor(2) in the same run
     rmgr bench latency shell --json      two measurements, one JSON value
-    rmgr bench backlog --scale 0.1       a tenth of the tasks""",
+    rmgr bench backlog --scale 0.1       a tenth of the tasks
+    rmgr bench sim --trace KTH.swf.gz    jobs simulated per second, beside a bare event loop
+    rmgr bench pass                      time of a scheduling pass by pending jobs and nodes""",
     exits="0 measured, 2 usage, 5 no cluster could be started",
 )
-@click.argument("names", nargs=-1, required=True, metavar="tasks|latency|shell|backlog...")
+@click.argument("names", nargs=-1, required=True, metavar="tasks|latency|shell|backlog|sim|pass...")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="repetitions; medians and spread are printed")
-@click.option("--scale", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True, help="of the number of tasks")
-def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float) -> None:
+@click.option("--scale", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True, help="of the number of tasks, jobs, nodes")
+@click.option("--trace", default="", metavar="FILE", help="sim: this workload (SWF, plain or gz) instead of 28467 jobs of lublin99")
+@click.option("--large", is_flag=True, help="sim: a million jobs on 100000 nodes instead, with the memory it takes")
+def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, trace: str, large: bool) -> None:
     """Measures rmgr on a cluster of its own (one ZooKeeper, SQLite, two slots) beside a baseline in the same run.
 
-    Absolute rates depend on the machine and the hour; ratios hold. Nothing of a running cluster is touched.
+    sim and pass measure the scheduler by itself and start nothing. Absolute rates depend on the machine and the hour; ratios hold.
+    Nothing of a running cluster is touched.
     """
     for name in names:
         if name not in _NAMES:
@@ -38,7 +43,7 @@ def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float) -
     from rmgr.dev import benches
     from rmgr.dev.bench import Plan
 
-    plan = Plan(repetitions=repeat, scale=scale, progress=session.note)
+    plan = Plan(repetitions=repeat, scale=scale, progress=session.note, trace=trace, large=large)
     rows = {name: benches.run(name, plan) for name in names}
     if session.json:
         documents: list[dict[str, Any]] = [{"bench": name, "rows": [asdict(row) for row in found]} for name, found in rows.items()]
@@ -47,6 +52,10 @@ def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float) -
     for found in rows.values():
         for row in found:
             ratio = f"  ratio {row.ratio:.2f}" if row.ratio is not None else ""
-            detail = "".join(f"  {key.replace('_', ' ')} {value:.0f}" for key, value in row.detail.items())
-            spread = f"[{row.spread[0]:.1f} .. {row.spread[1]:.1f}]"
-            sys.stdout.write(f"{row.what:<58} {row.system:<34} {row.rate:>10.1f} {row.unit:<10} {spread}{ratio}{detail}\n")
+            detail = "".join(f"  {key.replace('_', ' ')} {value:.4g}" for key, value in row.detail.items())
+            spread = f"[{_figure(row.spread[0])} .. {_figure(row.spread[1])}]"
+            sys.stdout.write(f"{row.what:<58} {row.system:<34} {_figure(row.rate):>10} {row.unit:<10} {spread}{ratio}{detail}\n")
+
+
+def _figure(value: float) -> str:
+    return f"{value:.1f}" if value >= 10 else f"{value:.3f}"

@@ -56,7 +56,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "This machine": {
         "dev": ("dev:dev", "A whole cluster on this machine"),
         "doctor": ("doctor:doctor", "What is wrong, and how to mend it"),
-        "bench": ("bench:bench", "Measure: tasks, latency, shell, backlog"),
+        "bench": ("bench:bench", "Measure: tasks, latency, shell, backlog, sim, pass"),
         "completion": ("completion:completion", "Completion for bash, zsh or fish"),
         "version": ("version:version", "Versions of rmgr, Python and the protocol"),
     },

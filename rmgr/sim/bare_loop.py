@@ -5,12 +5,21 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+#: What `starts` knows; anything else is refused.
+POLICIES = ("fcfs", "first_fit", "easy")
 #: (submit, run, size, estimate) of a job.
 Plain = tuple[int, int, int, int]
 
 
 def starts(jobs: Sequence[Plain], processors: int, policy: str) -> list[int]:
-    """Start time of each job under `fcfs`, `ff` or `easy`: completions, arrivals, then one pass at each instant that has either."""
+    """Start time of each job under `fcfs`, `first_fit` or `easy`: completions, arrivals, then one pass at each instant that has either.
+
+    Args:
+        jobs: in order of submit time, none larger than the machine. Times in any unit.
+    Raises: ValueError for another policy.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"the bare loop has no policy {policy!r}")
     ends: list[tuple[int, int]] = []
     running: dict[int, tuple[int, int]] = {}  # job -> (estimated end, size)
     queue: list[int] = []

@@ -18,7 +18,7 @@ from rmgr.sim.experiment import Experiment, carry_out
 from rmgr.sim.metrics import summary
 from rmgr.sim.outcome import Result
 from rmgr.sim.workload import SECOND, Job, Workload
-from tests.papers.bare_loop import Plain, starts
+from rmgr.sim.bare_loop import Plain, starts
 
 HERE = Path(__file__).resolve().parent
 #: The whole traces and schedules stand beside a developer's checkout, not in it.
@@ -129,7 +129,7 @@ def test_the_engine_starts_jobs_when_a_bare_loop_does(policy: str, drawn: tuple[
     jobs, processors = drawn
     workload = a_workload(jobs, processors)
     result = carry_out(Experiment(source="", policy=POLICIES[policy]), workload, validate=True)
-    assert started(result) == starts(jobs, processors, policy)
+    assert started(result) == starts(jobs, processors, POLICIES[policy])
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "ff"])  # easy promises nodes, not counts: its starts may differ

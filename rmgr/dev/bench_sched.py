@@ -1,0 +1,286 @@
+"""The scheduler by itself, without a cluster: jobs simulated per second beside a bare event loop, and the time of one pass."""
+
+from __future__ import annotations
+
+import random
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
+from multiprocessing import get_context
+
+from rmgr.dev.bench import Plan, Row, paired, row
+from rmgr.errors import RmgrError
+from rmgr.model.resources import MIB
+from rmgr.sched.catalogue import POLICIES
+from rmgr.sched.engine import run_pass
+from rmgr.sched.job import Job, Node, Running
+from rmgr.sched.pipeline import configured
+from rmgr.sched.plan import Plan as SchedulerPlan
+from rmgr.sched.policy import Cause
+from rmgr.sched.state import ClusterState
+from rmgr.sim import bare_loop
+from rmgr.sim.driver import simulate
+from rmgr.sim.models.lublin99 import lublin99
+from rmgr.sim.setting import Setting
+from rmgr.sim.workload import Workload, read_trace
+
+_SIMULATED = ("fcfs", "first_fit", "easy", "conservative")
+_SIMULATOR = "simulator, validation off"
+#: As many jobs, processors and work as the trace KTH-SP2 has.
+_JOBS, _PROCESSORS, _LOAD = 28_467, 100, Fraction(7, 10)
+_LARGE, _LARGE_POLICIES = (1_000_000, 100_000), ("first_fit", "easy")
+
+#: Those of them that the catalogue has, and cores of a node. Conservative promises look at every node at every step of the timeline
+#: where nodes have several cores: 0.2 s and more a waiting job with 1,000 nodes, so that is no measurement for long queues.
+_PASSED = {"first_fit": 16, "easy": 16, "fair_share": 16, "conservative": 1}
+#: The size that is asked for, and the curves through it: (pending jobs, nodes).
+_SIZE = (10_000, 1_000)
+_CURVES = {
+    "queue length": ((1_000, 1_000), _SIZE, (100_000, 1_000)),
+    "nodes": ((10_000, 100), _SIZE, (10_000, 10_000), (10_000, 100_000)),
+}
+#: Passes of a repetition after the first, each after the end of one job and the arrival of another; of slow ones (ms) one is enough.
+_STEPS, _SLOW_MS = 5, 500.0
+#: A curve ends before a size whose pass would take longer (ms) if it grows with the square.
+_PATIENCE_MS = 20_000.0
+_USERS = 50
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
+_SECOND = 1_000_000
+_STEP_CAUSES = frozenset({Cause.JOB_ENDED, Cause.JOB_SUBMITTED})
+
+
+# -- whole simulations ---------------------------------------------------------------------------------------------------------
+
+
+def sim(plan: Plan) -> list[Row]:
+    """Jobs/s of whole simulations of a trace, or of jobs like KTH-SP2's, each beside a bare loop in the same repetition.
+
+    The bare loop knows processors, but no nodes, reasons or reservations; it has no conservative backfilling.
+    With `plan.large`: a million jobs on 100,000 nodes instead, once, with the memory of the process.
+    Raises: UsageError for a trace that cannot be used.
+    """
+    if plan.large:
+        return _large(plan)
+    workload = workload_of(plan)
+    plain = [(job.submit_us, job.run_us, job.processors, job.estimate_us) for job in workload.jobs]
+    rows: list[Row] = []
+    for policy in _SIMULATED:
+        what = f"{policy}, {len(workload.jobs)} jobs of {workload.name} on {workload.processors} processors"
+
+        def ours(policy: str = policy) -> float:
+            return _rate(workload, lambda: simulated(workload, policy))
+
+        def bare(policy: str = policy) -> float:
+            return _rate(workload, lambda: bare_loop.starts(plain, workload.processors, policy))
+
+        if policy in bare_loop.POLICIES:
+            rows += paired(plan, what=what, unit="jobs/s", baseline=("bare event loop", bare), ours=("rmgr", _SIMULATOR, ours))
+        else:
+            rows.append(row("rmgr", _SIMULATOR, what, "jobs/s", [ours() for _ in _repetitions(plan, what)]))
+    return rows
+
+
+def workload_of(plan: Plan) -> Workload:
+    """The plan's trace, as much of it as its scale says, or as many jobs of lublin99 with the load of KTH-SP2. Raises: UsageError."""
+    if plan.trace:
+        found = read_trace(plan.trace)
+        return found.first(plan.count(len(found.jobs)))
+    return lublin99(plan.count(_JOBS), processors=_PROCESSORS, seed=1).at_load(_LOAD)
+
+
+def simulated(workload: Workload, policy: str) -> None:
+    """One simulation on nodes of one core. Raises: RmgrError when the policy fails in it."""
+    result = simulate(workload, Setting(nodes=workload.processors, pipeline=configured(policy).stages, policy=policy))
+    for fault, times in result.faults:
+        raise RmgrError(f"policy {policy} failed {times} times, so its rate says nothing: {fault}")
+
+
+def _large(plan: Plan) -> list[Row]:
+    """Each in a process of its own, for its memory is counted: the workload, and everything that is kept until the end."""
+    rows = []
+    jobs, nodes = plan.count(_LARGE[0]), plan.count(_LARGE[1])
+    for policy in _LARGE_POLICIES:
+        what = f"{policy}, {jobs} jobs of lublin99 on {nodes} nodes"
+        plan.progress(what)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            rate, peak_mib = process.submit(_alone, policy, jobs, nodes).result()
+        rows.append(row("rmgr", _SIMULATOR, what, "jobs/s", [rate], seconds=jobs / rate, peak_mib=peak_mib))
+    return rows
+
+
+def _alone(policy: str, jobs: int, nodes: int) -> tuple[float, float]:
+    """Jobs/s, and the most memory (MiB) that this process has had."""
+    workload = lublin99(jobs, processors=nodes, seed=1).at_load(_LOAD)
+    rate = _rate(workload, lambda: simulated(workload, policy))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on macOS bytes
+    return rate, peak / (MIB if sys.platform == "darwin" else 1024)
+
+
+def _rate(workload: Workload, run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return len(workload.jobs) / (time.perf_counter() - began)
+
+
+def _repetitions(plan: Plan, what: str) -> range:
+    plan.progress(what)
+    return range(plan.repetitions)
+
+
+# -- one pass ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What the cluster is like when the passes begin.
+
+    busy: share of its cores. running_s, pending_s: limits of jobs (s), shortest and longest. wide: share of jobs that ask for an
+    eighth of the machine.
+    """
+
+    name: str
+    busy: float
+    running_s: tuple[int, int] = (2 * _MINUTE_S, _DAY_S)
+    pending_s: tuple[int, int] = (2 * _MINUTE_S, _DAY_S)
+    wide: float = 0.01
+
+
+BUSY = Scene(name="97 % busy", busy=0.97)
+#: Beside it, at one size: as many starts as there can be in one pass; and jobs that fit, each to be refused for the head's sake.
+EMPTY = Scene(name="empty", busy=0.0)
+BLOCKED = Scene(
+    name="97 % busy, few may pass the head", busy=0.97, running_s=(2 * _MINUTE_S, _HOUR_S), pending_s=(12 * _HOUR_S, _DAY_S), wide=0.0
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Milliseconds, one value a repetition: of the first pass on a state, as after a take-over, and of one after single events."""
+
+    first: list[float]
+    steps: list[float]
+
+
+def passes(plan: Plan) -> list[Row]:
+    """Milliseconds of one pass, at 10,000 pending jobs and 1,000 nodes and along two curves through that size.
+
+    `rate`: a pass after the end of one job and the arrival of another, median of five; `first ms`: the first pass on a state, as
+    after a take-over. `ratio`: to the smallest size of the curve; `growth`: that by how much larger the size is, 1 = linear.
+    """
+    rows: list[Row] = []
+    for policy in (policy for policy in _PASSED if policy in POLICIES):
+        known: dict[tuple[int, int], Timed] = {}
+        for along, curve in _CURVES.items():
+            rows += _curve(plan, policy, along, curve, known)
+        for scene in (EMPTY, BLOCKED):
+            pending, nodes = plan.count(_SIZE[0]), plan.count(_SIZE[1])
+            what = f"first {policy} pass, {pending} pending, {nodes} nodes, {scene.name}"
+            plan.progress(what)
+            found = timed(policy, pending, nodes, repetitions=plan.repetitions, scene=scene)
+            rows.append(row("rmgr", _setup(policy, scene), what, "ms", found.first))
+    return rows
+
+
+def _curve(plan: Plan, policy: str, along: str, curve: tuple[tuple[int, int], ...], known: dict[tuple[int, int], Timed]) -> list[Row]:
+    rows: list[Row] = []
+    first, before = 0.0, 1
+    for pending, nodes in curve:
+        size = plan.count(pending), plan.count(nodes)
+        what = f"{policy} pass, {size[0]} pending, {size[1]} nodes"
+        larger = size[0] * size[1] / before
+        if size not in known and first * larger**2 > _PATIENCE_MS:
+            plan.progress(f"{what}: left out, it may take {first * larger**2 / 1000:.0f} s")
+            break
+        if size not in known:
+            plan.progress(what)
+            known[size] = timed(policy, *size, repetitions=plan.repetitions)
+        found = known[size]
+        first, steps = statistics.median(found.first), statistics.median(found.steps)
+        ratio = steps / rows[0].rate if rows else 1.0
+        growth = ratio * plan.count(curve[0][0]) * plan.count(curve[0][1]) / (size[0] * size[1])
+        setup = f"{_setup(policy, BUSY)}; by {along}"
+        rows.append(row("rmgr", setup, what, "ms", found.steps, ratio=ratio, first_ms=first, growth=growth))
+        before = size[0] * size[1]
+    return rows
+
+
+def _setup(policy: str, scene: Scene) -> str:
+    return f"no cluster, cores of a node: {_PASSED[policy]}, {scene.name}"
+
+
+def timed(policy: str, pending: int, nodes: int, *, repetitions: int, scene: Scene = BUSY) -> Timed:
+    """Passes of a policy. Cost: the state is made anew for each repetition."""
+    first, steps = [], []
+    for seed in range(repetitions):
+        passing = Passing(policy, pending, nodes, seed=seed, scene=scene)
+        first.append(passing.next_ms())
+        count = _STEPS if first[-1] < _SLOW_MS else 1
+        steps.append(statistics.median(passing.next_ms(after_events=True) for _ in range(count)))
+    return Timed(first, steps)
+
+
+class Passing:
+    """A state of a scene with so many pending jobs; pass after pass on it, plans carried out.
+
+    Jobs: 1 to 128 processes, a few of them (and the first that waits) an eighth of the machine; sizes and limits evenly by their logarithm.
+    """
+
+    def __init__(self, policy: str, pending: int, nodes: int, *, seed: int, scene: Scene) -> None:
+        self._random = random.Random(seed)
+        cores = _PASSED[policy]
+        self._machine, self._wide = nodes * cores, scene.wide
+        found = configured(policy)
+        self._pipeline = found.stages
+        self._next, self._now = 1, 0
+        self._state = ClusterState((Node(id=number, cores=cores) for number in range(nodes)), found.usage_half_life_us)
+        self.running: list[Running] = []
+        self._limits_s = scene.running_s
+        wanted = int(self._machine * scene.busy)
+        while wanted > 0:
+            wanted -= self._submit(self._size(most=wanted)).cpus
+        self._carry_out(run_pass(self._state, _STEP_CAUSES, now=0, seed=0, pipeline=configured("first_fit").stages))
+        self.running.sort(key=lambda run: -run.end_us)
+        self._limits_s = scene.pending_s
+        self._submit(max(1, self._machine // 8))
+        for _ in range(pending - 1):
+            self._submit(self._size())
+
+    @property
+    def pending(self) -> int:
+        """Jobs that wait."""
+        return len(self._state.snapshot().waiting)
+
+    def next_ms(self, *, after_events: bool = False) -> float:
+        """Milliseconds of the next pass, a second after the last one."""
+        self._now += _SECOND
+        if after_events and self.running:
+            self._state.job_ended(self.running.pop().job.id, now=self._now)
+            self._submit(self._size())
+        began = time.perf_counter()
+        plan = run_pass(self._state, _STEP_CAUSES, now=self._now, seed=0, pipeline=self._pipeline)
+        elapsed_s = time.perf_counter() - began
+        self._carry_out(plan)
+        return elapsed_s * 1000
+
+    def _carry_out(self, plan: SchedulerPlan) -> None:
+        for fault in plan.faults:
+            raise RmgrError(f"policy {fault.policy} fails, so its time says nothing: {fault.error}")
+        self.running += self._state.apply(plan, self._now)
+
+    def _size(self, most: int = 0) -> int:
+        size = self._machine // 8 if self._random.random() < self._wide else int(2 ** self._random.uniform(0, 7))
+        return max(1, min(size, most or size, self._machine // 2))
+
+    def _submit(self, processes: int) -> Job:
+        shortest_s, longest_s = self._limits_s
+        limit_us = int(shortest_s * (longest_s / shortest_s) ** self._random.random()) * _SECOND
+        user = f"u{self._random.randrange(_USERS)}"
+        job = Job(id=self._next, submit_us=self._now, processes=processes, limit_us=limit_us, user=user, account=user)
+        self._next += 1
+        self._state.job_submitted(job)
+        return job
