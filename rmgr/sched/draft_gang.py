@@ -43,12 +43,13 @@ class Ganging(View):
         wrong = self._does_not_fit(gang, stands)
         if wrong is not None:
             return self._never(wrong)
-        more, pool, part = self._changes(), self._pool, self._part
+        more, pool = self._changes(), self._pool
         mark = len(more.undo)
-        members = {job_id for other in self.gangs() for job_id in other.jobs}
-        owned = {node for run in self.running() if run.job.id in members for node in nodes_of(run.placement)}
+        begun = [run for run in stands.values() if self.run(run.job.id) is None]
+        members = {run.job.id for run in self.running() if self._gang_of(run.job.id) == name}
+        owned = {node for job_id in members for node in nodes_of(stands[job_id].placement)}
         for run in stands.values():
-            if run.job.id in part.running and run.job.id not in members:
+            if run.job.id not in members and run not in begun:
                 pool.give(run.job, run.placement)
                 more.did(partial(pool.take, run.job, run.placement))
                 more.put(more.silent, run.job.id, None)
@@ -59,7 +60,6 @@ class Ganging(View):
             pool.take(OWNER, ((node, node, 1),))
             more.did(partial(pool.give, OWNER, ((node, node, 1),)))
         more.put(more.gangs, name, gang)
-        begun = [run for run in stands.values() if run.job.id not in part.running and run.job.id not in more.begun]
         for run in begun:
             more.put(more.begun, run.job.id, run)
             more.put(more.silent, run.job.id, None)
@@ -82,18 +82,21 @@ class Ganging(View):
         if gang.slot_us <= 0 or not gang.name:
             return self._never(Why("gang", "a gang has a name, and slots longer than {} us", (gang.slot_us,)))
         others = {job_id for other in self.gangs() if other.name != gang.name for job_id in other.jobs}
+        flagged = self._part.flagged if self._more is None else self._more.flagged
         stands: dict[int, Running] = {}
+        comes: list[Job] = []
         for job_id in gang.jobs:
             run = self.run(job_id)
-            if job_id in others or job_id in self._started or (self._more is not None and job_id in self._more.flagged):
+            if job_id in others or job_id in self._started or job_id in flagged:
                 return self._never(Why("gang", "job {} is in another gang, started in this pass, or promised", (job_id,)))
             if run is None:
                 job = self._job(job_id)
                 if not isinstance(job, Job):
                     return job
-                over = self._over_limits(job)
+                over = self._over_limits(job, comes)
                 if over is not None:
                     return Insufficient(over)
+                comes.append(job)
                 if job_id in self._promises or job_id in self._holds:
                     return self._never(Why("gang", "job {} has been promised a start", (job_id,)))
                 placement = placements.get(job_id, ())

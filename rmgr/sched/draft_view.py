@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 from types import MappingProxyType
@@ -253,23 +253,31 @@ class View(Overlay):
                         cpus, jobs = cpus + sign * run.job.cpus, jobs + sign
         return Used(used.cpus + cpus, used.jobs + jobs)
 
-    def _over_limits(self, job: Job) -> Why | None:
-        """The limit that keeps the job from starting now."""
+    def _over_limits(self, job: Job, beside: Sequence[Job] = ()) -> Why | None:
+        """The limit that keeps the job from starting now, beside others that start with it."""
         limits = self._part.limits
         if limits is None:
             return None
         if limits.max_cpus_per_user or limits.max_jobs_per_user:
             used = self._used("user", job.user)
+            if beside:
+                used = _with(used, [other for other in beside if other.user == job.user])
             if limits.max_cpus_per_user and used.cpus + job.cpus > limits.max_cpus_per_user:
                 return Why("limits", "user {} may have {} CPUs at once and has {}", (job.user, limits.max_cpus_per_user, used.cpus))
             if limits.max_jobs_per_user and used.jobs >= limits.max_jobs_per_user:
                 return Why("limits", "user {} may run {} jobs at once and does", (job.user, limits.max_jobs_per_user))
         if limits.max_cpus_per_account:
             used = self._used("account", job.account)
+            if beside:
+                used = _with(used, [other for other in beside if other.account == job.account])
             if used.cpus + job.cpus > limits.max_cpus_per_account:
                 facts = (job.account, limits.max_cpus_per_account, used.cpus)
                 return Why("limits", "account {} may have {} CPUs at once and has {}", facts)
         return None
+
+
+def _with(used: Used, jobs: Sequence[Job]) -> Used:
+    return Used(used.cpus + sum(job.cpus for job in jobs), used.jobs + len(jobs))
 
 
 def _count(tally: dict[tuple[str, str], tuple[int, int]], job: Job, sign: int) -> None:

@@ -56,7 +56,7 @@ def run_pass(
                 try:
                     policy.plan(draft, causes)
                     error = "out of time" if expired() else ""
-                except Exception as exc:  # noqa: BLE001 - a user's policy may raise anything; it loses its decisions, the driver goes on
+                except (Exception, SystemExit, GeneratorExit) as exc:  # noqa: BLE001 - a user's policy may raise anything: it loses its decisions
                     error = f"{type(exc).__name__}: {exc}"
                 if error:
                     faults.append(Fault(policy.name, name, error))

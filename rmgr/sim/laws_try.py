@@ -81,8 +81,12 @@ def tried(
     try:
         while drive.passes < most_passes and drive.advance():
             drive.decide()
-            _look_at_pass(drive, make, laws)
+            other = _look_at_pass(drive, make, laws)
             drive.carry_out()
+            if "stateless" in laws:
+                other.apply(drive.plan, drive.now_us)
+                if other.snapshot() != drive.state.snapshot():
+                    raise Broken("stateless", f"the plan leaves other records with another leader: {_other(other, drive.state)}")
             _hold("capacity", laws, overcommitted(drive.state.snapshot()))
             _hold("permission", laws, drive.wrongs)
         if drive.passes < most_passes:
@@ -99,8 +103,11 @@ def tried(
     return Tried(drive.passes)
 
 
-def _look_at_pass(drive: Drive, make: Make, laws: Collection[str]) -> None:
-    """Every law of one pass, with the state as it was before it. The drive goes on with the state it has had all along."""
+def _look_at_pass(drive: Drive, make: Make, laws: Collection[str]) -> ClusterState:
+    """Every law of one pass, with the state as it was before it. The drive goes on with the state it has had all along.
+
+    Returns: the state of another leader at the same point.
+    """
     state, plan = drive.state, drive.plan
     for fault in plan.faults:
         name = "in_time" if fault.error == "out of time" else "sound"
@@ -110,8 +117,10 @@ def _look_at_pass(drive: Drive, make: Make, laws: Collection[str]) -> None:
         _same("pure", "the pass once more", plan, drive.planned(state, drive.pipeline))
         if state.snapshot() != before:
             raise Broken("pure", "the pass changed records of the state")
+    fresh = ClusterState.restored(shuffled(before, drive.world.seed))
     if "stateless" in laws:
-        fresh = ClusterState.restored(shuffled(before, drive.world.seed))
+        if fresh.snapshot() != before:
+            raise Broken("stateless", f"the records say something else to another leader: {_other(fresh, state)}")
         _same("stateless", "another leader, restored from shuffled records", plan, drive.planned(fresh, make()))
     if "fork" in laws:
         forked = drive.planned(state, _wrapped(make(), _Forked))
@@ -125,6 +134,14 @@ def _look_at_pass(drive: Drive, make: Make, laws: Collection[str]) -> None:
         if state.snapshot() != before:
             raise Broken("contained", "a policy that raised or took too long changed records of the state")
     _hold("explained", laws, _unexplained(drive))
+    return fresh
+
+
+def _other(fresh: ClusterState, state: ClusterState) -> str:
+    """The first records that are not the same."""
+    its, mine = fresh.snapshot(), state.snapshot()
+    name = next(name for name in Snapshot.__slots__ if getattr(its, name) != getattr(mine, name))
+    return f"{name} {getattr(its, name)} instead of {getattr(mine, name)}"
 
 
 def _always() -> bool:

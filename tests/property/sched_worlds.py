@@ -119,14 +119,20 @@ class Monkey:
             draft.reject(waiting(draft, chance), MONKEY)
 
     def gang(self, draft: Draft, chance: Random) -> None:
-        ids = [waiting(draft, chance) for _ in range(2)] + [running(draft, chance) for _ in range(2)]
-        rows = tuple(tuple(chance.sample(ids, chance.randint(0, 2))) for _ in range(chance.randint(0, 3)))
+        """Mostly one that could be: who is in it stays, who comes gets nodes."""
+        name = chance.choice("xy")
+        stays = [job_id for gang in draft.gangs() if gang.name == name for job_id in gang.jobs if chance.randrange(9)]
+        comes = [job.id for job in draft.by_arrival() if not chance.randrange(3)]
+        joins = [run.job.id for run in draft.running() if not chance.randrange(5)]
+        rows: list[list[int]] = [[] for _ in range(chance.randint(0, 4))]
+        for job_id in (*stays, *comes, *joins, *([NOBODY] if not chance.randrange(20) else ())):
+            for row in chance.sample(rows, min(len(rows), chance.randint(1, 2))):
+                row.append(job_id)
         places: dict[int, Placement] = {}
         for job in draft.by_arrival():
-            if job.id in ids:
-                first = some(chance, NODES)
-                places[job.id] = ((first, first + chance.randint(0, 1), 1),)
-        draft.gang(chance.choice("xy"), chance.randint(0, 2), rows, MONKEY, placements=places)
+            nodes = sorted(chance.sample(sorted(draft.nodes), min(job.processes, len(draft.nodes))))
+            places[job.id] = tuple((node, node, 1) for node in nodes)
+        draft.gang(name, chance.randint(0, 9), rows, MONKEY, placements=places)
 
     def say(self, draft: Draft, chance: Random) -> None:
         draft.leave_pending(waiting(draft, chance), MONKEY)
@@ -134,6 +140,7 @@ class Monkey:
 
 
 VERBS = sorted(name for name in vars(Monkey) if not name.startswith("_") and name not in {"plan", "name", "seed", "raises"})
+VERBS += ["start_all", "hold", "hold", "gang"]  # oftener than the others
 #: Ids of nodes in these worlds, and some that are not there.
 NODES = (0, 1, 11, 30, 31, 41, 60, 61, 99)
 NOBODY = 999
