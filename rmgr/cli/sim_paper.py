@@ -111,18 +111,17 @@ def _check(check: Check) -> Iterator[str]:
 
     verdict = paint(check.verdict, _STYLES[check.verdict], sys.stdout)
     finds = "" if check.required else (" (holds)" if check.holds else " (does not hold)")
-    yield f"{check.id:<6} {verdict}{finds}  {check.what}"
-    paper_rows, ours, spread = rows_of(check.paper), rows_of(check.ours), rows_of(check.spread)
-    names = list(dict.fromkeys([*ours, *paper_rows]))
-    lines = [["", "paper", "ours", "spread", "tolerance"]]
-    for name in names:
-        values = [shown(rows.get(name)) or "-" for rows in (paper_rows, ours, spread)]
-        lines.append([name, *values, tolerance(check.rule.tolerance())])
-    yield from (f"       {line}" for line in _aligned(lines))
+    yield f"{check.id:<7}{verdict}{finds}  {check.what}"
+    columns = {"paper": rows_of(check.paper), "ours": rows_of(check.ours), "spread": rows_of(check.spread)}
+    columns = {head: rows for head, rows in columns.items() if rows}
+    limit = tolerance(check.rule.tolerance())
+    names = dict.fromkeys(name for head in ("ours", "paper") for name in columns.get(head, ()))
+    lines = [[name, *(shown(rows.get(name)) or "-" for rows in columns.values()), limit] for name in names]
+    yield from (f"       {line}" for line in _aligned([["", *columns, "tolerance"], *lines]))
 
 
 def tolerance(rule: dict[str, int | float]) -> str:
-    """`> 1`, `>= 0.7 <= 1.3`, `exactly`, `+- 5 %`."""
+    """`> 1`, `>= 0.7 and <= 1.3`, `exactly`, `+- 5 %`."""
     signs = [f"{_SIGNS[name]} {shown(limit)}" for name, limit in rule.items() if name in _SIGNS]
     if signs:
         return " and ".join(signs)

@@ -21,6 +21,7 @@ NOTES = (
     "(5) is a ratio of means; the mean of the jobs' own ratios ranks the algorithms otherwise (C1.10): short jobs that are suspended pay.",
     "(6) also counts a job that waits for its own size while the next 50 find free nodes, even under plain FCFS: no algorithm reaches 0.",
     "(6') counts it only if a later job started before it while it waited at the head: 0 for FCFS, SJF, LJF by construction.",
+    "With migration the head changes more often, so more of the starved jobs were passed as head: (6') may rise where (6) falls.",
     "Followers are the jobs that passed this head; with followers=any, that passed any head, there are more migrations.",
     "The paper gives neither speeds, sites' sizes, delay nor the model's constants: Spec uniform [0.5, 1.5], delay 10 min, papers.md 2.3.",
     "Penalty 60 is called 20 times the mean run time: 1,024 x 60 / 20 = 3,072 min; ours is longer, as (2) waits for the slowest node.",
