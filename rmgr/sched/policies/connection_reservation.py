@@ -15,7 +15,7 @@ Promised resources can be used by nobody else, before or after they come free; t
 Reservations are records (`Hold`), and so is, for each queue in which somebody waits, who was overtaken how often (a note of the partition):
 another leader goes on with both.
 Parameters: queues (classes with limits, reservation_threshold, max_reservations, head_trigger; default tables 2 to 4), scan,
-thread_affinity, select (default yes), match (`shape`: processes and threads; `cpus`: of step 2 of the choice).
+thread_affinity, firstfit_nodes, select (default yes), match (`shape`: processes and threads; `cpus`: of step 2 of the choice).
 Source: papers.md 1.4, 1.5, paper 000 sections 3.2 and 3.3. Differs from it in: a job above its threshold that found the limit reached
 tries again in each pass, not only when it is overtaken the next time. Taken from it as it is: in a class without `head_trigger` a job that
 came while another waited, and that no job of its own class overtakes, never reserves; a stream of other classes can starve it.
@@ -36,7 +36,7 @@ from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policies.connection_choice import chosen, spans_of, spared
 from rmgr.sched.policies.individual_priority import Overtaken, constant, place_of
-from rmgr.sched.policies.queue_first_fit import REST, Scanned, check_scan, in_order, scan
+from rmgr.sched.policies.queue_first_fit import REST, Room, Scanned, check_scan, in_order, scan
 from rmgr.sched.policies.queue_select import route_all
 from rmgr.sched.policy import Cause
 from rmgr.sched.queue_class import HPC2500, QueueClass
@@ -64,6 +64,8 @@ class ConnectionReservation:
     select: bool = field(default=True, metadata=about("choose the queue of jobs that name none; no: an earlier stage does"))
     match: Match = field(default=Match.SHAPE, metadata=about("what a running job must equal to be taken over alone"))
 
+    firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
+
     def __post_init__(self) -> None:
         """Raises: ValueError for a class that stands in it twice, or a queue to scan that no class describes."""
         check_scan(self.queues, self.scan)
@@ -75,8 +77,8 @@ class ConnectionReservation:
         for hold in list(holds.values()):
             if _taken_over(draft, hold):
                 del holds[hold.job_id]
-        free = draft.free_cores
-        scanned = [(name, queue, scan(draft, name, free, holds)) for name, queue in in_order(draft, self.queues, self.scan)]
+        room = Room.of(draft, self.firstfit_nodes)
+        scanned = [(name, queue, scan(draft, name, room, holds)) for name, queue in in_order(draft, self.queues, self.scan)]
         book = _Book(draft, holds, by_cpus=self.match is Match.CPUS)
         for name, queue, found in scanned:
             if queue is not None and queue.max_reservations:
@@ -188,8 +190,10 @@ class _Book:
     def say_why(self) -> None:
         """What those with a reservation wait for."""
         for job_id, hold in self._holds.items():
-            facts = (len(hold.waits_for), ", ".join(str(share.run_id) for share in hold.waits_for[:_SHOWN]))
-            self._draft.leave_pending(job_id, Why("connection_reservation", "takes over the resources of {} running jobs ({})", facts))
+            runs = [str(share.run_id) for share in hold.waits_for[:_SHOWN]]
+            more = ("...",) if len(hold.waits_for) > _SHOWN else ()
+            text = "starts when the last of running jobs {} has ended, on their resources"
+            self._draft.leave_pending(job_id, Why("connection_reservation", text, (", ".join((*runs, *more)),)))
 
 
 _SHOWN = 5

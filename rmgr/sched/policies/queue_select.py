@@ -5,7 +5,7 @@ Algorithm:
    the one with the smallest parallelism limit (`rmgr.sched.queue_class.selected`); route the job there. No class: reject it.
 2. First-Fit in every queue, in the order of scanning (`queue_first_fit`). Option start=no: leave starting to the next stage.
 Parameters: queues (classes; default those of HPC2500, table 2), scan (names scanned first), thread_affinity (default no), start
-(default yes).
+(default yes), firstfit_nodes.
 Source: papers.md 1.3, paper 000 section 3.1. Differs from it in: nothing. A user who names a queue keeps it.
 """
 
@@ -18,7 +18,7 @@ from typing import ClassVar
 from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Why
-from rmgr.sched.policies.queue_first_fit import REST, check_scan, in_order, scan
+from rmgr.sched.policies.queue_first_fit import REST, Room, check_scan, in_order, scan
 from rmgr.sched.policy import Cause
 from rmgr.sched.queue_class import HPC2500, Ladder, QueueClass, selected
 
@@ -48,6 +48,8 @@ class QueueSelect:
     thread_affinity: bool = field(default=False, metadata=about("jobs of few processes go to the queue for threads where it admits them"))
     start: bool = field(default=True, metadata=about("start what fits, too; no: that is the next stage's"))
 
+    firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
+
     def __post_init__(self) -> None:
         """Raises: ValueError for a class that stands in it twice, or a queue to scan that no class describes."""
         check_scan(self.queues, self.scan)
@@ -56,7 +58,7 @@ class QueueSelect:
         route_all(draft, self.queues, thread_affinity=self.thread_affinity)
         if not self.start:
             return
-        free = draft.free_cores
+        room = Room.of(draft, self.firstfit_nodes)
         for name, _ in in_order(draft, self.queues, self.scan):
-            scan(draft, name, free)
+            scan(draft, name, room)
         draft.leave_rest(REST)

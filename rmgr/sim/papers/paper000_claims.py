@@ -99,8 +99,8 @@ def judged(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> tuple
             for queue in claim.queues:
                 verdicts = [int(claim.holds(_bars(runs, load, seed, queue, claim.measure), baseline)) for seed in seeds]
                 shares[f"{queue} at load {float(load):g}"] = mean(verdicts)
-                told = baseline if claim.compares_baseline else ""
-                rows.append((f"{claim.id}{chr(ord('a') + letter)}", claim.what, told, float(load), queue, *verdicts))
+                told = baseline if claim.compares_baseline else PROPOSAL_1
+                rows.append((f"{claim.id}{chr(ord('a') + letter)}", told, float(load), queue, *verdicts))
         against = f" ({baseline})" if claim.compares_baseline else ""
         checks.append(
             Check(
@@ -112,7 +112,7 @@ def judged(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> tuple
                 required=False,
             )
         )
-    columns = ("check", "claim", "conventional is", "load", "queue", *(f"seed {seed}" for seed in seeds))
+    columns = ("check", "against", "load", "queue", *(f"seed {seed}" for seed in seeds))
     return checks, Table(title="Claims of figures 2 and 3 by queue and seed (1 = holds)", columns=columns, rows=tuple(rows))
 
 
@@ -120,12 +120,16 @@ def figure_tables(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -
     """Figures 2 and 3 and the mean wait as numbers, and what the systems make of the machine."""
     for title, measure in (("Figure 2: median wait", "median"), ("Figure 3: longest wait", "max"), ("Mean wait", "mean")):
         for load in loads:
-            columns = tuple(name for system in SYSTEMS for name in (system, f"{system}, spread"))
+            columns = tuple(name for system in SYSTEMS for name in (system, f"{system} sd"))
             rows = []
             for queue in ROWS:
                 bars = [[_bar(runs[system, load, seed], queue, measure) for seed in seeds] for system in SYSTEMS]
                 rows.append((queue, *(number for values in bars for number in (round(mean(values), 1), round(spread(values), 1)))))
-            yield Table(title=f"{title} at load {float(load):g} (s, mean over seeds)", columns=("queue", *columns), rows=tuple(rows))
+            yield Table(
+                title=f"{title} at load {float(load):g} (s; mean, standard deviation over seeds)",
+                columns=("queue", *columns),
+                rows=tuple(rows),
+            )
     yield Table(
         title="The systems: utilisation until the last end, reservations made",
         columns=("system", "load", "utilisation", *(f"reservations {queue}" for queue in LARGE)),

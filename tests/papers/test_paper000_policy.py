@@ -1,0 +1,201 @@
+"""Paper 000: the exact statements of papers.md 1.7, what the policies do beside them, and the report of `rmgr sim paper 000`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from heapq import heappop, heappush
+from operator import attrgetter
+
+import pytest
+from test_paper000_again import CPUS, EAGER, a_workload
+
+from rmgr.sched.engine import run_pass
+from rmgr.sched.job import Job, Node
+from rmgr.sched.plan import HoldCores, ReleaseHold, Start
+from rmgr.sched.policies.connection_reservation import ConnectionReservation, Match
+from rmgr.sched.policies.queue_first_fit import QueueFirstFit
+from rmgr.sched.policies.queue_select import QueueSelect
+from rmgr.sched.policy import Cause, Policy, Stage
+from rmgr.sched.queue_class import HPC2500, Ladder
+from rmgr.sched.snapshot import Snapshot
+from rmgr.sched.state import ClusterState
+from rmgr.sim.driver import Setting, simulate
+from rmgr.sim.models.hpc2500 import hpc2500
+from rmgr.sim.papers import paper000, paper000_future, paper000_unit
+from rmgr.sim.papers.paper000_runs import PROPOSAL_2, Cell, measured
+from rmgr.sim.papers.paper000_unit import Scene, promised_to
+from rmgr.sim.validate import check
+from rmgr.sim.workload import SECOND
+
+EXACT = [paper000_unit.selection(), *paper000_unit.constants(), *paper000_unit.choices()]
+
+
+@pytest.mark.parametrize("exact", EXACT, ids=attrgetter("id"))
+def test_c0_1_to_c0_5(exact: paper000_unit.Check) -> None:
+    assert exact.required
+    assert exact.holds, f"{exact.what}: {exact.ours}, not {exact.paper}"
+
+
+def test_c0_7_with_a_limit_every_job_starts_in_the_stream_and_without_one_after_it() -> None:
+    finite, without, *reported = paper000_unit.starvation()
+    assert (finite.required, finite.holds) == (True, True), finite.ours
+    assert (without.required, without.holds) == (True, True), without.ours
+    assert {one.verdict for one in reported} == {"reported"}
+
+
+def test_c0_6_no_queue_ever_holds_more_reservations_than_its_limit_and_the_small_ones_none() -> None:
+    run = measured(lambda: None, Cell(system=PROPOSAL_2, load=Fraction("1.1"), seed=1, jobs=1500))
+    assert run.faults == 0
+    limits = {queue.name: queue.max_reservations for queue in HPC2500}
+    assert all(most <= limits[queue] for queue, most in run.held.items()), run.held
+    assert set(run.held) == {"s128", "d32", "d128", "d512"}
+    assert run.made["d128"] > 2
+
+
+@pytest.mark.parametrize("policy", [QueueSelect(), ConnectionReservation(queues=EAGER)], ids=["proposal 1", "eager reservations"])
+def test_schedules_are_valid_on_nodes_and_the_same_again(policy: Policy) -> None:
+    workload = hpc2500(800, seed=3).at_load(Fraction("1.2"))
+    setting = Setting(nodes=11, cores=128, pipeline=(Stage(policy),), policy=policy.name)
+    result = simulate(workload, setting)
+    assert result.faults == ()
+    check(result, workload)
+    assert simulate(workload, setting).outcomes == result.outcomes
+
+
+def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
+    chance = random.Random(seed)
+    return replace(
+        snapshot, **{name: tuple(chance.sample(rows := list(getattr(snapshot, name)), len(rows))) for name in Snapshot.__slots__}
+    )
+
+
+def test_another_leader_after_every_pass_makes_the_same_reservations() -> None:
+    workload = a_workload(5, 150)
+    pipeline = (Stage(ConnectionReservation(queues=EAGER)),)
+    state = ClusterState([Node(id=0, cores=CPUS)])
+    ends: list[tuple[int, int]] = []
+    arrivals = list(workload.jobs)
+    starts: dict[int, int] = {}
+    reserved = 0
+    while arrivals or ends:
+        now = min([end for end, _ in ends[:1]] + [job.submit_us for job in arrivals[:1]])
+        causes = set()
+        while ends and ends[0][0] == now:
+            state.job_ended(heappop(ends)[1], now=now)
+            causes.add(Cause.JOB_ENDED)
+        while arrivals and arrivals[0].submit_us == now:
+            job = arrivals.pop(0)
+            request = Job(id=job.number, submit_us=now, processes=job.processes, threads=job.threads, limit_us=job.run_us, queue=job.queue)
+            state.job_submitted(request)
+            causes.add(Cause.JOB_SUBMITTED)
+        plan = run_pass(state, frozenset(causes), now=now, seed=0, pipeline=pipeline)
+        state = ClusterState.restored(shuffled(state.snapshot(), now))
+        pipeline = (Stage(ConnectionReservation(queues=EAGER)),)
+        assert run_pass(state, frozenset(causes), now=now, seed=0, pipeline=pipeline) == plan
+        reserved += sum(isinstance(decision, HoldCores) for decision in plan.decisions)
+        for run in state.apply(plan, now):
+            starts[run.job.id] = now
+            heappush(ends, (now + workload.jobs[run.job.id - 1].run_us, run.job.id))
+    result = simulate(workload, Setting(nodes=1, cores=CPUS, pipeline=pipeline, policy="connection_reservation"))
+    assert reserved > 20
+    assert starts == {outcome.job.number: outcome.start_us for outcome in result.outcomes}
+
+
+def test_surplus_is_free_as_soon_as_the_first_promised_job_ends() -> None:
+    # node 0: 64 + 64 CPUs run; 100 are wanted, so 28 too many are promised: they come from the first that ends, and serve the 28 that wait
+    scene = Scene(ConnectionReservation(), cores=128)
+    scene.runs(1, 64, "d128", ((0, 0, 64),))
+    scene.runs(2, 64, "d128", ((0, 0, 64),))
+    assert promised_to(3, scene.arrives(3, 100, "d128")) == [1, 2]
+    scene.arrives(4, 28, "d32")
+    scene.arrives(5, 9, "d32")
+    scene.state.job_ended(2, now=scene.now * SECOND)
+    plan = scene.look(Cause.JOB_ENDED)
+    assert [d.job_id for d in plan.decisions if isinstance(d, Start)] == [4]
+    assert [d.hold.held[0].cores for d in plan.decisions if isinstance(d, HoldCores)] == [((0, 0, 36),)]
+    assert str(plan.why(3)) == "connection_reservation: starts when the last of running jobs 1 has ended, on their resources"
+    scene.state.job_ended(1, now=scene.now * SECOND)
+    assert [d.job_id for d in scene.look(Cause.JOB_ENDED).decisions if isinstance(d, Start)] == [3]
+
+
+def test_a_reservation_on_a_node_that_is_lost_is_given_up_and_made_again() -> None:
+    scene = Scene(ConnectionReservation(), cores=128, nodes=2)
+    scene.runs(1, 128, "d128", ((0, 0, 128),))
+    scene.runs(2, 128, "d128", ((1, 1, 128),))
+    assert promised_to(3, scene.arrives(3, 128, "d128")) == [1]
+    scene.state.job_ended(1, now=scene.now * SECOND)
+    scene.state.node_changed(Node(id=0, cores=128, closed=True))
+    plan = scene.look(Cause.JOB_ENDED)
+    assert [d.job_id for d in plan.decisions if isinstance(d, ReleaseHold)] == [3]
+    scene.state.job_ended(2, now=scene.now * SECOND)
+    assert [d.placement for d in scene.look(Cause.JOB_ENDED).decisions if isinstance(d, Start)] == [((1, 1, 128),)]
+
+
+@pytest.mark.parametrize(("match", "chosen"), [(Match.SHAPE, [2]), (Match.CPUS, [1])])
+def test_match_says_what_a_running_job_must_equal(match: Match, chosen: list[int]) -> None:
+    scene = Scene(ConnectionReservation(match=match), cores=128)
+    scene.runs(1, 32, "d128", ((0, 0, 32),), threads=2)
+    scene.runs(2, 64, "d128", ((0, 0, 64),))
+    assert promised_to(3, scene.arrives(3, 64, "d128")) == chosen
+
+
+@pytest.mark.parametrize(("affinity", "queue"), [(False, "d32"), (True, "s128")])
+def test_thread_affinity_is_a_parameter_of_both_policies(affinity: bool, queue: str) -> None:
+    for policy in (QueueSelect(thread_affinity=affinity), ConnectionReservation(thread_affinity=affinity)):
+        scene = Scene(policy, cores=128)
+        scene.arrives(1, 4, "", threads=8)
+        assert scene.state.snapshot().running[0].job.queue == queue
+
+
+@pytest.mark.parametrize(("nodes", "started"), [(0, {3, 4}), (1, {3}), (2, {3, 4})])
+def test_first_fit_past_others_can_be_kept_to_some_nodes(nodes: int, started: set[int]) -> None:
+    # 8 of 16 cores are taken on node 0; job 2 (32) waits; 3 (8) passes it on node 0, 4 (8) only on node 1
+    scene = Scene(QueueFirstFit(firstfit_nodes=nodes), cores=16, nodes=2)
+    scene.runs(1, 8, "d32", ((0, 0, 8),))
+    scene.arrives(2, 32, "d32")
+    ran = set()
+    for job_id in (3, 4):
+        ran |= {d.job_id for d in scene.arrives(job_id, 8, "d32").decisions if isinstance(d, Start)}
+    assert ran == started
+
+
+def test_queues_are_scanned_in_the_order_of_the_classes_or_as_told() -> None:
+    def first(scan: tuple[str, ...], queues: Ladder = HPC2500) -> str:
+        scene = Scene(QueueFirstFit(queues=queues, scan=scan), cores=8)
+        for job_id, queue in ((1, "d512"), (2, "ss8"), (3, "s8")):
+            scene.state.job_submitted(Job(id=job_id, submit_us=0, processes=8, queue=queue))
+        scene.look(Cause.JOB_SUBMITTED)
+        return scene.state.snapshot().running[0].job.queue
+
+    assert [first(()), first(("d512",)), first((), HPC2500[::-1]), first(("s8", "d512"))] == ["ss8", "d512", "d512", "s8"]
+    with pytest.raises(ValueError, match="queue d99 is to be scanned"):
+        QueueFirstFit(scan=("d99",))
+
+
+def test_the_workload_is_the_same_whoever_names_the_queue() -> None:
+    mine, users = hpc2500(500, seed=4), hpc2500(500, seed=4, kind="user")
+    assert tuple(replace(job, queue="") for job in users.jobs) == mine.jobs
+    assert {job.queue for job in users.jobs} == {queue.name for queue in HPC2500}
+    assert hpc2500(500, seed=5).jobs != mine.jobs
+    assert float(mine.at_load(Fraction("0.95")).offered_load or 0) == pytest.approx(0.95, abs=1e-3)
+
+
+def test_the_report_of_named_checks_runs_what_they_need_only() -> None:
+    seen: list[tuple[int, int]] = []
+    report = paper000.report([1], ["C0.2", "C0.5"], lambda done, total: seen.append((done, total)))
+    assert [one.id for one in report.checks] == ["C0.2a", "C0.2b", "C0.5"]
+    assert report.passes
+    assert seen == [(0, 0)]
+    assert {one["verdict"] for one in report.document()["checks"]} == {"pass"}
+
+
+def test_the_sweep_covers_thresholds_5_to_40_limits_0_to_4_and_small_queues() -> None:
+    settings = paper000_future.settings()
+    assert {limit for _, limit, _ in settings} == {0, 1, 2, 3, 4}
+    assert {threshold for threshold, limit, _ in settings if limit} == {5, 10, 20, 30, 40}
+    assert len({cell.queues for cell in paper000_future.cells([1])}) == len(settings) == 41
+    without, small = (paper000_future.classes((10, 2, with_small)) for with_small in (False, True))
+    assert [queue.max_reservations for queue in without] == [0, 0, 2, 2, 2, 2]
+    assert [queue.max_reservations for queue in small] == [2] * 6
