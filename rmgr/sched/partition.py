@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import TypeAlias
 
@@ -311,8 +312,13 @@ class Partition:
         self._rebuild()
 
     def set_node(self, node: Node) -> None:
-        """Adds, closes, opens or resizes a node. O(everything): rare."""
+        """Adds, closes, opens or resizes a node. O(everything), but O(spans of runs) to close or open one where nothing is held."""
+        old = self.nodes.get(node.id)
         self.nodes[node.id] = node
+        if old is not None and replace(old, closed=node.closed) == node and not (self.holds or self.suspended or list(self.gangs)):
+            if old.closed != node.closed:
+                self._set_closed(node)
+            return
         self.nodes = dict(sorted(self.nodes.items()))
         self._rebuild()
 
@@ -321,6 +327,12 @@ class Partition:
         self._rebuild()
 
     # -- what is derived ----------------------------------------------------------------------------------------------------
+
+    def _set_closed(self, node: Node) -> None:
+        there = [job_id for job_id, run in self.running.items() if any(first <= node.id <= last for first, last, _ in run.placement)]
+        self.pool.set_closed(node, taken=bool(there))
+        for job_id in there:
+            self._ending_again(job_id)
 
     def _free_hold(self, hold: Hold, job: Job) -> None:
         for share in hold.held:

@@ -150,6 +150,12 @@ class NodePool:
         """Cores that come back when it ends."""
         return job.cpus
 
+    def set_closed(self, node: Node, *, taken: bool) -> None:  # noqa: ARG002 - what stands there is counted anyway
+        """The node closes or opens. O(1)."""
+        i = self._at[node.id]
+        self._nodes[i] = node
+        self._log.append(i)
+
     def take_share(self, job: Job, cores: Cores) -> None:
         """These cores are held for the job, with its memory for as many threads. What it lacks of that is missing until others end."""
         self._change_cores(job, cores, -1)
@@ -236,9 +242,7 @@ class NodePool:
             return fit
         counts = fit.counts
         for i in log[fit.at :]:
-            if nodes[i].closed:
-                continue
-            count = _room(shape, nodes[i], cores[i], memory[i])
+            count = 0 if nodes[i].closed else _room(shape, nodes[i], cores[i], memory[i])
             fit.total += count - counts[i]
             counts[i] = count
             if count and i < fit.low:

@@ -13,6 +13,8 @@ from rmgr.sched.horizon import Horizon
 from rmgr.sched.job import Job, Node, Placement, Span
 from rmgr.sched.records import Cores
 
+_NOBODY = Job(id=0, submit_us=0)
+
 
 class UnitPool:
     """Free nodes as ranges `_firsts[i].._lasts[i]`, ascending and never adjacent: `take` then `give` restores it exactly."""
@@ -43,12 +45,7 @@ class UnitPool:
     def feasible(self, job: Job) -> bool:
         """It could run if the partition were empty and open."""
         node = self._node
-        return (
-            node is not None
-            and job.processes <= self.total
-            and job.threads == 1
-            and set(job.features) <= set(node.features)
-        )
+        return node is not None and job.processes <= self.total and job.threads == 1 and set(job.features) <= set(node.features)
 
     def fits(self, job: Job) -> bool:
         """It could start now. The job must be feasible. O(1)."""
@@ -93,7 +90,7 @@ class UnitPool:
         """The nodes are no longer free. They must be (`pick` or `holds` said so); closed ones, on which a run goes on, are not anyway."""
         firsts, lasts = self._firsts, self._lasts
         if self._closed:
-            placement = tuple((n, n, 1) for first, last, _ in placement for n in range(first, last + 1) if n not in self._closed)
+            placement = self._open_spans(placement)
         for first, last, _ in placement:
             i = bisect_right(firsts, first) - 1
             low, high = firsts[i], lasts[i]
@@ -112,13 +109,9 @@ class UnitPool:
     def give(self, _job: Job, placement: Placement) -> None:
         """The nodes are free again, closed ones aside."""
         if self._closed:
-            for first, last, _ in placement:
-                for node in range(first, last + 1):
-                    if node not in self._closed:
-                        self._give(node, node)
-        else:
-            for first, last, _ in placement:
-                self._give(first, last)
+            placement = self._open_spans(placement)
+        for first, last, _ in placement:
+            self._give(first, last)
 
     def returns(self, _job: Job, placement: Placement) -> int:
         """How many nodes can be used again once this placement ends."""
@@ -126,6 +119,17 @@ class UnitPool:
         if self._closed:
             count -= sum(first <= node <= last for first, last, _ in placement for node in self._closed)
         return count
+
+    def set_closed(self, node: Node, *, taken: bool) -> None:
+        """The node closes or opens; `taken`: a run stands on it. O(log ranges)."""
+        if node.closed:
+            if not taken:
+                self.take(_NOBODY, ((node.id, node.id, 1),))
+            self._closed.add(node.id)
+        else:
+            self._closed.remove(node.id)
+            if not taken:
+                self._give(node.id, node.id)
 
     def take_share(self, job: Job, cores: Cores) -> None:
         """These nodes are held for the job."""
@@ -149,6 +153,19 @@ class UnitPool:
     def idle_nodes(self) -> int:
         """Open nodes on which nothing runs."""
         return self.free
+
+    def _open_spans(self, placement: Placement) -> Placement:
+        """The same without closed nodes."""
+        spans: list[Span] = []
+        for first, last, processes in placement:
+            low = first
+            for node in sorted(node for node in self._closed if first <= node <= last):
+                if low < node:
+                    spans.append((low, node - 1, processes))
+                low = node + 1
+            if low <= last:
+                spans.append((low, last, processes))
+        return tuple(spans)
 
     def _give(self, first: int, last: int) -> None:
         firsts, lasts = self._firsts, self._lasts
