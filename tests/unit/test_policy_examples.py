@@ -16,11 +16,12 @@ from rmgr.sched.records import Limits
 from rmgr.sim.models.hpc2500 import hpc2500
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "policies"
+TRACE = str(Path(__file__).resolve().parents[1] / "papers" / "extracts" / "kth_first_2000.swf.gz")
 #: file -> (workload, cores of the machine, nodes)
 RUNS = {
     "hpc2500.toml": (["hpc2500", "--count", "400", "--load", "1.1"], 1408, 11),
     "grid_migration.toml": (["lublin99", "--count", "400", "--load", "0.9", "--tick", "10m"], 1024, 1024),
-    "easy_fair_share.toml": (["lublin99", "--count", "400", "--load", "0.9"], 128, 128),
+    "easy_fair_share.toml": ([TRACE, "--count", "400", "--load", "0.9"], 128, 128),
 }
 
 Captured = pytest.CaptureFixture[str]
