@@ -268,6 +268,11 @@ def test_tables_and_figures_of_reports_are_drawn(tmp_path: Path) -> None:
     two = {"title": "Two", "columns": ["threshold", "limit", "wait"], "rows": [[x, y, x * y] for x in (1, 2) for y in (3, 4)]}
     with styled():
         assert texts(draw_table(two)).splitlines()[-2:] == ["limit 3", "limit 4"]
+    spread = {"title": "Waits", "columns": ["queue", "new", "new sd"], "rows": [["s", 5.0, 1.0], ["p", None, None], ["d", 2.0, 0.0]]}
+    with styled():
+        panels = [axes for axes in draw_table(spread).axes if axes.axison]
+        assert [axes.get_xlabel() for axes in panels] == ["new"]
+        assert [list(line.get_xdata()) for line in panels[0].lines] == [[4.0, 6.0]]
     assert not is_drawable({"title": "Prose", "columns": ["a", "b"], "rows": [["x", "y"]]})
     points = (report.Point(0, 1, 0.5, 2), report.Point(5, 3, 2, 4))
     figure = report.Figure(title="SR against penalty", x_label="penalty (min)", y_label="SR", lines=(("minimal", points),))

@@ -209,7 +209,9 @@ def _report(path: Path) -> Mapping[str, Any]:
         and isinstance(table.get("title"), str)
         and isinstance(table.get("columns"), list)
         and isinstance(table.get("rows"), list)
+        and all(isinstance(name, str) for name in table["columns"])
         and all(isinstance(row, list) and len(row) == len(table["columns"]) for row in table["rows"])
+        and all(cell is None or isinstance(cell, str | int | float) for row in table["rows"] for cell in row)
         for table in tables
     )
     if not good:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rmgr.errors import UsageError
 from rmgr.sim.plots.canvas import (
+    INK,
     MOST_LINES,
     PALETTE,
     Artist,
@@ -22,6 +23,8 @@ from rmgr.sim.plots.canvas import (
 )
 
 _MOST_PANELS, _MOST_ROWS, _PANELS_A_ROW = 12, 40, 3
+#: A column "N sd" is the spread of column N, and no panel of its own.
+_SPREAD = " sd"
 
 
 def is_drawable(table: Mapping[str, Any]) -> bool:
@@ -42,14 +45,16 @@ def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
     figure = new_figure(width=max(3.6 * columns, 6.0), height=rows * height + 0.9)
     grid = figure.subplots(rows, columns, squeeze=False, sharey=not by_number)
     handles: list[Artist] = []
+    spreads = {name: at for at, name in enumerate(table["columns"]) if name.endswith(_SPREAD)}
     for at, (place, name) in enumerate(panels):
+        spread = spreads.get(name + _SPREAD)
         axes = grid[at // columns][at % columns]
         if by_number:
-            handles = _lines(axes, groups, place)
+            handles = _lines(axes, groups, place, spread)
             axes.set_xlabel(table["columns"][0])
             axes.set_ylabel(name)
         else:
-            _bars(axes, groups, place)
+            _bars(axes, groups, place, spread)
             axes.set_xlabel(name)
     for spare in range(len(panels), rows * columns):
         grid[spare // columns][spare % columns].set_axis_off()
@@ -57,7 +62,8 @@ def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
         for line in grid:
             line[0].set_yticks(range(len(groups)), [clipped(name, 48) for name in groups])
             line[0].set_ylim(len(groups) - 0.5, -0.5)
-    named(grid[0][0], table["title"], f"paper {paper}" if paper else "")
+    told = "lines across: standard deviation" if any(name + _SPREAD in spreads for _, name in panels) else ""
+    named(grid[0][0], table["title"], f"paper {paper}" if paper else "", told)
     grid[0][0].title.set_in_layout(False)
     if by_number and len(groups) > 1:
         legend_below(figure, handles, list(groups))
@@ -69,7 +75,7 @@ def _parts(table: Mapping[str, Any]) -> tuple[bool, list[tuple[int, str]], dict[
     columns, rows = table["columns"], table["rows"]
     kinds = [_is_numbers([row[at] for row in rows]) for at in range(len(columns))]
     by_number = bool(kinds) and kinds[0]
-    panels = [(at, name) for at, name in enumerate(columns) if at and kinds[at]]
+    panels = [(at, name) for at, name in enumerate(columns) if at and kinds[at] and not _is_spread(name, columns[:at])]
     words = [at for at in range(len(columns)) if not kinds[at]]
     while by_number and panels and len({tuple(row[at] for at in (0, *words)) for row in rows}) < len(rows):
         words.append(panels.pop(0)[0])  # a further parameter, as a threshold and a limit: a line for each of its values
@@ -88,11 +94,15 @@ def _is_numbers(cells: Sequence[Any]) -> bool:
     return any(cell is not None for cell in cells) and all(cell is None or isinstance(cell, int | float) for cell in cells)
 
 
-def _lines(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int) -> list[Artist]:
+def _lines(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int, spread: int | None) -> list[Artist]:
     handles: list[Artist] = []
     for at, rows in enumerate(groups.values()):
-        points = sorted((row[0], row[place]) for row in rows if row[0] is not None and row[place] is not None)
-        handles += axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3.5, **line_style(at))
+        points = sorted((row[0], row[place], _spread(row, spread)) for row in rows if row[0] is not None and row[place] is not None)
+        style = line_style(at)
+        handles += axes.plot([x for x, _, _ in points], [y for _, y, _ in points], marker="o", markersize=3.5, **style)
+        for x, y, sd in points:
+            if sd:
+                axes.plot([x, x], [y - sd, y + sd], color=style["color"], linewidth=0.8, marker="_", markersize=5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.yaxis.set_major_formatter("{x:,.10g}")
@@ -101,16 +111,28 @@ def _lines(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int) ->
     return handles
 
 
-def _bars(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int) -> None:
-    values = [next((row[place] for row in rows if row[place] is not None), None) for rows in groups.values()]
+def _bars(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int, spread: int | None) -> None:
+    shown = [next((row for row in rows if row[place] is not None), rows[0]) for rows in groups.values()]
+    values, spreads = [row[place] for row in shown], [_spread(row, spread) for row in shown]
     drawn = [value or 0.0 for value in values]
     axes.barh(range(len(drawn)), drawn, height=0.66, color=PALETTE[0], alpha=0.75)
     for at, value in enumerate(values):
         text = "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-        axes.annotate(text, (max(drawn[at], 0.0), at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
-    low, high = min(0.0, *drawn), max(0.0, *drawn)
+        top = max(drawn[at] + spreads[at], 0.0)
+        axes.annotate(text, (top, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+        if spreads[at]:
+            axes.plot([drawn[at] - spreads[at], drawn[at] + spreads[at]], [at, at], color=INK, linewidth=1.0, marker="|", markersize=5)
+    low, high = min(0.0, *drawn), max(0.0, *(value + sd for value, sd in zip(drawn, spreads, strict=True)))
     axes.set_xlim(low * 1.05, (high or 1.0) * 1.25)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
     axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
+
+
+def _is_spread(name: str, before: Sequence[str]) -> bool:
+    return name.endswith(_SPREAD) and name.removesuffix(_SPREAD) in before
+
+
+def _spread(row: Sequence[Any], spread: int | None) -> float:
+    return float(row[spread] or 0.0) if spread is not None else 0.0
