@@ -1,0 +1,55 @@
+"""Paper 001's report on small workloads: what runs are asked, which orderings hold even there, golden values of one run."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmgr.sim.papers import paper001
+from rmgr.sim.papers.paper001_asked import Runs
+from rmgr.sim.papers.paper001_checks import CHECKS
+from rmgr.sim.papers.paper001_runs import ALGORITHMS, Cell, measure
+from rmgr.sim.papers.paper001_tables import figures, tables
+
+
+def test_the_paper_s_seven_algorithms_and_ten_checks() -> None:
+    assert list(ALGORITHMS) == ["FCFS", "SJF", "LJF", "FCFS/FF", "LJF/FF", "FCFS/FF+mig", "LJF/FF+mig"]
+    assert tuple(f"C1.{n}" for n in range(1, 11)) == paper001.CHECKS
+
+
+def test_a_check_asks_for_its_own_runs_only_and_all_algorithms_share_the_workload() -> None:
+    runs = Runs((4, 5))
+    list(CHECKS["C1.6"](runs))
+    assert list(runs.asked) == [Cell(algorithm=name, interval=500, seed=seed) for name in ("LJF", "SJF") for seed in (4, 5)]
+    runs = Runs((4, 5))
+    list(CHECKS["C1.4"](runs))
+    assert {cell.seed for cell in runs.asked} == {4, 5, 6, 7, 8, 9}  # six at least
+    assert len(runs.asked) == 4 * 2 * 6
+
+
+def test_tables_and_figures_can_be_asked_before_they_are_known() -> None:
+    runs = Runs((1,))
+    asked = tables(runs), figures(runs)
+    again = Runs((1,), dict.fromkeys(runs.asked, measure(Cell(algorithm="FCFS", interval=500, seed=1, jobs=60))))
+    known = tables(again), figures(again)
+    assert [len(part) for part in asked] == [len(part) for part in known]
+    assert len({table.file_name for table in known[0]}) == len(known[0])
+
+
+def test_the_orderings_of_figure_2_hold_on_small_workloads_too() -> None:
+    """1,000 jobs and two seeds: the factors of C1.2 are large. The other orderings need the 10,000 jobs of the paper."""
+    report = paper001.report((1, 2), ("C1.2",), jobs=1000)
+    assert [(check.id, check.verdict) for check in report.checks] == [("C1.2", "pass")]
+    assert (report.tables, report.figures, report.notes) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "exact", "ratios"),
+    [
+        ("FCFS/FF", (21, 7, 0, 0), (1.2213809768720605, 2.1612217383812475, 0.7149472729434798)),
+        ("LJF/FF+mig", (19, 8, 130, 102), (1.3266951022622562, 5.003369543500722, 0.7344659129391402)),
+    ],
+)
+def test_golden_values(algorithm: str, exact: tuple[int, ...], ratios: tuple[float, ...]) -> None:
+    found = measure(Cell(algorithm=algorithm, interval=500, seed=1, jobs=2000))
+    assert (found.starved, found.starved_at_head, found.migrations, found.migrated) == exact
+    assert (found.slowdown_ratio, found.mean_of_ratios, found.utilisation) == pytest.approx(ratios, rel=1e-9)
