@@ -115,20 +115,22 @@ def test_surplus_is_free_as_soon_as_the_first_promised_job_ends() -> None:
     plan = scene.look(Cause.JOB_ENDED)
     assert [d.job_id for d in plan.decisions if isinstance(d, Start)] == [4]
     assert [d.hold.held[0].cores for d in plan.decisions if isinstance(d, HoldCores)] == [((0, 0, 36),)]
-    assert str(plan.why(3)) == "connection_reservation: starts when the last of running jobs 1 has ended, on their resources"
+    assert str(plan.why(3)) == "connection_reservation: starts when running job 1 has ended, on its resources"
     scene.state.job_ended(1, now=scene.now * SECOND)
     assert [d.job_id for d in scene.look(Cause.JOB_ENDED).decisions if isinstance(d, Start)] == [3]
 
 
-def test_a_reservation_on_a_node_that_is_lost_is_given_up_and_made_again() -> None:
-    scene = Scene(ConnectionReservation(), cores=128, nodes=2)
-    scene.runs(1, 128, "d128", ((0, 0, 128),))
-    scene.runs(2, 128, "d128", ((1, 1, 128),))
-    assert promised_to(3, scene.arrives(3, 128, "d128")) == [1]
-    scene.state.job_ended(1, now=scene.now * SECOND)
+@pytest.mark.parametrize("first_ended", [False, True])
+def test_a_reservation_on_a_node_that_is_lost_is_given_up(first_ended: bool) -> None:
+    scene = Scene(ConnectionReservation(), cores=128, nodes=3)
+    for job_id in (1, 2, 3):
+        scene.runs(job_id, 128, "d128", ((job_id - 1, job_id - 1, 128),))
+    assert promised_to(4, scene.arrives(4, 128, "d128")) == [1]
     scene.state.node_changed(Node(id=0, cores=128, closed=True))
-    plan = scene.look(Cause.JOB_ENDED)
-    assert [d.job_id for d in plan.decisions if isinstance(d, ReleaseHold)] == [3]
+    if first_ended:
+        scene.state.job_ended(1, now=scene.now * SECOND)
+    plan = scene.look(Cause.JOB_ENDED if first_ended else Cause.NODES_CHANGED)
+    assert [d.job_id for d in plan.decisions if isinstance(d, ReleaseHold)] == [4]
     scene.state.job_ended(2, now=scene.now * SECOND)
     assert [d.placement for d in scene.look(Cause.JOB_ENDED).decisions if isinstance(d, Start)] == [((1, 1, 128),)]
 

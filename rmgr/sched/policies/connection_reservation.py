@@ -24,7 +24,7 @@ came while another waited, and that no job of its own class overtakes, never res
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
@@ -33,7 +33,7 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.holds import by_node, cores_of, each_node
 from rmgr.sched.job import Job, Running
 from rmgr.sched.parameters import about
-from rmgr.sched.plan import Accepted, Why
+from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
 from rmgr.sched.policies.connection_choice import chosen, spans_of, spared
 from rmgr.sched.policies.individual_priority import Overtaken, constant, place_of
 from rmgr.sched.policies.queue_first_fit import REST, Room, Scanned, check_scan, in_order, scan
@@ -45,6 +45,9 @@ from rmgr.sched.records import Hold, Share
 TAKES_OVER = Why("connection_reservation", "every running job whose resources it was promised has ended")
 SPARES = Why("connection_reservation", "needs fewer cores than have come free for it")
 LOST = Why("connection_reservation", "it does not fit on what it was promised any more: nodes were closed or changed")
+CHANGING = frozenset({Cause.NODES_CHANGED, Cause.TAKE_OVER})
+ONE = "starts when running job {} has ended, on its resources"
+SEVERAL = "starts when running job {} and {} others have ended, on their resources"
 
 
 class Match(StrEnum):
@@ -60,11 +63,10 @@ class ConnectionReservation:
     waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md C0.7: a job whose class may not reserve waits until the stream stops"}
     queues: tuple[QueueClass, ...] = field(default=HPC2500, metadata=about("the classes, in the order of scanning"))
     scan: tuple[str, ...] = field(default=(), metadata=about("names of queues that are scanned first, in this order"))
+    firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
     thread_affinity: bool = field(default=False, metadata=about("jobs of few processes go to the queue for threads where it admits them"))
     select: bool = field(default=True, metadata=about("choose the queue of jobs that name none; no: an earlier stage does"))
     match: Match = field(default=Match.SHAPE, metadata=about("what a running job must equal to be taken over alone"))
-
-    firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
 
     def __post_init__(self) -> None:
         """Raises: ValueError for a class that stands in it twice, or a queue to scan that no class describes."""
@@ -75,38 +77,39 @@ class ConnectionReservation:
             route_all(draft, self.queues, thread_affinity=self.thread_affinity)
         holds = {hold.job_id: hold for hold in draft.holds()}
         for hold in list(holds.values()):
-            if _taken_over(draft, hold):
+            if _is_over(draft, hold, nodes_changed=not causes.isdisjoint(CHANGING)):
                 del holds[hold.job_id]
         room = Room.of(draft, self.firstfit_nodes)
-        scanned = [(name, queue, scan(draft, name, room, holds)) for name, queue in in_order(draft, self.queues, self.scan)]
+        scanned = [(queue, scan(draft, name, room, holds)) for name, queue in in_order(draft, self.queues, self.scan)]
         book = _Book(draft, holds, by_cpus=self.match is Match.CPUS)
-        for name, queue, found in scanned:
+        for queue, found in scanned:
             if queue is not None and queue.max_reservations:
-                _triggers(book, queue, found, *_remembered(draft, name, found), ended=Cause.JOB_ENDED in causes)
+                _watch(book, queue, found, ended=Cause.JOB_ENDED in causes)
         book.say_why()
         draft.leave_rest(REST)
 
 
-def _taken_over(draft: Draft, hold: Hold) -> bool:
-    """Step 2 for one reservation: it is gone, because its job has started or cannot use it any more."""
+def _is_over(draft: Draft, hold: Hold, *, nodes_changed: bool) -> bool:
+    """Step 2 for one reservation; over, because its job has started or cannot use it any more."""
     job = draft.job(hold.job_id)
     assert job is not None, "a reservation goes with its job"
     if not hold.waits_for:
-        if not isinstance(draft.start(job.id, TAKES_OVER), Accepted):
-            draft.release(job.id, LOST)
+        match draft.start(job.id, TAKES_OVER):
+            case Insufficient(why) | Infeasible(why):
+                draft.release(job.id, why)
         return True
-    if hold.held and _count(hold.held) + _count(hold.waits_for) > job.cpus:
-        _give_back(draft, job, hold)
-    return False
-
-
-def _give_back(draft: Draft, job: Job, hold: Hold) -> None:
+    if not nodes_changed and (not hold.held or _count(hold.held) + _count(hold.waits_for) == job.cpus):
+        return False
     held, coming = (by_node(share.cores for share in shares) for shares in (hold.held, hold.waits_for))
     left = spared(job, held, coming, draft.room)
+    if left is None:
+        draft.release(job.id, LOST)
+        return True
     if left:
         rest = Counter(left)
         kept = [*(_without(share, rest) for share in hold.held), *hold.waits_for]
         draft.hold(job.id, [share for share in kept if share.cores], SPARES)
+    return False
 
 
 def _without(share: Share, rest: Counter[int]) -> Share:
@@ -123,34 +126,31 @@ def _count(shares: tuple[Share, ...]) -> int:
     return sum(count * (last - first + 1) for share in shares for first, last, count in share.cores)
 
 
-def _remembered(draft: Draft, name: str, found: Scanned) -> tuple[bool, Overtaken]:
-    """(nobody waited in this queue after the last pass, who was overtaken how often, this pass included); the record follows."""
-    kind = f"overtaken in {name}"
+def _watch(book: _Book, queue: QueueClass, found: Scanned, *, ended: bool) -> None:
+    """Step 3, its record, and step 4, for one queue. The record is there while somebody waits."""
+    draft, kind = book.draft, f"overtaken in {queue.name}"
     record = draft.note_of(kind, 0)
-    before = Overtaken.recorded(record)
     if not found.waiting:
         if record is not None:
             draft.forget(kind, 0)
-        return record is None, Overtaken()
-    now = before
-    if found.ahead:
-        now = before.passed(found.ahead, [place_of(job) for job in found.waiting])
-    if record is None or now is not before:
-        draft.note(kind, 0, now.record())
-    return record is None, now
-
-
-def _triggers(book: _Book, queue: QueueClass, found: Scanned, was_empty: bool, overtaken: Overtaken, *, ended: bool) -> None:
-    """Step 4 for one queue."""
-    if not found.waiting or book.is_full(queue):
         return
-    for job in overtaken.above(found.waiting, queue):
+    overtaken = None
+    if record is None or found.ahead:
+        overtaken = Overtaken.recorded(record).passed(found.ahead, [place_of(job) for job in found.waiting])
+        draft.note(kind, 0, overtaken.record())
+    if not book.is_full(queue):
+        _trigger(book, queue, found.waiting, overtaken or Overtaken.recorded(record), was_empty=record is None, ended=ended)
+
+
+def _trigger(book: _Book, queue: QueueClass, waiting: Sequence[Job], overtaken: Overtaken, *, was_empty: bool, ended: bool) -> None:
+    """Step 4 for one queue in which somebody waits. was_empty: nobody waited after the last pass."""
+    for job in overtaken.above(waiting, queue):
         if book.is_full(queue):
             return
         text = "was overtaken {} times, worth {:.4g} each: above the threshold {} of {}"
         facts = (overtaken.of(place_of(job)), constant(job, queue), queue.reservation_threshold, queue.name)
         book.reserve(job, queue, Why("connection_reservation", text, facts))
-    head = found.waiting[0]
+    head = waiting[0]
     if queue.head_trigger and ended:
         book.reserve(head, queue, Why("connection_reservation", "first of {}, and cannot start though something has ended", (queue.name,)))
     if was_empty:
@@ -161,7 +161,7 @@ class _Book:
     """The reservations of this pass: who has one, how many there are in each queue, which running jobs are promised."""
 
     def __init__(self, draft: Draft, holds: dict[int, Hold], *, by_cpus: bool) -> None:
-        self._draft = draft
+        self.draft = draft
         self._holds = holds
         self._by_cpus = by_cpus
         self._promised = {share.run_id for hold in holds.values() for share in hold.waits_for}
@@ -176,12 +176,12 @@ class _Book:
             return
         mine: list[Running] = []
         others: list[Running] = []
-        for run in self._draft.running():
+        for run in self.draft.running():
             (mine if run.job.queue == queue.name else others).append(run)
-        runs = chosen(job, mine, others, self._promised.__contains__, self._draft.room, by_cpus=self._by_cpus)
+        runs = chosen(job, mine, others, self._promised.__contains__, self.draft.room, by_cpus=self._by_cpus)
         shares = [Share(run.job.id, spans_of(cores_of(run))) for run in runs]
-        if runs and isinstance(self._draft.hold(job.id, shares, why), Accepted):
-            held = self._draft.held_for(job.id)
+        if runs and isinstance(self.draft.hold(job.id, shares, why), Accepted):
+            held = self.draft.held_for(job.id)
             assert held is not None
             self._holds[job.id] = held
             self._promised.update(run.job.id for run in runs)
@@ -190,10 +190,6 @@ class _Book:
     def say_why(self) -> None:
         """What those with a reservation wait for."""
         for job_id, hold in self._holds.items():
-            runs = [str(share.run_id) for share in hold.waits_for[:_SHOWN]]
-            more = ("...",) if len(hold.waits_for) > _SHOWN else ()
-            text = "starts when the last of running jobs {} has ended, on their resources"
-            self._draft.leave_pending(job_id, Why("connection_reservation", text, (", ".join((*runs, *more)),)))
-
-
-_SHOWN = 5
+            others = len(hold.waits_for) - 1
+            facts = (hold.waits_for[0].run_id, others)
+            self.draft.leave_pending(job_id, Why("connection_reservation", SEVERAL if others else ONE, facts))

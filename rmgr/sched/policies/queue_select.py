@@ -45,10 +45,9 @@ class QueueSelect:
     waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 1.7 (C0.7): without reservations a large job waits until the stream stops"}
     queues: tuple[QueueClass, ...] = field(default=HPC2500, metadata=about("the classes, in the order of scanning"))
     scan: tuple[str, ...] = field(default=(), metadata=about("names of queues that are scanned first, in this order"))
+    firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
     thread_affinity: bool = field(default=False, metadata=about("jobs of few processes go to the queue for threads where it admits them"))
     start: bool = field(default=True, metadata=about("start what fits, too; no: that is the next stage's"))
-
-    firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
 
     def __post_init__(self) -> None:
         """Raises: ValueError for a class that stands in it twice, or a queue to scan that no class describes."""
