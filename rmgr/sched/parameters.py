@@ -21,6 +21,8 @@ from rmgr.model.units import parse_duration_us, parse_size
 from rmgr.sched.policy import Order
 
 _METADATA = "rmgr.parameter"
+#: No duration is longer than the age of the universe; not-a-number is not below it either.
+_MOST_SECONDS = 1e18
 _YES = frozenset({"yes", "true", "on", "1"})
 _NO = frozenset({"no", "false", "off", "0"})
 _LENGTHS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000))
@@ -118,11 +120,11 @@ class Parameter:
         match self.kind:
             case Kind.DURATION if text is not None:
                 return parse_duration_us(text)
-            case Kind.DURATION if number and math.isfinite(value):
+            case Kind.DURATION if number and abs(value) < _MOST_SECONDS:
                 return round(value * 1_000_000)
             case Kind.SIZE if text is not None:
                 return parse_size(text)
-            case Kind.SIZE | Kind.INTEGER if number and value == math.floor(value):
+            case Kind.SIZE | Kind.INTEGER if number and math.isfinite(value) and value == math.floor(value):
                 return int(value)
             case Kind.INTEGER if text is not None and text.lstrip("+-").isdecimal():
                 return int(text)

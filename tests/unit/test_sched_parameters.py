@@ -78,6 +78,8 @@ def test_a_value_is_read_from_text_and_from_toml(key: str, given: object, held: 
         ("wait", 0, "wait of everything is 0: it must be from 1s to 10h"),
         ("wait", -1, "from 1s to 10h"),
         ("wait", True, "a duration is expected"),
+        ("wait", float("nan"), "a duration is expected"),
+        ("cores", float("inf"), "a whole number is expected"),
         ("cores", "9", "cores of everything is '9': it must be from 0 to 8 cores"),
         ("cores", "two", "a whole number is expected, from 0 to 8 cores"),
         ("cores", 1.5, "a whole number is expected"),
