@@ -391,6 +391,23 @@ def test_errors_name_what_is_wrong_and_leave_nothing(words: list[str], code: int
     assert not list(tmp_path.rglob("*.png"))
 
 
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        (",mean_waiting_time,", ",waits,", "line 1: there is no column mean_waiting_time"),
+        ("easy,0.5,2,", "easy,half,2,", "line 12, column load: 'half' is not a number"),
+        ("easy,1.0,3,", "easy,1.0,,", "line 19, column seed: '' is not a number"),
+    ],
+)
+def test_a_damaged_sweep_is_told_by_line_and_column(good: str, bad: str, message: str, tmp_path: Path, capsys: Captured) -> None:
+    path = sweep_directory(tmp_path / "sweep") / "results.csv"
+    text = path.read_text()
+    assert good in text
+    path.write_text(text.replace(good, bad, 1))
+    assert run(["sim", "plot", str(path.parent)]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')\n")
     command = [sys.executable, "-m", "rmgr.cli.main", "sim", "plot", str(written(tmp_path / "r"))]

@@ -11,13 +11,12 @@ from rmgr.errors import UsageError
 from rmgr.sim.plots.canvas import INK, PALETTE, Axes, Figure, MaxNLocator, PercentFormatter, clipped, named, new_figure
 from rmgr.sim.plots.labels import labels_of, shared_facts
 from rmgr.sim.plots.reading import SCHEDULE, Run
-from rmgr.sim.plots.sweeps import Sweep
+from rmgr.sim.plots.sweeps import MEASURES, Sweep
 from rmgr.sim.plots.timing import label_of, unit_for
 
 #: More bars than this cannot be read.
 MOST_BARS = 40
 _LONGEST = 48
-_MEASURES = ("mean_waiting_time", "mean_bounded_slowdown", "utilisation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Bar:
 def compare_runs(runs: Sequence[Run]) -> Figure:
     """The picture for some runs, a bar each. Raises: UsageError for more than 40, or measures that are missing."""
     bars = [
-        Bar(label, {name: [_measure(run.summary, name, f"{run.directory / SCHEDULE}")] for name in _MEASURES})
+        Bar(label, {name: [_measure(run.summary, name, f"{run.directory / SCHEDULE}")] for name in MEASURES})
         for label, run in zip(labels_of(runs), runs, strict=True)
     ]
     title, facts = shared_facts(runs)
@@ -43,7 +42,7 @@ def compare_sweep(sweep: Sweep) -> Figure:
     bars = []
     for (policy, load), rows in sweep.groups().items():
         label = policy if load is None or len(sweep.loads) == 1 else f"{policy}, load {load:g}"
-        bars.append(Bar(label, {name: [_measure(row, name, str(sweep.path)) for row in rows] for name in _MEASURES}))
+        bars.append(Bar(label, {name: [row[name] for row in rows] for name in MEASURES}))
     loads = sweep.loads
     only = f"load {loads[0]:g}" if len(loads) == 1 and loads[0] is not None else ""
     return _figure(bars, sweep.title, [only, *sweep.facts])

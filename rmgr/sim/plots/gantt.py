@@ -67,7 +67,7 @@ def _rectangles(figure: Figure, axes: Axes, run: Run, axis: TimeAxis, ranges: _R
     places = run.spells.job[owners]
     several = np.isin(places, _in_several(run))
     fills, edges = (np.array(colours)[run.numbers[places] % len(colours)] for colours in (_FILLS, _EDGES))
-    line = 0.4 if len(owners) <= 1000 else 0.15
+    line = 0.4 if len(owners) <= 1000 else 0.25
     for chosen, hatch in ((~several, None), (several, "////")):
         if chosen.any():
             axes.add_collection(

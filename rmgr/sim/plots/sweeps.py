@@ -11,6 +11,8 @@ from rmgr.errors import UsageError
 from rmgr.sim.plots.reading import MANIFEST, counted, policy_name, read_columns, read_json
 
 RESULTS = "results.csv"
+#: Of a run, that pictures of sweeps and comparisons show.
+MEASURES = ("mean_waiting_time", "mean_bounded_slowdown", "utilisation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +53,15 @@ def read_sweep(directory: Path) -> Sweep:
     table = read_columns(path)
     if not table.lines:
         raise UsageError(f"{path} holds no run, so there is nothing to draw")
-    columns: dict[str, Sequence[Any]] = {name: table.texts(name) for name in ("name", "policy")}
-    for name in table.by_name:
-        if name not in columns:
-            columns[name] = table.numbers(name, empty=name == "load").tolist()
-    for name in ("load", "seed"):
-        table.texts(name)
-    columns["load"] = [None if text == "" else load for text, load in zip(table.texts("load"), columns["load"], strict=True)]
-    columns["policy"] = [policy_name(policy) for policy in columns["policy"]]
+    loads = table.numbers("load", empty=True, least=0).tolist()
+    columns: dict[str, Sequence[Any]] = {
+        "name": table.texts("name"),
+        "policy": [policy_name(policy) for policy in table.texts("policy")],
+        "load": [None if text == "" else load for text, load in zip(table.texts("load"), loads, strict=True)],
+    }
+    columns |= {name: table.numbers(name, least=0).tolist() for name in ("seed", *MEASURES)}
+    if "jobs" in table.by_name:
+        columns["jobs"] = table.numbers("jobs", least=0).tolist()
     rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
     return Sweep(path=path, title=_source(directory), rows=rows)
 
