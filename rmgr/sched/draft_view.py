@@ -193,7 +193,7 @@ class View(Overlay):
     def _with_changes(more: Changes, jobs: Iterable[Job], key: Callable[[Job], tuple[int, ...]], queue: str | None) -> Iterator[Job]:
         stayed = (job for job in jobs if job.id not in more.gone)
         extra = sorted((job for job in more.extra.values() if queue is None or job.queue == queue), key=key)
-        return merge(stayed, extra, key=key)
+        return merge(stayed, extra, key=key) if extra else stayed
 
     def _within_limits(self, jobs: Iterable[Job]) -> Iterator[Job]:
         for job in jobs:

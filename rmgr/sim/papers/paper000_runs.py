@@ -79,7 +79,7 @@ class Watch:
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
         holds = [hold.job_id for hold in draft.holds()]
-        if not holds and not self.standing:
+        if self.standing == set(holds):
             return
         now = Counter[str]()
         for job_id in holds:
