@@ -11,7 +11,8 @@ Algorithm:
 5. Scan the rest of the queue once, in order; start each job that fits, and note whom it passed. A job that starts as head is no follower.
 What a migration costs is the driver's affair: the execution model of the simulator, real checkpoints of the leader.
 A committed note says of each follower which head it passed. With an order by a fixed key, "waited ahead" follows from the keys and from
-when the head came to the queue; with any other order (ageing) the job that was head when the follower started is the one that it passed.
+when the head came to the queue; with any other order (ageing), and for a head that depended on other jobs, a follower has passed the
+job only that was the head when it started.
 Parameters: order (default fcfs), followers (head | any), suspend (minimal | all).
 Source: papers.md 2.2; seed 001, section 2.3. Differs from it in: condition (1) is printed with >=, which could never start the head; its
 text ("until the nodes that the head needs are there") has <=. Larger jobs may suspend a job again and again (LJF).
@@ -103,21 +104,22 @@ class Migration:
         return False
 
     def _followers_of(self, draft: Draft, head: Job) -> list[Running]:
-        """The latest start first."""
+        """The latest start first. With followers=head: First-Fit started them while the head waited, as it waits now, ahead of them."""
+        any_head = self.followers is Followers.ANY
+        key = arrival if isinstance(self.order, Fcfs) else getattr(self.order, "key", None)
+        if head.after:  # nothing says since when it waits for nodes only
+            key = None
+        place = () if key is None else key(head)
+        came_us = max(head.queued_us, head.begin_us)
         found = []
         for job_id, (passed,) in draft.notes(PASSED).items():
             run = draft.run(job_id)
-            if run is not None and (self.followers is Followers.ANY or self._waited_ahead(head, run, passed)):
+            if run is None:  # it waits: its node was lost
+                continue
+            if any_head or (came_us <= run.start_us and (passed == head.id or (key is not None and place < key(run.job)))):
                 found.append(run)
         found.sort(key=_start, reverse=True)
         return found
-
-    def _waited_ahead(self, head: Job, run: Running, passed: int) -> bool:
-        """The head waited, as it waits now, ahead of this job when First-Fit started it."""
-        if max(head.queued_us, head.begin_us) > run.start_us:
-            return False
-        key = arrival if isinstance(self.order, Fcfs) else getattr(self.order, "key", None)
-        return passed == head.id or (key is not None and key(head) < key(run.job))
 
 
 def _start(run: Running) -> tuple[int, int]:
