@@ -139,6 +139,11 @@ def pipeline_from(document: Mapping[str, object], *, find: Find | None = None) -
         name, stage = _stage(where, table, queues, partitions, find)
         names.append(name)
         stages.append(stage)
+    for partition in partitions:
+        if stages and not any(partition in stage.partitions or not stage.partitions for stage in stages):
+            raise ConfigError(
+                f"no [[stage]] serves partition {partition}: its jobs would wait for ever", hint=f'partitions = ["{partition}"]'
+            )
     if not stages:
         raise ConfigError("the configuration has no [[stage]]: no policy would start a job", hint='[[stage]]\npolicy = "easy"')
     return Configuration(
@@ -205,6 +210,10 @@ def _stage(
             raise ConfigError(f"{where}: {key} is {values!r}: a table is expected", hint=f"[stage.{key}]")
         params |= values if key == "parameters" else {"shares": values} if values else {}
     mine = tuple(queue for queue in queues if not chosen or queue.partition in {"", *chosen})
+    if queues and not mine and name in POLICIES and any(p.kind is Kind.TABLES for p in POLICIES[name].parameters):
+        raise ConfigError(
+            f"{where}: no [[queue]] is in its partitions ({', '.join(chosen)})", hint="partition of a queue: none is every one"
+        )
     try:
         return name, Stage(_policy(name, params, mine, find), tuple(chosen))
     except ConfigError as error:

@@ -131,6 +131,14 @@ STAGE = '[[stage]]\npolicy = "easy"\n'
         (STAGE + '[[partition]]\nname = "a"\nnodes = 4\n[[node]]\ncount = 1\npartition = "b"\n', "[[node]] 1: no partition is called 'b'"),
         (STAGE + "[[node]]\ncores = 1\n", "[[node]] 1 needs count"),
         (
+            STAGE + 'partitions = ["a"]\n[[partition]]\nname = "a"\nnodes = 4\n[[partition]]\nname = "b"\nnodes = 4\n',
+            "no [[stage]] serves partition b",
+        ),
+        (
+            '[[stage]]\npolicy = "queue_select"\npartitions = ["a"]\n[[queue]]\nname = "q"\npartition = "b"\n',
+            "[[stage]] 1 (queue_select): no [[queue]] is in its partitions (a)",
+        ),
+        (
             STAGE + 'partitions = ["batsch"]\n[[partition]]\nname = "batch"\nnodes = 4\n',
             "[[stage]] 1 (easy): no partition is called 'batsch'; did you mean batch",
         ),
