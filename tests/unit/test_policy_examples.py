@@ -90,3 +90,9 @@ def test_every_name_of_the_contract_is_there() -> None:
     """Cli.md, section 9; dqt comes with the gangs of nodes."""
     names = "fcfs sjf ljf first_fit ljf_first_fit priority fair_share easy conservative queue_select connection_reservation migration"
     assert {*names.split(), "ljf_migration"} <= set(POLICIES)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_example_keeps_the_laws_of_policies(name: str, capsys: Captured) -> None:
+    assert run(["policy", "check", str(EXAMPLES / name), "--worlds", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lawful"] is True
