@@ -49,12 +49,13 @@ def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, t
         documents: list[dict[str, Any]] = [{"bench": name, "rows": [asdict(row) for row in found]} for name, found in rows.items()]
         emit(documents[0] if len(documents) == 1 else {"benches": documents})
         return
+    what, system = (max(len(getattr(row, name)) for found in rows.values() for row in found) for name in ("what", "system"))
     for found in rows.values():
         for row in found:
             ratio = f"  ratio {row.ratio:.2f}" if row.ratio is not None else ""
             detail = "".join(f"  {key.replace('_', ' ')} {value:.4g}" for key, value in row.detail.items())
             spread = f"[{_figure(row.spread[0])} .. {_figure(row.spread[1])}]"
-            sys.stdout.write(f"{row.what:<58} {row.system:<34} {_figure(row.rate):>10} {row.unit:<10} {spread}{ratio}{detail}\n")
+            sys.stdout.write(f"{row.what:<{what}}  {row.system:<{system}} {_figure(row.rate):>10} {row.unit:<10} {spread}{ratio}{detail}\n")
 
 
 def _figure(value: float) -> str:

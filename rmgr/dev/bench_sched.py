@@ -1,4 +1,7 @@
-"""The scheduler by itself, without a cluster: jobs simulated per second beside a bare event loop, and the time of one pass."""
+"""The scheduler by itself, without a cluster: jobs simulated per second beside a bare event loop, and the time of one pass.
+
+Nothing in here waits, so times are those of the processor: what else runs on the machine counts for less.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ _CURVES = {
 }
 #: Passes of a repetition after the first, each after the end of one job and the arrival of another; of slow ones (ms) one is enough.
 _STEPS, _SLOW_MS = 5, 500.0
-#: A curve ends before a size whose pass would take longer (ms) if it grows with the square.
+#: A curve ends before a size whose pass would take longer (ms) if it grows with the square of the queue, and with the nodes.
 _PATIENCE_MS = 20_000.0
 _USERS = 50
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
@@ -122,9 +125,9 @@ def _alone(policy: str, jobs: int, nodes: int) -> tuple[float, float]:
 
 
 def _rate(workload: Workload, run: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     run()
-    return len(workload.jobs) / (time.perf_counter() - began)
+    return len(workload.jobs) / (time.process_time() - began)
 
 
 def _repetitions(plan: Plan, what: str) -> range:
@@ -188,13 +191,13 @@ def passes(plan: Plan) -> list[Row]:
 
 def _curve(plan: Plan, policy: str, along: str, curve: tuple[tuple[int, int], ...], known: dict[tuple[int, int], Timed]) -> list[Row]:
     rows: list[Row] = []
-    first, before = 0.0, 1
+    first, before = 0.0, (1, 1)
     for pending, nodes in curve:
         size = plan.count(pending), plan.count(nodes)
         what = f"{policy} pass, {size[0]} pending, {size[1]} nodes"
-        larger = size[0] * size[1] / before
-        if size not in known and first * larger**2 > _PATIENCE_MS:
-            plan.progress(f"{what}: left out, it may take {first * larger**2 / 1000:.0f} s")
+        feared = first * (size[0] / before[0]) ** 2 * size[1] / before[1]
+        if size not in known and feared > _PATIENCE_MS:
+            plan.progress(f"{what}: left out, it may take {feared / 1000:.0f} s")
             break
         if size not in known:
             plan.progress(what)
@@ -205,7 +208,7 @@ def _curve(plan: Plan, policy: str, along: str, curve: tuple[tuple[int, int], ..
         growth = ratio * plan.count(curve[0][0]) * plan.count(curve[0][1]) / (size[0] * size[1])
         setup = f"{_setup(policy, BUSY)}; by {along}"
         rows.append(row("rmgr", setup, what, "ms", found.steps, ratio=ratio, first_ms=first, growth=growth))
-        before = size[0] * size[1]
+        before = size
     return rows
 
 
@@ -261,9 +264,9 @@ class Passing:
         if after_events and self.running:
             self._state.job_ended(self.running.pop().job.id, now=self._now)
             self._submit(self._size())
-        began = time.perf_counter()
+        began = time.process_time()
         plan = run_pass(self._state, _STEP_CAUSES, now=self._now, seed=0, pipeline=self._pipeline)
-        elapsed_s = time.perf_counter() - began
+        elapsed_s = time.process_time() - began
         self._carry_out(plan)
         return elapsed_s * 1000
 
