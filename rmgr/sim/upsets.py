@@ -56,7 +56,7 @@ class Upsets:
     def __init__(self, world: World, setting: Setting) -> None:
         self._world = world
         known = setting.events or setting.failures is not None
-        self._nodes: dict[int, Node] = {node.id: node for node in world.machine.described()} if known else {}
+        self._nodes: dict[int, Node] = {node.id: node for node in world.nodes} if known else {}
         self._failed: set[int] = set()
         self._drained: set[int] = set()
         self._serials = count()

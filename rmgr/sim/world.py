@@ -33,7 +33,7 @@ from rmgr.sim.workload import Job, Workload
 #: Plain integers: compared once an event.
 _END, _ARRIVAL = int(Rank.END), int(Rank.ARRIVAL)
 #: So often a job starts again after it lost its nodes; a job much longer than nodes last would never end.
-MOST_LOSSES = 1000
+MOST_LOSSES = 100
 What: TypeAlias = Stay | Job | Event | None
 
 
@@ -46,7 +46,7 @@ class World:
         self._requests = setting.requests
         self.pipeline = setting.pipeline
         self.machine = Machine(setting.nodes, setting.cores)
-        nodes = self.machine.described()
+        nodes = self.nodes = self.machine.described()
         self._memory = any(node.memory_bytes for node in nodes)
         self.kernel: Kernel[What] = Kernel()
         self._serve(ClusterState(nodes, setting.usage_half_life_us))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,56 @@ def test_errors_name_what_is_wrong_and_what_to_do(
     assert message in error["message"]
     assert hint in f"{error['message']} {error['hint']}"
     assert list(tmp_path.iterdir()) == []
+
+
+FULL = """
+import resource, sys
+from rmgr.cli.main import run
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("option", ["--out", "--record"])
+def test_on_a_full_disk_nothing_half_written_passes_for_a_result(option: str, tmp_path: Path) -> None:
+    words = ["sim", "run", TRACE, "--policy", "fcfs", option, str(tmp_path / "place")]
+    found = subprocess.run([sys.executable, "-c", FULL, *words], capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 1
+    assert "could not be written: the disk is full" in found.stderr
+    assert "Traceback" not in found.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_events_on_the_command_line(tmp_path: Path, capsys: Captured) -> None:
+    """Failures, a drain and a fail-over: the same bytes twice, what happened in the summary, spells of jobs that ran more than once."""
+    events = tmp_path / "events.jsonl"
+    events.write_text('{"at": "1d", "event": "drain", "nodes": "0-9"}\n{"at": "2d", "event": "fail_over", "for": "1h"}\n')
+    words = [
+        "sim",
+        "run",
+        TRACE,
+        "--policy",
+        "easy",
+        "--count",
+        "300",
+        "--events",
+        str(events),
+        "--mtbf",
+        "60d",
+        "--mttr",
+        "6h",
+        "--validate",
+    ]
+    for name in ("a", "b"):
+        assert run([*words, "--out", str(tmp_path / name)]) == 0
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+    assert "spells.csv" in digests(tmp_path / "a")
+    assert "runs lost with their nodes" in capsys.readouterr().out
+    events.write_text('{"at": 1, "event": "drain", "nodes": "0-9"}\n{"at": 1, "event": "drain", "node": "0-9"}\n')
+    assert run([*words, "--out", str(tmp_path / "c")]) == 2
+    assert "line 2, field nodes: it is missing" in capsys.readouterr().err
+    assert run(["sim", "run", TRACE, "--policy", "easy", "--mtbf", "1d"]) == 2
+    assert "--mttr" in capsys.readouterr().err
 
 
 def test_a_damaged_trace_leaves_no_results(tmp_path: Path, capsys: Captured) -> None:
