@@ -197,7 +197,10 @@ def test_the_sweep_covers_thresholds_5_to_40_limits_0_to_4_and_small_queues() ->
     settings = paper000_future.settings()
     assert {limit for _, limit, _ in settings} == {0, 1, 2, 3, 4}
     assert {threshold for threshold, limit, _ in settings if limit} == {5, 10, 20, 30, 40}
-    assert len({cell.queues for cell in paper000_future.cells([1])}) == len(settings) == 41
+    assert len(settings) == 41
+    cells = paper000_future.cells([1])
+    assert len({cell.queues for cell in cells}) == 41 + 2, "and the paper's settings, scanned from both ends"
+    assert len(set(cells)) == len(cells)
     without, small = (paper000_future.classes((10, 2, with_small)) for with_small in (False, True))
     assert [queue.max_reservations for queue in without] == [0, 0, 2, 2, 2, 2]
     assert [queue.max_reservations for queue in small] == [2] * 6

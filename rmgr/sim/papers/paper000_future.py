@@ -1,4 +1,7 @@
-"""Paper 000, its future work (section 5; papers.md 2.6): thresholds, limits of reservations, reservation in queues of small jobs."""
+"""Paper 000, its future work (section 5; papers.md 2.6): thresholds, limits of reservations, reservation in queues of small jobs.
+
+And what it leaves open (papers.md 1.4, 1.8): the order in which the queues are scanned.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,18 @@ from typing import TypeAlias
 
 from rmgr.sched.queue_class import HPC2500, Ladder
 from rmgr.sim.papers.paper000_claims import ROWS
-from rmgr.sim.papers.paper000_runs import PROPOSAL_2, Cell, Measured
+from rmgr.sim.papers.paper000_runs import CONVENTIONAL, PROPOSAL_1, PROPOSAL_2, Cell, Measured
 from rmgr.sim.papers.report import Figure, Point, Table, mean
 
 THRESHOLDS = (5, 10, 20, 30, 40)
 LIMITS = (0, 1, 2, 3, 4)
 LOAD = Fraction("1.10")
-#: Smaller than the figures': there are 45 settings.
+#: Smaller than the figures': there are 41 settings.
 JOBS = 4_000
 SMALL = ("ss8", "s8")
+#: Queues in the order of scanning.
+ORDERS: Mapping[str, Ladder] = {"small": HPC2500, "large": HPC2500[::-1]}
+SCANNED = (CONVENTIONAL, PROPOSAL_1, PROPOSAL_2)
 #: Lines of the figures.
 SHOWN = ("ss8", "d32", "d128", "d512", "all")
 
@@ -41,12 +47,14 @@ def classes(setting: Setting) -> Ladder:
 
 
 def cells(seeds: Sequence[int]) -> list[Cell]:
-    """The runs, in the order of `settings`, seeds inside."""
-    return [Cell(system=PROPOSAL_2, load=LOAD, seed=seed, jobs=JOBS, queues=classes(setting)) for setting in settings() for seed in seeds]
+    """The runs, each once."""
+    kinds = [(PROPOSAL_2, classes(setting)) for setting in settings()] + list(product(SCANNED, ORDERS.values()))
+    found = (Cell(system=system, load=LOAD, seed=seed, jobs=JOBS, queues=queues) for system, queues in kinds for seed in seeds)
+    return list(dict.fromkeys(found))
 
 
 def tables(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Table]:
-    """Medians and maxima by queue."""
+    """Medians and maxima by queue: of the sweep, then of the orders of scanning."""
     small = f"{JOBS:,} jobs, load {float(LOAD):g}, {len(seeds)} seeds"
     for title, measure in (("median", "median_s"), ("longest", "max_s")):
         rows = []
@@ -56,6 +64,14 @@ def tables(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Tab
             rows.append((threshold if limit else None, limit, limit if with_small else 0, *values))
         columns = ("threshold", "limit", "limit of ss8 and s8", *ROWS)
         yield Table(title=f"Future work: {title} wait by threshold and limit (s; {small})", columns=columns, rows=tuple(rows))
+    rows = []
+    for system, (order, queues) in product(SCANNED, ORDERS.items()):
+        runs = [found[Cell(system=system, load=LOAD, seed=seed, jobs=JOBS, queues=queues)] for seed in seeds]
+        for measure, told in (("median_s", "median"), ("mean_s", "mean"), ("max_s", "longest")):
+            values = (round(mean([_of(run, queue, measure) for run in runs]), 1) for queue in ROWS)
+            rows.append((system, order, told, *values))
+    columns = ("system", "queues scanned first", "wait", *ROWS)
+    yield Table(title=f"The order of scanning: wait by queue (s; {small})", columns=columns, rows=tuple(rows))
 
 
 def figures(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Figure]:
@@ -82,5 +98,9 @@ def _mean(found: Mapping[Cell, Measured], setting: Setting, seeds: Sequence[int]
 
 def _value(found: Mapping[Cell, Measured], setting: Setting, seed: int, queue: str, measure: str) -> float:
     cell = Cell(system=PROPOSAL_2, load=LOAD, seed=seed, jobs=JOBS, queues=classes(setting))
-    waits = found[cell].waits.get(queue)
+    return _of(found[cell], queue, measure)
+
+
+def _of(run: Measured, queue: str, measure: str) -> float:
+    waits = run.waits.get(queue)
     return 0.0 if waits is None else float(getattr(waits, measure))

@@ -9,18 +9,17 @@ from fractions import Fraction
 from statistics import fmean, median
 from typing import ClassVar
 
-from rmgr.sched import job as sched
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
 from rmgr.sched.policies.connection_reservation import ConnectionReservation
 from rmgr.sched.policies.queue_first_fit import QueueFirstFit
 from rmgr.sched.policies.queue_select import QueueSelect
 from rmgr.sched.policy import Cause, Policy, Stage
-from rmgr.sched.queue_class import HPC2500, Ladder, selected
+from rmgr.sched.queue_class import HPC2500, Ladder
 from rmgr.sim.driver import Setting, simulate
 from rmgr.sim.models.hpc2500 import CPUS_PER_NODE, NODES, hpc2500
 from rmgr.sim.outcome import Outcome
-from rmgr.sim.workload import SECOND, Job
+from rmgr.sim.workload import SECOND
 
 QUEUES = tuple(queue.name for queue in HPC2500)
 ALL = "all"
@@ -145,22 +144,14 @@ def _name(queues: Iterable[str]) -> str:
 
 
 def waits_of(outcomes: Sequence[Outcome], queues: Ladder) -> dict[str, Waits]:
-    """By queue, and of all. A queue without jobs is left out."""
+    """By the queue in which each job was, and of all. A queue without jobs is left out."""
     by_queue: dict[str, list[float]] = {queue.name: [] for queue in queues} | {ALL: []}
     for outcome in outcomes:
         wait = outcome.wait_us / SECOND
-        by_queue[outcome.job.queue or queue_of(outcome.job, queues)].append(wait)
+        by_queue[outcome.queue].append(wait)
         by_queue[ALL].append(wait)
     return {
         name: Waits(jobs=len(waits), median_s=median(waits), mean_s=fmean(waits), max_s=max(waits))
         for name, waits in by_queue.items()
         if waits
     }
-
-
-def queue_of(job: Job, queues: Ladder) -> str:
-    """The queue that selection gives it."""
-    asked = sched.Job(id=job.number, submit_us=job.submit_us, processes=job.processes, threads=job.threads, limit_us=job.estimate_us)
-    found = selected(asked, queues)
-    assert found is not None, "the model makes no job that every queue refuses"
-    return found.name

@@ -24,6 +24,7 @@ NOTES = (
     "With migration the head changes more often, so more of the starved jobs were passed as head: (6') may rise where (6) falls.",
     "Followers are the jobs that passed this head; with followers=any, that passed any head, there are more migrations.",
     "The paper gives neither speeds, sites' sizes, delay nor the model's constants: Spec uniform [0.5, 1.5], delay 10 min, papers.md 2.3.",
+    "What is left of CommTime after a migration is not said: the same share as of CalcTime; the delay of (3) is paid at each start.",
     "Penalty 60 is called 20 times the mean run time: 1,024 x 60 / 20 = 3,072 min; ours is longer, as (2) waits for the slowest node.",
     "A suspended job goes back to its own place in the queue, and all its waiting counts; the last 50 jobs are not judged by (6).",
 )

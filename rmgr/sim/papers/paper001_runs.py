@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import fsum
 from typing import NamedTuple
 
+from rmgr.errors import RmgrError
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.driver import simulate
@@ -101,7 +102,7 @@ def measure(cell: Cell) -> Measures:
     )
     result = simulate(workload, setting)
     if result.faults:
-        raise AssertionError(f"{cell}: {result.faults}")
+        raise RmgrError(f"{cell}: the policy failed {sum(times for _, times in result.faults)} times: {result.faults[0][0]}")
     return measures_of(tuple(result.outcomes), algorithm.order, len(grid.specs))
 
 
