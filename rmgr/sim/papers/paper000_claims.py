@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -21,69 +23,75 @@ Runs: TypeAlias = Mapping[tuple[str, Fraction, int], Measured]
 Bars: TypeAlias = Mapping[str, float]
 
 
+class Relation(StrEnum):
+    """How a bar stands to another, or to the lower of two others (`LOWEST`)."""
+
+    LOWEST = "lowest"
+    CLEARLY_ABOVE = "clearly above"
+    ABOVE = "above"
+    BELOW = "below"
+    EQUAL = "about equal to"
+
+    def holds(self, ours: float, other: float) -> bool:
+        match self:
+            case Relation.LOWEST:
+                return ours <= other
+            case Relation.CLEARLY_ABOVE:
+                return ours > (1 + CLEARLY) * other
+            case Relation.ABOVE:
+                return ours > other
+            case Relation.BELOW:
+                return ours < other
+            case Relation.EQUAL:
+                return abs(ours - other) <= CLEARLY * other
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A sentence of the paper about bars. id: of papers.md. measure: `median` or `max`. holds: of (bars of a queue, baseline)."""
+    """A sentence of the paper about bars. id: of papers.md. measure: `median` or `max`. against: None = the conventional system."""
 
     id: str
     what: str
     measure: str
     queues: tuple[str, ...]
-    holds: Callable[[Bars, str], bool]
-    compares_baseline: bool = True
+    system: str
+    relation: Relation
+    against: str | None = None
 
-
-def _lowest(system: str) -> Callable[[Bars, str], bool]:
-    """Neither of the two others is lower."""
-    return lambda bars, baseline: bars[system] <= min(bars[baseline], bars[PROPOSAL_1], bars[PROPOSAL_2])
-
-
-def _above(system: str, *, clearly: bool) -> Callable[[Bars, str], bool]:
-    share = CLEARLY if clearly else 0.0
-    return lambda bars, baseline: bars[system] > (1 + share) * bars[baseline]
-
-
-def _below(system: str) -> Callable[[Bars, str], bool]:
-    return lambda bars, baseline: bars[system] < bars[baseline]
-
-
-def _about_equal(system: str) -> Callable[[Bars, str], bool]:
-    return lambda bars, baseline: abs(bars[system] - bars[baseline]) <= CLEARLY * bars[baseline]
-
-
-def _rises(bars: Bars, _baseline: str) -> bool:
-    return bars[PROPOSAL_2] > bars[PROPOSAL_1]
-
-
-def _falls(bars: Bars, _baseline: str) -> bool:
-    return bars[PROPOSAL_2] < bars[PROPOSAL_1]
+    def compared(self, bars: Bars, baseline: str) -> tuple[float, float]:
+        """(our bar, the one that it is held against)."""
+        if self.relation is Relation.LOWEST:
+            return bars[self.system], min(bars[other] for other in (baseline, PROPOSAL_1, PROPOSAL_2) if other != self.system)
+        return bars[self.system], bars[baseline]
 
 
 CLAIMS = (
     Claim(id="C0.8", what="figure 2: proposal 1 has the lowest median wait", measure="median", queues=("d32", "d128", ALL),
-          holds=_lowest(PROPOSAL_1)),
+          system=PROPOSAL_1, relation=Relation.LOWEST),
     Claim(id="C0.8", what="figure 2: median wait of proposal 1 clearly above conventional", measure="median", queues=("s8", "s128", "d512"),
-          holds=_above(PROPOSAL_1, clearly=True)),
-    Claim(id="C0.9", what="figure 2: proposal 2 has the lowest median wait", measure="median", queues=("ss8",), holds=_lowest(PROPOSAL_2)),
+          system=PROPOSAL_1, relation=Relation.CLEARLY_ABOVE),
+    Claim(id="C0.9", what="figure 2: proposal 2 has the lowest median wait", measure="median", queues=("ss8",),
+          system=PROPOSAL_2, relation=Relation.LOWEST),
     Claim(id="C0.9", what="figure 2: median wait of proposal 2 above conventional", measure="median", queues=("s8", *LARGE),
-          holds=_above(PROPOSAL_2, clearly=False)),
+          system=PROPOSAL_2, relation=Relation.ABOVE),
     Claim(id="C0.9", what="figure 2: median wait of proposal 2 about equal to conventional", measure="median", queues=(ALL,),
-          holds=_about_equal(PROPOSAL_2)),
+          system=PROPOSAL_2, relation=Relation.EQUAL),
     Claim(id="C0.10", what="figure 3: proposal 1 has the lowest longest wait", measure="max", queues=("s128", "d128"),
-          holds=_lowest(PROPOSAL_1)),
+          system=PROPOSAL_1, relation=Relation.LOWEST),
     Claim(id="C0.10", what="figure 3: longest wait of proposal 1 about equal to conventional", measure="max",
-          queues=("ss8", "s8", "d32", "d512", ALL), holds=_about_equal(PROPOSAL_1)),
+          queues=("ss8", "s8", "d32", "d512", ALL), system=PROPOSAL_1, relation=Relation.EQUAL),
     Claim(id="C0.10", what="figure 3: longest wait of proposal 2 below conventional", measure="max", queues=("ss8", "s8", "s128"),
-          holds=_below(PROPOSAL_2)),
-    Claim(id="C0.10", what="figure 3: proposal 2 has the lowest longest wait", measure="max", queues=SMALL, holds=_lowest(PROPOSAL_2)),
-    Claim(id="C0.11", what="reservation raises the median wait in queues of large jobs", measure="median", queues=LARGE, holds=_rises,
-          compares_baseline=False),
-    Claim(id="C0.11", what="reservation raises the longest wait in queues of large jobs", measure="max", queues=LARGE, holds=_rises,
-          compares_baseline=False),
-    Claim(id="C0.11", what="reservation lowers the median wait in queues of small jobs", measure="median", queues=SMALL, holds=_falls,
-          compares_baseline=False),
-    Claim(id="C0.11", what="reservation lowers the longest wait in queues of small jobs", measure="max", queues=SMALL, holds=_falls,
-          compares_baseline=False),
+          system=PROPOSAL_2, relation=Relation.BELOW),
+    Claim(id="C0.10", what="figure 3: proposal 2 has the lowest longest wait", measure="max", queues=SMALL,
+          system=PROPOSAL_2, relation=Relation.LOWEST),
+    Claim(id="C0.11", what="reservation raises the median wait in queues of large jobs", measure="median", queues=LARGE,
+          system=PROPOSAL_2, relation=Relation.ABOVE, against=PROPOSAL_1),
+    Claim(id="C0.11", what="reservation raises the longest wait in queues of large jobs", measure="max", queues=LARGE,
+          system=PROPOSAL_2, relation=Relation.ABOVE, against=PROPOSAL_1),
+    Claim(id="C0.11", what="reservation lowers the median wait in queues of small jobs", measure="median", queues=SMALL,
+          system=PROPOSAL_2, relation=Relation.BELOW, against=PROPOSAL_1),
+    Claim(id="C0.11", what="reservation lowers the longest wait in queues of small jobs", measure="max", queues=SMALL,
+          system=PROPOSAL_2, relation=Relation.BELOW, against=PROPOSAL_1),
 )  # fmt: skip
 
 
@@ -91,28 +99,25 @@ def judged(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> tuple
     """Each claim as a check (the share of seeds in which it holds, a row for each queue and load), and a table of every verdict."""
     checks: list[Check] = []
     rows: list[tuple[str | int | float | None, ...]] = []
-    letters: dict[str, int] = {}
+    letters: Counter[str] = Counter()
     for claim, baseline in _compared():
-        letter = letters[claim.id] = letters.get(claim.id, -1) + 1
+        name = f"{claim.id}{chr(ord('a') + letters[claim.id])}"
+        letters[claim.id] += 1
         shares: dict[str, float] = {}
+        spreads: dict[str, float] = {}
         for load in loads:
             for queue in claim.queues:
-                verdicts = [int(claim.holds(_bars(runs, load, seed, queue, claim.measure), baseline)) for seed in seeds]
-                shares[f"{queue} at load {float(load):g}"] = mean(verdicts)
-                told = baseline if claim.compares_baseline else PROPOSAL_1
-                rows.append((f"{claim.id}{chr(ord('a') + letter)}", told, float(load), queue, *verdicts))
-        against = f" ({baseline})" if claim.compares_baseline else ""
-        checks.append(
-            Check(
-                id=f"{claim.id}{chr(ord('a') + letter)}",
-                what=f"{claim.what}{against}: share of seeds",
-                paper=dict.fromkeys(shares, 1),
-                ours=shares,
-                rule=Within(),
-                required=False,
-            )
-        )
-    columns = ("check", "against", "load", "queue", *(f"seed {seed}" for seed in seeds))
+                pairs = [claim.compared(_bars(runs, load, seed, queue, claim.measure), baseline) for seed in seeds]
+                verdicts = [int(claim.relation.holds(*pair)) for pair in pairs]
+                row = f"{queue} at load {float(load):g}"
+                shares[row], spreads[row] = mean(verdicts), spread(verdicts)
+                ours, other = (round(mean([pair[side] for pair in pairs]), 1) for side in (0, 1))
+                rows.append((name, claim.system, ours, str(claim.relation), baseline, other, float(load), queue, *verdicts))
+        what = f"{claim.what}: share of seeds" if claim.against else f"{claim.what} ({baseline}): share of seeds"
+        paper = dict.fromkeys(shares, 1)
+        checks.append(Check(id=name, what=what, paper=paper, ours=shares, spread=spreads, rule=Within(), required=False))
+    columns = ("check", "system", "its mean (s)", "should be", "against", "that one's mean (s)", "load", "queue")
+    columns += tuple(f"seed {seed}" for seed in seeds)
     return checks, Table(title="Claims of figures 2 and 3 by queue and seed (1 = holds)", columns=columns, rows=tuple(rows))
 
 
@@ -147,10 +152,10 @@ def figure_tables(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -
 
 
 def _compared() -> Iterator[tuple[Claim, str]]:
+    """Each claim with every system that it is held against."""
     for claim in CLAIMS:
-        yield claim, CONVENTIONAL
-        if claim.compares_baseline:
-            yield claim, PARTITIONED
+        for baseline in (claim.against,) if claim.against else (CONVENTIONAL, PARTITIONED):
+            yield claim, baseline
 
 
 def _bars(runs: Runs, load: Fraction, seed: int, queue: str, measure: str) -> dict[str, float]:
