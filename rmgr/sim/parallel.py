@@ -14,10 +14,14 @@ from typing import Any, TypeAlias
 
 from rmgr.errors import RmgrError
 
-#: Called now and then by a piece of work: leaves (SystemExit) when the process that wants the answer is gone.
+#: Called now and then by a piece of work: leaves (`Unwanted`) when the process that wants the answer is gone.
 StillWanted: TypeAlias = Callable[[], None]
 
 _ENDING_S = 5.0
+
+
+class Unwanted(BaseException):
+    """Nobody waits for the answer any more. No SystemExit: a pass takes that for the fault of a policy and goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,7 @@ def in_processes(pieces: Iterable[Piece], processes: int, *, reuse: bool = False
         processes: at a time, at least one. reuse: a process does one piece after another; else each gets a new one, and what a piece
             leaves in memory goes with it.
     Raises: RmgrError for a piece that raised one, or whose process died, naming it.
-    Closing the iterator, KeyboardInterrupt or an error ends the processes; a piece then unwinds (SystemExit).
+    Closing the iterator, KeyboardInterrupt or an error ends the processes; a piece then unwinds (`Unwanted`).
     """
     context = multiprocessing.get_context("spawn")  # a fork would copy threads that draw the progress
     waiting = iter(pieces)
@@ -96,9 +100,12 @@ class _Worker:
         return answer
 
     def dismiss(self) -> None:
-        """Ends the process; it is waited for."""
+        """Ends the process; it is waited for. One that does not unwind in time is killed."""
         self.connection.close()
         self.process.join(_ENDING_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
 
 
 def _serve(connection: Connection) -> None:
@@ -119,9 +126,9 @@ def _serve(connection: Connection) -> None:
             except RmgrError as error:
                 answer = (True, error)
             connection.send(answer)
-    except (EOFError, BrokenPipeError, ConnectionResetError, SystemExit):
+    except (EOFError, BrokenPipeError, ConnectionResetError, Unwanted):
         return
 
 
 def _leave(*_: object) -> None:
-    raise SystemExit(1)  # unwinds: a half-written directory is removed
+    raise Unwanted  # unwinds: a half-written directory is removed

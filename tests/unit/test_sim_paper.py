@@ -5,18 +5,25 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import time
 import types
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rmgr.cli.main import run
 from rmgr.cli.sim_paper import parse_seed_count, tolerance
-from rmgr.errors import UsageError
+from rmgr.errors import RmgrError, UsageError
+from rmgr.sched.policy import Stage
+from rmgr.sim.driver import simulate
+from rmgr.sim.models.feitelson96 import feitelson96
 from rmgr.sim.papers import catalogue
 from rmgr.sim.papers.report import Bounds, Check, Figure, Point, Report, Table, Within, is_selected, spread
 from rmgr.sim.papers.runs import measured
+from rmgr.sim.setting import Setting
 
 Captured = pytest.CaptureFixture[str]
 
@@ -93,6 +100,46 @@ def test_every_cell_is_measured_once_in_any_number_of_processes(processes: int) 
     told: list[tuple[int, int]] = []
     assert measured([3, 1, 2, 3, 1], squared, processes=processes, on_progress=lambda *at: told.append(at)) == {3: 9, 1: 1, 2: 4}
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+class Stubborn:
+    """A policy that never ends, as a pass sees it: what leaves the process must go through it."""
+
+    name = "stubborn"
+
+    def plan(self, draft: object, causes: object) -> None:
+        while True:
+            pass
+
+
+def endless() -> int:
+    workload = feitelson96(10, seed=1)
+    while True:
+        with suppress(RmgrError):  # what a pass takes for a fault of the policy ends only this run
+            simulate(workload, Setting(nodes=1024, pipeline=(Stage(Stubborn()),), policy="stubborn"))
+
+
+def test_processes_end_in_the_middle_of_a_pass() -> None:
+    interrupted = 0.0
+
+    def fail(_done: int, _total: int) -> None:
+        nonlocal interrupted
+        if len(children()) >= 2:
+            interrupted = time.monotonic()
+            raise KeyboardInterrupt
+
+    def children() -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+
+    with pytest.raises(KeyboardInterrupt):
+        measured([1, 2, 3], answers_once, processes=2, on_progress=fail)
+    assert time.monotonic() - interrupted < 4  # it unwound; a process that does not is killed after 5 s
+    assert children() == []
+
+
+def answers_once(cell: int) -> int:
+    """The first cell is answered, so that progress is told; the others never."""
+    return 0 if cell == 1 else endless()
 
 
 # -- the command ------------------------------------------------------------------------------------------------------------------
