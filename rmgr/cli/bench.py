@@ -30,7 +30,7 @@ _NAMES = ("tasks", "latency", "shell", "backlog", "sim", "pass")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="repetitions; medians and spread are printed")
 @click.option("--scale", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True, help="of the number of tasks, jobs, nodes")
 @click.option("--trace", default="", metavar="FILE", help="sim: this workload (SWF, plain or gz) instead of 28467 jobs of lublin99")
-@click.option("--large", is_flag=True, help="sim: a million jobs on 100000 nodes instead, with the memory it takes")
+@click.option("--large", is_flag=True, help="sim, pass: a million jobs on 100000 nodes instead, and their memory")
 def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, trace: str, large: bool) -> None:
     """Measures rmgr on a cluster of its own (one ZooKeeper, SQLite, two slots) beside a baseline in the same run.
 

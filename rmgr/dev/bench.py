@@ -44,7 +44,7 @@ class Plan:
     scale: float = 1.0  #: of the number of tasks
     progress: Callable[[str], None] = lambda _: None
     trace: str = ""  #: a workload of one's own for `sim`
-    large: bool = False  #: `sim` with a million jobs on 100,000 nodes instead
+    large: bool = False  #: `sim` and `pass` with a million jobs on 100,000 nodes instead
 
     def count(self, tasks: int) -> int:
         """`tasks`, scaled."""

@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from multiprocessing import get_context
+from typing import TypeVar
 
 from rmgr.dev.bench import Plan, Row, paired, row
 from rmgr.errors import RmgrError
@@ -31,6 +32,8 @@ from rmgr.sim.driver import simulate
 from rmgr.sim.models.lublin99 import lublin99
 from rmgr.sim.setting import Setting
 from rmgr.sim.workload import Workload, read_trace
+
+T = TypeVar("T")
 
 _SIMULATED = ("fcfs", "first_fit", "easy", "conservative")
 _SIMULATOR = "simulator, validation off"
@@ -104,24 +107,31 @@ def simulated(workload: Workload, policy: str) -> None:
 
 
 def _large(plan: Plan) -> list[Row]:
-    """Each in a process of its own, for its memory is counted: the workload, and everything that is kept until the end."""
     rows = []
     jobs, nodes = plan.count(_LARGE[0]), plan.count(_LARGE[1])
     for policy in _LARGE_POLICIES:
         what = f"{policy}, {jobs} jobs of lublin99 on {nodes} nodes"
         plan.progress(what)
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            rate, peak_mib = process.submit(_alone, policy, jobs, nodes).result()
+        rate, peak_mib = _alone(_large_rate, policy, jobs, nodes)
         rows.append(row("rmgr", _SIMULATOR, what, "jobs/s", [rate], seconds=jobs / rate, peak_mib=peak_mib))
     return rows
 
 
-def _alone(policy: str, jobs: int, nodes: int) -> tuple[float, float]:
-    """Jobs/s, and the most memory (MiB) that this process has had."""
+def _large_rate(policy: str, jobs: int, nodes: int) -> float:
     workload = lublin99(jobs, processors=nodes, seed=1).at_load(_LOAD)
-    rate = _rate(workload, lambda: simulated(workload, policy))
+    return _rate(workload, lambda: simulated(workload, policy))
+
+
+def _alone(measure: Callable[[str, int, int], T], policy: str, jobs: int, nodes: int) -> tuple[T, float]:
+    """What a measurement finds in a process of its own, and the most memory (MiB) that this process has had: all that it makes."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(_with_peak, measure, policy, jobs, nodes).result()
+
+
+def _with_peak(measure: Callable[[str, int, int], T], policy: str, jobs: int, nodes: int) -> tuple[T, float]:
+    found = measure(policy, jobs, nodes)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on macOS bytes
-    return rate, peak / (MIB if sys.platform == "darwin" else 1024)
+    return found, peak / (MIB if sys.platform == "darwin" else 1024)
 
 
 def _rate(workload: Workload, run: Callable[[], object]) -> float:
@@ -174,7 +184,10 @@ def passes(plan: Plan) -> list[Row]:
 
     `rate`: a pass after the end of one job and the arrival of another, median of five; `first ms`: the first pass on a state, as
     after a take-over. `ratio`: to the smallest size of the curve; `growth`: that by how much larger the size is, 1 = linear.
+    With `plan.large`: at a million pending jobs and 100,000 nodes instead, once, with the memory of the process.
     """
+    if plan.large:
+        return _large_passes(plan)
     rows: list[Row] = []
     for policy in (policy for policy in _PASSED if policy in POLICIES):
         known: dict[tuple[int, int], Timed] = {}
@@ -210,6 +223,21 @@ def _curve(plan: Plan, policy: str, along: str, curve: tuple[tuple[int, int], ..
         rows.append(row("rmgr", setup, what, "ms", found.steps, ratio=ratio, first_ms=first, growth=growth))
         before = size
     return rows
+
+
+def _large_passes(plan: Plan) -> list[Row]:
+    rows = []
+    pending, nodes = plan.count(_LARGE[0]), plan.count(_LARGE[1])
+    for policy in _LARGE_POLICIES:
+        what = f"{policy} pass, {pending} pending, {nodes} nodes"
+        plan.progress(what)
+        found, peak_mib = _alone(_timed_once, policy, pending, nodes)
+        rows.append(row("rmgr", _setup(policy, BUSY), what, "ms", found.steps, first_ms=found.first[0], peak_mib=peak_mib))
+    return rows
+
+
+def _timed_once(policy: str, pending: int, nodes: int) -> Timed:
+    return timed(policy, pending, nodes, repetitions=1)
 
 
 def _setup(policy: str, scene: Scene) -> str:
