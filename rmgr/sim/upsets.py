@@ -131,12 +131,16 @@ class Upsets:
         return _LOST if lost else _NOTHING
 
     def _plan(self, window: Window) -> frozenset[Cause]:
-        number = next(self._serials)
-        self._world.tell.maintenance_planned(
-            Maintenance(number, window.start_us, window.end_us, tuple(self._of(window.nodes)), window.name)
-        )
+        """One record for each partition that it touches."""
+        homes: dict[str, list[int]] = {}
+        for node in self._of(window.nodes):
+            homes.setdefault(self._nodes[node].partition, []).append(node)
+        for partition, nodes in homes.items():
+            number = next(self._serials)
+            record = Maintenance(number, window.start_us, window.end_us, tuple(nodes), window.name, partition)
+            self._world.tell.maintenance_planned(record)
+            self._put(window.end_us, WindowEnds(window.end_us, number))
         self._put(window.start_us, WindowBegins(window.start_us, window.nodes))
-        self._put(window.end_us, WindowEnds(window.end_us, number))
         return _NODES
 
     def _take_over(self) -> frozenset[Cause]:

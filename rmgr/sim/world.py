@@ -12,10 +12,11 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from typing import TypeAlias
 
+from rmgr.errors import RmgrError
 from rmgr.model.states import State
 from rmgr.sched import job as sched
 from rmgr.sched.job import Running
-from rmgr.sched.plan import Decision, Migrate, Preempt, Reject, Resume, Route, Suspend
+from rmgr.sched.plan import Decision, GangSet, Migrate, Preempt, Reject, Resume, Route, Suspend
 from rmgr.sched.policy import Cause
 from rmgr.sched.snapshot import Snapshot
 from rmgr.sched.state import ClusterState
@@ -151,6 +152,11 @@ class World:
             case Route(number, to):
                 state.carried_out(decision, now)
                 self._queues[number] = to
+            case GangSet(gang):
+                raise RmgrError(
+                    f"gang {gang.name}: jobs that share nodes in turns are not simulated yet",
+                    hint="every other decision of a policy is; suspend and resume share nodes in turns, too",
+                )
             case _:
                 state.carried_out(decision, now)
 

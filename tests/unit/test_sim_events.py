@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rmgr.adapters.policy_files import load
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.states import State
 from rmgr.sched.catalogue import policy_named
@@ -20,9 +21,9 @@ from rmgr.sim.driver import simulate
 from rmgr.sim.events import Cancel, Event, FailOver, Failures, LimitsChange, NodesDrain, NodesFail, NodesRepaired, NodesUndrain, Window
 from rmgr.sim.events_file import read_events
 from rmgr.sim.execution import BySpeed, by_speed
+from rmgr.sim.experiment import Experiment
 from rmgr.sim.machine import Machine
 from rmgr.sim.metrics import summary
-from rmgr.sim.models.catalogue import model_named
 from rmgr.sim.outcome import Result
 from rmgr.sim.output import write_run
 from rmgr.sim.record import Recorder
@@ -31,6 +32,7 @@ from rmgr.sim.validate import check
 from rmgr.sim.workload import SECOND, Job, Workload
 
 HOUR = 3600 * SECOND
+POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "policies"
 
 
 def a_job(number: int, submit: int, run: int, processors: int, **more: object) -> Job:
@@ -145,23 +147,35 @@ def test_without_a_leader_nothing_starts_and_the_next_one_knows_everything() -> 
     assert [spells(result, n) for n in (1, 2, 3)] == [[(0, 10, "ended")], [(12, 14, "ended")], [(14, 15, "ended")]]
 
 
-@pytest.mark.parametrize("policy", ["easy", "conservative", "first_fit", "sjf"])
+@pytest.mark.parametrize(
+    "policy",
+    ["easy", "conservative", "sjf", "fair_share", "migration", "ljf_migration", "hpc2500.toml", "easy_fair_share.toml"],
+)
 def test_a_fail_over_that_takes_no_time_changes_no_byte(policy: str, tmp_path: Path) -> None:
-    workload = model_named("lublin99", jobs=120, processors=16, seed=3).at_load(Fraction(9, 10))
-    window = Window(2 * HOUR, 9 * HOUR, 11 * HOUR, ((3, 6),), "new disks")
-    failures = Failures(40 * HOUR, HOUR)
-    setting = a_setting(policy, window, nodes=16, failures=failures, seed=5)
+    """With failures and a window: a new leader at one pass, and at every pass; and the very same run again."""
+    file = policy.endswith(".toml")
+    experiment = Experiment(
+        source="hpc2500" if policy.startswith("hpc") else "lublin99",
+        policy=str(POLICIES / policy) if file else policy,
+        nodes=None if file else 16,
+        count=120,
+        load=Fraction(6, 5),
+        seed=3,
+        mtbf_us=60 * HOUR,
+        mttr_us=HOUR,
+        configure=load,
+    )
+    workload = experiment.workload()
+    setting = experiment.setting(workload)
+    setting = replace(setting, events=(*setting.events, Window(2 * HOUR, 9 * HOUR, 11 * HOUR, ((3, 6),), "new disks")))
     lines: list[str] = []
-    result = simulate(workload, setting, recorder=Recorder(lines.append, policy=policy, parameters={}, about={}))
-    check(result, workload)
-    plain = digest(result, tmp_path / "plain")
-    assert summary(result)["lost_to_nodes"] > 0
+    plain = digest(simulate(workload, setting, recorder=Recorder(lines.append, policy=policy, parameters={}, about={})), tmp_path / "plain")
+    assert summary(run(workload, setting))["lost_to_nodes"] > 0
     instants = sorted({json.loads(line)["at"] for line in lines if '"pass"' in line})
     one = replace(setting, events=(*setting.events, FailOver(instants[len(instants) // 2], 0)))
     every = replace(setting, events=(*setting.events, *(FailOver(at_us, 0) for at_us in instants)))
-    for name, changed in (("one", one), ("every", every)):
-        assert digest(run(workload, changed), tmp_path / name) == plain
-    assert digest(run(workload, setting), tmp_path / "again") == plain
+    for name, changed in (("one", one), ("every", every), ("again", setting)):
+        assert digest(simulate(workload, changed), tmp_path / name) == plain
 
 
 def test_failures_are_the_same_whatever_the_policy_and_nodes_fail_as_often_as_was_asked() -> None:
