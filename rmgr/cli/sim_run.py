@@ -118,7 +118,7 @@ def run(
     out: Path | None,
     validate: bool,
 ) -> None:
-    """Runs a trace in Standard Workload Format, or a model (lublin99), under one policy and prints its measures.
+    """Runs a trace in Standard Workload Format, or a model (lublin99, feitelson96, hpc2500), under one policy and prints its measures.
 
     Times are exact; the same command line gives the same files, byte for byte. Jobs run for the time that the trace says; the policy
     knows only what they requested.

@@ -46,14 +46,14 @@ def paper_named(number: str) -> Paper:
 
 
 def checks_named(paper: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The ids as papers.md writes them, each once. Raises: UsageError for an unknown one; it names the nearest."""
+    """The ids as papers.md writes them, each once, in its order. Raises: UsageError for an unknown one; it names the nearest."""
     by_name = {name.lower(): name for name in known}
-    found = []
+    found = set()
     for word in wanted:
         name = by_name.get(word.strip().lower())
         if name is None:
             near = get_close_matches(word.strip().upper(), known, n=1, cutoff=0.3)
             meant = f"; did you mean {near[0]}?" if near else ""
             raise UsageError(f"paper {paper} has no check {word!r}{meant}", hint=f"known: {', '.join(known)}")
-        found.append(name)
-    return tuple(dict.fromkeys(found))
+        found.add(name)
+    return tuple(name for name in known if name in found)

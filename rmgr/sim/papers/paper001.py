@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from rmgr.sim.papers.paper001_asked import Runs
 from rmgr.sim.papers.paper001_checks import CHECKS as _CHECKS
 from rmgr.sim.papers.paper001_runs import JOBS, measure
 from rmgr.sim.papers.paper001_tables import figures, tables
-from rmgr.sim.papers.report import Check, Figure, Report, Table
+from rmgr.sim.papers.report import Check, Figure, Report, Table, rows_of
 from rmgr.sim.papers.runs import measured
 
 CHECKS = tuple(_CHECKS)
@@ -58,4 +59,6 @@ def _written(runs: Runs, checks: Sequence[str] | None) -> tuple[tuple[Check, ...
 
 def _all_of(runs: Runs, names: Sequence[str]) -> Iterator[Check]:
     for name in names:
-        yield from _CHECKS[name](runs)
+        for check in _CHECKS[name](runs):
+            one_seed = len(runs.seeds) == 1 and not any(rows_of(check.spread).values())
+            yield replace(check, spread=None) if one_seed else check
