@@ -95,7 +95,7 @@ def check(
     for number in range(seed, seed + worlds):
         world, done = drawn.world(number), done + 1
         result = tried(world, make, laws=LAWS.keys() - broken, budget=budget)
-        while result.breach is not None and "in_time" not in broken:
+        while result.breach is not None and result.breach.law not in broken:  # a world that cannot be run breaks the same law again
             counts = _counted(counts, (result.breach.law,), result.passes)
             broken[result.breach.law] = (number, _smallest(result.breach, make, budget))
             if "in_time" not in broken:

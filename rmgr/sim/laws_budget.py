@@ -38,6 +38,11 @@ class Budget:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
+    @property
+    def told(self) -> str:
+        """What is said of a policy that took longer."""
+        return f"a pass takes longer than {self.seconds:g} s"
+
     def expired(self) -> bool:
         """This pass has taken longer: what the engine asks after each policy."""
         return bool(self.seconds) and time.perf_counter() - self._began > self.seconds

@@ -58,7 +58,7 @@ class Drive:
         self.world = world
         self.pipeline = pipeline
         self.budget = budget
-        self.state = ClusterState(world.nodes)
+        self.state = ClusterState(world.nodes, world.half_life_us)
         for partition, limits in sorted(world.limits.items()):
             self.state.limits_changed(partition, limits)
         self.now_us = 0
@@ -138,7 +138,7 @@ class Drive:
         return {Cause.NODES_CHANGED}
 
     def _end(self, job_id: int) -> None:
-        run = self.state.job_ended(job_id, self._works[job_id].job.partition)
+        run = self.state.job_ended(job_id, self._works[job_id].job.partition, now=self.now_us)
         self._tell(f"job {job_id} ends")
         self._leave(run.job.id)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rmgr.sched.job import Job, Node
-from rmgr.sim.laws_budget import Budget
+from rmgr.sim.laws_budget import Budget, OutOfTime
 from rmgr.sim.laws_drive import Drive
 from rmgr.sim.laws_try import Breach, Make, Tried
 from rmgr.sim.laws_world import SmallWorld, Work
@@ -26,9 +26,13 @@ def starved(make: Make, *, budget: Budget | None = None, partition: str = "defau
     for what, world in streams(partition, queue).items():
         drive = Drive(world, make(), budget=budget or Budget(0))
         last_us = world.works[-1].job.submit_us
-        while VICTIM not in drive.started and drive.now_us < last_us and drive.advance():
-            drive.decide()
-            drive.carry_out()
+        try:
+            while VICTIM not in drive.started and drive.now_us < last_us and drive.advance():
+                drive.decide()
+                drive.carry_out()
+        except OutOfTime:
+            yield Tried(drive.passes, Breach(LAW, drive.budget.told, drive.now_us, world, tuple(drive.story[-12:]), tuple(drive.stays)))
+            continue
         if VICTIM in drive.started or VICTIM in drive.gone:
             yield Tried(drive.passes)
             continue

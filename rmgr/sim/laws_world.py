@@ -82,7 +82,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallWorld:
-    """A machine and all that will happen on it. The seed is that of passes and of what tests shuffle."""
+    """A machine and all that will happen on it. half_life_us: of use; 0 = not kept. seed: of passes, and of what tests shuffle."""
 
     nodes: tuple[Node, ...]
     works: tuple[Work, ...]
@@ -90,6 +90,7 @@ class SmallWorld:
     withdrawals: tuple[Withdrawal, ...] = ()
     windows: tuple[Window, ...] = ()
     limits: dict[str, Limits] = field(default_factory=dict)
+    half_life_us: int = 0
     seed: int = 0
     unit_us: int = 1
 
@@ -99,7 +100,7 @@ class SmallWorld:
         shapes = sum(w.job.processes + w.job.threads + bool(w.job.memory_bytes) + len(w.job.features) + w.job.exclusive for w in self.works)
         extras = sum(len(w.job.after) + bool(w.job.begin_us) + bool(w.job.submit_us) + (w.job.queue != QUEUES[0]) for w in self.works)
         things = len(self.works) + len(self.nodes) + len(self.outages) + len(self.withdrawals) + len(self.windows) + len(self.limits)
-        return 10 * things + shapes + extras + sum(node.cores + bool(node.memory_bytes) for node in self.nodes)
+        return 10 * things + shapes + extras + bool(self.half_life_us) + sum(node.cores + bool(node.memory_bytes) for node in self.nodes)
 
 
 def world_of(
@@ -129,6 +130,7 @@ def world_of(
         else (),
         windows=(_window(chance, nodes, unit),) if "window" in kinds else (),
         limits={name: _limits(chance, unit) for name in names} if "limits" in kinds else {},
+        half_life_us=unit * chance.one_of((0, 8)),
         seed=chance.between(0, 99),
         unit_us=unit,
     )
@@ -141,6 +143,7 @@ def smaller(world: SmallWorld) -> Iterator[SmallWorld]:
     for name in ("outages", "withdrawals", "windows"):
         for fewer in _without_each(getattr(world, name)):
             yield replace(world, **{name: fewer})
+    yield replace(world, half_life_us=0)
     for partition in world.limits:
         yield replace(world, limits={name: limits for name, limits in world.limits.items() if name != partition})
     for nodes in _without_each(world.nodes):

@@ -1,0 +1,110 @@
+"""The laws find what they are there for: each defect planted into the scheduling core breaks one of them within a few hundred worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+
+from rmgr.sched import snapshot, state
+from rmgr.sched.catalogue import policy_named
+from rmgr.sched.draft import Draft
+from rmgr.sched.draft_overlay import Overlay
+from rmgr.sched.draft_view import View
+from rmgr.sched.partition import Partition
+from rmgr.sched.policies.first_fit import FITS, FirstFit
+from rmgr.sched.policy import Stage
+from rmgr.sched.pool_node import NodePool
+from rmgr.sched.pool_unit import UnitPool
+from rmgr.sched.queue_class import QueueClass
+from rmgr.sim.laws import Drawn, check, digest
+from rmgr.sim.laws_shrink import shrunk
+from rmgr.sim.laws_try import tried
+from rmgr.sim.laws_world import Seeded, SmallWorld, smaller, world_of
+
+CLASSES = (QueueClass(name="large", max_cpus=8, max_processes=8, max_threads=2, max_reservations=2, head_trigger=True),)
+MOST = 400
+
+
+def nothing(*_: object, **__: object) -> None:
+    """In place of what matters."""
+
+
+def without_notes(snap: snapshot.Snapshot, *rest: Any) -> None:
+    snapshot.restore(replace(snap, notes=()), *rest)
+
+
+def plan_from_memory(self: FirstFit, draft: Draft, causes: object) -> None:
+    if next(CALLS) % 3:
+        for job in draft.startable(draft.by_arrival()):
+            draft.start(job.id, FITS)
+    draft.leave_rest(FITS)
+
+
+CALLS = count()
+
+#: What is broken -> (where, name, what stands there instead, policy that stumbles, laws that may break).
+DEFECTS: dict[str, tuple[Any, str, Any, str, set[str]]] = {
+    "nodes_are_given_twice": (NodePool, "_change", nothing, "first_fit", {"capacity"}),
+    "ranges_are_never_taken": (UnitPool, "take", nothing, "first_fit", {"capacity", "applies"}),
+    "limits_are_forgotten": (View, "_over_limits", lambda *_: None, "first_fit", {"permission"}),
+    "windows_are_forgotten": (Overlay, "_close_windows", nothing, "fcfs", {"permission"}),
+    "jobs_begin_when_they_come": (Partition, "_never", lambda *_: None, "fcfs", {"served", "applies", "sound"}),
+    "dependencies_are_forgotten": (state.ClusterState, "_waits_on", lambda *_: None, "fcfs", {"permission"}),
+    "a_fork_leaves_starts_behind": (Overlay, "back", nothing, "first_fit", {"fork"}),
+    "notes_are_not_restored": (state, "restore", without_notes, "migration", {"stateless"}),
+    "held_cores_are_free_for_all": (NodePool, "take_share", nothing, "connection_reservation", {"capacity", "stateless", "applies"}),
+    "a_policy_counts_its_calls": (FirstFit, "plan", plan_from_memory, "first_fit", {"pure", "stateless", "fork"}),
+    "nobody_says_why": (Draft, "leave_rest", nothing, "first_fit", {"explained"}),
+}
+
+
+@pytest.mark.parametrize(("where", "name", "instead", "policy", "laws"), DEFECTS.values(), ids=DEFECTS)
+def test_a_planted_defect_breaks_a_law(
+    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, instead: Callable[..., Any], policy: str, laws: set[str]
+) -> None:
+    records = CLASSES if policy == "connection_reservation" else ()
+
+    def make() -> tuple[Stage, ...]:
+        return (Stage(policy_named(policy, records=records)),)
+
+    monkeypatch.setattr(where, name, instead)
+    results = (tried(world_of(Seeded(seed)), make) for seed in range(MOST))
+    breach = next((result.breach for result in results if result.breach is not None), None)
+    assert breach is not None
+    assert breach.law in laws, breach.text
+
+
+def test_the_same_seed_is_the_same_world_and_a_smaller_world_is_whole() -> None:
+    assert world_of(Seeded(5)) == world_of(Seeded(5))
+    assert len({repr(world_of(Seeded(seed))) for seed in range(50)}) == 50
+    for seed in range(30):
+        for world in smaller(world_of(Seeded(seed))):
+            nodes = {node.id for node in world.nodes}
+            jobs = {work.job.id for work in world.works}
+            assert all(set(work.job.after) <= jobs for work in world.works)
+            assert all(outage.node in nodes for outage in world.outages)
+            assert all(set(window.plan.nodes) <= nodes for window in world.windows)
+            assert all(work.run_us <= work.job.planned_us for work in world.works)
+
+
+def test_shrinking_ends_with_nothing_to_spare() -> None:
+    def breaks(world: SmallWorld) -> bool:
+        return sum(work.job.processes for work in world.works) >= 3
+
+    found = shrunk(world_of(Seeded(4)), breaks)
+    assert sum(work.job.processes for work in found.works) == 3
+    assert len(found.nodes) == 1
+
+
+def test_a_digest_tells_pipelines_apart_and_counts_every_world() -> None:
+    def make(name: str) -> Callable[[], tuple[Stage, ...]]:
+        return lambda: (Stage(policy_named(name)),)
+
+    assert digest(make("fcfs"), worlds=3) == digest(make("fcfs"), worlds=3) != digest(make("first_fit"), worlds=3)
+    report = check(make("easy"), worlds=10, seed=3, drawn=Drawn(partitions=("batch", "debug")))
+    assert report.is_lawful
+    assert {finding.worlds for finding in report.findings} == {10, 3}
