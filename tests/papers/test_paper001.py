@@ -235,6 +235,20 @@ def test_a_leader_that_dies_between_any_two_passes_changes_nothing(name: str) ->
     assert plain.outcomes == torn.outcomes
 
 
+def test_ageing_over_arrival_order_changes_nothing_and_over_another_order_it_does() -> None:
+    grid, workload = drawn(3, nodes=40, sites=4), feitelson96(400, processors=40, seed=3, constants=Constants(interarrival_min=300))
+    found = {}
+    for order in ("fcfs", "ljf"):
+        for ageing in ({}, {"max_wait": "3d"}):
+            policy = policy_named("migration", {"order": order, **ageing})
+            setting = Setting(nodes=grid.nodes(), pipeline=(Stage(policy),), policy=order, tick_us=TICK_US, execution=grid)
+            outcomes = simulate(workload, setting).outcomes
+            assert sum(len(outcome.spells) > 1 for outcome in outcomes) >= 5
+            found[order, bool(ageing)] = [outcome.spells for outcome in outcomes]
+    assert found["fcfs", True] == found["fcfs", False]
+    assert found["ljf", True] != found["ljf", False]
+
+
 def test_whose_jobs_a_head_may_suspend() -> None:
     """10 nodes. 1 runs on 6; 2 (5 nodes) waits; 3 and 4 pass it; 5 (7 nodes) comes, and 6 passes both."""
     jobs = {1: (0, 6, 100), 2: (5, 5, 50), 3: (6, 1, 400), 4: (7, 2, 400), 5: (15, 7, 50), 6: (16, 1, 400)}

@@ -10,9 +10,8 @@ Algorithm:
 4. `followers=any`: running jobs that First-Fit started past any head count as followers of every later one.
 5. Scan the rest of the queue once, in order; start each job that fits, and note whom it passed. A job that starts as head is no follower.
 What a migration costs is the driver's affair: the execution model of the simulator, real checkpoints of the leader.
-A committed note says of each follower which head it passed. With an order by a fixed key, "waited ahead" follows from the keys and from
-when the head came to the queue; with any other order (ageing), and for a head that depended on other jobs, a follower has passed the
-job only that was the head when it started.
+A committed note says of each follower which head it passed. Whether another job waited ahead of it follows from when that came to the
+queue and from the order at that time; with fair share, and of jobs that depended on others, only the head is known to have been passed.
 Parameters: order (default fcfs), followers (head | any), suspend (minimal | all).
 Source: papers.md 2.2; seed 001, section 2.3. Differs from it in: condition (1) is printed with >=, which could never start the head; its
 text ("until the nodes that the head needs are there") has <=. Larger jobs may suspend a job again and again (LJF).
@@ -20,6 +19,7 @@ text ("until the nodes that the head needs are there") has <=. Larger jobs may s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rmgr.sched.parameters import about
 from rmgr.sched.partition import arrival
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
+from rmgr.sched.policies.ageing import Ageing
 from rmgr.sched.policies.fcfs import Fcfs
 from rmgr.sched.policies.head_blocking import HEAD
 from rmgr.sched.policy import Cause, Order
@@ -106,20 +107,31 @@ class Migration:
     def _followers_of(self, draft: Draft, head: Job) -> list[Running]:
         """The latest start first. With followers=head: First-Fit started them while the head waited, as it waits now, ahead of them."""
         any_head = self.followers is Followers.ANY
-        key = arrival if isinstance(self.order, Fcfs) else getattr(self.order, "key", None)
-        if head.after:  # nothing says since when it waits for nodes only
-            key = None
-        place = () if key is None else key(head)
+        place = None if head.after else _place_in(self.order)  # nothing says since when a dependent job waits for nodes only
         came_us = max(head.queued_us, head.begin_us)
         found = []
         for job_id, (passed,) in draft.notes(PASSED).items():
             run = draft.run(job_id)
             if run is None:  # it waits: its node was lost
                 continue
-            if any_head or (came_us <= run.start_us and (passed == head.id or (key is not None and place < key(run.job)))):
+            job, start_us = run.job, run.start_us
+            if any_head or (
+                came_us <= start_us and (passed == head.id or (place is not None and place(head, start_us) < place(job, start_us)))
+            ):
                 found.append(run)
         found.sort(key=_start, reverse=True)
         return found
+
+
+def _place_in(order: Order) -> Callable[[Job, int], tuple[int, ...]] | None:
+    """The place of a job in the queue at a time; None where neither job nor time tell it (fair share)."""
+    if isinstance(order, Ageing):
+        base, oldest = _place_in(order.base), order.max_wait_us
+        if base is None:
+            return None
+        return lambda job, at_us: (0, *arrival(job)) if job.submit_us <= at_us - oldest else (1, *base(job, at_us))
+    key = arrival if isinstance(order, Fcfs) else getattr(order, "key", None)
+    return None if key is None else lambda job, _at_us: key(job)
 
 
 def _start(run: Running) -> tuple[int, int]:
