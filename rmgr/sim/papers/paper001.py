@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
-from rmgr.sim.papers.paper001_asked import Runs
+from rmgr.sim.papers.paper001_asked import LEAST_SEEDS, Runs
 from rmgr.sim.papers.paper001_checks import CHECKS as _CHECKS
 from rmgr.sim.papers.paper001_runs import JOBS, measure
 from rmgr.sim.papers.paper001_tables import figures, tables
-from rmgr.sim.papers.report import Check, Figure, Report, Table, rows_of
+from rmgr.sim.papers.report import Check, Figure, Report, Table
 from rmgr.sim.papers.runs import measured
 
 CHECKS = tuple(_CHECKS)
@@ -42,14 +41,18 @@ def report(
     """Runs what the checks need, each run once; None: all of them, tables and figures too.
 
     Args:
-        seeds: at least one; papers.md asks for three. processes: at a time. jobs: fewer give a look, not a result.
+        seeds: to fewer than three (papers.md 2.5) the next ones are added, and a note says so; for C1.4 to fewer than six.
+        processes: at a time. jobs: fewer give a look, not a result.
     Raises: RmgrError for a run that failed.
     """
     asking = Runs(seeds, jobs=jobs)
     _written(asking, checks)
     measures = measured(asking.asked, measure, processes=processes, on_progress=on_progress)
     found, shown, drawn = _written(Runs(seeds, measures, jobs), checks)
-    return Report(paper="001", checks=found, tables=shown, notes=NOTES if checks is None else (), figures=drawn)
+    notes = NOTES if checks is None else ()
+    if len(seeds) < LEAST_SEEDS:
+        notes = (*notes, f"{LEAST_SEEDS} seeds were run, not {len(seeds)}: fewer say nothing (papers.md 2.5).")
+    return Report(paper="001", checks=found, tables=shown, notes=notes, figures=drawn)
 
 
 def _written(runs: Runs, checks: Sequence[str] | None) -> tuple[tuple[Check, ...], tuple[Table, ...], tuple[Figure, ...]]:
@@ -59,6 +62,4 @@ def _written(runs: Runs, checks: Sequence[str] | None) -> tuple[tuple[Check, ...
 
 def _all_of(runs: Runs, names: Sequence[str]) -> Iterator[Check]:
     for name in names:
-        for check in _CHECKS[name](runs):
-            one_seed = len(runs.seeds) == 1 and not any(rows_of(check.spread).values())
-            yield replace(check, spread=None) if one_seed else check
+        yield from _CHECKS[name](runs)

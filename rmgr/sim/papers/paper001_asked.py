@@ -8,6 +8,9 @@ from typing import Any
 from rmgr.sim.papers.paper001_runs import JOBS, Cell, Measures
 from rmgr.sim.papers.report import mean, spread
 
+#: Fewer say nothing (papers.md 2.5).
+LEAST_SEEDS = 3
+
 
 class Runs:
     """Measures of runs by what was run. Before anything was measured (`measures` None) it takes down what is asked, and answers 1."""
@@ -18,7 +21,7 @@ class Runs:
         self._measures = measures
         self._jobs = jobs
 
-    def of(self, measure: str, algorithm: str, interval: int, *, least_seeds: int = 1, **other: Any) -> list[float]:
+    def of(self, measure: str, algorithm: str, interval: int, *, least_seeds: int = LEAST_SEEDS, **other: Any) -> list[float]:
         """One value a seed. least_seeds: if fewer are run, the next ones are added. other: fields of `Cell`."""
         seeds = list(self.seeds)
         while len(seeds) < least_seeds:
