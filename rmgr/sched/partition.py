@@ -303,7 +303,7 @@ class Partition:
         """O(waiting)."""
         self.limits = limits
         for job in list(self.jobs.values()):
-            if (self._never(job) is not None) != (job.id in self.infeasible):
+            if job.id in self.infeasible or self._never(job) is not None:
                 self.reconsider(job)
 
     def set_windows(self, windows: dict[int, Maintenance]) -> None:
@@ -323,7 +323,9 @@ class Partition:
         self._rebuild()
 
     def drop_node(self, node_id: int) -> None:
+        """A promise on it cannot be kept: it goes."""
         del self.nodes[node_id]
+        self.reservations = {i: r for i, r in self.reservations.items() if not any(low <= node_id <= high for low, high, _ in r.placement)}
         self._rebuild()
 
     # -- what is derived ----------------------------------------------------------------------------------------------------

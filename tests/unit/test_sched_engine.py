@@ -273,3 +273,13 @@ def test_facts_that_cannot_be_are_refused() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest(name: str, params: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         policy_named(name, params)
+
+
+def test_a_promise_on_a_node_that_is_removed_goes_with_it() -> None:
+    state = with_jobs(ClusterState(Node(id=i, cores=2) for i in range(3)), a_job(1, 4), a_job(2, 6))
+    state.job_started(1, ((0, 1, 2),), 0)
+    state.apply(planned(state, policy_named("conservative")), 0)
+    assert [r.job_id for r in state.snapshot().reservations] == [2]
+    state.node_removed(2)
+    assert state.snapshot().reservations == ()
+    assert started(planned(state, policy_named("conservative"))) == []
