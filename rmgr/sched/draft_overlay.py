@@ -176,8 +176,9 @@ class Overlay:
     def close(self) -> None:
         """Takes the overlay off the state again; no verb works any more."""
         self._open = False
-        for run in reversed(self._started.values()):
-            self._pool.give(run.job, run.placement)
+        if self._started:
+            for run in reversed(self._started.values()):
+                self._pool.give(run.job, run.placement)
         if self._more is not None:
             self._more.back(0)
 

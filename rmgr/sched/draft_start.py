@@ -9,6 +9,7 @@ from rmgr.sched.plan import Accepted, Insufficient, Reserve, Start, Unreserve, V
 from rmgr.sched.records import Hold
 
 UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
+TOO_LARGE = "needs {} x {} cores, {} are free"
 HAS_HOLD = Why("hold", "it has been promised the cores of running jobs")
 
 
@@ -36,18 +37,19 @@ class Starting(View):
                 return self._never(Why("nodes", "no node {} in partition {}", (unknown[0], self.partition)))
             if not pool.holds(job, placement):
                 return Insufficient(Why("resources", "{} is not free for job {}", (placement, job_id)))
-        elif not pool.fits(job):
-            return Insufficient(Why("resources", "needs {} x {} cores, {} are free", (job.processes, job.threads, pool.free)))
+        elif horizon is not None and not pool.fits(job):
+            return Insufficient(Why("resources", TOO_LARGE, (job.processes, job.threads, pool.free)))
         if horizon is not None:
             placement = self._within_promises(job, placement)
             if placement is None:
                 return Insufficient(self._not_admitted(job))
         elif placement is None:
             placement = pool.pick(job)
-            assert placement is not None
+            if placement is None:
+                return Insufficient(Why("resources", TOO_LARGE, (job.processes, job.threads, pool.free)))
         pool.take(job, placement)
         self._started[job_id] = Running(job, self.now_us, self.now_us + job.planned_us, placement)
-        if self._horizon is not None:
+        if horizon is not None and self._horizon is not None:
             self._horizon.started(job, placement)
         self.decisions.append(Start(job_id, placement, why, self.partition))
         return Accepted(self.now_us)

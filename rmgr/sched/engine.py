@@ -80,9 +80,8 @@ def _sealed(drafts: dict[str, Draft], faults: tuple[Fault, ...]) -> Plan:
     if len(drafts) == 1:  # most passes: nothing to put together
         for name, draft in drafts.items():
             rest, aside = draft.rest, draft.aside
-            return Plan(
-                draft.sealed(), draft.left, {} if rest is None else {name: rest}, faults, draft.refused, {name: aside} if aside else {}
-            )
+            told = {} if rest is None else {name: rest}
+            return Plan(draft.sealed(), draft.left, told, faults, draft.refused, {name: aside} if aside else {})
     return Plan(
         tuple(decision for draft in drafts.values() for decision in draft.sealed()),
         {job_id: why for draft in drafts.values() for job_id, why in draft.left.items()},

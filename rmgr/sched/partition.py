@@ -213,8 +213,9 @@ class Partition:
         if self.gangs.of and job.id in self.gangs:
             self.gangs.enter(self.pool, run)
         else:
-            self.pool.take(job, run.placement)
-            insort(self.endings, (run.end_us, job.id, self.pool.returns(job, run.placement)))
+            pool, placement = self.pool, run.placement
+            pool.take(job, placement)
+            insort(self.endings, (run.end_us, job.id, pool.returns(job, placement)))
 
     def drop_running(self, run: Running) -> None:
         """It leaves its nodes; what a hold waits for of them is held from now on."""
@@ -363,15 +364,17 @@ class Partition:
 
     def _show(self, job: Job) -> None:
         self.waiting.add(job)
-        for view in self._views.values():
-            view.postpone(job)
+        if self._views:
+            for view in self._views.values():
+                view.postpone(job)
         if self.queues is not None:
             self._enqueue(self.queues, job)
 
     def _hide(self, job: Job) -> None:
         self.waiting.remove(job)
-        for view in self._views.values():
-            view.remove(job)
+        if self._views:
+            for view in self._views.values():
+                view.remove(job)
         if self.queues is not None:
             queue = self.queues[job.queue]
             queue.remove(job)

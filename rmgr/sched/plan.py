@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from rmgr.sched.job import Placement
@@ -176,8 +176,12 @@ class Fault(NamedTuple):
     error: str  #: class and message of the exception, or "out of time"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+_NOTHING: Mapping[int, Why] = MappingProxyType({})
+_NO_REST: Mapping[str, Why] = MappingProxyType({})
+_NO_ASIDE: Mapping[str, Mapping[int, Why]] = MappingProxyType({})
+
+
+class Plan(NamedTuple):
     """The answer of one pass. Empty fields cost nothing: most passes decide little.
 
     decisions: in the order to carry them out. left: reasons of jobs that were looked at and left waiting.
@@ -188,11 +192,11 @@ class Plan:
     """
 
     decisions: tuple[Decision, ...] = ()
-    left: Mapping[int, Why] = field(default_factory=dict)
-    rest: Mapping[str, Why] = field(default_factory=dict)
+    left: Mapping[int, Why] = _NOTHING
+    rest: Mapping[str, Why] = _NO_REST
     faults: tuple[Fault, ...] = ()
     refused: int = 0
-    aside: Mapping[str, Mapping[int, Why]] = field(default_factory=dict, compare=False)
+    aside: Mapping[str, Mapping[int, Why]] = _NO_ASIDE
 
     def why(self, job_id: int, partition: str = "default") -> Why | None:
         """Why this job starts, or why it still waits; None when no policy looked at its partition."""

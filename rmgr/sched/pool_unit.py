@@ -45,7 +45,7 @@ class UnitPool:
     def feasible(self, job: Job) -> bool:
         """It could run if the partition were empty and open."""
         node = self._node
-        return node is not None and job.processes <= self.total and job.threads == 1 and set(job.features) <= set(node.features)
+        return node is not None and job.processes <= self.total and job.threads == 1 and set(node.features).issuperset(job.features)
 
     def fits(self, job: Job) -> bool:
         """It could start now. The job must be feasible. O(1)."""
@@ -66,6 +66,9 @@ class UnitPool:
         wanted = job.processes
         if wanted > self.free:
             return None
+        first = self._firsts[0]
+        if self._lasts[0] - first >= wanted - 1:
+            return ((first, first + wanted - 1, 1),)
         spans: list[Span] = []
         for first, last in zip(self._firsts, self._lasts, strict=True):
             count = last - first + 1
@@ -115,7 +118,9 @@ class UnitPool:
 
     def returns(self, _job: Job, placement: Placement) -> int:
         """How many nodes can be used again once this placement ends."""
-        count = sum(last - first + 1 for first, last, _ in placement)
+        count = 0
+        for first, last, _ in placement:
+            count += last - first + 1
         if self._closed:
             count -= sum(first <= node <= last for first, last, _ in placement for node in self._closed)
         return count
@@ -171,9 +176,8 @@ class UnitPool:
         firsts, lasts = self._firsts, self._lasts
         self.free += last - first + 1
         i = bisect_right(firsts, first)
-        joins_left = i > 0 and lasts[i - 1] == first - 1
         joins_right = i < len(firsts) and firsts[i] == last + 1
-        if joins_left:
+        if i and lasts[i - 1] == first - 1:
             if joins_right:
                 lasts[i - 1] = lasts[i]
                 del firsts[i], lasts[i]

@@ -61,7 +61,7 @@ class ClusterState:
 
         Raises: NotFound for an unknown partition; StateConflict when the id is known there.
         """
-        part = self._partition(job.partition)
+        part = self.partitions.get(job.partition) or self._partition(job.partition)
         job_id = job.id
         if job_id in part.jobs or job_id in part.running or job_id in part.suspended:
             raise StateConflict(f"job {job_id} was submitted before to partition {job.partition}")
@@ -98,7 +98,7 @@ class ClusterState:
         Args: now (us): needed where usage is kept.
         Raises: StateConflict when it does not run.
         """
-        part = self._partition(partition)
+        part = self.partitions.get(partition) or self._partition(partition)
         run = self._off_nodes(part, job_id, now)
         if part.notes or self._dependents:
             self._left_cluster(part, run.job)
@@ -224,9 +224,9 @@ class ClusterState:
         `job_requeued` after it. `Reject`: the job has left the state, the driver ends it.
         """
         part = self.partitions[decision.partition]
+        if type(decision) is Start:  # nearly all: not through the patterns, 0.4 us
+            return self._start(part, part.jobs[decision.job_id], decision.placement, now)
         match decision:
-            case Start(job_id, placement):
-                return self._start(part, part.jobs[job_id], placement, now)
             case Reserve(job_id, start_us, held, keep, _, _, policy):
                 if keep:
                     part.reservations[job_id] = Reservation(job_id, start_us, held, policy)

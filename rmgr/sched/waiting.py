@@ -75,9 +75,10 @@ class SortedJobs:
         if self.postponed.pop(job.id, None) is not None:
             return
         key = self._keys.pop(job.id)
-        at = bisect_left(self._lasts, key)
+        at = bisect_left(self._lasts, key) if len(self._lasts) > 1 else 0
         chunk = self._chunks[at]
-        i = bisect_left(chunk, (key,))  # a shorter tuple sorts before the entry of the same key
+        # most jobs start from the head; else: a shorter tuple sorts before the entry of the same key
+        i = 0 if chunk[0][1] is job else bisect_left(chunk, (key,))
         del chunk[i]
         if not chunk:
             del self._chunks[at], self._lasts[at]

@@ -99,9 +99,8 @@ class _Run:
 
     def _happen(self) -> frozenset[Cause]:
         """Everything of this instant, in its order; what it gives the scheduler to think about."""
-        take, world, causes = self._kernel.take, self._world, _NOTHING
-        while (event := take()) is not None:
-            at_us, rank, _, what = event
+        world, causes = self._world, _NOTHING
+        for at_us, rank, _, what in self._kernel.instant():
             if rank == _END:
                 if world.end(what):  # type: ignore[arg-type]  # the rank says what it is
                     causes = _ENDED

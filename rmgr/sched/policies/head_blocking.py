@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
+from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policies.fcfs import Fcfs
 from rmgr.sched.policy import Cause, Order
 
@@ -24,10 +24,8 @@ class HeadBlocking:
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
         for job in self.order.arrange(draft):
-            match draft.start(job.id, HEAD):
-                case Accepted():
-                    continue
-                case Insufficient(why) | Infeasible(why):
-                    draft.leave_pending(job.id, why)
-                    draft.leave_rest(Why("order", "job {} is before it and blocks the queue", (job.id,)))
-                    return
+            verdict = draft.start(job.id, HEAD)
+            if not isinstance(verdict, Accepted):
+                draft.leave_pending(job.id, verdict.why)
+                draft.leave_rest(Why("order", "job {} is before it and blocks the queue", (job.id,)))
+                return
