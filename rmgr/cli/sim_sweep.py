@@ -15,7 +15,7 @@ import click
 
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
-from rmgr.cli.params import Parsed
+from rmgr.cli.params import DURATION_US, Parsed
 from rmgr.cli.render import Column, Layout, emit, table
 from rmgr.cli.sim_run import parse_factor
 from rmgr.errors import UsageError
@@ -54,6 +54,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     "sweep",
     examples="""\
     rmgr sim sweep --policy first_fit,easy --load .7,.8,.9 --seeds 1-5 lublin99 --out out/lublin --jobs 2
+    rmgr sim sweep --policy first_fit,migration,ljf_migration --seeds 1-6 feitelson96 --sites 10 --tick 10m --out out/grid
     rmgr sim sweep --policy fcfs,easy --load .6,.8 KTH-SP2-1996-2.1-cln.swf.gz --out out/kth""",
     exits="0 done, 1 a run failed or could not be written (what has finished is kept), 2 usage, 130 interrupted: the same command goes on",
 )
@@ -71,6 +72,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 @click.option("--nodes", type=click.IntRange(1, 10_000_000), help="of the machine; default: as the trace's header says; of a model: 128")
 @click.option("--cores", type=click.IntRange(1, 100_000), default=1, show_default=True, help="of a node")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="only the first N jobs; of a model: so many, default 10000")
+@click.option("--tick", type=DURATION_US, default="0", show_default=True, help="passes only at multiples of it; 0: at every event")
+@click.option("--sites", type=click.IntRange(0, 10_000), default=0, help="a grid: nodes of drawn speeds, 0.5 to 1.5, in so many sites")
+@click.option("--delay", type=DURATION_US, default="10m", show_default=True, help="with --sites: for each site of a job beyond the first")
+@click.option("--penalty", type=DURATION_US, default="1m", show_default=True, help="with --sites: of a migration, for each processor")
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="new, or of this very sweep: it goes on")
 @click.option("--jobs", "processes", type=click.IntRange(1, 1024), default=2, show_default=True, help="runs at a time")
 @click.option("--validate", is_flag=True, help="check every schedule")
@@ -83,6 +88,10 @@ def sweep(
     nodes: int | None,
     cores: int,
     count: int | None,
+    tick: int,
+    sites: int,
+    delay: int,
+    penalty: int,
     out: Path,
     processes: int,
     validate: bool,
@@ -98,7 +107,20 @@ def sweep(
     from rmgr.sim.sweep import Sweep, carry_out_sweep
 
     experiments = tuple(
-        Experiment(source=source, policy=policy, nodes=nodes, cores=cores, load=load, count=count, seed=seed, configure=configure)
+        Experiment(
+            source=source,
+            policy=policy,
+            nodes=nodes,
+            cores=cores,
+            load=load,
+            count=count,
+            seed=seed,
+            tick_us=tick,
+            sites=sites,
+            delay_us=delay,
+            penalty_us=penalty,
+            configure=configure,
+        )
         for policy in policies
         for load in (loads or (None,))
         for seed in seeds

@@ -21,6 +21,7 @@ from rmgr.sched.policy import Stage
 from rmgr.sim.driver import simulate
 from rmgr.sim.models.feitelson96 import feitelson96
 from rmgr.sim.papers import catalogue
+from rmgr.sim.papers.paper001_runs import Cell, measure
 from rmgr.sim.papers.report import Bounds, Check, Figure, Point, Report, Table, Within, is_selected, spread
 from rmgr.sim.papers.runs import measured
 from rmgr.sim.setting import Setting
@@ -189,4 +190,26 @@ def test_a_required_check_that_fails_ends_with_1_and_wrong_names_with_2(monkeypa
         (["999", "--seeds", "x"], "not a list of seeds"),
     ):
         assert run(["sim", "paper", *words]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_sim_run_and_sim_sweep_play_the_grid_of_the_paper(tmp_path: Path, capsys: Captured) -> None:
+    words = ["feitelson96", "--count", "300", "--sites", "10", "--tick", "10m", "--json"]
+    found = measure(Cell(algorithm="FCFS/FF+mig", interval=500, seed=4, jobs=300))
+    assert run(["sim", "run", *words, "--policy", "migration", "--seed", "4", "--validate"]) == 0
+    single = json.loads(capsys.readouterr().out)
+    assert found.migrations > 0
+    assert (single["summary"]["migrations"], single["summary"]["utilisation"]) == (found.migrations, found.utilisation)
+    assert {key: single["experiment"][key] for key in ("sites", "delay_seconds", "penalty_seconds")} == {
+        "sites": 10,
+        "delay_seconds": 600,
+        "penalty_seconds": 60,
+    }
+    sweep = ["sim", "sweep", *words, "--policy", "first_fit,migration", "--seeds", "4", "--out", str(tmp_path / "grid")]
+    assert run(sweep) == 0
+    rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)["runs"]}
+    assert rows["migration"]["utilisation"] == found.utilisation
+    assert rows["first_fit"]["migrations"] == 0
+    for wrong, told in ((["--cores", "2"], "one core"), (["--nodes", "5"], "cannot stand in 10 sites")):
+        assert run(["sim", "run", *words[:-1], "--policy", "fcfs", *wrong]) == 2
         assert told in capsys.readouterr().err
