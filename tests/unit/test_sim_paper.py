@@ -194,8 +194,8 @@ def test_a_required_check_that_fails_ends_with_1_and_wrong_names_with_2(monkeypa
 
 
 def test_sim_run_and_sim_sweep_play_the_grid_of_the_paper(tmp_path: Path, capsys: Captured) -> None:
-    words = ["feitelson96", "--count", "300", "--sites", "10", "--tick", "10m", "--json"]
-    found = measure(Cell(algorithm="FCFS/FF+mig", interval=500, seed=4, jobs=300))
+    words = ["feitelson96", "--count", "700", "--sites", "10", "--tick", "10m", "--json"]
+    found = measure(Cell(algorithm="FCFS/FF+mig", interval=500, seed=4, jobs=700))
     assert run(["sim", "run", *words, "--policy", "migration", "--seed", "4", "--validate"]) == 0
     single = json.loads(capsys.readouterr().out)
     assert found.migrations > 0
