@@ -15,7 +15,7 @@ from itertools import count
 
 from rmgr.errors import RmgrError
 from rmgr.sched.engine import run_pass
-from rmgr.sched.plan import Plan, Start, WakeAt
+from rmgr.sched.plan import Migrate, Plan, Preempt, Reject, ReleaseHold, Resume, Route, Start, Suspend, WakeAt
 from rmgr.sched.policy import Cause
 from rmgr.sim.kernel import Rank
 from rmgr.sim.outcome import Result
@@ -32,6 +32,9 @@ _SUBMITTED = frozenset({Cause.JOB_SUBMITTED})
 _TIMER = frozenset({Cause.TIMER})
 _NOTHING: frozenset[Cause] = frozenset()
 _REPORT_EVERY = 1024
+#: Decisions after which another pass may find something else.
+_MOVING = frozenset({Start, Migrate, Preempt, Suspend, Resume, Reject, Route, ReleaseHold})
+_MOST_IDLE = 100_000
 _SHOWN = 3
 
 
@@ -60,6 +63,7 @@ class _Run:
         self._wake_us = -1  # when the last plan asked for a pass
         self._tick_us = -1  # the multiple of the tick for which something waits
         self._timers = count()
+        self._idle = 0  # passes in a row that nothing but a timer caused, and that changed nothing
         self._report_at = self._world.open - _REPORT_EVERY
         self._faults: Counter[str] = Counter()
         self._plan = Plan()
@@ -138,11 +142,24 @@ class _Run:
                 wake_us = decision.at_us if wake_us < 0 else min(wake_us, decision.at_us)
             else:
                 world.carry_out(decision)
+        if causes == _TIMER and not any(type(decision) in _MOVING for decision in plan.decisions):
+            self._check_hope()
+        else:
+            self._idle = 0
         if wake_us != self._wake_us:  # it replaces what was asked for before
             self._wake_us = wake_us
             self._put_timer(wake_us)
         if plan.faults:
             self._faults.update(f"{fault.policy}: {fault.error}" for fault in plan.faults)
+
+    def _check_hope(self) -> None:
+        self._idle += 1
+        if self._idle > _MOST_IDLE:
+            raise RmgrError(
+                f"policy {self._setting.policy} asks again and again for passes in which nothing starts: "
+                f"{_MOST_IDLE:,} until {self._kernel.now_us} us",
+                hint="draft.wake_at is for a time at which something can start; every end and arrival is a pass of its own",
+            )
 
     def _wait_for(self, tick_us: int) -> None:
         if tick_us != self._tick_us:

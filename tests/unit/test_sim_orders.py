@@ -10,16 +10,20 @@ from typing import ClassVar
 
 import pytest
 
+from rmgr.errors import RmgrError
 from rmgr.model.states import State
 from rmgr.sched.draft import Draft
 from rmgr.sched.event_log import decode
+from rmgr.sched.job import Node
 from rmgr.sched.plan import Accepted, Why
+from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Share
+from rmgr.sim import driver
 from rmgr.sim.driver import simulate
 from rmgr.sim.events import Cancel, Event, FailOver, NodesFail
-from rmgr.sim.execution import Execution, Recorded
+from rmgr.sim.execution import Execution, Recorded, by_speed
 from rmgr.sim.grid import UNIT, Grid
 from rmgr.sim.machine import Machine
 from rmgr.sim.metrics import summary
@@ -199,6 +203,33 @@ def test_with_jobs_that_move_a_fail_over_at_every_pass_changes_no_byte(tmp_path:
     assert summary(result)["suspensions"] > 5
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) == 3
+
+
+def test_conservative_waits_for_the_end_of_overdue_runs_and_not_for_every_microsecond() -> None:
+    # Half as fast as requested: 1 is overdue from 10 s on, and ends at 20 s.
+    nodes = tuple(Node(id=n, speed=0.5) for n in range(4))
+    setting = Setting(nodes=nodes, pipeline=(Stage(Conservative()),), policy="conservative", execution=by_speed(nodes))
+    workload = Workload(name="by hand", jobs=(a_job(1, 0, 10, 4), a_job(2, 1, 10, 4)), processors=4)
+    result = simulate(workload, setting)
+    assert [spells(result, n) for n in (1, 2)] == [[(0, 20, "ended")], [(20, 40, "ended")]]
+    assert result.passes < 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sleepless:
+    """Wakes every microsecond and starts nothing."""
+
+    name: ClassVar[str] = "sleepless"
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+        draft.wake_at(draft.now_us + 1, WHY)
+
+
+def test_a_policy_that_wakes_for_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_MOST_IDLE", 500)
+    workload = Workload(name="by hand", jobs=(a_job(1, 0, 10, 4),), processors=4)
+    with pytest.raises(RmgrError, match=r"asks again and again for passes in which nothing starts: 500 until 50[0-9] us"):
+        simulate(workload, Setting(nodes=4, pipeline=(Stage(Sleepless()),), policy="sleepless"))
 
 
 def test_outcomes_are_a_sequence_of_values() -> None:

@@ -5,7 +5,7 @@ Algorithm:
    reservation and takes the earliest one that breaks no other, which is never later than the one it had.
 2. Else: jobs without a reservation take, in order, the earliest one that breaks none.
 3. Start, in order, every job whose reservation is now.
-4. Ask for a pass at the earliest reservation.
+4. Ask for a pass at the earliest reservation that does not wait for an overdue run.
 Promises are kept as records, so a later pass, or another leader, keeps them.
 Parameters: order (default fcfs; it ranks jobs in steps 1 to 3). Source: papers.md 6 (C5.1; Mu'alem and Feitelson, "Utilization,
 predictability, workloads, and user runtime estimates", 2001, section 2). Differs from it in: nothing known.
@@ -46,7 +46,7 @@ class Conservative:
                         continue
             if at_us == draft.now_us:
                 draft.start(job.id, DUE)
-            else:
+            elif at_us > draft.now_us + 1:  # else it waits for a run that is overdue: its end, whenever it comes, is a pass
                 first = at_us if first is None else min(first, at_us)
         if first is not None:
             draft.wake_at(first, PROMISE)
