@@ -51,16 +51,17 @@ class Look:
     @property
     def mode(self) -> str:
         """`leader`, `follower`, `standalone`; "" when it does not serve."""
-        return self._fact("Mode:")
+        return self.fact("Mode:")
 
     @property
     def zxid(self) -> int:
         """The number of the last change that it knows, 0 when it does not say."""
         with contextlib.suppress(ValueError):
-            return int(self._fact("Zxid:"), 16)
+            return int(self.fact("Zxid:"), 16)
         return 0
 
-    def _fact(self, name: str) -> str:
+    def fact(self, name: str) -> str:
+        """What stands behind `name` in its report, "" when it does not say."""
         return next((line.removeprefix(name).strip() for line in self.report.splitlines() if line.startswith(name)), "")
 
     @property

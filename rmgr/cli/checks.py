@@ -186,48 +186,41 @@ def zookeeper_servers(session: Session) -> Checks:
     """Each server by itself: reachable, version, mode, latency of its disk, limits. Behind a gateway none can be seen."""
     if session.config().cluster.uses_gateway:
         return
-    from rmgr.adapters.zk_wire import four_letter
-    from rmgr.errors import Unavailable
+    from rmgr.adapters.zk_probe import Finding, look_at_all
     from rmgr.runtime.secured import zookeeper_options
 
     hosts, _ = session.config().cluster.hosts_and_chroot()
     security = zookeeper_options(session.config(), session.credentials()).get("security")
     tls = security.context() if security is not None and security.tls else None
-    serving = 0
-    servers = [host.strip() for host in hosts.split(",") if host.strip()]
-    for server in servers:
-        host, port = _endpoint(server)
-        name = f"zookeeper {server}"
-        try:
-            srvr = four_letter(host, port, "srvr", timeout_s=3.0, tls=tls)
-        except Unavailable as error:
-            fix = "is it running? its log tells; several servers: a quorum of them must run"
-            yield Check(name=name, ok=False, detail=error.message, fix=fix)
+    fixes = {
+        Finding.ANSWERS: "add srvr and mntr to 4lw.commands.whitelist in zoo.cfg",
+        Finding.NO_QUORUM: "a quorum of them must run: start the other servers",
+        Finding.TLS: "is it a port for TLS (secureClientPort), as zookeeper_tls = true says? do certificate and ca.crt belong together?",
+    }
+    looks = look_at_all(hosts, security, timeout_s=3.0)
+    for look in looks:
+        name = f"zookeeper {look.server}"
+        if look.finding is not Finding.SERVES:
+            fix = fixes.get(look.finding, "is it running? its log tells; several servers: a quorum of them must run")
+            yield Check(name=name, ok=look.finding is Finding.ANSWERS, detail=look.what, fix=fix)
             continue
-        mode = _after(srvr, "Mode:")
-        if not mode:
-            detail = " ".join(srvr.split())[:120] or "it closes the connection"
-            allowed = "is not executed" in srvr
-            fix = "add srvr and mntr to 4lw.commands.whitelist in zoo.cfg" if allowed else "it has no quorum: start the other servers"
-            serving += allowed
-            yield Check(name=name, ok=allowed, detail=detail, fix=fix)
-            continue
-        serving += 1
-        version = _after(srvr, "version:").split("-", 1)[0].split(",", 1)[0]
-        yield Check(name=name, ok=True, detail=f"{version}, {mode}, {_after(srvr, 'Connections:')} connections")
-        yield from _measured(name, host, port, tls)
-    if len(servers) > 1 and serving <= len(servers) // 2:
-        detail = f"{serving} of {len(servers)} servers serve: no quorum"
+        version = look.fact("Zookeeper version:").split("-", 1)[0].split(",", 1)[0]
+        yield Check(name=name, ok=True, detail=f"{version}, {look.mode}, {look.fact('Connections:')} connections")
+        yield from _measured(name, look.server, tls)
+    serving = sum(look.finding in {Finding.SERVES, Finding.ANSWERS} for look in looks)
+    if len(looks) > 1 and serving <= len(looks) // 2:
+        detail = f"{serving} of {len(looks)} servers serve: no quorum"
         yield Check(name="zookeeper quorum", ok=False, detail=detail, fix="start the others")
 
 
-def _measured(name: str, host: str, port: int, tls: ssl.SSLContext | None) -> Checks:
+def _measured(name: str, server: str, tls: ssl.SSLContext | None) -> Checks:
     from rmgr.adapters.zk_wire import four_letter
     from rmgr.errors import Unavailable
 
+    host, _, port = server.rpartition(":")
     try:
-        mntr = four_letter(host, port, "mntr", timeout_s=3.0, tls=tls)
-        conf = four_letter(host, port, "conf", timeout_s=3.0, tls=tls)
+        mntr = four_letter(host, int(port), "mntr", timeout_s=3.0, tls=tls)
+        conf = four_letter(host, int(port), "conf", timeout_s=3.0, tls=tls)
     except Unavailable:
         return
     facts = dict(re.findall(r"^(\w+)\t(\S+)", mntr, re.MULTILINE))
@@ -427,15 +420,6 @@ def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | No
     if full:
         fix = "disk: free space in --work-dir; store: see its own check; more: rmgr nodes"
         yield Check(name="node problems", ok=False, detail="; ".join(full), fix=fix)
-
-
-def _endpoint(server: str) -> tuple[str, int]:
-    host, colon, port = server.rpartition(":")
-    return (host, int(port)) if colon and port.isdigit() else (server, 2181)
-
-
-def _after(text: str, word: str) -> str:
-    return next((line.partition(word)[2].strip() for line in text.splitlines() if word in line), "")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
