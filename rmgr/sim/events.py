@@ -88,8 +88,16 @@ class WindowEnds(NamedTuple):
     id: int
 
 
+class SlotEnds(NamedTuple):
+    """The turn of a gang's row is over."""
+
+    at_us: int
+    gang: str
+    serial: int
+
+
 Upset: TypeAlias = NodesFail | NodesRepaired | NodesDrain | NodesUndrain | FailOver | Window | Cancel | LimitsChange
-Event: TypeAlias = Upset | TakeOver | WindowBegins | WindowEnds
+Event: TypeAlias = Upset | TakeOver | WindowBegins | WindowEnds | SlotEnds
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,13 @@ class Stay:
 
     __slots__ = ("cores", "duration_us", "left", "rest_us", "run", "since_us")
 
-    def __init__(self, run: Running, left: Work | None, duration_us: int, cores: Cores) -> None:
+    def __init__(self, run: Running, left: Work | None, duration_us: int) -> None:
         self.run = run
         self.left = left  #: when it came here; None = all of it
         self.duration_us = duration_us  #: of that here
         self.rest_us = duration_us  #: as of `since_us`
         self.since_us = run.start_us
-        self.cores = cores
+        self.cores: Cores = ()
 
     def __lt__(self, other: Stay) -> bool:
         """Two ends of one job at one instant: all but one of them are out of date, and it does not matter which comes first."""
@@ -49,6 +49,15 @@ class Stays:
 
     def begin(self, run: Running) -> Stay:
         """The job is on its nodes from now on. Raises: ValueError when they do not have the cores: the vetting failed."""
+        stay = self.running[run.job.id] = self._stay(run)
+        stay.cores = self._machine.take(run.placement, run.job.threads)
+        return stay
+
+    def begin_stopped(self, run: Running) -> None:
+        """The job is on its nodes, but does not run yet."""
+        self.stopped[run.job.id] = self._stay(run)
+
+    def _stay(self, run: Running) -> Stay:
         number = run.job.id
         job = self._jobs[number - 1]
         left = self._left.pop(number, None) if self._left else None
@@ -56,8 +65,7 @@ class Stays:
             duration_us = job.run_us
         else:
             duration_us = self._execution.duration_us(job, self._execution.work(job) if left is None else left, run.placement)
-        stay = self.running[number] = Stay(run, left, max(duration_us, 1), self._machine.take(run.placement, run.job.threads))
-        return stay
+        return Stay(run, left, max(duration_us, 1))
 
     def end(self, number: int, now_us: int, parting: Parting = Parting.ENDED) -> Stay:
         """It leaves them, for good or to start again from nothing. Raises: KeyError when it is not there."""

@@ -20,6 +20,7 @@ from rmgr.sim.events import (
     NodesFail,
     NodesRepaired,
     NodesUndrain,
+    SlotEnds,
     TakeOver,
     Window,
     WindowBegins,
@@ -101,6 +102,9 @@ class Upsets:
             case WindowEnds(id=number):
                 self._world.tell.maintenance_over(number)
                 return _NODES
+            case SlotEnds():
+                self._world.turns.slot_ends(event)
+                return _NOTHING
             case LimitsChange(partition=partition, limits=limits):
                 self._world.tell.limits_changed(partition, limits)
                 self._world.refuse_infeasible(partition)

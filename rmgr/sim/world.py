@@ -12,7 +12,6 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from typing import TypeAlias
 
-from rmgr.errors import RmgrError
 from rmgr.model.states import State
 from rmgr.sched import job as sched
 from rmgr.sched.job import Running
@@ -29,6 +28,7 @@ from rmgr.sim.setting import Setting
 from rmgr.sim.stays import Stay, Stays
 from rmgr.sim.streams import stream
 from rmgr.sim.stretches import Outcomes, Stretches
+from rmgr.sim.turns import Turns
 from rmgr.sim.workload import Job, Workload
 
 #: Plain integers: compared once an event.
@@ -55,6 +55,7 @@ class World:
             recorder.begin(self.state, seed=setting.seed, half_life_us=setting.usage_half_life_us)
         self._stretches = Stretches(len(workload.jobs), self.machine.processors)
         self.stays = Stays(workload.jobs, self.machine, setting.execution, self._stretches)
+        self.turns = Turns(self.stays, self.kernel)
         self._states: dict[int, State] = {}  # of jobs that are over and did not complete
         self._losses: Counter[int] = Counter()
         self._over, self._arrived = bytearray(len(workload.jobs) + 1), bytearray(len(workload.jobs) + 1)
@@ -90,7 +91,12 @@ class World:
 
     def begin(self, run: Running) -> None:
         """The state says that it starts now: it takes its cores, and its end is known."""
-        stay = self.stays.begin(run)
+        if self.turns and run.job.id in self.turns:
+            stay = self.turns.begin(run)
+            if stay is None:
+                return
+        else:
+            stay = self.stays.begin(run)
         self.kernel.put(run.start_us + stay.duration_us, _END, run.job.id, stay)
 
     def end(self, stay: Stay) -> bool:
@@ -100,6 +106,8 @@ class World:
             return False
         self.tell.job_ended(job.id, job.partition, now=self.kernel.now_us)
         self.stays.end(job.id, self.kernel.now_us)
+        if self.turns:
+            self.turns.leave(job.id)
         self._close(job.id, State.COMPLETED)
         return True
 
@@ -121,6 +129,7 @@ class World:
         if stay is not None:
             self.tell.job_ended(number, stay.run.job.partition, now=self.kernel.now_us)
             self.stays.end(number, self.kernel.now_us, Parting.CANCELLED)
+            self.turns.leave(number)
             self._close(number, State.CANCELLED)
             return Cause.JOB_ENDED
         home = self._home(number)
@@ -135,9 +144,11 @@ class World:
         match decision:
             case Migrate(number):
                 self.stays.migrate(number, now)
+                self.turns.leave(number)
                 state.carried_out(decision, now)
             case Preempt(number):
                 self.stays.end(number, now, Parting.PREEMPTED)
+                self.turns.leave(number)
                 state.carried_out(decision, now)
             case Suspend(number):
                 self.stays.suspend(number, now)
@@ -153,16 +164,15 @@ class World:
                 state.carried_out(decision, now)
                 self._queues[number] = to
             case GangSet(gang):
-                raise RmgrError(
-                    f"gang {gang.name}: jobs that share nodes in turns are not simulated yet",
-                    hint="every other decision of a policy is; suspend and resume share nodes in turns, too",
-                )
+                state.carried_out(decision, now)
+                self.turns.set(gang)
             case _:
                 state.carried_out(decision, now)
 
     def lose(self, number: int) -> None:
         """Its nodes are gone, and what it had done with them: it waits again, or has failed (also when that happens too often)."""
         job = self.stays.end(number, self.kernel.now_us, Parting.LOST).run.job
+        self.turns.leave(number)
         self._losses[number] += 1
         if self._requeue and self._losses[number] < MOST_LOSSES:
             self.tell.job_preempted(number, self.kernel.now_us, job.partition)
