@@ -76,12 +76,17 @@ class ConnectionReservation:
         if self.select:
             route_all(draft, self.queues, thread_affinity=self.thread_affinity)
         holds = {hold.job_id: hold for hold in draft.holds()}
+        active: Counter[str] = Counter()  # by queue
         for hold in list(holds.values()):
-            if _is_over(draft, hold, nodes_changed=not causes.isdisjoint(CHANGING)):
-                del holds[hold.job_id]
+            job = draft.job(hold.job_id)
+            assert job is not None, "a reservation goes with its job"
+            if _is_over(draft, job, hold, nodes_changed=not causes.isdisjoint(CHANGING)):
+                del holds[job.id]
+            else:
+                active[job.queue] += 1
         room = Room.of(draft, self.firstfit_nodes)
         scanned = [(queue, scan(draft, name, room, holds)) for name, queue in in_order(draft, self.queues, self.scan)]
-        book = _Book(draft, holds, by_cpus=self.match is Match.CPUS)
+        book = _Book(draft, holds, active, by_cpus=self.match is Match.CPUS)
         for queue, found in scanned:
             if queue is not None and queue.max_reservations:
                 _watch(book, queue, found, ended=Cause.JOB_ENDED in causes)
@@ -89,10 +94,8 @@ class ConnectionReservation:
         draft.leave_rest(REST)
 
 
-def _is_over(draft: Draft, hold: Hold, *, nodes_changed: bool) -> bool:
+def _is_over(draft: Draft, job: Job, hold: Hold, *, nodes_changed: bool) -> bool:
     """Step 2 for one reservation; over, because its job has started or cannot use it any more."""
-    job = draft.job(hold.job_id)
-    assert job is not None, "a reservation goes with its job"
     if not hold.waits_for:
         match draft.start(job.id, TAKES_OVER):
             case Insufficient(why) | Infeasible(why):
@@ -158,14 +161,13 @@ def _trigger(book: _Book, queue: QueueClass, waiting: Sequence[Job], overtaken: 
 
 
 class _Book:
-    """The reservations of this pass: who has one, how many there are in each queue, which running jobs are promised."""
+    """The reservations of this pass: who has one, and how many there are in each queue."""
 
-    def __init__(self, draft: Draft, holds: dict[int, Hold], *, by_cpus: bool) -> None:
+    def __init__(self, draft: Draft, holds: dict[int, Hold], active: Counter[str], *, by_cpus: bool) -> None:
         self.draft = draft
         self._holds = holds
         self._by_cpus = by_cpus
-        self._promised = {share.run_id for hold in holds.values() for share in hold.waits_for}
-        self._active = Counter(job.queue for job in map(draft.job, holds) if job is not None)
+        self._active = active
 
     def is_full(self, queue: QueueClass) -> bool:
         return self._active[queue.name] >= queue.max_reservations
@@ -178,13 +180,13 @@ class _Book:
         others: list[Running] = []
         for run in self.draft.running():
             (mine if run.job.queue == queue.name else others).append(run)
-        runs = chosen(job, mine, others, self._promised.__contains__, self.draft.room, by_cpus=self._by_cpus)
+        promised = {share.run_id for hold in self._holds.values() for share in hold.waits_for}
+        runs = chosen(job, mine, others, promised.__contains__, self.draft.room, by_cpus=self._by_cpus)
         shares = [Share(run.job.id, spans_of(cores_of(run))) for run in runs]
         if runs and isinstance(self.draft.hold(job.id, shares, why), Accepted):
             held = self.draft.held_for(job.id)
             assert held is not None
             self._holds[job.id] = held
-            self._promised.update(run.job.id for run in runs)
             self._active[queue.name] += 1
 
     def say_why(self) -> None:

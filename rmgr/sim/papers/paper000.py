@@ -35,7 +35,7 @@ def report(
     Args:
         seeds: of the workloads of the figures; the future work takes the first two. checks: ids, None = all, and the future work with them.
         on_progress: called with (runs done, all runs). processes: at a time.
-    Cost: 40 runs of 20,000 jobs for five seeds, and 94 of 4,000 for the future work.
+    Cost: 40 runs of 20,000 jobs for five seeds, and 94 of 3,000 for the future work: two minutes of two processors.
     """
     wanted = [check for check in CHECKS if checks is None or any(_without_letter(asked) == check for asked in checks)]
     cells = _cells(wanted, seeds)

@@ -20,7 +20,7 @@ THRESHOLDS = (5, 10, 20, 30, 40)
 LIMITS = (0, 1, 2, 3, 4)
 LOAD = Fraction("1.10")
 #: Smaller than the figures': there are 41 settings.
-JOBS = 4_000
+JOBS = 3_000
 SMALL = ("ss8", "s8")
 #: Queues in the order of scanning.
 ORDERS: Mapping[str, Ladder] = {"small": HPC2500, "large": HPC2500[::-1]}
