@@ -283,3 +283,20 @@ def test_a_promise_on_a_node_that_is_removed_goes_with_it() -> None:
     state.node_removed(2)
     assert state.snapshot().reservations == ()
     assert started(planned(state, policy_named("conservative"))) == []
+
+
+def test_any_number_of_shapes_places_jobs_as_if_each_were_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def placed(exact: int) -> list[object]:
+        monkeypatch.setattr("rmgr.sched.pool_node.EXACT", exact)
+        state = ClusterState([Node(id=n, cores=8, memory_bytes=64) for n in range(12)])
+        for n in range(1, 60):
+            state.job_submitted(Job(id=n, submit_us=0, processes=1 + n % 5, threads=1 + n % 3, memory_bytes=n * 7 % 23 + 1, limit_us=10 * n))
+        plans = []
+        for now in range(0, 40, 10):
+            plan = run_pass(state, frozenset(), now=now, seed=0, pipeline=(Stage(policy_named("easy", {})),))
+            plans.append(plan.decisions)
+            state.apply(plan, now)
+            state.job_ended(min(state.partitions["default"].running))
+        return plans
+
+    assert placed(0) == placed(1000)
