@@ -135,10 +135,9 @@ class _Run:
             self._recorder.passed(now, causes, plan)
         state, wake_us = world.state, -1
         for decision in plan.decisions:
-            kind = type(decision)
-            if kind is Start:
+            if type(decision) is Start:
                 world.begin(state.carried_out(decision, now))  # type: ignore[arg-type]  # a start begins a run
-            elif kind is WakeAt:
+            elif type(decision) is WakeAt:
                 wake_us = decision.at_us if wake_us < 0 else min(wake_us, decision.at_us)
             else:
                 world.carry_out(decision)

@@ -138,7 +138,7 @@ class _Line:
             raise UsageError(f"{self._where}, field {name}: it is missing", hint=_HINT)
         return self._found.pop(name)
 
-    def _wrong(self, name: str, given: object, hint: str | None) -> UsageError:
+    def _wrong(self, name: str, given: object, hint: str) -> UsageError:
         shown = given if isinstance(given, str) else str(given)
         return UsageError(f"{self._where}, field {name}: {shown[:40]!r} is not possible", hint=hint)
 

@@ -6,7 +6,7 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -96,7 +96,7 @@ def new_log(path: Path) -> Iterator[Callable[[str], object]]:
         raise
 
 
-def read_log(path: str | Path, *, whole: bool = True) -> Iterator[Entry]:
+def read_log(path: str | Path, *, whole: bool = True) -> Generator[Entry, None, None]:
     """The entries of a log, packed or not, checked: opening first, times and passes in order, counted at its end.
 
     Args:
@@ -149,7 +149,7 @@ def read_log(path: str | Path, *, whole: bool = True) -> Iterator[Entry]:
 _CUT = "--partial replays what is there"
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
     with path.open("rb") as probe:
         packed = probe.read(2) == _GZIP
     return gzip.open(path, "rb") if packed else path.open("rb")

@@ -38,11 +38,8 @@ class Turns:
     def __init__(self, stays: Stays, kernel: Kernel[Any]) -> None:
         self._stays, self._kernel = stays, kernel
         self._turns: dict[str, _Turn] = {}
-        self._of: dict[int, str] = {}  # job -> gang
+        self.of: dict[int, str] = {}  #: job -> gang
         self._serials = count()
-
-    def __bool__(self) -> bool:
-        return bool(self._turns)
 
     def set(self, gang: Gang) -> None:
         """The matrix from now on; the first row's turn begins. Jobs that are still to start follow by `begin`."""
@@ -50,18 +47,15 @@ class Turns:
 
     def begin(self, run: Running) -> Stay | None:
         """A job of a gang starts in its turn; None: it is on its nodes, and waits for its turn."""
-        turn = self._turns[self._of[run.job.id]]
+        turn = self._turns[self.of[run.job.id]]
         if run.job.id in turn.row:
             return self._stays.begin(run)
         self._stays.begin_stopped(run)
         return None
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._of
-
     def leave(self, number: int) -> None:
         """The job has left its nodes, and the matrix with them."""
-        name = self._of.get(number)
+        name = self.of.get(number)
         if name is None:
             return
         turn = self._turns[name]
@@ -69,14 +63,14 @@ class Turns:
         gang = turn.gang.without(number)
         if not gang.rows:
             del self._turns[name]
-            del self._of[number]
+            del self.of[number]
         elif len(gang.rows) == len(rows):
             turn.gang = gang
-            del self._of[number]
+            del self.of[number]
         elif rows[turn.at]:  # another row went
             turn.at = sum(bool(row) for row in rows[: turn.at])
             turn.gang = gang
-            del self._of[number]
+            del self.of[number]
         else:
             self._put(gang, sum(bool(row) for row in rows[: turn.at]) % len(gang.rows))
 
@@ -89,12 +83,12 @@ class Turns:
     def _put(self, gang: Gang, at: int) -> None:
         old = self._turns.pop(gang.name, None)
         for number in old.gang.jobs if old is not None else ():
-            del self._of[number]
+            del self.of[number]
         if not gang.rows:
             return
         now, stays = self._kernel.now_us, self._stays
         turn = self._turns[gang.name] = _Turn(gang, at, next(self._serials))
-        self._of.update(dict.fromkeys(gang.jobs, gang.name))
+        self.of.update(dict.fromkeys(gang.jobs, gang.name))
         row = turn.row
         for number in gang.jobs:
             if number not in row and number in stays.running:

@@ -121,8 +121,8 @@ class Upsets:
             closed = node in self._failed or node in self._drained
             if closed != (node in before):
                 changed.append(replace(self._nodes[node], closed=closed))
-        for node in changed:
-            self._world.tell.node_changed(node)
+        for other in changed:
+            self._world.tell.node_changed(other)
         if isinstance(event, NodesFail | NodesRepaired) and event.drawn:
             self._expect_failure()
             self._check_hope()

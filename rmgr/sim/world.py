@@ -91,7 +91,7 @@ class World:
 
     def begin(self, run: Running) -> None:
         """The state says that it starts now: it takes its cores, and its end is known."""
-        if self.turns and run.job.id in self.turns:
+        if self.turns.of and run.job.id in self.turns.of:
             stay = self.turns.begin(run)
             if stay is None:
                 return
@@ -106,7 +106,7 @@ class World:
             return False
         self.tell.job_ended(job.id, job.partition, now=self.kernel.now_us)
         self.stays.end(job.id, self.kernel.now_us)
-        if self.turns:
+        if self.turns.of:
             self.turns.leave(job.id)
         self._close(job.id, State.COMPLETED)
         return True
