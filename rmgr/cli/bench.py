@@ -13,7 +13,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import nearest
 from rmgr.cli.render import emit
 
-_NAMES = ("tasks", "latency", "shell", "backlog", "sim", "pass")
+_NAMES = ("tasks", "latency", "shell", "backlog", "store", "mixed", "idle", "sim", "pass")
 
 
 @command(
@@ -22,16 +22,20 @@ _NAMES = ("tasks", "latency", "shell", "backlog", "sim", "pass")
     rmgr bench tasks                     no-op tasks against ProcessPoolExecutor(2) in the same run
     rmgr bench latency shell --json      two measurements, one JSON value
     rmgr bench backlog --scale 0.1       a tenth of the tasks
+    rmgr bench store --cassandra         data through SQLite and through one Cassandra of its own
+    rmgr bench mixed --scale 0.2         long and short tasks against the shortest time they can take (10 min unscaled)
+    rmgr bench idle                      processor and memory of a cluster without work, process by process
     rmgr bench sim --trace KTH.swf.gz    jobs simulated per second, beside a bare event loop
     rmgr bench pass                      time of a scheduling pass by pending jobs and nodes""",
     exits="0 measured, 2 usage, 5 no cluster could be started",
 )
-@click.argument("names", nargs=-1, required=True, metavar="tasks|latency|shell|backlog|sim|pass...")
+@click.argument("names", nargs=-1, required=True, metavar="|".join(_NAMES) + "...")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="repetitions; medians and spread are printed")
 @click.option("--scale", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True, help="of the number of tasks, jobs, nodes")
 @click.option("--trace", default="", metavar="FILE", help="sim: this workload (SWF, plain or gz) instead of 28467 jobs of lublin99")
 @click.option("--large", is_flag=True, help="sim, pass: a million jobs on 100000 nodes instead, and their memory")
-def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, trace: str, large: bool) -> None:
+@click.option("--cassandra", is_flag=True, help="store: through one Cassandra too, started for it")
+def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, trace: str, large: bool, cassandra: bool) -> None:
     """Measures rmgr on a cluster of its own (one ZooKeeper, SQLite, two slots) beside a baseline in the same run.
 
     sim and pass measure the scheduler by itself and start nothing. Absolute rates depend on the machine and the hour; ratios hold.
@@ -43,7 +47,7 @@ def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, t
     from rmgr.dev import benches
     from rmgr.dev.bench import Plan
 
-    plan = Plan(repetitions=repeat, scale=scale, progress=session.note, trace=trace, large=large)
+    plan = Plan(repetitions=repeat, scale=scale, progress=session.note, trace=trace, large=large, cassandra=cassandra)
     rows = {name: benches.run(name, plan) for name in names}
     if session.json:
         documents: list[dict[str, Any]] = [{"bench": name, "rows": [asdict(row) for row in found]} for name, found in rows.items()]

@@ -45,6 +45,7 @@ class Plan:
     progress: Callable[[str], None] = lambda _: None
     trace: str = ""  #: a workload of one's own for `sim`
     large: bool = False  #: `sim` and `pass` with a million jobs on 100,000 nodes instead
+    cassandra: bool = False  #: `store` through one Cassandra too
 
     def count(self, tasks: int) -> int:
         """`tasks`, scaled."""
@@ -64,22 +65,32 @@ class Bench:
 
 
 @contextlib.contextmanager
-def two_slots(plan: Plan, *, directory: Path | None = None) -> Iterator[Bench]:
-    """One Starter with two cores, two WatchDogs, one ZooKeeper, SQLite, in a directory that goes afterwards."""
+def two_slots(plan: Plan, *, directory: Path | None = None, store: str = "") -> Iterator[Bench]:
+    """One Starter with two cores, two WatchDogs, one ZooKeeper, SQLite (or `store`), in a directory that goes afterwards."""
     with tempfile.TemporaryDirectory(prefix="rmgr-bench-", dir=directory, ignore_cleanup_errors=True) as where:
-        cluster = DevCluster(Path(where) / "cluster", nodes=1, cores=SLOTS)
+        cluster = DevCluster(Path(where) / "cluster", nodes=1, cores=SLOTS, store=store)
         plan.progress("starting a cluster")
-        with cluster:
-            state = cluster.state
-            me = Config(
-                cluster=ClusterConfig(zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s),
-                security=SecurityConfig(dir=state.security),
-            )
-            connection = connect(config=me)
-            try:
+        try:
+            cluster.start(deadline_s=180.0 if store else 60.0)
+            with connected(cluster) as connection:
                 yield Bench(cluster, connection)
-            finally:
-                connection.close()
+        finally:
+            cluster.stop()
+
+
+@contextlib.contextmanager
+def connected(cluster: DevCluster) -> Iterator[Connection]:
+    """A connection to it as who runs it."""
+    state = cluster.state
+    me = Config(
+        cluster=ClusterConfig(zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s),
+        security=SecurityConfig(dir=state.security),
+    )
+    connection = connect(config=me)
+    try:
+        yield connection
+    finally:
+        connection.close()
 
 
 def paired(

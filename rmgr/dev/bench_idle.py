@@ -1,0 +1,153 @@
+"""What a cluster costs that has nothing to do: its share of a core and its memory, process by process and in all."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.dev.bench import Plan, Row, connected, row
+from rmgr.dev.cluster import DevCluster
+from rmgr.dev.process_cost import MIB, Cost, children_of, cost_of, pss_bytes
+from rmgr.errors import Unavailable
+
+_NODES, _CORES, _WATCHDOGS = 3, 2, 2
+SETUP = f"1 ZooKeeper, {_WATCHDOGS} WatchDogs, {_NODES} Starters of {_CORES} slots, workers warm, SQLite"
+#: How long is looked at (s), and how long the cluster is left alone before.
+_WINDOW_S, _REST_S = 20.0, 5.0
+#: Tasks that make every worker warm: as many at a time as there are slots, this long each (s).
+_WARM_S, _WARM_ROUNDS, _WARM_TRIES = 0.3, 3, 20
+_ALL = "in all"
+
+#: Keeps a pool of as many workers, all of them started; ends with its standard input.
+_POOL = """
+import sys, time
+from concurrent.futures import ProcessPoolExecutor
+with ProcessPoolExecutor(int(sys.argv[1])) as pool:
+    list(pool.map(time.sleep, [0.1] * 4 * int(sys.argv[1])))
+    print("warm", flush=True)
+    sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Processes that are counted together."""
+
+    name: str
+    pids: tuple[int, ...]
+
+
+def idle(plan: Plan) -> list[Row]:
+    """A fresh cluster whose workers have run something, and a `ProcessPoolExecutor` of as many workers, left alone side by side."""
+    window_s = max(0.5, _WINDOW_S * min(1.0, plan.scale))
+    with (
+        tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where,
+        _pool(_NODES * _CORES) as pool,
+        DevCluster(Path(where) / "cluster", nodes=_NODES, cores=_CORES, watchdogs=_WATCHDOGS) as cluster,
+    ):
+        plan.progress("making all workers warm")
+        _warm(cluster)
+        time.sleep(min(_REST_S, window_s))
+        theirs, ours = [Part("ProcessPoolExecutor(6)", (pool, *children_of(pool)))], parts_of(cluster)
+        samples: list[dict[str, Cost]] = []
+        memory: list[dict[str, float]] = []
+        for number in range(1, plan.repetitions + 1):
+            plan.progress(f"idle: repetition {number} of {plan.repetitions}, {window_s:g} s")
+            before = {part.name: _cost(part) for part in [*theirs, *ours]}
+            started_s = time.monotonic()
+            time.sleep(window_s)
+            lasted_s = time.monotonic() - started_s
+            after = {part.name: _cost(part) for part in [*theirs, *ours]}
+            samples.append({name: _by(after[name] - before[name], lasted_s) for name in after})
+            memory.append({part.name: sum(pss_bytes(pid) for pid in part.pids) / MIB for part in [*theirs, *ours]})
+    return [*_rows(theirs, ours, samples), *_memory_rows(theirs, ours, memory)]
+
+
+def parts_of(cluster: DevCluster) -> list[Part]:
+    """ZooKeeper, each daemon, and apart from it the spawners and workers of each Starter."""
+    parts = []
+    for process in cluster.state.processes:
+        parts.append(Part(f"{process.role} {process.id}", (process.pid,)))
+        if process.role == "starter":
+            parts.append(Part(f"spawners and workers of {process.id}", tuple(children_of(process.pid))))
+    return parts
+
+
+def _warm(cluster: DevCluster) -> None:
+    """Each slot of each Starter has a worker that has run a task. Raises: Unavailable."""
+    with connected(cluster) as connection, TaskQueue(time.sleep, connection=connection) as queue:
+        for _ in range(_WARM_TRIES):
+            for _ in range(_WARM_ROUNDS):
+                for future in queue.map(None, [_WARM_S] * _NODES * _CORES):
+                    future.result(timeout=60)
+            starters = [process.pid for process in cluster.state.processes if process.role == "starter"]
+            if all(len(children_of(pid)) >= 2 * _CORES for pid in starters):  # a spawner and a worker for each slot
+                return
+    raise Unavailable("not every slot has a warm worker", hint="the machine is too busy for this measurement")
+
+
+def _cost(part: Part) -> Cost:
+    total = Cost(0.0, 0)
+    for pid in part.pids:
+        with contextlib.suppress(ProcessLookupError):
+            total += cost_of(pid)
+    return total
+
+
+def _by(cost: Cost, seconds: float) -> Cost:
+    return Cost(cost.cpu_s / seconds, round(cost.wakeups / seconds))
+
+
+def _rows(theirs: Sequence[Part], ours: Sequence[Part], samples: Sequence[dict[str, Cost]]) -> list[Row]:
+    def one(system: str, setup: str, what: str, parts: Sequence[Part], ratio: float | None = None) -> Row:
+        cpu = [100 * sum(sample[part.name].cpu_s for part in parts) for sample in samples]
+        wakeups = sorted(sum(sample[part.name].wakeups for part in parts) for sample in samples)[len(samples) // 2]
+        return row(system, setup, f"idle, {what}", "% of a core", cpu, ratio=ratio, wakeups_per_s=wakeups)
+
+    rows = [one(part.name, "the same run", _ALL, [part], ratio=1.0) for part in theirs]
+    rows.append(one("rmgr", SETUP, _ALL, ours))
+    return rows + [one("rmgr", SETUP, part.name, [part]) for part in ours]
+
+
+def _memory_rows(theirs: Sequence[Part], ours: Sequence[Part], memory: Sequence[dict[str, float]]) -> list[Row]:
+    def one(system: str, setup: str, what: str, parts: Sequence[Part], ratio: float | None = None) -> Row:
+        values = [sum(sample[part.name] for part in parts) for sample in memory]
+        return row(system, setup, f"memory, {what}", "MiB PSS", values, ratio=ratio, processes=sum(len(part.pids) for part in parts))
+
+    rows = [one(part.name, "the same run", _ALL, [part], ratio=1.0) for part in theirs]
+    rows.append(one("rmgr", SETUP, _ALL, ours))
+    rows[-1] = one("rmgr", SETUP, _ALL, ours, ratio=rows[-1].rate / rows[0].rate)
+    return rows + [one("rmgr", SETUP, part.name, [part]) for part in ours]
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[int]:
+    """A pool of the standard library in a process of its own, warm; its pid."""
+    child = subprocess.Popen([sys.executable, "-c", _POOL, str(workers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        if child.stdout.readline() != b"warm\n":
+            raise Unavailable("a pool of the standard library did not start")
+        yield child.pid
+    finally:
+        workers_of_it = psutil.Process(child.pid).children() if child.poll() is None else []
+        child.stdin.close()
+        try:
+            child.wait(10.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait(10.0)
+            for worker in workers_of_it:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.kill()
+        child.stdout.close()

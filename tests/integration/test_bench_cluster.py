@@ -1,0 +1,94 @@
+"""The measurements of a cluster without work, of uneven work and of data: the shape of their rows, at tiny sizes, on real clusters."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from rmgr.cli.main import run
+from rmgr.dev import bench_idle, bench_mixed, bench_store
+from rmgr.dev.bench import Bench, Plan, two_slots
+from rmgr.dev.bench_mixed import Ran, shortest_s
+from rmgr.dev.process_cost import children_of, cost_of, pss_bytes
+
+ROW = {"system", "setup", "what", "rate", "unit", "spread", "ratio", "detail"}
+
+
+@pytest.fixture
+def tiny(zookeeper_parts: None) -> Plan:
+    return Plan(repetitions=1, scale=0.001)
+
+
+def test_a_cluster_without_work_is_counted_process_by_process(
+    tiny: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_idle, "_NODES", 1)
+    monkeypatch.setattr(bench_idle, "_WATCHDOGS", 1)
+    monkeypatch.setattr(bench_idle, "_WARM_S", 0.05)
+    assert run(["bench", "idle", "--json", "--repeat", "1", "--scale", "0.001"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["bench"]) == ("rmgr/1", "idle")
+    rows: list[dict[str, Any]] = answer["rows"]
+    assert all(row.keys() == ROW for row in rows)
+    for kind, unit in (("idle", "% of a core"), ("memory", "MiB PSS")):
+        of_kind = [row for row in rows if row["what"].startswith(kind)]
+        assert {row["unit"] for row in of_kind} == {unit}
+        pool, ours, *parts = of_kind
+        assert (pool["setup"], pool["ratio"], ours["system"]) == ("the same run", 1.0, "rmgr")
+        names = [row["what"].partition(", ")[2] for row in parts]
+        assert names == ["zookeeper zk1", "watchdog w1", "starter n1", "spawners and workers of n1"]
+        assert ours["rate"] == pytest.approx(sum(row["rate"] for row in parts))
+    assert [row["detail"]["processes"] for row in rows if row["what"].startswith("memory, spawners")] == [4]
+
+
+def test_data_and_uneven_work_are_measured_beside_the_standard_library(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 10 inputs of 1 MiB, 100 and 10 results; 10 + 10 tasks of 20 ms at most; a late Starter that finds everything claimed.
+    monkeypatch.setattr(bench_mixed, "_LONG_S", (0.01, 0.02))
+    with two_slots(tiny) as bench, bench_store.ProcessPoolExecutor(2) as pool:
+        inputs = bench_store._inputs(tiny, bench, pool, bench_store.SETUP)
+        assert [(row.system, row.unit) for row in inputs] == [
+            ("ProcessPoolExecutor(2).map", "MB/s"), ("rmgr TaskQueue.submit", "MB/s"), ("rmgr", "MiB PSS"),
+            ("files, each with fsync", "MB/s"), ("rmgr Values.put", "MB/s"),
+            ("ProcessPoolExecutor(2).map", "MB/s"), ("rmgr TaskQueue.map", "MB/s"),
+        ]  # fmt: skip
+        assert bench.connection.store.keys("bench/") == []
+        results = bench_store._results(tiny, bench, pool)
+        assert [row.ratio for row in results if row.system.startswith("Process")] == [1.0, 1.0]
+        assert all(row.detail["growth"] > 0 for row in results if row.system.startswith("rmgr"))
+        assert {row.what.partition(" ")[0] for row in results} == {"10", "100"}
+        uneven = bench_mixed._uneven(tiny, bench, pool, "short ones first", sorted)
+        assert [row.system for row in uneven] == ["ProcessPoolExecutor(2).submit", "rmgr TaskQueue.map"]
+        assert all(row.ratio is not None and row.ratio >= 1 and row.rate >= row.detail["ideal_s"] for row in uneven)
+        late_starter_is_timed_to_its_first_task(bench)
+
+
+def late_starter_is_timed_to_its_first_task(bench: Bench) -> None:
+    start_s, wait_s = bench_mixed._join_late(bench, "late1", [0.001] * 20 + [0.4] * 12, 20)
+    assert start_s > 0
+    assert 0 < wait_s < 10
+    assert bench.cluster.process("late1").find() is None
+
+
+def test_no_schedule_is_shorter_than_its_longest_task_or_its_share() -> None:
+    assert shortest_s([4.0, 1.0, 1.0], 2) == 4.0
+    assert shortest_s([1.0, 1.0, 1.0], 2) == 1.5
+    assert Ran(3.0, (1.0, 1.0, 1.0)).over_ideal == 2.0
+
+
+def test_a_process_is_measured_by_its_pid() -> None:
+    before = cost_of(os.getpid())
+    assert sum(range(200_000)) > 0
+    used = cost_of(os.getpid()) - before
+    assert 0 < used.cpu_s < 10
+    assert pss_bytes(os.getpid()) > 1 << 20
+    gone = os.fork()
+    if gone == 0:
+        os._exit(0)
+    os.waitpid(gone, 0)
+    assert (pss_bytes(gone), children_of(gone)) == (0, [])
+    with pytest.raises(ProcessLookupError):
+        cost_of(gone)
+
