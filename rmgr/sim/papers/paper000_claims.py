@@ -118,7 +118,7 @@ def judged(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> tuple
         checks.append(Check(id=name, what=what, paper=paper, ours=shares, spread=spreads, rule=Within(), required=False))
     columns = ("check", "system", "its mean (s)", "should be", "against", "that one's mean (s)", "load", "queue")
     columns += tuple(f"seed {seed}" for seed in seeds)
-    return checks, Table(title="Claims of figures 2 and 3 by queue and seed (1 = holds)", columns=columns, rows=tuple(rows))
+    return checks, Table(title="Claims of figures 2 and 3 by queue and seed", columns=columns, rows=tuple(rows))
 
 
 def figure_tables(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> Iterator[Table]:
@@ -131,12 +131,12 @@ def figure_tables(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -
                 bars = [[_bar(runs[system, load, seed], queue, measure) for seed in seeds] for system in SYSTEMS]
                 rows.append((queue, *(number for values in bars for number in (round(mean(values), 1), round(spread(values), 1)))))
             yield Table(
-                title=f"{title} at load {float(load):g} (s; mean, standard deviation over seeds)",
+                title=f"{title} at load {float(load):g} (s)",
                 columns=("queue", *columns),
                 rows=tuple(rows),
             )
     yield Table(
-        title="The systems: utilisation until the last end, reservations made",
+        title="Utilisation until the last end, reservations made",
         columns=("system", "load", "utilisation", *(f"reservations {queue}" for queue in LARGE)),
         rows=tuple(
             (

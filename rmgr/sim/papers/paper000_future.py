@@ -25,8 +25,8 @@ SMALL = ("ss8", "s8")
 #: Queues in the order of scanning.
 ORDERS: Mapping[str, Ladder] = {"small": HPC2500, "large": HPC2500[::-1]}
 SCANNED = (CONVENTIONAL, PROPOSAL_1, PROPOSAL_2)
-#: Lines of the figures.
-SHOWN = ("ss8", "d32", "d128", "d512", "all")
+#: Queues of the figures.
+LONGEST, MEDIAN = ("ss8", "s128", "d32", "d128", "d512", "all"), ("s128", "d128", "d512")
 
 #: (threshold, limit, the small queues have the limit too).
 Setting: TypeAlias = tuple[int, int, bool]
@@ -63,7 +63,7 @@ def tables(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Tab
             values = (round(value, 1) for value in (_mean(found, setting, seeds, queue, measure) for queue in ROWS))
             rows.append((threshold if limit else None, limit, limit if with_small else 0, *values))
         columns = ("threshold", "limit", "limit of ss8 and s8", *ROWS)
-        yield Table(title=f"Future work: {title} wait by threshold and limit (s; {small})", columns=columns, rows=tuple(rows))
+        yield Table(title=f"Future work: {title} wait (s), {small}", columns=columns, rows=tuple(rows))
     rows = []
     for system, (order, queues) in product(SCANNED, ORDERS.items()):
         runs = [found[Cell(system=system, load=LOAD, seed=seed, jobs=JOBS, queues=queues)] for seed in seeds]
@@ -71,23 +71,24 @@ def tables(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Tab
             values = (round(mean([_of(run, queue, measure) for run in runs]), 1) for queue in ROWS)
             rows.append((system, order, told, *values))
     columns = ("system", "queues scanned first", "wait", *ROWS)
-    yield Table(title=f"The order of scanning: wait by queue (s; {small})", columns=columns, rows=tuple(rows))
+    yield Table(title=f"The order of scanning (s), {small}", columns=columns, rows=tuple(rows))
 
 
 def figures(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Figure]:
-    """Mean over the settings' seeds of the longest wait against the threshold, a line for each limit, a figure for each of some queues."""
-    for queue in SHOWN:
+    """Longest and median wait against the threshold, a line for each limit of the large queues, a figure for each of some queues."""
+    kinds = [("longest", "max_s", queue) for queue in LONGEST] + [("median", "median_s", queue) for queue in MEDIAN]
+    for told, measure, queue in kinds:
         lines = []
         for limit in LIMITS[1:]:
             points = []
             for threshold in THRESHOLDS:
-                values = [_value(found, (threshold, limit, False), seed, queue, "max_s") / 3600 for seed in seeds]
+                values = [_value(found, (threshold, limit, False), seed, queue, measure) / 3600 for seed in seeds]
                 points.append(Point(threshold, mean(values), min(values), max(values)))
             lines.append((f"limit {limit}", tuple(points)))
         yield Figure(
-            title=f"Future work: longest wait in {queue} by threshold and limit",
+            title=f"Future work: {told} wait in {queue} by threshold and limit",
             x_label="threshold of individual priority",
-            y_label="longest wait (h)",
+            y_label=f"{told} wait (h)",
             lines=tuple(lines),
         )
 
