@@ -21,6 +21,10 @@ from rmgr.sched.state import ClusterState
 from rmgr.sim.outcome import Parting
 
 
+#: Why a job has lost its nodes (`because` of a fact).
+_LOSSES = frozenset({"failed", "maintenance"})
+
+
 class Stretch(NamedTuple):
     """One stretch of running, by the scheduler's ids."""
 
@@ -46,12 +50,17 @@ class History:
         self.states: dict[int, State] = {}
         self.facts: list[Fact] = []  #: that are about no job: nodes, windows, limits; and cancellations
         self.passes = self.decided = self.told = 0
-        self.requeued = True  #: jobs that lost a node waited again
+        self._lost = {"job_preempted": 0, "job_ended": 0}  # jobs that lost a node, by what came of it
         self._on: dict[int, Running] = {}
         self._kept: dict[int, int] = {}
         for run in opening.state.running:
             self.jobs[run.job.id] = run.job
             self._on[run.job.id] = run
+
+    @property
+    def requeued(self) -> bool:
+        """Jobs that lost a node waited again (one that lost too many has failed, whatever the setting)."""
+        return bool(self._lost["job_preempted"]) or not self._lost["job_ended"]
 
     def fact(self, fact: Fact, answer: Any) -> None:
         """The state was told this, and answered that."""
@@ -73,6 +82,8 @@ class History:
                 self._end(job_id, at_us, fact.because)
             case "job_withdrawn":
                 self.states[job_id] = State.CANCELLED if fact.because == "cancelled" else State.FAILED
+        if fact.because in _LOSSES and fact.name in self._lost:
+            self._lost[fact.name] += 1
         if not fact.name.startswith("job_") or fact.because == "cancelled":
             self.facts.append(fact)
 
@@ -99,7 +110,7 @@ class History:
             self.states[job_id] = State.CANCELLED
             self._off(job_id, at_us, Parting.CANCELLED)
         else:
-            self.states[job_id], self.requeued = State.FAILED, False
+            self.states[job_id] = State.FAILED
             self._off(job_id, at_us, Parting.LOST)
 
     def _off(self, job_id: int, at_us: int, parting: Parting) -> None:
