@@ -9,7 +9,9 @@
 ```
 - Line 1: whose log. `state`: the records at the beginning (fields of `Snapshot`). `carried_out`: `at once` (a simulation: each decision is
   a fact the moment it was made) or `as told` (a leader: what came of a decision is told as a fact, `job_started` and so on).
-- `at`: microseconds, never descending. `fact`: a method of `ClusterState` with its arguments by name; `because` may say why.
+- `at`: microseconds, never descending. `fact`: a method of `ClusterState` with its arguments by name.
+- `because` may say why: `failed`, `repaired`, `drained`, `undrained`, `maintenance`, `cancelled`. A `job_ended` without it completed; with
+  `failed` or `maintenance` it was lost with its node; a `job_withdrawn` without `cancelled` was refused.
 - `pass`: number, causes and decisions of one pass, in order; a decision is one of `plan.py` with its fields, `why` as its sentence.
 - The last line counts the others: a log without it was cut off, or is still being written.
 Records are objects of their fields; fields that have their default value are left out. Times and ids are integers.

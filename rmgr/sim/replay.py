@@ -20,7 +20,6 @@ from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state import ClusterState
 from rmgr.sim.outcome import Parting
 
-
 #: Why a job has lost its nodes (`because` of a fact).
 _LOSSES = frozenset({"failed", "maintenance"})
 
