@@ -6,8 +6,8 @@ integers: the lowest node id is taken first, the lowest job id wins a tie.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Self, TypeAlias
 
 #: What a job without a time limit is planned with: longer than any run.
 UNLIMITED_US = 1 << 60
@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 PLAIN = Shape(1, 0, (), False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class Job:
     """A rigid parallel job: `processes` x `threads` cores; the threads of one process share a node, processes may be spread.
 
@@ -63,18 +63,62 @@ class Job:
     planned_us: int = field(init=False, compare=False)  #: the limit, or `UNLIMITED_US`
     shape: Shape = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        """Raises: ValueError for a job without cores or with a negative time, naming the job and the field."""
-        processes, threads, limit_us, memory_bytes = self.processes, self.threads, self.limit_us, self.memory_bytes
-        if processes < 1 or threads < 1 or self.submit_us < 0 or limit_us < 0 or memory_bytes < 0 or self.begin_us < 0:
-            self._complain()
-        plain = threads == 1 and not memory_bytes and not self.features and not self.exclusive
-        put = object.__setattr__
-        put(self, "cpus", processes * threads)
-        put(self, "planned_us", limit_us or UNLIMITED_US)
-        put(self, "shape", PLAIN if plain else Shape(threads, memory_bytes, self.features, self.exclusive))
-        if self.queued_us < 0:
-            put(self, "queued_us", self.submit_us)
+    def __new__(
+        cls,
+        *,
+        id: int,
+        submit_us: int,
+        processes: int = 1,
+        threads: int = 1,
+        limit_us: int = 0,
+        memory_bytes: int = 0,
+        features: tuple[str, ...] = (),
+        exclusive: bool = False,
+        partition: str = "default",
+        queue: str = "default",
+        user: str = "",
+        account: str = "",
+        priority: int = 0,
+        queued_us: int = -1,
+        after: tuple[int, ...] = (),
+        begin_us: int = 0,
+        restarts: int = 0,
+    ) -> Self:
+        """As the dataclass would do it, in half the time (1.1 us, not 2.1): a frozen one sets every field with a call.
+
+        Raises: ValueError for a job without cores or with a negative time, naming the job and the field.
+        """
+        new: Any = object.__new__(_Unfrozen)
+        new.id = id
+        new.submit_us = submit_us
+        new.processes = processes
+        new.threads = threads
+        new.limit_us = limit_us
+        new.memory_bytes = memory_bytes
+        new.features = features
+        new.exclusive = exclusive
+        new.partition = partition
+        new.queue = queue
+        new.user = user
+        new.account = account
+        new.priority = priority
+        new.queued_us = queued_us if queued_us >= 0 else submit_us
+        new.after = after
+        new.begin_us = begin_us
+        new.restarts = restarts
+        new.cpus = processes * threads
+        new.planned_us = limit_us or UNLIMITED_US
+        plain = threads == 1 and not memory_bytes and not features and not exclusive
+        new.shape = PLAIN if plain else Shape(threads, memory_bytes, features, exclusive)
+        if processes < 1 or threads < 1 or submit_us < 0 or limit_us < 0 or memory_bytes < 0 or begin_us < 0:
+            new._complain()  # noqa: SLF001 - its own class
+        new.__class__ = cls
+        made: Self = new
+        return made
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, object]]:
+        """For copies and pickles."""
+        return (), {one.name: getattr(self, one.name) for one in fields(self) if one.init}
 
     def _complain(self) -> None:
         for name in ("processes", "threads"):
@@ -83,6 +127,14 @@ class Job:
         for name in ("submit_us", "limit_us", "memory_bytes", "begin_us"):
             if getattr(self, name) < 0:
                 raise ValueError(f"job {self.id}: {name} is {getattr(self, name)}, it cannot be negative")
+
+
+class _Unfrozen(Job):
+    """A job while it is made. It has both methods, else each field would be set by a call again."""
+
+    __slots__ = ()
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

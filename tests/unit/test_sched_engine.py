@@ -292,7 +292,7 @@ def test_any_number_of_shapes_places_jobs_as_if_each_were_counted_by_itself(monk
         for n in range(1, 60):
             wanted = {"processes": 1 + n % 5, "threads": 1 + n % 3, "memory_bytes": n * 7 % 23 + 1}
             state.job_submitted(Job(id=n, submit_us=0, limit_us=10 * n, **wanted))
-        plans = []
+        plans: list[object] = []
         for now in range(0, 40, 10):
             plan = run_pass(state, frozenset(), now=now, seed=0, pipeline=(Stage(policy_named("easy", {})),))
             plans.append(plan.decisions)
