@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -123,22 +125,26 @@ def test_the_overtaking_at_which_a_job_reserves(processes: int, threads: int, qu
 
 
 def test_a_start_counts_for_those_ahead_of_it_and_for_nobody_else() -> None:
-    jobs = [replace(a_job(16, 32, job_id=i), submit_us=i) for i in (1, 2, 3)]
+    jobs = [replace(a_job(16, 32, job_id=i), submit_us=i, queued_us=-1) for i in (1, 2, 3)]
     places = [(job.submit_us, job.id) for job in jobs]
-    found = Overtaken().passed([places[0], places[1], places[1]], places)  # one start between 1 and 2, two between 2 and 3
+    found = Overtaken().passed([places[0], places[1], places[1]], places[0], CLASSES["d512"])  # one starts behind 1, two behind 2
     assert [found.of(place) for place in places] == [3, 2, 0]
     assert Overtaken.recorded(found.record()) == found
     d512 = replace(CLASSES["d512"], reservation_threshold=1)  # of these jobs w = 1: above it at the second
     assert [job.id for job in found.above(jobs, d512)] == [1, 2]
-    after = found.passed([], places[1:])  # 1 has started: what passed only 1 is gone
+    after = found.passed([], places[1], CLASSES["d512"])  # 1 has started: what passed only 1 is gone
     assert [after.of(place) for place in places[1:]] == [2, 0]
-    assert after.passed([], []) == Overtaken()
+    assert after.passed([], places[2], CLASSES["d512"]) == Overtaken()
 
 
-def test_the_record_of_a_queue_does_not_grow_beyond_its_waiting_jobs() -> None:
-    oldest = (0, 1)
-    found = Overtaken()
-    for i in range(2, 500):  # each job waits, is passed once, and leaves
-        found = found.passed([(i, i)], [oldest, (i, i)])
-    assert len(found.places) < 50
-    assert found.of(oldest) == 498
+def test_the_record_of_a_queue_is_no_longer_than_its_threshold_and_says_all_that_counts() -> None:
+    queue = CLASSES["d32"]
+    waiting = [replace(a_job(1, 32, job_id=i), submit_us=i, queued_us=-1) for i in range(1, 201)]  # w = 1, the least there is
+    found, passed = Overtaken(), Counter[int]()
+    chance = random.Random(1)
+    for _ in range(300):
+        ahead = chance.randint(1, 200)
+        found = found.passed([(ahead, ahead)], (1, 1), queue)
+        passed.update(range(1, ahead + 1))
+        assert [job.id for job in found.above(waiting, queue)] == [job.id for job in waiting if passed[job.id] > 20]
+    assert len(found.places) <= 21

@@ -139,7 +139,7 @@ def _watch(book: _Book, queue: QueueClass, found: Scanned, *, ended: bool) -> No
         return
     overtaken = None
     if record is None or found.ahead:
-        overtaken = Overtaken.recorded(record).passed(found.ahead, [place_of(job) for job in found.waiting])
+        overtaken = Overtaken.recorded(record).passed(found.ahead, place_of(found.waiting[0]), queue)
         draft.note(kind, 0, overtaken.record())
     if not book.is_full(queue):
         _trigger(book, queue, found.waiting, overtaken or Overtaken.recorded(record), was_empty=record is None, ended=ended)
@@ -150,7 +150,7 @@ def _trigger(book: _Book, queue: QueueClass, waiting: Sequence[Job], overtaken: 
     for job in overtaken.above(waiting, queue):
         if book.is_full(queue):
             return
-        text = "was overtaken {} times, worth {:.4g} each: above the threshold {} of {}"
+        text = "was overtaken {} times or more, worth {:.4g} each: above the threshold {} of {}"
         facts = (overtaken.of(place_of(job)), constant(job, queue), queue.reservation_threshold, queue.name)
         book.reserve(job, queue, Why("connection_reservation", text, facts))
     head = waiting[0]

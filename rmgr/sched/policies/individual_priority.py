@@ -7,8 +7,9 @@ Algorithm:
 w is never added up: value = overtakings x w, so value > threshold is count^2 x threads_max x cpu_max > threshold^2 x threads x cpu, in
 integers, exactly.
 Representation: one record a queue, not one a job. A start writes the passer down at the nearest waiting job ahead of it; a job's count is
-the sum of what stands at it or behind it. So a start costs one entry however many it passed, and the record holds at most one entry for
-each waiting job (entries of jobs that left are moved to the next one ahead when they become many).
+the sum of what stands at it or behind it. A job that its class admits has w >= 1, so that more overtakings than the threshold are always
+enough: what stands ahead of so many is dropped. So a pass writes at most one record a queue, of at most threshold + 1 entries, however
+many jobs wait or were passed.
 Parameters: threshold a queue (a number, table 3). Source: papers.md 1.5, paper 000 section 3.3 and formula (1). Differs from it in:
 nothing. A job that comes back to its queue (migrated, preempted) counts from what passed those still waiting behind it.
 """
@@ -25,8 +26,6 @@ from rmgr.sched.queue_class import QueueClass
 
 #: Place in a queue: (when it came, id).
 Place: TypeAlias = tuple[int, int]
-
-_SPARE_ENTRIES = 32
 
 
 def constant(job: Job, queue: QueueClass) -> float:
@@ -57,7 +56,7 @@ class Overtaken(NamedTuple):
         return tuple(number for (at_us, job_id), count in zip(self.places, self.counts, strict=True) for number in (at_us, job_id, count))
 
     def of(self, place: Place) -> int:
-        """How often the job at this place was overtaken."""
+        """How often the job at this place was overtaken: exactly, up to the threshold, else at least so often."""
         return sum(self.counts[bisect_left(self.places, place) :])
 
     def above(self, waiting: Iterable[Job], queue: QueueClass) -> Iterator[Job]:
@@ -73,30 +72,21 @@ class Overtaken(NamedTuple):
             if exceeds(left, job, queue):
                 yield job
 
-    def passed(self, ahead: Iterable[Place], waiting: Sequence[Place]) -> Overtaken:
-        """As it is after a pass. ahead: for each start the nearest waiting place before it. waiting: who waits now, ascending."""
+    def passed(self, ahead: Iterable[Place], oldest: Place, queue: QueueClass) -> Overtaken:
+        """As it is after a pass. ahead: for each start the nearest waiting place before it. oldest: the first who waits now."""
         found = dict(zip(self.places, self.counts, strict=True))
         for place in ahead:
             found[place] = found.get(place, 0) + 1
-        if not waiting:
-            return Overtaken()
-        kept = {place: count for place, count in sorted(found.items()) if place >= waiting[0]}
-        if len(kept) > len(waiting) + _SPARE_ENTRIES:
-            kept = _joined(kept, waiting)
-        return Overtaken(tuple(kept), tuple(kept.values()))
+        kept: list[tuple[Place, int]] = []
+        total = 0
+        for place in sorted(found, reverse=True):
+            if place < oldest or total > queue.reservation_threshold:
+                break
+            kept.append((place, found[place]))
+            total += found[place]
+        return Overtaken(tuple(place for place, _ in reversed(kept)), tuple(count for _, count in reversed(kept)))
 
 
 def place_of(job: Job) -> Place:
     """Its place in the order of its queue, which is that of arrival."""
     return (job.submit_us, job.id)
-
-
-def _joined(found: dict[Place, int], waiting: Sequence[Place]) -> dict[Place, int]:
-    """Entries of jobs that left count for the next waiting job ahead; the first of `waiting` is ahead of all."""
-    joined: dict[Place, int] = {}
-    at = 0
-    for place, count in found.items():
-        while at + 1 < len(waiting) and waiting[at + 1] <= place:
-            at += 1
-        joined[waiting[at]] = joined.get(waiting[at], 0) + count
-    return joined

@@ -71,8 +71,8 @@ NOTES = (
         "reservation is for d512 only, as the paper has it): a stream of other queues can starve it; head_trigger of a class cures that"
     ),
     (
-        "future work: a job with a reservation starts on what it is promised and nowhere else; in queues of small jobs, for which First-Fit "
-        "would soon find room, that makes the longest waits longer, not shorter"
+        "future work: a job with a reservation starts on what it is promised and nowhere else; in queues of small jobs, where First-Fit "
+        "finds room soon, that makes the longest waits longer, not shorter"
     ),
 )
 
