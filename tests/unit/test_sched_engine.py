@@ -290,8 +290,8 @@ def test_any_number_of_shapes_places_jobs_as_if_each_were_counted_by_itself(monk
         monkeypatch.setattr("rmgr.sched.pool_node.EXACT", exact)
         state = ClusterState([Node(id=n, cores=8, memory_bytes=64) for n in range(12)])
         for n in range(1, 60):
-            wanted = {"processes": 1 + n % 5, "threads": 1 + n % 3, "memory_bytes": n * 7 % 23 + 1}
-            state.job_submitted(Job(id=n, submit_us=0, limit_us=10 * n, **wanted))
+            size, threads, memory = 1 + n % 5, 1 + n % 3, n * 7 % 23 + 1
+            state.job_submitted(Job(id=n, submit_us=0, limit_us=10 * n, processes=size, threads=threads, memory_bytes=memory))
         plans: list[object] = []
         for now in range(0, 40, 10):
             plan = run_pass(state, frozenset(), now=now, seed=0, pipeline=(Stage(policy_named("easy", {})),))
