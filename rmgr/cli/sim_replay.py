@@ -117,7 +117,7 @@ def _compare(session: Session, log: Path, history: History, policy: str, configu
     with ProgressDisplay(f"{log.name} {policy}", enabled=not session.json) as display:
         result = simulate(world.workload, setting, on_progress=lambda ended: display.update(Counts(total=total, final=ended)))
     if validate:
-        check(result, world.workload)
+        check(result, world.workload, setting)
     if out is not None:
         write_run(out, result, workload_name=world.workload.name)
     if world.left_out:

@@ -186,7 +186,7 @@ def carry_out(
         recorder = Recorder(log, policy=experiment.policy, parameters=experiment.params, about=experiment.described())
     result = simulate(workload, setting, on_progress=on_progress, recorder=recorder)
     if validate:
-        check(result, workload, machine=Machine(setting.nodes, setting.cores), execution=setting.execution)
+        check(result, workload, setting)
     return result
 
 

@@ -100,6 +100,11 @@ class Machine:
                 spans.append((node, node, processes))
         return tuple(spans)
 
+    def cores_of(self, node: int) -> tuple[int, int]:
+        """First and last core of the node with this id. Raises: KeyError for one that is not there."""
+        base, beyond = self._cores_of(self._index[node] if self._index else node)
+        return base, beyond - 1
+
     def _cores_of(self, at: int) -> tuple[int, int]:
         """First core of the node at this position, and the first one beyond it."""
         return (self._bases[at], self._bases[at + 1]) if self._bases else (at * self.cores, (at + 1) * self.cores)

@@ -9,35 +9,39 @@ from rmgr.errors import RmgrError
 from rmgr.model.states import State
 from rmgr.sim.execution import Execution, Recorded, unexecuted
 from rmgr.sim.machine import Machine
+from rmgr.sim.outages import outages
 from rmgr.sim.outcome import KEEPING, Outcome, Parting, Result, Spell
+from rmgr.sim.setting import Setting
 from rmgr.sim.workload import Job, Workload
 
 _SHOWN = 5
 
 
-def violations(result: Result, workload: Workload, *, machine: Machine | None = None, execution: Execution | None = None) -> list[str]:
+def violations(result: Result, workload: Workload, setting: Setting | None = None, *, execution: Execution | None = None) -> list[str]:
     """Every sentence that does not hold, each with the job it is about; empty when the run is sound.
 
     Each job of the workload has one outcome; nothing starts before its submit; spells of a job do not overlap; each but the last broke
     off, and the last ended as the state says; a completed job did all its work, to the microsecond, whatever it lost or moved; it held
-    as many cores as it asked for; cores exist; no core is held twice at a time.
+    as many cores as it asked for; cores exist; no core is held twice at a time, nor while its node has failed or is in maintenance.
 
     Args:
-        machine, execution: that the run was made with, needed where a job's time depends on where it stands; None = as recorded.
+        setting: of the run: its machine, how long jobs run where, what happened to nodes; None = one-core nodes, times as recorded.
+        execution: how long jobs run where, when only that is known.
     Cost: O(n log n + cores held by all spells).
     """
     found: list[str] = []
     if not _same_jobs(result, workload):
         found.append(f"{len(workload.jobs)} jobs were submitted, but the outcomes are not theirs ({len(result.outcomes)} outcomes)")
-    worked = _Worked(machine or Machine(result.processors), execution or Recorded())
+    machine = Machine(result.processors) if setting is None else Machine(setting.nodes, setting.cores)
+    worked = _Worked(machine, execution or (Recorded() if setting is None else setting.execution))
     for outcome in result.outcomes:
         found += _of_one(outcome, result.processors, worked)
-    return found + list(_overlaps(result))
+    return found + list(_overlaps(result, [] if setting is None else _closures(result, setting, machine)))
 
 
-def check(result: Result, workload: Workload, *, machine: Machine | None = None, execution: Execution | None = None) -> None:
+def check(result: Result, workload: Workload, setting: Setting | None = None, *, execution: Execution | None = None) -> None:
     """Raises RmgrError when the run is not sound: a defect of rmgr or of a policy, never of the user."""
-    found = violations(result, workload, machine=machine, execution=execution)
+    found = violations(result, workload, setting, execution=execution)
     if found:
         more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
         told = "; ".join(found[:_SHOWN])
@@ -116,23 +120,42 @@ class _Worked:
         return [] if stayed_us == duration_us else [f"completed after {stayed_us} us of {duration_us} in its last stay"]
 
 
-def _overlaps(result: Result) -> Iterator[str]:
-    """Cores that two spells hold at one time; an end and a start at the same instant do not overlap."""
+def _closures(result: Result, setting: Setting, machine: Machine) -> list[tuple[int, int, int, int]]:
+    """(start, end, first core, last core) of each time in which a node could not run anything."""
+    if not setting.events and setting.failures is None:
+        return []
+    last_us = max((outcome.end_us for outcome in result.outcomes if outcome.spells), default=0)
+    found = outages(setting, machine.described(), last_us)
+    return [(out.start_us, out.end_us, *machine.cores_of(out.node)) for out in found if out.start_us < out.end_us]
+
+
+def _overlaps(result: Result, closures: list[tuple[int, int, int, int]]) -> Iterator[str]:
+    """Cores that two spells hold at one time, or one while its node is closed; an end and a start at the same instant do not overlap."""
     outcomes, processors = result.outcomes, result.processors
-    order = sorted(
+    order = [
         (spell.start_us, spell.end_us, position, at) for position, outcome in enumerate(outcomes) for at, spell in enumerate(outcome.spells)
-    )
+    ]
+    order += [(start, end, -1, at) for at, (start, end, _, _) in enumerate(closures)]
+    order.sort()
     busy_until, holder = [0] * processors, [0] * processors
     for start, end, position, at in order:
-        outcome = outcomes[position]
-        number = outcome.job.number
-        for first, last in outcome.spells[at].cores:
+        number = outcomes[position].job.number if position >= 0 else 0
+        for first, last in outcomes[position].spells[at].cores if position >= 0 else (closures[at][2:],):
             low, beyond = max(first, 0), min(last + 1, processors)
             if low >= beyond:
                 continue
             if max(busy_until[low:beyond]) > start:
                 for core in range(low, beyond):
-                    if busy_until[core] > start:
-                        yield f"core {core} is held by jobs {holder[core]} and {number} at {start} us"
-            busy_until[low:beyond] = [end] * (beyond - low)
+                    if busy_until[core] > start and (number or holder[core]):
+                        yield _overlap(core, start, sorted((holder[core], number)))
+            if number:
+                busy_until[low:beyond] = [end] * (beyond - low)
+            else:  # a window may lie in a failure
+                busy_until[low:beyond] = [max(end, until) for until in busy_until[low:beyond]]
             holder[low:beyond] = [number] * (beyond - low)
+
+
+def _overlap(core: int, at_us: int, numbers: list[int]) -> str:
+    if not numbers[0]:
+        return f"core {core} is held by job {numbers[1]} at {at_us} us, while its node has failed or is in maintenance"
+    return f"core {core} is held by jobs {numbers[0]} and {numbers[1]} at {at_us} us"

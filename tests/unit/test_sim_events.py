@@ -22,13 +22,12 @@ from rmgr.sim.events import Cancel, Event, FailOver, Failures, LimitsChange, Nod
 from rmgr.sim.events_file import read_events
 from rmgr.sim.execution import BySpeed, by_speed
 from rmgr.sim.experiment import Experiment
-from rmgr.sim.machine import Machine
 from rmgr.sim.metrics import summary
 from rmgr.sim.outcome import Result
 from rmgr.sim.output import write_run
 from rmgr.sim.record import Recorder
 from rmgr.sim.setting import Setting
-from rmgr.sim.validate import check
+from rmgr.sim.validate import check, violations
 from rmgr.sim.workload import SECOND, Job, Workload
 
 HOUR = 3600 * SECOND
@@ -50,7 +49,7 @@ def a_setting(policy: str = "fcfs", *events: Event, nodes: int | tuple[Node, ...
 
 def run(workload: Workload, setting: Setting) -> Result:
     result = simulate(workload, setting)
-    check(result, workload, machine=Machine(setting.nodes, setting.cores), execution=setting.execution)
+    check(result, workload, setting)
     return result
 
 
@@ -176,6 +175,19 @@ def test_a_fail_over_that_takes_no_time_changes_no_byte(policy: str, tmp_path: P
     every = replace(setting, events=(*setting.events, *(FailOver(at_us, 0) for at_us in instants)))
     for name, changed in (("one", one), ("every", every), ("again", setting)):
         assert digest(simulate(workload, changed), tmp_path / name) == plain
+
+
+def test_validation_knows_when_nodes_were_closed() -> None:
+    """A run that was made without the failure and the window does not pass as one that was made with them."""
+    workload = a_workload(a_job(1, 0, 10, 2), a_job(2, 3, 10, 2))
+    result = simulate(workload, a_setting())
+    down = (NodesFail(SECOND, ((3, 3),)), NodesRepaired(4 * SECOND, ((3, 3),)), Window(0, 9 * SECOND, 20 * SECOND, ((0, 0),), "w"))
+    told = violations(result, workload, a_setting("fcfs", *down))
+    assert told == [
+        "core 3 is held by job 2 at 3000000 us, while its node has failed or is in maintenance",
+        "core 0 is held by job 1 at 9000000 us, while its node has failed or is in maintenance",
+    ]
+    assert violations(result, workload, a_setting("fcfs", NodesFail(0, ((3, 3),)), NodesRepaired(3 * SECOND, ((3, 3),)))) == []
 
 
 def test_failures_are_the_same_whatever_the_policy_and_nodes_fail_as_often_as_was_asked() -> None:

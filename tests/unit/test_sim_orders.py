@@ -25,7 +25,6 @@ from rmgr.sim.driver import simulate
 from rmgr.sim.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
 from rmgr.sim.execution import Execution, Recorded, by_speed
 from rmgr.sim.grid import UNIT, Grid
-from rmgr.sim.machine import Machine
 from rmgr.sim.metrics import summary
 from rmgr.sim.outcome import Outcome, Result
 from rmgr.sim.output import write_run
@@ -70,7 +69,7 @@ def run(
     setting = Setting(nodes=4, pipeline=(Stage(policy),), policy="scripted", execution=execution or Recorded(), events=events, **more)
     lines: list[str] = []
     result = simulate(workload, setting, recorder=Recorder(lines.append, policy="scripted", parameters={}, about={}))
-    check(result, workload, machine=Machine(4), execution=setting.execution)
+    check(result, workload, setting)
     assert not result.faults
     verify(map(decode, lines), setting.pipeline)  # the log says everything that happened
     return result
