@@ -13,9 +13,17 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-import structlog
-
 from rmgr.config import LogConfig
+
+# structlog (26.1) imports rich where it is installed, for tracebacks in colours: 7 MiB and 50 modules in every daemon, which draws nothing.
+# tests/unit/test_log.py::test_daemons_log_without_rich would fail without this.
+_HAD_RICH = "rich" in sys.modules
+if not _HAD_RICH:
+    sys.modules["rich"] = None  # type: ignore[assignment]
+import structlog  # noqa: E402
+
+if not _HAD_RICH:
+    del sys.modules["rich"]
 
 #: Every field name that a log line may have. The same thing has the same name in code, log, CLI, znode and proto.
 FIELDS = frozenset(

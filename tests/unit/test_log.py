@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,3 +82,9 @@ def test_the_audit_says_who_wanted_what_and_by_which_rule(start: Callable[[str],
         "why": "it belongs to anna",
     }  # fmt: skip
     assert (second["level"], second["allowed"]) == ("info", True)
+
+
+def test_daemons_log_without_rich() -> None:
+    look = "import sys, rmgr.log; print([name for name in sys.modules if name.partition('.')[0] == 'rich']); import rich.console"
+    ended = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "[]\n"
