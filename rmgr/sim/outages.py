@@ -37,5 +37,5 @@ def outages(setting: Setting, nodes: tuple[Node, ...], until_us: int) -> Iterato
     for other in setting.events:
         if isinstance(other, Window):
             for first, last in other.nodes:
-                for node in known.intersection(range(first, last + 1)):
+                for node in sorted(known.intersection(range(first, last + 1))):
                     yield Outage(other.start_us, other.end_us, node)
