@@ -67,7 +67,7 @@ class Draft(Starting, Moving, Holding, Ganging, Noting):
     def wake_at(self, at_us: int, why: Why) -> Verdict:
         """Asks for a pass at this time. Infeasible unless it is later than now."""
         self._check_open()
-        if at_us <= self.now_us:
+        if not isinstance(at_us, int) or at_us <= self.now_us:
             return self._never(Why("time", "{} us is not after now", (at_us,)))
         self.decisions.append(WakeAt(at_us, why, self.partition))
         return Accepted(at_us)

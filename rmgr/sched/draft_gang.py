@@ -7,7 +7,7 @@ from functools import partial
 
 from rmgr.sched.draft_view import View
 from rmgr.sched.gangs import OWNER
-from rmgr.sched.holds import each_node, room
+from rmgr.sched.holds import are_spans, each_node, room
 from rmgr.sched.job import Job, Placement, Running, nodes_of
 from rmgr.sched.plan import Accepted, GangSet, Infeasible, Insufficient, Start, Verdict, Why
 from rmgr.sched.records import Gang
@@ -79,7 +79,7 @@ class Ganging(View):
 
     def _stands(self, gang: Gang, placements: Mapping[int, Placement]) -> dict[int, Running] | Insufficient | Infeasible:
         """Where each job of the matrix stands, or will."""
-        if gang.slot_us <= 0 or not gang.name:
+        if not isinstance(gang.slot_us, int) or gang.slot_us <= 0 or not isinstance(gang.name, str) or not gang.name:
             return self._never(Why("gang", "a gang has a name, and slots longer than {} us", (gang.slot_us,)))
         others = {job_id for other in self.gangs() if other.name != gang.name for job_id in other.jobs}
         flagged = self._part.flagged if self._more is None else self._more.flagged
@@ -87,6 +87,8 @@ class Ganging(View):
         comes: list[Job] = []
         for job_id in gang.jobs:
             run = self.run(job_id)
+            if type(job_id) is not int:
+                return self._never(Why("gang", "{} is no job", (job_id,)))
             if job_id in others or job_id in self._started or job_id in flagged:
                 return self._never(Why("gang", "job {} is in another gang, started in this pass, or promised", (job_id,)))
             if run is None:
@@ -100,6 +102,8 @@ class Ganging(View):
                 if job_id in self._promises or job_id in self._holds:
                     return self._never(Why("gang", "job {} has been promised a start", (job_id,)))
                 placement = placements.get(job_id, ())
+                if not are_spans(placement, len(self._part.nodes)):
+                    return self._never(Why("gang", "the placement of job {} is no tuple of spans", (job_id,)))
                 if sum(count for _, count in each_node(placement)) != job.processes or any(count < 1 for _, count in each_node(placement)):
                     return self._never(Why("gang", "job {} needs a placement of all its processes", (job_id,)))
                 run = Running(job, self.now_us, self.now_us + job.planned_us, placement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmgr.sched.draft_view import View
-from rmgr.sched.holds import by_node, cores_of, is_within, placed_on
+from rmgr.sched.holds import are_spans, by_node, cores_of, is_within, placed_on
 from rmgr.sched.job import Job
 from rmgr.sched.plan import Accepted, HoldCores, Infeasible, Insufficient, ReleaseHold, Verdict, Why
 from rmgr.sched.records import Hold, Share
@@ -70,6 +70,8 @@ class Holding(View):
             return self._never(Why("hold", "a run is named twice"))
         for share in shares:
             run_id = share.run_id
+            if type(run_id) is not int or not are_spans(share.cores, len(self._part.nodes)):
+                return self._never(Why("hold", "the share of run {} is no tuple of spans", (run_id,)))
             if run_id in had:
                 whole = by_node([had[run_id].cores])
                 held.append(share)

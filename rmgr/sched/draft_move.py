@@ -52,7 +52,7 @@ class Moving(View):
         pool.park(run.job, run.placement)
         more.did(partial(pool.unpark, run.job, run.placement))
         more.put(more.suspended, job_id, Suspended(run, self.now_us))
-        self.decisions.append(Suspend(job_id, why, self.partition))
+        self.decisions.append(Suspend(run.job.id, why, self.partition))
         self._look_again()
         return Accepted(self.now_us)
 
@@ -96,14 +96,14 @@ class Moving(View):
         job = self._job(job_id)
         if isinstance(job, Insufficient | Infeasible):
             return job
-        if not to:
+        if not to or not isinstance(to, str):
             return self._never(Why("queue", "a queue has a name"))
         if to != job.queue:
             more = self._changes()
             if job_id not in more.extra:
                 more.put(more.gone, job_id, None)
             more.put(more.extra, job_id, replace(job, queue=to))
-            self.decisions.append(Route(job_id, to, why, self.partition))
+            self.decisions.append(Route(job.id, to, why, self.partition))
         return Accepted(self.now_us)
 
     def reject(self, job_id: int, why: Why) -> Verdict:
@@ -156,7 +156,7 @@ class Moving(View):
             self._vacate(run)
         job = replace(run.job, queued_us=self.now_us, restarts=run.job.restarts + 1)
         more.put(more.extra, job_id, job)
-        self.decisions.append(decision)
+        self.decisions.append(decision._replace(job_id=job.id))
         self._look_again()
         return Accepted(self.now_us)
 

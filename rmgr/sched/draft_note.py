@@ -7,6 +7,8 @@ from functools import partial
 from rmgr.sched.draft_view import View
 from rmgr.sched.plan import Accepted, Verdict, Why
 
+_INTEGERS = {int}
+
 
 class Noting(View):
     """A part of `Draft`."""
@@ -14,8 +16,13 @@ class Noting(View):
     __slots__ = ()
 
     def note(self, kind: str, job_id: int, value: tuple[int, ...], /) -> Verdict:
-        """Remembers this of the job or call until it leaves the cluster; with id 0 of the partition. It replaces the note of that kind."""
+        """Remembers this of the job or call until it leaves the cluster; with id 0 of the partition. It replaces the note of that kind.
+
+        Infeasible: an unknown job, or anything but a name and a tuple of integers: a note is a record that another leader reads.
+        """
         self._check_open()
+        if type(kind) is not str or type(job_id) is not int or type(value) is not tuple or not {*map(type, value)} <= _INTEGERS:
+            return self._never(Why("note", "{} of job {}: a note is a tuple of integers", (kind, job_id)))
         if job_id and not self._part.knows(job_id):
             return self._never(Why("state", "no job {} in partition {}", (job_id, self.partition)))
         self._write(kind, job_id, value)
@@ -24,7 +31,7 @@ class Noting(View):
     def forget(self, kind: str, job_id: int, /) -> Verdict:
         """The note goes, if there is one."""
         self._check_open()
-        if self.note_of(kind, job_id) is not None:
+        if type(job_id) is int and self.note_of(kind, job_id) is not None:
             self._write(kind, job_id, None)
         return Accepted(self.now_us)
 

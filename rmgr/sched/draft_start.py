@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from rmgr.sched.draft_view import View
-from rmgr.sched.holds import placed_on
+from rmgr.sched.holds import are_spans, placed_on
 from rmgr.sched.job import Job, Placement, Reservation, Running
 from rmgr.sched.plan import Accepted, Insufficient, Reserve, Start, Unreserve, Verdict, Why
 from rmgr.sched.records import Hold
 
 UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
 TOO_LARGE = "needs {} x {} cores, {} are free"
+NO_SPANS = Why("nodes", "a placement is a tuple of spans: first node, last node, processes on each")
 HAS_HOLD = Why("hold", "it has been promised the cores of running jobs")
 
 
@@ -32,6 +33,8 @@ class Starting(View):
             return self._start_on_held(job, hold, why, placement)
         pool, horizon = self._pool, self._horizon
         if placement is not None:
+            if not are_spans(placement, len(self._part.nodes)):
+                return self._never(NO_SPANS)
             unknown = [n for first, last, _ in placement for n in (first, last) if n not in self._part.nodes]
             if unknown:
                 return self._never(Why("nodes", "no node {} in partition {}", (unknown[0], self.partition)))

@@ -18,6 +18,13 @@ def room(job: Job, node: Node | None, cores: int) -> int:
     return count
 
 
+def are_spans(spans: object, nodes: int) -> bool:
+    """It is a tuple of (first node, last node, count), all integers, none longer than so many nodes: what a record may hold."""
+    return type(spans) is tuple and all(
+        type(span) is tuple and [*map(type, span)] == [int, int, int] and span[1] - span[0] < nodes for span in spans
+    )
+
+
 def each_node(cores: Cores) -> Iterator[tuple[int, int]]:
     """(node id, count) of every node of these spans."""
     return ((node, count) for first, last, count in cores for node in range(first, last + 1))
