@@ -32,6 +32,7 @@ RULE = (
     "one frozen dataclass with `name: ClassVar[str]` and `plan(self, draft, causes)`; of several, POLICY = ... names the one. "
     "rmgr/sched/README.md has an example"
 )
+MEND = "mend it, then: rmgr policy check FILE.py; -v shows the whole traceback"
 
 
 def load(name: str, params: Mapping[str, object]) -> Configuration:
@@ -136,12 +137,12 @@ def _run(load: Callable[[], Any], whose: str, file: str) -> Any:
         raise ConfigError(f"{whose}: {error.message}", hint=error.hint) from error
     except SyntaxError as error:
         where = f" in {error.filename}" if error.filename and not error.filename.endswith(file) else ""
-        raise ConfigError(f"{whose}, line {error.lineno}: not valid Python: {error.msg}{where}") from error
+        raise ConfigError(f"{whose}, line {error.lineno}: not valid Python: {error.msg}{where}", hint=MEND) from error
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == file]
         where = f", line {lines[-1]}" if lines else ""
         does = "importing it" if file else "a default of its fields"
-        raise ConfigError(f"{whose}{where}: {does} raises {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{whose}{where}: {does} raises {type(error).__name__}: {error}", hint=MEND) from error
 
 
 def _policy_of(module: ModuleType, whose: str) -> type[Any]:

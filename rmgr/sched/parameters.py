@@ -259,7 +259,7 @@ def _shares(value: object) -> tuple[tuple[str, int], ...]:
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    near = get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,8 @@ FIELDS = (
     "think time",
 )
 _GZIP = b"\x1f\x8b"
+#: How a comment begins; some editors put a byte order mark before the first.
+_COMMENTS = (b";", b"\xef\xbb\xbf;")
 _LONGEST_SHOWN = 40
 #: Beyond it a number is damage, not a time: 10^15 seconds are 30 million years, and engine time counts microseconds.
 LARGEST = 10**15
@@ -85,7 +88,7 @@ class SwfReader:
                     words = line.split()
                     if not words:
                         continue
-                    if words[0].startswith(b";"):
+                    if words[0].startswith(_COMMENTS):
                         self._note(line)
                         continue
                     try:  # nearly every line is 18 plain integers
@@ -110,7 +113,7 @@ class SwfReader:
         return int(words[0]) if words and words[0].isascii() and words[0].isdigit() else None
 
     def _note(self, line: bytes) -> None:
-        text = line.decode("utf-8", "replace").lstrip("; \t").rstrip()
+        text = line.decode("utf-8", "replace").lstrip("\ufeff; \t").rstrip()
         key, colon, value = text.partition(":")
         if colon and key and " " not in key:
             self.header.setdefault(key, value.strip())
@@ -139,14 +142,20 @@ class SwfReader:
             except ValueError:
                 return int(value)
         shown = word[:_LONGEST_SHOWN].decode("utf-8", "backslashreplace")
+        is_one = not math.isnan(value) and word.lstrip(b"+-")[:1].lower() != b"i"
         raise UsageError(
-            f"{self.path}, line {line}, field {at + 1} ({FIELDS[at]}): {shown!r} is not a number",
+            f"{self.path}, line {line}, field {at + 1} ({FIELDS[at]}): {shown!r} is {'beyond 10^15' if is_one else 'not a number'}",
             hint="SWF has 18 numbers a line; comments begin with ';', unknown values are -1",
         )
 
 
 def _opened(path: Path) -> IO[bytes]:
     """The text of the file, unpacked when it begins as gz does."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a directory says itself what is wrong
+        raise UsageError(
+            f"{path} is no file: a trace is read more than once, and named with its digest", hint="write what comes out of a pipe to a file"
+        )
     with path.open("rb") as probe:
         packed = probe.read(2) == _GZIP
     return gzip.open(path, "rb") if packed else path.open("rb")

@@ -95,6 +95,7 @@ def test_a_file_that_is_no_policy_is_answered_with_file_line_and_reason(tmp_path
     with pytest.raises(ConfigError, match=said) as error:
         load(written(tmp_path, text), {})
     assert "some_file.py" in error.value.message
+    assert error.value.hint or "must" in error.value.message or "POLICY" in error.value.message
     assert not {name for name in set(sys.modules) - before if name.startswith("rmgr_policy_")} or "importing" not in said
 
 

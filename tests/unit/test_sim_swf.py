@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -92,7 +93,10 @@ def test_gz_is_told_by_its_bytes_and_gives_the_same_workload(trace: Write, tmp_p
         (line(2, 1, "nan", 1), "line 3, field 4 (run time): 'nan' is not a number"),
         (line(2, 1, "inf", 1), "line 3, field 4 (run time): 'inf' is not a number"),
         (line(2, 1, "1_000", 1), "line 3, field 4 (run time): '1_000' is not a number"),
-        (line(2, 1, "9" * 30, 1), "line 3, field 4 (run time): '999999999999999999999999999999' is not a number"),
+        (line(2, 1, "9" * 30, 1), "line 3, field 4 (run time): '999999999999999999999999999999' is beyond 10^15"),
+        (line(2, 1, "1e300", 1), "line 3, field 4 (run time): '1e300' is beyond 10^15"),
+        (line(2, 1, "1e999", 1), "line 3, field 4 (run time): '1e999' is beyond 10^15"),
+        (line(2, 1, "-Infinity", 1), "line 3, field 4 (run time): '-Infinity' is not a number"),
         ("2 1 -1 5", "line 3: 4 fields instead of 18, field 5 (allocated processors) is missing"),
         (line(2, 1, 5, 1) + " 4", "line 3: 19 fields instead of 18"),
         ("2 1 -1 \x00\xff", "line 3, field 4 (run time)"),
@@ -131,6 +135,22 @@ def test_a_trace_without_jobs_is_refused(trace: Write, lines: list[str]) -> None
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.swf cannot be read: No such file"):
         read_trace(tmp_path / "nowhere.swf")
+
+
+def test_a_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # to open one waits for its writer; to read it a second time gives nothing
+    with pytest.raises(UsageError, match="pipe is no file"):
+        read_trace(tmp_path / "pipe")
+
+
+def test_a_trace_from_another_system_is_the_same_workload(trace: Write) -> None:
+    header, lines = "; MaxProcs: 8\n", [line(n, n, 5, 2, estimate=9) for n in range(1, 9)]
+    plain = read_trace(trace(*lines, header=header))
+    path = trace(*lines, header=header)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n").replace(b" ", b"\t", 3))
+    assert read_trace(path) == plain
+    path.write_bytes("; Installation: Zürich\n".encode("latin-1") + path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    assert read_trace(path) == plain
 
 
 def test_the_machine_comes_from_the_header_or_from_the_caller(trace: Write) -> None:
