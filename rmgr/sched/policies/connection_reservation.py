@@ -60,7 +60,9 @@ class Match(StrEnum):
 @dataclass(frozen=True, slots=True)
 class ConnectionReservation:
     name: ClassVar[str] = "connection_reservation"
-    waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md C0.7: a job whose class may not reserve waits until the stream stops"}
+    waives: ClassVar[Mapping[str, str]] = {
+        "endless": "papers.md C0.7: a job whose class may not reserve waits until the stream stops, and so may one behind a reserved job"
+    }
     queues: tuple[QueueClass, ...] = field(default=HPC2500, metadata=about("the classes, in the order of scanning"))
     scan: tuple[str, ...] = field(default=(), metadata=about("names of queues that are scanned first, in this order"))
     firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))

@@ -105,7 +105,6 @@ class QueueFirstFit:
     waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 1.4: what passes a job is never held back for it"}
     queues: tuple[QueueClass, ...] = field(default=HPC2500, metadata=about("the classes, in the order of scanning"))
     scan: tuple[str, ...] = field(default=(), metadata=about("names of queues that are scanned first, in this order"))
-
     firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
 
     def __post_init__(self) -> None:
