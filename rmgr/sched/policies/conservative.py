@@ -8,7 +8,8 @@ Algorithm:
 4. Ask for a pass at the earliest reservation that does not wait for an overdue run.
 Promises are kept as records, so a later pass, or another leader, keeps them.
 Parameters: order (default fcfs; it ranks jobs in steps 1 to 3). Source: papers.md 6 (C5.1; Mu'alem and Feitelson, "Utilization,
-predictability, workloads, and user runtime estimates", 2001, section 2). Differs from it in: nothing known.
+predictability, workloads, and user runtime estimates", 2001, section 2). Differs from it in: on nodes with several cores a promise names
+its nodes, so that now and then a job waits although as many cores are free on others.
 """
 
 from __future__ import annotations
