@@ -28,7 +28,7 @@ from rmgr.sim.output import write_run
 from rmgr.sim.record import Recorder
 from rmgr.sim.setting import Setting
 from rmgr.sim.validate import check, violations
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Job, Workload, read_trace
 
 HOUR = 3600 * SECOND
 POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "policies"
@@ -138,6 +138,29 @@ def test_jobs_follow_others_after_their_think_time_or_wait_in_the_queue_for_thei
     assert [spells(result, n) for n in (1, 2, 3, 4)] == [[(0, 10, "ended")], [(15, 25, "ended")], [(25, 26, "ended")], [(10, 13, "ended")]]
     assert result.outcomes[1].job.submit_us == 15 * SECOND
     assert result.outcomes[3].job.submit_us == 2 * SECOND
+
+
+def test_dependencies_and_memory_come_from_the_trace(tmp_path: Path) -> None:
+    # Job 20 is submitted 7 s after the end of 10, 40 waits for 30; 50 names a job that does not come before. 1 GB a process for 30.
+    trace = tmp_path / "t.swf"
+    line = "{} {} -1 {} 1 -1 -1 1 {} {} 1 1 1 -1 -1 -1 {} {}\n"
+    rows = [(10, 0, 5, -1, -1, -1), (20, 1, 5, -1, 10, 7), (30, 2, 9, 1048576, -1, -1), (40, 3, 1, 1048576, 30, -1), (50, 4, 1, -1, 99, 5)]
+    text = "".join(
+        line.format(job, submit, run_s, run_s, kilobytes, before, think) for job, submit, run_s, kilobytes, before, think in rows
+    )
+    trace.write_text("; MaxProcs: 4\n" + text)
+    plain = read_trace(trace)
+    assert [(job.after, job.think_us) for job in plain.jobs] == [(0, -1)] * 5
+    workload = read_trace(trace, dependencies=True)
+    assert [(job.after, job.think_us) for job in workload.jobs] == [(0, -1), (1, 7 * SECOND), (0, -1), (3, -1), (0, -1)]
+    assert workload.touched["wait for the end of another job"] == 2
+    assert workload.touched["dependency dropped: its job does not come before"] == 1
+    starts = [outcome.start_us // SECOND for outcome in run(workload, a_setting("first_fit")).outcomes]
+    assert starts == [0, 12, 2, 11, 4]
+    # Without them, on two nodes of 1 GB: 30 and 40 do not fit beside each other on one node, however many cores are free.
+    nodes = (Node(id=0, cores=3, memory_bytes=1 << 30), Node(id=1, cores=1, memory_bytes=1 << 20))
+    result = run(plain, a_setting("first_fit", nodes=nodes))
+    assert [outcome.start_us // SECOND for outcome in result.outcomes] == [0, 1, 2, 11, 4]
 
 
 def test_without_a_leader_nothing_starts_and_the_next_one_knows_everything() -> None:
