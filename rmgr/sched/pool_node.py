@@ -25,6 +25,8 @@ BITS = 3
 MOST_SHAPES = 10_000
 #: Counts of all shapes together: beyond it they are counted anew (8 bytes each).
 MOST_COUNTS = 16_000_000
+#: Shapes counted in a clone at once: a timeline has thousands of them.
+MOST_OF_CLONE = 4
 
 
 @dataclass(slots=True)
@@ -41,13 +43,14 @@ class _Fit:
 class NodePool:
     """`take` then `give` restores it exactly. Positions are those of the nodes in ascending order of id."""
 
-    __slots__ = ("_at", "_fits", "_ids", "_kinds", "_log", "_nodes", "_possible", "cores", "memory")
+    __slots__ = ("_at", "_fits", "_ids", "_kinds", "_log", "_most", "_nodes", "_possible", "cores", "memory")
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._nodes = sorted(nodes, key=_id)
         self._ids = [node.id for node in self._nodes]
         self._at = {node: i for i, node in enumerate(self._ids)}
         self._fits: dict[Shape, _Fit] = {}
+        self._most = MOST_COUNTS // max(len(self._nodes), 1) + 1  # shapes
         self._possible: dict[Shape, int] = {}
         kinds: dict[object, list[Node]] = {}
         for node in self._nodes:
@@ -62,7 +65,7 @@ class NodePool:
         other = NodePool.__new__(NodePool)
         other._nodes, other._ids, other._at, other._possible = self._nodes, self._ids, self._at, self._possible  # noqa: SLF001 - its own class
         other._kinds = self._kinds  # noqa: SLF001 - its own class
-        other._fits, other._log = {}, []  # noqa: SLF001 - its own class
+        other._fits, other._log, other._most = {}, [], MOST_OF_CLONE  # noqa: SLF001 - its own class
         other.cores, other.memory = self.cores.copy(), self.memory.copy()
         return other
 
@@ -98,16 +101,25 @@ class NodePool:
     def pick(self, job: Job) -> Placement | None:
         """The free nodes of lowest id, as many processes on each as fit."""
         fit = self._fit(job.shape)
-        wanted = job.processes
-        if wanted > fit.total or (fit.shape != job.shape and not self._fits_nodes(job, fit)):
+        if job.processes > fit.total or (fit.shape != job.shape and not self._fits_nodes(job, fit)):
             return None
-        counts, ids, shape = fit.counts, self._ids, job.shape
-        while not counts[fit.low]:
+        while not fit.counts[fit.low]:
             fit.low += 1
-        exact = fit.shape == shape
+        return self._lowest(job, fit.counts, fit.low, exact=fit.shape == job.shape)
+
+    def rooms(self, job: Job) -> list[int]:
+        """How many of its processes fit on each node now. Not to be changed. O(nodes changed since this was asked)."""
+        return self._counts(job.shape, self._fit(job.shape))
+
+    def pick_of(self, job: Job, rooms: list[int]) -> Placement:
+        """The nodes of lowest id where so many of its processes have room on each; there must be enough."""
+        return self._lowest(job, rooms, 0, exact=True)
+
+    def _lowest(self, job: Job, counts: list[int], low: int, *, exact: bool) -> Placement:
+        ids, shape, wanted = self._ids, job.shape, job.processes
         spans: list[Span] = []
         first = last = processes = -1
-        for i in range(fit.low, len(counts)):
+        for i in range(low, len(counts)):
             count = counts[i]
             if count and not exact:
                 count = _room(shape, self._nodes[i], self.cores[i], self.memory[i])
@@ -153,9 +165,9 @@ class NodePool:
                 spans.append((node, node, processes))
         return tuple(spans)
 
-    def holds(self, job: Job, placement: Placement) -> bool:
-        """These nodes exist, have room now, and take all processes: the check of a placement that somebody else chose."""
-        counts = self._counts(job.shape, self._fit(job.shape))
+    def holds(self, job: Job, placement: Placement, rooms: list[int] | None = None) -> bool:
+        """These nodes exist, have room (now, or as `rooms` says), and take all processes: the check of a placement that somebody chose."""
+        counts = self.rooms(job) if rooms is None else rooms
         total, after = 0, -1
         for first, last, processes in placement:
             if first <= after or last < first or processes < 1:
@@ -286,7 +298,7 @@ class NodePool:
 
     def _counted(self, shape: Shape) -> _Fit:
         nodes, memory, threads = self._nodes, self.memory, shape.threads
-        if len(self._fits) * len(nodes) > MOST_COUNTS:
+        if len(self._fits) >= self._most:
             self._fits.clear()
         counts = [0] * len(nodes)
         for i, cores in enumerate(self.cores):
