@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext
@@ -77,7 +78,8 @@ class _Worker:
     def __init__(self, context: SpawnContext) -> None:
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs,), name="rmgr-sim")
-        self.process.start()
+        with _undisturbed():
+            self.process.start()
         theirs.close()  # the end of the process is then the end of the pipe
         self.piece = Piece(name="", function=_serve)
 
@@ -108,27 +110,53 @@ class _Worker:
             self.process.join()
 
 
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: a process that is interrupted half started complains of what it was not told."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals come to the main thread
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
+
+
 def _serve(connection: Connection) -> None:
-    """The process: pieces in, answers out, until nobody asks any more."""
+    """The process: pieces in, answers out, until nobody asks any more. Between two pieces SIGTERM just ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends us
-    signal.signal(signal.SIGTERM, _leave)
     parent = os.getppid()
 
     def still_wanted() -> None:
         if os.getppid() != parent:
-            _leave()
+            raise Unwanted
 
-    try:
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError, Unwanted):
         while True:
             piece = connection.recv()
-            try:
-                answer = (False, piece.function(still_wanted, *piece.arguments))
-            except RmgrError as error:
-                answer = (True, error)
-            connection.send(answer)
-    except (EOFError, BrokenPipeError, ConnectionResetError, Unwanted):
-        return
+            connection.send(_answer(piece, still_wanted))
 
 
-def _leave(*_: object) -> None:
-    raise Unwanted  # unwinds: a half-written directory is removed
+def _answer(piece: Piece, still_wanted: StillWanted) -> tuple[bool, Any]:
+    """(whether it failed, what it answers or the error). Raises: Unwanted on SIGTERM, so that a half-written directory is removed."""
+    told: list[int] = []
+
+    def leave(number: int, _frame: object) -> None:
+        told.append(number)
+        raise Unwanted
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        return (False, piece.function(still_wanted, *piece.arguments))
+    except RmgrError as error:
+        return (True, error)
+    except Exception as error:
+        if told:  # somebody made another exception of ours, as the class statement does
+            raise Unwanted from error
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
