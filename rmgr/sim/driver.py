@@ -36,6 +36,8 @@ _REPORT_EVERY = 1024
 _MOVING = frozenset({Start, Migrate, Preempt, Suspend, Resume, Reject, Route, ReleaseHold})
 _MOST_IDLE = 100_000
 _SHOWN = 3
+#: So many passes in a row that a policy asked for, while nothing runs and nothing else is to come, and that started nothing.
+MOST_FRUITLESS = 10_000
 
 
 def simulate(
@@ -63,6 +65,7 @@ class _Run:
         self._wake_us = -1  # when the last plan asked for a pass
         self._tick_us = -1  # the multiple of the tick for which something waits
         self._timers = count()
+        self._fruitless = 0  # passes in a row, see MOST_FRUITLESS
         self._idle = 0  # passes in a row that nothing but a timer caused, and that changed nothing
         self._report_at = self._world.open - _REPORT_EVERY
         self._faults: Counter[str] = Counter()
@@ -148,6 +151,10 @@ class _Run:
         if wake_us != self._wake_us:  # it replaces what was asked for before
             self._wake_us = wake_us
             self._put_timer(wake_us)
+        if wake_us >= 0:
+            self._fruitless = 0 if len(self._kernel) > 1 else self._fruitless + 1
+            if self._fruitless >= MOST_FRUITLESS:
+                raise self._starves(f"it asked for {MOST_FRUITLESS:,} passes in a row and started nothing in them")
         if plan.faults:
             self._faults.update(f"{fault.policy}: {fault.error}" for fault in plan.faults)
 
@@ -177,16 +184,18 @@ class _Run:
             self._on_progress(self._world.count - self._world.open)
 
     def _check_all_ran(self) -> None:
-        if not self._world.open:
-            return
+        if self._world.open:
+            raise self._starves("nothing runs and nothing is to come that could start them: the policy starves them")
+
+    def _starves(self, why: str) -> RmgrError:
         stuck, setting = self._world.waiting(), self._setting
         told = "; ".join(f"job {job.number} ({job.processors} processors): {self._why(job)}" for job in stuck[:_SHOWN])
         more = f" (and {len(stuck) - _SHOWN} more)" if len(stuck) > _SHOWN else ""
         faults = f"; it failed {sum(self._faults.values())} times, {next(iter(self._faults))}" if self._faults else ""
-        raise RmgrError(
-            f"policy {setting.policy} leaves {len(stuck)} jobs waiting for ever: {told}{more}{faults}",
-            hint="nothing runs and nothing is to come that could start them: the policy starves them",
-        )
+        closed = self._upsets.closed
+        if closed:
+            why = f"{closed} of {len(self._world.nodes)} nodes are down or drained, and nothing is to come that would open them"
+        return RmgrError(f"policy {setting.policy} leaves {len(stuck)} jobs waiting for ever: {told}{more}{faults}", hint=why)
 
     def _why(self, job: Job) -> str:
         return str(self._plan.why(job.number, self._world.partition_of(job)) or "no reason given")

@@ -69,6 +69,11 @@ class Upsets:
         self._failures = setting.failures.of(list(self._nodes), setting.seed) if setting.failures is not None else iter(())
         self._expect_failure()
 
+    @property
+    def closed(self) -> int:
+        """How many nodes are down or drained now."""
+        return len(self._failed | self._drained)
+
     def happen(self, event: Event) -> frozenset[Cause]:
         """One event; what it gives the scheduler to think about."""
         self._world.because(_REASONS.get(type(event), ""))

@@ -14,8 +14,10 @@ from rmgr.adapters.policy_files import load
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.states import State
 from rmgr.sched.catalogue import policy_named
+from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
-from rmgr.sched.policy import Stage
+from rmgr.sched.plan import Why
+from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Limits
 from rmgr.sim.driver import simulate
 from rmgr.sim.events import Cancel, Event, FailOver, Failures, LimitsChange, NodesDrain, NodesFail, NodesRepaired, NodesUndrain, Window
@@ -301,3 +303,21 @@ def test_a_wrong_field_is_told_with_its_line(line: str, told: str, tmp_path: Pat
 def test_events_of_what_is_not_there_are_told(event: Event, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         simulate(a_workload(a_job(1, 0, 10, 4)), a_setting("fcfs", event))
+
+
+def test_jobs_that_wait_for_closed_nodes_are_told_so() -> None:
+    with pytest.raises(RmgrError, match="leaves 1 jobs waiting for ever") as error:
+        run(a_workload(a_job(1, 0, 9, 2), a_job(2, 1, 9, 3)), a_setting("easy", NodesDrain(SECOND, ((0, 1),))))
+    assert error.value.hint == "2 of 4 nodes are down or drained, and nothing is to come that would open them"
+
+
+def test_a_policy_that_only_ever_asks_for_another_pass_ends_the_run() -> None:
+    class Dozing:
+        name = "dozing"
+
+        def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+            draft.wake_at(draft.now_us + 1, Why("dozing", "later"))
+
+    with pytest.raises(RmgrError, match="policy dozing leaves 1 jobs waiting for ever") as error:
+        run(a_workload(a_job(1, 0, 9, 2)), replace(a_setting(), pipeline=(Stage(Dozing()),), policy="dozing"))
+    assert "it asked for 10,000 passes in a row" in error.value.hint
