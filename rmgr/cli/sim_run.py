@@ -86,7 +86,9 @@ PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 @click.option("--events", type=click.Path(), metavar="FILE", default="", help="what happens beside the jobs, one JSON object a line")
 @click.option("--mtbf", type=DURATION_US, default="0", help="mean time between failures of each node, as 30d; with --mttr")
 @click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair, as 4h")
-@click.option("--requeue/--no-requeue", default=True, help="a job that loses a node waits again (default; at most 100 times), or has failed")
+@click.option(
+    "--requeue/--no-requeue", default=True, help="a job that loses a node waits again (default; at most 100 times), or has failed"
+)
 @click.option("--dependencies", is_flag=True, help="follow fields 17 and 18 of the trace: jobs come a think time after another's end")
 @click.option("--sites", type=click.IntRange(0, 10_000), default=0, help="a grid: nodes of drawn speeds, 0.5 to 1.5, in so many sites")
 @click.option("--delay", type=DURATION_US, default="10m", show_default=True, help="with --sites: for each site of a job beyond the first")
