@@ -34,7 +34,8 @@ _NOTHING: frozenset[Cause] = frozenset()
 _REPORT_EVERY = 1024
 #: Decisions after which another pass may find something else.
 _MOVING = frozenset({Start, Migrate, Preempt, Suspend, Resume, Reject, Route, ReleaseHold})
-_MOST_IDLE = 100_000
+#: So many passes in a row that changed nothing, each asked for almost at once: time stands still, whatever runs.
+_MOST_IDLE, _AT_ONCE_US = 10_000, 1000
 _SHOWN = 3
 #: So many passes in a row that a policy asked for, while nothing runs and nothing else is to come, and that started nothing.
 MOST_FRUITLESS = 10_000
@@ -66,7 +67,7 @@ class _Run:
         self._tick_us = -1  # the multiple of the tick for which something waits
         self._timers = count()
         self._fruitless = 0  # passes in a row, see MOST_FRUITLESS
-        self._idle = 0  # passes in a row that nothing but a timer caused, and that changed nothing
+        self._idle = 0  # passes in a row, see _MOST_IDLE
         self._report_at = self._world.open - _REPORT_EVERY
         self._faults: Counter[str] = Counter()
         self._plan = Plan()
@@ -144,7 +145,7 @@ class _Run:
                 wake_us = decision.at_us if wake_us < 0 else min(wake_us, decision.at_us)
             else:
                 world.carry_out(decision)
-        if causes == _TIMER and not any(type(decision) in _MOVING for decision in plan.decisions):
+        if causes == _TIMER and now < wake_us < now + _AT_ONCE_US and not any(type(decision) in _MOVING for decision in plan.decisions):
             self._check_hope()
         else:
             self._idle = 0

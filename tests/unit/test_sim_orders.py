@@ -252,11 +252,12 @@ def test_conservative_waits_for_the_end_of_overdue_runs_and_not_for_every_micros
 
 @dataclass(frozen=True, slots=True)
 class Sleepless:
-    """Wakes every microsecond and starts nothing."""
+    """First-Fit that wakes every microsecond."""
 
     name: ClassVar[str] = "sleepless"
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+        FirstFit().plan(draft, causes)
         draft.wake_at(draft.now_us + 1, WHY)
 
 
