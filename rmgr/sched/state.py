@@ -157,7 +157,13 @@ class ClusterState:
     # -- facts: nodes, limits, windows ------------------------------------------------------------------------------------------
 
     def node_changed(self, node: Node) -> None:
-        """A node is new, or closed, or open again, or has other attributes. It keeps its partition for life. O(partition)."""
+        """A node is new, or closed, or open again, or has other attributes. O(partition).
+
+        Raises: StateConflict when it is in another partition: it keeps its own for life.
+        """
+        for name, part in self.partitions.items():
+            if node.id in part.nodes and name != node.partition:
+                raise StateConflict(f"node {node.id} is in partition {name}, it cannot be in {node.partition} as well")
         self._made(node.partition).set_node(node)
 
     def node_removed(self, node_id: int, partition: str = "default") -> None:

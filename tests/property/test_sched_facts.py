@@ -92,8 +92,7 @@ class Story:
             case 1:
                 self.state.node_removed(node.id, node.partition)
             case 2:
-                new = self.chance.randint(90, 93) + 4 * (node.partition == "other")
-                self.state.node_changed(Node(id=new, partition=node.partition, cores=self.chance.randint(1, 2)))
+                self.state.node_changed(Node(id=self.chance.randint(90, 93), partition=node.partition, cores=self.chance.randint(1, 2)))
             case _:
                 self.state.node_changed(replace(node, closed=False, cores=node.cores + self.chance.randint(0, 1)))
 

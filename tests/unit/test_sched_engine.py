@@ -260,6 +260,8 @@ def test_facts_that_cannot_be_are_refused() -> None:
         state.job_submitted(a_job(1))
     with pytest.raises(StateConflict, match="runs on it"):
         state.node_removed(0)
+    with pytest.raises(StateConflict, match="is in partition default"):
+        state.node_changed(Node(id=0, partition="other"))
 
 
 @pytest.mark.parametrize(
