@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import traceback
+from contextlib import suppress
 
 import click
 
@@ -58,7 +59,10 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
     token = error.token if isinstance(error, SubmitUnknown) else ""
     if as_json:
         told = {"code": code, "message": message, "hint": hint}
-        sys.stdout.write(json.dumps({"schema": "rmgr/1", "error": told | ({"token": token} if token else {})}) + "\n")
+        try:
+            sys.stdout.write(json.dumps({"schema": "rmgr/1", "error": told | ({"token": token} if token else {})}) + "\n")
+        except OSError:  # a full disk behind stdout: then at least people are told
+            _tell(message, hint, verbose=verbose)
     else:
         _tell(message, hint or (f"send it again, safely: --token {token}" if token else ""), verbose=verbose)
     if verbose and not isinstance(error, click.ClickException):
@@ -84,7 +88,9 @@ def flush(code: int) -> int:
 def _tell(message: str, hint: str, *, verbose: int) -> None:  # noqa: ARG001 - one signature for all
     from rmgr.cli.render import paint, printable
 
-    sys.stdout.flush() if not sys.stdout.closed else None
+    if not sys.stdout.closed:
+        with suppress(OSError):  # `flush` tells
+            sys.stdout.flush()
     sys.stderr.write(f"{paint('rmgr:', 'red', sys.stderr)} {printable(message)}\n")
     for line in hint.splitlines():
         sys.stderr.write(f"      {paint(printable(line), 'dim', sys.stderr)}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Iterable
 from contextlib import closing
@@ -81,7 +82,7 @@ def replay(
     if own:
         _tell_same(session, log, history)
         return
-    _compare(session, log, history, chosen, configuration, out=out, validate=validate)
+    _compare(session, log, history, chosen, dict(params), configuration, out=out, validate=validate)
 
 
 def _opening(entry: object, log: Path) -> Any:
@@ -103,7 +104,17 @@ def _tell_same(session: Session, log: Path, history: History) -> None:
     )
 
 
-def _compare(session: Session, log: Path, history: History, policy: str, configuration: Any, *, out: Path | None, validate: bool) -> None:
+def _compare(
+    session: Session,
+    log: Path,
+    history: History,
+    policy: str,
+    params: dict[str, str],
+    configuration: Any,
+    *,
+    out: Path | None,
+    validate: bool,
+) -> None:
     from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.driver import simulate
     from rmgr.sim.metrics import reproducible, summary
@@ -119,7 +130,7 @@ def _compare(session: Session, log: Path, history: History, policy: str, configu
     if validate:
         check(result, world.workload, setting)
     if out is not None:
-        write_run(out, result, workload_name=world.workload.name)
+        write_run(out, result, workload_name=world.workload.name, manifest=_manifest(log, history, policy, params, configuration))
     if world.left_out:
         session.note(f"{world.left_out} jobs whose end is not in the log are left out")
     before, after = summary(world.result), summary(result)
@@ -135,7 +146,22 @@ def _compare(session: Session, log: Path, history: History, policy: str, configu
         return
     sys.stdout.writelines(f"{line}\n" for line in _table(log, total, history.opening.policy, policy, before, after))
     if out is not None:
-        sys.stdout.write(f"  written       {out}/jobs.csv, {out}/schedule.json\n")
+        sys.stdout.write(f"  written       {out}/jobs.csv, {out}/schedule.json, {out}/manifest.json\n")
+
+
+def _manifest(log: Path, history: History, policy: str, params: dict[str, str], configuration: Any) -> dict[str, Any]:
+    """What decides the files, as of `rmgr sim run`."""
+    from rmgr.cli.version import rmgr_version
+    from rmgr.sim.sweep import digest_of
+
+    recorded = {"policy": history.opening.policy, "params": dict(sorted(history.opening.parameters.items()))}
+    replayed = {"policy": policy, "params": dict(sorted(params.items())), "seed": history.opening.seed}
+    return {
+        "schema": "rmgr/1",
+        "versions": {"rmgr": rmgr_version(), "python": platform.python_version()},
+        "inputs": {source: digest_of(source) for source in sorted({str(log), *configuration.files})},
+        "experiment": {"source": str(log), "recorded": recorded, **replayed},
+    }
 
 
 def _table(log: Path, jobs: int, old: str, new: str, before: dict[str, int | float], after: dict[str, int | float]) -> Iterable[str]:

@@ -104,6 +104,7 @@ def sweep(
     from rmgr.cli.version import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.experiment import Experiment
+    from rmgr.sim.models.catalogue import is_model
     from rmgr.sim.sweep import Sweep, carry_out_sweep
 
     experiments = tuple(
@@ -127,6 +128,8 @@ def sweep(
     )
     for experiment in experiments[:: len(seeds)]:
         experiment.pipeline()  # a wrong name is told before anything runs
+    if not is_model(source):
+        experiments[0].workload()  # a trace that cannot be used, too
     versions = (("rmgr", rmgr_version()), ("python", platform.python_version()))
     plan = Sweep(experiments=experiments, validate=validate, versions=versions)
     done = 0

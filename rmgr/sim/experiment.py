@@ -17,7 +17,7 @@ from rmgr.sim.events_file import read_events
 from rmgr.sim.execution import by_speed
 from rmgr.sim.grid import MINUTE_US, Grid, drawn
 from rmgr.sim.machine import Machine
-from rmgr.sim.models.catalogue import is_model, model_named
+from rmgr.sim.models.catalogue import is_model, model_named, refuse_misspelt
 from rmgr.sim.outcome import Result
 from rmgr.sim.record import Recorder
 from rmgr.sim.setting import Setting
@@ -72,6 +72,7 @@ class Experiment:
         if is_model(self.source):
             found = model_named(self.source, jobs=self.count, processors=processors, seed=self.seed)
         else:
+            refuse_misspelt(self.source)
             found = read_trace(self.source, processors=processors, dependencies=self.dependencies)
             found = found.first(self.count) if self.count is not None else found
         if self.interarrival is not None:

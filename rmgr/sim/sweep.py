@@ -23,7 +23,7 @@ from rmgr.errors import RmgrError, StateConflict, UsageError
 from rmgr.sim.experiment import Experiment, carry_out
 from rmgr.sim.metrics import MEASURED
 from rmgr.sim.models.catalogue import is_model
-from rmgr.sim.output import refuse_existing, write_file, write_run
+from rmgr.sim.output import whole_directory, write_file, write_run
 from rmgr.sim.parallel import Piece, StillWanted, in_processes
 
 MANIFEST = "manifest.json"
@@ -91,9 +91,8 @@ def _owned(sweep: Sweep, directory: Path) -> Iterator[None]:
     """The directory is this sweep's, and this process is the only one in it."""
     text = json.dumps(_manifest(sweep), indent=2, ensure_ascii=False) + "\n"
     if not os.path.lexists(directory):
-        refuse_existing(directory)  # its parent is told if it cannot be written
-        directory.mkdir()
-        write_file(directory / MANIFEST, text)
+        with whole_directory(directory) as partial:  # killed at any time, there is a sweep or there is nothing
+            (partial / MANIFEST).write_text(text, encoding="utf-8")
     elif not (directory / MANIFEST).is_file():
         raise UsageError(f"{directory} exists already and is no sweep", hint="results are never mixed or overwritten: name another --out")
     elif (directory / MANIFEST).read_text(encoding="utf-8") != text:
@@ -133,10 +132,11 @@ def inputs_of(experiments: Sequence[Experiment]) -> dict[str, str]:
     inputs.update(experiment.events for experiment in experiments if experiment.events)
     policies = {e.policy: e for e in experiments}.values()
     inputs.update(file for experiment in policies for file in experiment.configure(experiment.policy, experiment.params).files)
-    return {source: _digest(source) for source in sorted(inputs)}
+    return {source: digest_of(source) for source in sorted(inputs)}
 
 
-def _digest(source: str) -> str:
+def digest_of(source: str) -> str:
+    """SHA-256 of a file's bytes. Raises: UsageError when it cannot be read."""
     try:
         with Path(source).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

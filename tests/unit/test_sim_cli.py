@@ -153,3 +153,18 @@ def test_a_damaged_trace_leaves_no_results(tmp_path: Path, capsys: Captured) -> 
     assert run(["sim", "run", str(short), "--policy", "fcfs", "--out", str(tmp_path / "out")]) == 2
     assert "ends in the middle" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_misspelt_model_is_told_by_its_nearest_name(capsys: Captured) -> None:
+    assert run(["sim", "run", "Lublin89", "--policy", "fcfs"]) == 2
+    assert "no model and no file is called 'Lublin89'; did you mean lublin99?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [["--json"], []])
+def test_a_full_disk_behind_stdout_is_told_without_a_traceback(more: list[str]) -> None:
+    words = [sys.executable, "-m", "rmgr.cli.main", "sim", "run", TRACE, "--policy", "fcfs", "--count", "5", *more]
+    with Path("/dev/full").open("w") as full:
+        found = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert found.returncode == 1
+    assert "No space left on device" in found.stderr
+    assert "Traceback" not in found.stderr

@@ -82,7 +82,10 @@ def test_another_policy_stands_beside_the_recorded_one(log: Path, tmp_path: Path
     told = capsys.readouterr().out
     assert "300 jobs as recorded and under fcfs" in told
     assert "mean wait (s)" in told
-    assert (tmp_path / "out" / "jobs.csv").is_file()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["jobs.csv", "manifest.json", "schedule.json", "spells.csv"]
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert list(manifest["inputs"]) == [str(log)]
+    assert (manifest["experiment"]["recorded"]["policy"], manifest["experiment"]["policy"]) == ("easy", "fcfs")
     assert run(["sim", "replay", str(log), "--policy", "fcfs", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["replayed"]["summary"]["mean_waiting_time"] > answer["recorded"]["summary"]["mean_waiting_time"]

@@ -68,18 +68,33 @@ def test_a_sweep_that_was_interrupted_goes_on_to_the_same_bytes(tmp_path: Path, 
     assert digests(out) == before
 
 
+LAZY = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+@dataclass(frozen=True)
+class Lazy:
+    name: ClassVar[str] = "lazy"
+    def plan(self, draft, causes): ...
+"""
+
+
 def test_a_failed_run_ends_the_sweep_and_says_which(tmp_path: Path, capsys: Captured) -> None:
-    trace = tmp_path / "bad.swf"
-    trace.write_text("; MaxProcs: 4\n1 0 -1 x 1 -1 -1 1 5 -1 1 1 1 -1 -1 -1 -1 -1\n")
-    assert run(["sim", "sweep", "--policy", "fcfs", str(trace), "--out", str(tmp_path / "out")]) == 1
+    lazy = tmp_path / "lazy.py"
+    lazy.write_text(LAZY)
+    assert run(["sim", "sweep", "--policy", str(lazy), "lublin99", "--count", "5", "--out", str(tmp_path / "out")]) == 1
     told = capsys.readouterr().err
-    assert "run fcfs-seed0" in told
-    assert "line 2, field 4 (run time)" in told
+    assert "run lazy.py-seed0" in told
+    assert "leaves 5 jobs waiting for ever" in told
     assert not (tmp_path / "out" / "results.csv").exists()
 
 
 def test_a_wrong_name_or_a_directory_of_something_else_is_told_before_anything_runs(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "bad.swf").write_text("; MaxProcs: 4\n1 0 -1 x 1 -1 -1 1 5 -1 1 1 1 -1 -1 -1 -1 -1\n")
+    words = ["sim", "sweep", "--policy", "fcfs", str(tmp_path / "mine" / "bad.swf"), "--out", str(tmp_path / "out")]
+    assert run(words) == 2
+    assert "line 2, field 4 (run time)" in capsys.readouterr().err
     for words, told in (
         (["--policy", "fcfs,esay", "--out", str(tmp_path / "out")], "esay"),
         (["--policy", "fcfs", "--out", str(tmp_path / "mine")], "is no sweep"),

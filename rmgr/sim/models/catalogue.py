@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 
@@ -43,6 +44,13 @@ def names() -> list[str]:
 def is_model(source: str) -> bool:
     """The name begins as a model's does; a file of that name is written ./NAME."""
     return source.partition(":")[0] in MODELS
+
+
+def refuse_misspelt(source: str) -> None:
+    """Raises UsageError for a name that is no file, but nearly a model's."""
+    near = get_close_matches(source.lower(), names(), 1, 0.7)
+    if near and not os.path.lexists(source):
+        raise UsageError(f"no model and no file is called {source!r}; did you mean {near[0]}?", hint=f"models: {', '.join(names())}")
 
 
 def model_named(source: str, *, jobs: int | None, processors: int | None, seed: int) -> Workload:
