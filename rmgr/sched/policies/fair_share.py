@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from heapq import merge
+from itertools import chain
 from typing import ClassVar
 
 from rmgr.sched.draft import Draft
@@ -53,7 +53,7 @@ class FairShare:
         for jobs in self._ranked(draft, waiting) if len(waiting) > 1 else waiting.values():
             yield from jobs
 
-    def _ranked(self, draft: Draft, waiting: Mapping[tuple[str, str], list[Job]]) -> list[list[Job]]:
+    def _ranked(self, draft: Draft, waiting: Mapping[tuple[str, str], list[Job]]) -> Iterator[list[Job]]:
         """The jobs of each (account, user), the first to be served first; those of equals together, by arrival."""
         by_account, by_user = self._used(draft, {account for account, _ in waiting})
         shares = dict(self.shares)
@@ -62,7 +62,8 @@ class FairShare:
             account, user = who  # whole numbers divide correctly rounded: the same quotient in any process
             rank = (by_account.get(account, 0) / shares.get(account, 1), by_user.get(who, 0) / shares.get(f"{account}/{user}", 1))
             groups.setdefault(rank, []).append(jobs)
-        return [group[0] if len(group) == 1 else list(merge(*group, key=arrival)) for _, group in sorted(groups.items())]
+        for _, group in sorted(groups.items()):  # one after the other: a search that stops at the head pays for the first only
+            yield group[0] if len(group) == 1 else sorted(chain.from_iterable(group), key=arrival)
 
     def _used(self, draft: Draft, accounts: Container[str]) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
         """Core time of these accounts and of their users. Whole numbers: their sum is the same in any order."""
