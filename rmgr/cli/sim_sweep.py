@@ -55,6 +55,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     examples="""\
     rmgr sim sweep --policy first_fit,easy --load .7,.8,.9 --seeds 1-5 lublin99 --out out/lublin --jobs 2
     rmgr sim sweep --policy first_fit,migration,ljf_migration --seeds 1-6 feitelson96 --sites 10 --tick 10m --out out/grid
+    rmgr sim sweep --policy easy,conservative --seeds 1-5 --mtbf 60d --mttr 4h lublin99 --out out/failures
     rmgr sim sweep --policy fcfs,easy --load .6,.8 KTH-SP2-1996-2.1-cln.swf.gz --out out/kth""",
     exits="0 done, 1 a run failed or could not be written (what has finished is kept), 2 usage, 130 interrupted: the same command goes on",
 )
@@ -76,6 +77,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 @click.option("--sites", type=click.IntRange(0, 10_000), default=0, help="a grid: nodes of drawn speeds, 0.5 to 1.5, in so many sites")
 @click.option("--delay", type=DURATION_US, default="10m", show_default=True, help="with --sites: for each site of a job beyond the first")
 @click.option("--penalty", type=DURATION_US, default="1m", show_default=True, help="with --sites: of a migration, for each processor")
+@click.option("--events", type=click.Path(), metavar="FILE", default="", help="what happens beside the jobs; see rmgr sim run --help")
+@click.option("--mtbf", type=DURATION_US, default="0", help="mean time between failures of each node, as 30d; with --mttr")
+@click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair; one seed gives all policies the same failures")
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="new, or of this very sweep: it goes on")
 @click.option("--jobs", "processes", type=click.IntRange(1, 1024), default=2, show_default=True, help="runs at a time")
 @click.option("--validate", is_flag=True, help="check every schedule")
@@ -92,6 +96,9 @@ def sweep(
     sites: int,
     delay: int,
     penalty: int,
+    events: str,
+    mtbf: int,
+    mttr: int,
     out: Path,
     processes: int,
     validate: bool,
@@ -120,6 +127,9 @@ def sweep(
             sites=sites,
             delay_us=delay,
             penalty_us=penalty,
+            events=events,
+            mtbf_us=mtbf,
+            mttr_us=mttr,
             configure=configure,
         )
         for policy in policies
@@ -127,7 +137,7 @@ def sweep(
         for seed in seeds
     )
     for experiment in experiments[:: len(seeds)]:
-        experiment.pipeline()  # a wrong name is told before anything runs
+        experiment.check()  # a wrong name, and a wrong event, is told before anything runs
     if not is_model(source):
         experiments[0].workload()  # a trace that cannot be used, too
     versions = (("rmgr", rmgr_version()), ("python", platform.python_version()))
