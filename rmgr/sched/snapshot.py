@@ -81,11 +81,11 @@ def restore(snapshot: Snapshot, partition: Callable[[str], Partition], usage: di
         home[reservation.job_id].reservations[reservation.job_id] = reservation
     for hold in snapshot.holds:
         home[hold.job_id].set_hold(hold)
+    for call in snapshot.calls:
+        partition(call.partition).calls[call.id] = call
     for note in snapshot.notes:
         partition(note.partition).set_note(note.policy, note.kind, note.id, note.value)
     for use in snapshot.usage:
         usage[use.user, use.account] = use
-    for call in snapshot.calls:
-        partition(call.partition).calls[call.id] = call
     for server in snapshot.servers:
         partition(server.partition).servers[server.name] = server

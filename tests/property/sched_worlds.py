@@ -105,7 +105,7 @@ class Monkey:
         draft.release(waiting(draft, chance), MONKEY)
 
     def note(self, draft: Draft, chance: Random) -> None:
-        draft.note(chance.choice("ab"), some(chance, [0, waiting(draft, chance), running(draft, chance)]), (chance.randint(0, 3),))
+        draft.note(chance.choice("ab"), some(chance, [0, waiting(draft, chance), running(draft, chance), 505]), (chance.randint(0, 3),))
 
     def forget(self, draft: Draft, chance: Random) -> None:
         kind = chance.choice("ab")
@@ -113,6 +113,10 @@ class Monkey:
 
     def route(self, draft: Draft, chance: Random) -> None:
         draft.route(waiting(draft, chance), chance.choice(("default", "small", "large")), MONKEY)
+
+    def send(self, draft: Draft, chance: Random) -> None:
+        servers = [server.name for server in draft.servers()]
+        draft.route(some(chance, [call.id for call in draft.calls()]), chance.choice([*servers, "nowhere"]), MONKEY)
 
     def reject(self, draft: Draft, chance: Random) -> None:
         if not chance.randrange(8):

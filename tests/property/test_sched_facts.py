@@ -17,7 +17,7 @@ from rmgr.sched.job import Node
 from rmgr.sched.policies.ljf import Ljf
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.pool_unit import UnitPool
-from rmgr.sched.records import Limits, Maintenance
+from rmgr.sched.records import Call, Limits, Maintenance, Server
 from rmgr.sched.state import ClusterState
 from rmgr.sim.laws_records import overcommitted
 from rmgr.sim.laws_try import shuffled
@@ -25,7 +25,7 @@ from rmgr.sim.laws_world import SmallWorld
 
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 HALF_LIFE_US = 8
-FACTS = ("submit", "submit", "plan", "plan", "plan", "end", "node", "limits", "window", "again", "leave")
+FACTS = ("submit", "submit", "plan", "plan", "plan", "end", "node", "limits", "window", "again", "leave", "call", "server")
 
 
 def derived(state: ClusterState, now: int) -> dict[str, Any]:
@@ -49,6 +49,8 @@ def derived(state: ClusterState, now: int) -> dict[str, Any]:
             "infeasible": sorted(part.infeasible),
             "used": [part.used("user", user) for user in ("ann", "bob")],
             "flagged": part.flagged,
+            "calls": part.calls,
+            "servers": part.servers,
         }
     return found
 
@@ -92,7 +94,7 @@ class Story:
             case 1:
                 self.state.node_removed(node.id, node.partition)
             case 2:
-                self.state.node_changed(Node(id=self.chance.randint(90, 93), partition=node.partition, cores=self.chance.randint(1, 2)))
+                self.state.node_changed(Node(id=self.chance.randint(90, 93), partition=node.partition, cores=2))
             case _:
                 self.state.node_changed(replace(node, closed=False, cores=node.cores + self.chance.randint(0, 1)))
 
@@ -114,6 +116,19 @@ class Story:
         if waiting:
             job = self.chance.choice(waiting)
             self.state.job_requeued(replace(job, processes=self.chance.randint(1, 3), queue=self.chance.choice(("small", job.queue))))
+
+    def call(self) -> None:
+        if self.chance.randrange(4):
+            self.state.call_submitted(Call(self.chance.randint(500, 510), self.now, 10, 10, "c"))
+        else:
+            self.state.call_left(self.chance.randint(500, 510))
+
+    def server(self) -> None:
+        name = self.chance.choice("st")
+        if self.chance.randrange(4):
+            self.state.server_changed(Server(name, 1.5, self.chance.randint(0, 3), (("c", 2.0),), self.now))
+        else:
+            self.state.server_gone(name)
 
     def leave(self) -> None:
         waiting = self.state.snapshot().waiting
