@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from rmgr.sched.draft import Draft
 from rmgr.sched.partition import Partition
-from rmgr.sched.plan import Fault, Plan
+from rmgr.sched.plan import NO_REASONS, Fault, Plan
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state import ClusterState
 
@@ -55,7 +55,7 @@ def run_pass(
                 draft.policy = policy.name
                 try:
                     policy.plan(draft, causes)
-                    error = "out of time" if expired() else ""
+                    error = "out of time" if expired is not _never and expired() else ""
                 except (Exception, SystemExit, GeneratorExit) as exc:  # noqa: BLE001 - a user's policy may raise anything: it loses its decisions
                     error = f"{type(exc).__name__}: {exc}"
                 if error:
@@ -79,9 +79,8 @@ def _keepers(stages: tuple[Stage, ...], part: Partition) -> Collection[str]:
 def _sealed(drafts: dict[str, Draft], faults: tuple[Fault, ...]) -> Plan:
     if len(drafts) == 1:  # most passes: nothing to put together
         for name, draft in drafts.items():
-            rest, aside = draft.rest, draft.aside
-            told = {} if rest is None else {name: rest}
-            return Plan(draft.sealed(), draft.left, told, faults, draft.refused, {name: aside} if aside else {})
+            plan = Plan(draft.sealed(), draft.left, NO_REASONS if draft.rest is None else {name: draft.rest}, faults, draft.refused)
+            return plan._replace(aside={name: draft.aside}) if draft.aside else plan
     return Plan(
         tuple(decision for draft in drafts.values() for decision in draft.sealed()),
         {job_id: why for draft in drafts.values() for job_id, why in draft.left.items()},

@@ -177,7 +177,8 @@ class Fault(NamedTuple):
 
 
 _NOTHING: Mapping[int, Why] = MappingProxyType({})
-_NO_REST: Mapping[str, Why] = MappingProxyType({})
+#: By partition.
+NO_REASONS: Mapping[str, Why] = MappingProxyType({})
 _NO_ASIDE: Mapping[str, Mapping[int, Why]] = MappingProxyType({})
 
 
@@ -193,7 +194,7 @@ class Plan(NamedTuple):
 
     decisions: tuple[Decision, ...] = ()
     left: Mapping[int, Why] = _NOTHING
-    rest: Mapping[str, Why] = _NO_REST
+    rest: Mapping[str, Why] = NO_REASONS
     faults: tuple[Fault, ...] = ()
     refused: int = 0
     aside: Mapping[str, Mapping[int, Why]] = _NO_ASIDE
