@@ -136,10 +136,21 @@ class Experiment:
 
     def check(self) -> None:
         """Raises what `setting` would for names, parameters and events, before a long trace is read."""
-        self.pipeline()
+        self._check_partitions()
         self._failures()
         if self.events:
             read_events(self.events)
+
+    def _check_partitions(self) -> None:
+        """A file without a machine may name partitions of a cluster's; here there is one."""
+        found = self.configure(self.policy, self.params)
+        for stage in () if found.nodes else found.stages:
+            other = next((name for name in stage.partitions if name != "default"), None)
+            if other is not None:
+                raise UsageError(
+                    f"{self.policy}: a stage is for partition {other!r}, and the file describes no machine with partitions",
+                    hint=f'[[partition]] with name = "{other}" and nodes = N; or leave `partitions` out',
+                )
 
     def pipeline(self) -> tuple[Stage, ...]:
         """The stages of policies. Raises: ConfigError for an unknown policy or parameter, or a file that is none."""

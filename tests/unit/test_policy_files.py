@@ -212,3 +212,18 @@ def test_an_order_of_ones_own_is_kept_and_can_be_replaced(tmp_path: Path) -> Non
     assert load(mine, {}).stages[0].policy.order.name == "newest"  # type: ignore[attr-defined]
     assert load(mine, {"max_wait": "1h"}).stages[0].policy.order.base.name == "newest"  # type: ignore[attr-defined]
     assert load(mine, {"order": "sjf"}).stages[0].policy.order == Sjf()  # type: ignore[attr-defined]
+
+
+def test_a_stage_for_a_partition_that_the_machine_has_not_is_told_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline = tmp_path / "batch.toml"
+    stage = '[[stage]]\npolicy = "easy"\npartitions = ["batch"]\n'
+    pipeline.write_text(stage)
+    words = ["--policy", str(pipeline), "--count", "5"]
+    for command in (["run"], ["sweep", "--out", str(tmp_path / "out")]):
+        assert run(["sim", *command, "lublin99", *words]) == 2
+        assert "a stage is for partition 'batch', and the file describes no machine with partitions" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    pipeline.write_text(stage + '[[partition]]\nname = "batch"\nnodes = 128\n')
+    assert run(["sim", "run", "lublin99", *words]) == 0
