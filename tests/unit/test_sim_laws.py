@@ -20,6 +20,7 @@ from rmgr.sched.policy import Stage
 from rmgr.sched.pool_node import NodePool
 from rmgr.sched.pool_unit import UnitPool
 from rmgr.sched.queue_class import QueueClass
+from rmgr.sched.records import Maintenance
 from rmgr.sim.laws import Drawn, check, digest
 from rmgr.sim.laws_shrink import shrunk
 from rmgr.sim.laws_try import tried
@@ -37,6 +38,10 @@ def without_notes(snap: snapshot.Snapshot, *rest: Any) -> None:
     snapshot.restore(replace(snap, notes=()), *rest)
 
 
+def opened_late(self: Partition, windows: dict[int, Maintenance]) -> None:
+    SET_WINDOWS(self, {number: window._replace(start_us=window.end_us - 1) for number, window in windows.items()})
+
+
 def plan_from_memory(self: FirstFit, draft: Draft, causes: object) -> None:
     if next(CALLS) % 3:
         for job in draft.startable(draft.by_arrival()):
@@ -45,13 +50,14 @@ def plan_from_memory(self: FirstFit, draft: Draft, causes: object) -> None:
 
 
 CALLS = count()
+SET_WINDOWS = Partition.set_windows
 
 #: What is broken -> (where, name, what stands there instead, policy that stumbles, laws that may break).
 DEFECTS: dict[str, tuple[Any, str, Any, str, set[str]]] = {
     "nodes_are_given_twice": (NodePool, "_change", nothing, "first_fit", {"capacity"}),
     "ranges_are_never_taken": (UnitPool, "take", nothing, "first_fit", {"capacity", "applies"}),
     "limits_are_forgotten": (View, "_over_limits", lambda *_: None, "first_fit", {"permission"}),
-    "windows_are_forgotten": (Overlay, "_close_windows", nothing, "fcfs", {"permission"}),
+    "windows_open_late": (Partition, "set_windows", opened_late, "fcfs", {"permission"}),
     "jobs_begin_when_they_come": (Partition, "_never", lambda *_: None, "fcfs", {"served", "applies", "sound"}),
     "dependencies_are_forgotten": (state.ClusterState, "_waits_on", lambda *_: None, "fcfs", {"permission"}),
     "a_fork_leaves_starts_behind": (Overlay, "back", nothing, "first_fit", {"fork"}),
