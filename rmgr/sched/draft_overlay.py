@@ -6,14 +6,14 @@ a list of what undoes them: a pass that moves nothing pays nothing for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from rmgr.errors import StateConflict
 from rmgr.sched.holds import share_of
-from rmgr.sched.horizon import Ending, Horizon, Timeline
-from rmgr.sched.horizon_node import NodeShadow, NodeTimeline
+from rmgr.sched.horizon import Closing, Ending, Horizon, Timeline
+from rmgr.sched.horizon_node import NodeShadow, NodeTimeline, NodeWindows
 from rmgr.sched.horizon_unit import UnitShadow, UnitTimeline
 from rmgr.sched.job import Job, Placement, Reservation, Running
 from rmgr.sched.partition import Partition
@@ -272,7 +272,8 @@ class Overlay:
             timeline = UnitTimeline(self.now_us, pool, self._endings())
         else:
             timeline = NodeTimeline(self.now_us, pool, self._endings(), self._give_back)
-            self._close_windows(timeline)
+            for start_us, nobody, nodes in self._closings():
+                timeline.promise(nobody, start_us, nodes)
         for held in self._promises.values():
             job = self._waiting(held.job_id)
             assert job is not None
@@ -282,17 +283,15 @@ class Overlay:
     def _windows_only(self) -> Horizon:
         """For starts it is enough to know what windows take: what comes back later helps nobody who starts now."""
         assert isinstance(self._pool, NodePool)
-        timeline = NodeTimeline(self.now_us, self._pool, (), self._give_back)
-        self._close_windows(timeline)
-        return timeline
+        return NodeWindows(self._pool, self.now_us, self._closings())
 
-    def _close_windows(self, timeline: NodeTimeline) -> None:
+    def _closings(self) -> Iterator[Closing]:
         """A window is a promise of whole nodes to nobody."""
         for window in self._part.windows.values():
             start_us = max(window.start_us, self.now_us)
             if window.end_us > start_us:
                 nodes = tuple((node, node, 1) for node in sorted(window.nodes) if node in self._part.nodes)
-                timeline.promise(Job(id=0, submit_us=0, exclusive=True, limit_us=window.end_us - start_us), start_us, nodes)
+                yield start_us, Job(id=0, submit_us=0, exclusive=True, limit_us=window.end_us - start_us), nodes
 
     def _window_for(self, end_us: int, placement: Placement | None = None) -> Maintenance | None:
         """The first window into which a job from now until then would reach (on these nodes)."""

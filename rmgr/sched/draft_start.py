@@ -84,15 +84,12 @@ class Starting(View):
             if timeline is None:
                 timeline = self._horizon = self._timeline = self._lay_out()
             old = self._promises.pop(job_id, None)
-            if old is not None:
-                timeline.withdraw(job, old.start_us, old.placement)
-            found = timeline.earliest(job)
+            found = timeline.move(job, None if old is None else (old.start_us, old.placement))
             if found is None:
                 if job_id in self._part.reservations:
                     self.decisions.append(Unreserve(job_id, UNKNOWN_TIME, self.partition))
                 return Insufficient(UNKNOWN_TIME)
             held = Reservation(job_id, *found, self.policy)
-            timeline.promise(job, *found)
         self._promises[job_id] = held
         if not keep or self._part.reservations.get(job_id) != held:
             self.decisions.append(Reserve(job_id, held.start_us, held.placement, keep, why, self.partition, self.policy))

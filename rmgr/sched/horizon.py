@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Ending: TypeAlias = tuple[int, int, int]
 #: Gives what comes back at the end of this job to a pool of nodes: all that it has, but for what is promised out of it.
 GiveBack: TypeAlias = Callable[["NodePool", int], None]
+#: A window of maintenance: (start, a job of whole nodes that stands there meanwhile, where).
+Closing: TypeAlias = tuple[int, Job, Placement]
 
 
 class Horizon(Protocol):
@@ -44,6 +46,10 @@ class Timeline(Horizon, Protocol):
 
     def earliest(self, job: Job) -> tuple[int, Placement] | None:
         """When and where the job could be promised a start; None when no such time is known. Counts need no nodes: placement `()`."""
+        ...
+
+    def move(self, job: Job, old: tuple[int, Placement] | None) -> tuple[int, Placement] | None:
+        """Promises the earliest start, for which its old promise does not count. None: that is withdrawn, and there is no other."""
         ...
 
     def promise(self, job: Job, at_us: int, placement: Placement) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
-from rmgr.sched.horizon import Ending, GiveBack
-from rmgr.sched.job import Job, Placement
-from rmgr.sched.pool_node import NodePool
+from rmgr.sched.gap_index import GapIndex, pick
+from rmgr.sched.horizon import Closing, Ending, GiveBack
+from rmgr.sched.job import Job, Placement, Shape
+from rmgr.sched.node_profile import NodeProfile
+from rmgr.sched.pool_node import NodePool, room_on, rough
+
+#: Shapes that have an index of their own; further ones share that of a shape which needs a little less memory, and look at nodes.
+EXACT = 8
 
 
 class NodeShadow:
@@ -58,81 +64,160 @@ class NodeShadow:
         return self._now + job.planned_us <= self.at_us
 
 
-class NodeTimeline:
-    """Free capacity per node and step: `_pools[i]` from `_times[i]` until `_times[i + 1]`, the last for ever. O(steps x nodes) space."""
+class NodeWindows:
+    """Windows of maintenance and no promise: what starts now must leave nodes before they close."""
 
-    __slots__ = ("_now", "_pools", "_times")
+    __slots__ = ("_lasting", "_now", "_pool", "_starts")
 
-    def __init__(self, now_us: int, pool: NodePool, endings: Sequence[Ending], give_back: GiveBack) -> None:
-        self._now = now_us
-        self._times, self._pools = [now_us], [pool.clone()]
-        for end_us, job_id, _ in endings:
-            at = max(end_us, now_us + 1)
-            if at != self._times[-1]:
-                self._times.append(at)
-                self._pools.append(self._pools[-1].clone())
-            give_back(self._pools[-1], job_id)
+    def __init__(self, pool: NodePool, now_us: int, windows: Iterable[Closing]) -> None:
+        """Args: windows: (start, job of whole nodes that stands there meanwhile, on which). Cost: O(nodes) for each time of a start."""
+        self._pool, self._now = pool, now_us
+        self._starts: list[int] = []
+        self._lasting: list[NodePool] = []  #: what is left for a job that ends after that start
+        for start_us, job, nodes in sorted(windows, key=itemgetter(0)):
+            if not self._starts or start_us > self._starts[-1]:
+                self._starts.append(start_us)
+                self._lasting.append((self._lasting[-1] if self._lasting else pool).clone())
+            self._lasting[-1].take(job, nodes)
 
     def admits(self, job: Job) -> bool:
-        return self.place(job) is not None
+        return self._left_for(job).fits(job)
 
     def place(self, job: Job) -> Placement | None:
-        rooms = self._window(0, job)
-        return self._pools[0].pick_of(job, rooms) if isinstance(rooms, list) else None
+        return self._left_for(job).pick(job)
 
     def allows(self, job: Job, placement: Placement) -> bool:
-        rooms = self._window(0, job)
-        return isinstance(rooms, list) and self._pools[0].holds(job, placement, rooms)
+        return self._left_for(job).holds(job, placement)
+
+    def started(self, job: Job, placement: Placement) -> None:
+        for pool in self._lasting:
+            pool.take(job, placement)
+
+    def _left_for(self, job: Job) -> NodePool:
+        i = bisect_left(self._starts, self._now + job.planned_us)
+        return self._lasting[i - 1] if i else self._pool
+
+
+class NodeTimeline:
+    """Free capacity of each node as steps in time, and an index of gaps for each shape that has asked. O(steps of all nodes) space."""
+
+    __slots__ = ("_indexes", "_log", "_now", "_pool", "_profiles")
+
+    def __init__(self, now_us: int, pool: NodePool, endings: Sequence[Ending], give_back: GiveBack) -> None:
+        self._now, self._pool = now_us, pool
+        self._indexes: dict[Shape, GapIndex] = {}
+        self._log: list[int] = []  #: positions of nodes changed, oldest first
+        later = pool.clone()
+        self._profiles = [NodeProfile(now_us, cores, memory) for cores, memory in zip(later.cores, later.memory, strict=True)]
+        for end_us, job_id, _ in endings:
+            give_back(later, job_id)
+            at = max(end_us, now_us + 1)
+            for i in later.changed():
+                self._profiles[i].append(at, later.cores[i], later.memory[i])
+
+    def admits(self, job: Job) -> bool:
+        return self._now_open(job) is not None
+
+    def place(self, job: Job) -> Placement | None:
+        room = self._now_open(job)
+        return None if room is None else self._pool.spans(pick(room, job))
+
+    def allows(self, job: Job, placement: Placement) -> bool:
+        """O(nodes of the placement)."""
+        if not self._pool.holds(job, placement):
+            return False
+        end_us = self._now + job.planned_us
+        for first, last, processes in placement:
+            for i in self._pool.positions(((first, last, processes),)):
+                if self._room(i, self._profiles[i], job, self._now, end_us) < processes:
+                    return False
+        return True
 
     def started(self, job: Job, placement: Placement) -> None:
         self.promise(job, self._now, placement)
 
     def earliest(self, job: Job) -> tuple[int, Placement] | None:
-        """O(steps x nodes) for each step at which the job fits."""
-        i = 0
-        while i < len(self._times):
-            rooms = self._window(i, job)
-            if isinstance(rooms, list):
-                return self._times[i], self._pools[i].pick_of(job, rooms)
-            i = rooms
-        return None
+        """O(gaps as long as its limit that begin before it)."""
+        return self._earliest(job, {})
+
+    def move(self, job: Job, old: tuple[int, Placement] | None) -> tuple[int, Placement] | None:
+        """As `earliest` when the old promise does not count. Where nothing better is found nothing is changed."""
+        if old is None:
+            found = self.earliest(job)
+        else:
+            other = {i: self._profiles[i].copy() for i in self._pool.positions(old[1])}
+            self._add(job, *old, 1, other)
+            found = self._earliest(job, other)
+            if found == old:
+                return found
+            self.withdraw(job, *old)
+        if found is not None:
+            self.promise(job, *found)
+        return found
 
     def promise(self, job: Job, at_us: int, placement: Placement) -> None:
-        for pool in self._between(at_us, job):
-            pool.take(job, placement)
+        self._add(job, at_us, placement, -1, self._profiles)
+        self._log += self._pool.positions(placement)
 
     def withdraw(self, job: Job, at_us: int, placement: Placement) -> None:
-        for pool in self._between(at_us, job):
-            pool.give(job, placement)
+        self._add(job, at_us, placement, 1, self._profiles)
+        self._log += self._pool.positions(placement)
 
     @property
     def overdrawn(self) -> bool:
-        return any(pool.overdrawn for pool in self._pools)
+        for profile, node in zip(self._profiles, self._pool.nodes, strict=True):
+            if min(profile.cores) < 0 or (node.memory_bytes and min(profile.memory) < 0):
+                return True
+        return False
 
-    def _window(self, i: int, job: Job) -> list[int] | int:
-        """How many of its processes fit on each node from step `i` on for its whole limit; or, when too few do, the next step to look at.
+    def _add(self, job: Job, at_us: int, placement: Placement, sign: int, profiles: Sequence[NodeProfile] | dict[int, NodeProfile]) -> None:
+        start_us, end_us = max(at_us, self._now), max(at_us + job.planned_us, self._now)
+        threads, memory_bytes, _, exclusive = job.shape
+        for first, last, processes in placement:
+            cores, memory = sign * threads * processes, sign * memory_bytes * processes
+            for i in self._pool.positions(((first, last, processes),)):
+                if exclusive:
+                    node = self._pool.nodes[i]
+                    cores, memory = sign * node.cores, sign * node.memory_bytes
+                profiles[i].add(start_us, end_us, cores, memory)
 
-        What fits on a node all the time is the least of what fits there at each step: no pool has to be made for it (3 times faster).
-        """
-        pools = self._pools[i : bisect_left(self._times, self._times[i] + job.planned_us)]
-        for j in reversed(range(len(pools))):
-            if not pools[j].fits(job):
-                return i + j + 1  # every window that begins before has this step in it
-        rooms = pools[0].rooms(job)
-        for pool in pools[1:]:
-            rooms = list(map(min, rooms, pool.rooms(job)))
-            if sum(rooms) < job.processes:
-                return i + 1
-        return rooms
+    def _earliest(self, job: Job, other: dict[int, NodeProfile]) -> tuple[int, Placement] | None:
+        index = self._index(job.shape)
+        for at_us, room in index.openings(job, other):
+            exact = self._exactly(job, room, at_us, index, other)
+            if exact is not None:
+                return at_us, self._pool.spans(pick(exact, job))
+        return None
 
-    def _between(self, at_us: int, job: Job) -> list[NodePool]:
-        low = self._cut(max(at_us, self._now))
-        high = self._cut(max(at_us + job.planned_us, self._now))
-        return self._pools[low:high]
+    def _now_open(self, job: Job) -> Mapping[int, int] | None:
+        index = self._index(job.shape)
+        room = index.open_at(self._now, job.planned_us)
+        return self._exactly(job, room, self._now, index, {}) if sum(room.values()) >= job.processes else None
 
-    def _cut(self, at_us: int) -> int:
-        i = bisect_left(self._times, at_us)
-        if i == len(self._times) or self._times[i] != at_us:
-            self._times.insert(i, at_us)
-            self._pools.insert(i, self._pools[i - 1].clone())
-        return i
+    def _exactly(
+        self, job: Job, room: Mapping[int, int], at_us: int, index: GapIndex, other: Mapping[int, NodeProfile]
+    ) -> Mapping[int, int] | None:
+        """Where so many fit by a rougher shape: where they do by the job's own, if it is enough."""
+        if index.shape == job.shape:
+            return room
+        end_us = at_us + job.planned_us
+        exact = {i: self._room(i, other.get(i) or self._profiles[i], job, at_us, end_us) for i, count in room.items() if count}
+        return exact if sum(exact.values()) >= job.processes else None
+
+    def _room(self, i: int, profile: NodeProfile, job: Job, at_us: int, end_us: int) -> int:
+        node = self._pool.nodes[i]
+        return 0 if node.closed else room_on(job.shape, node, *profile.lowest(at_us, end_us))
+
+    def _index(self, shape: Shape) -> GapIndex:
+        index = self._indexes.get(shape)
+        if index is None:
+            if len(self._indexes) >= EXACT and shape.memory_bytes:
+                shape = rough(shape)
+                index = self._indexes.get(shape)
+            if index is None:
+                index = self._indexes[shape] = GapIndex(shape, self._pool.nodes, self._profiles, len(self._log))
+                return index
+        if index.at < len(self._log):
+            index.update(dict.fromkeys(self._log[index.at :]), self._profiles)
+            index.at = len(self._log)
+        return index

@@ -98,6 +98,14 @@ class UnitTimeline:
                 start = at
         return (start, ()) if start >= 0 else None
 
+    def move(self, job: Job, old: tuple[int, Placement] | None) -> tuple[int, Placement] | None:
+        if old is not None:
+            self.withdraw(job, *old)
+        found = self.earliest(job)
+        if found is not None:
+            self.promise(job, *found)
+        return found
+
     def promise(self, job: Job, at_us: int, placement: Placement) -> None:  # noqa: ARG002 - nodes are alike
         self._occupy(at_us, job.planned_us, job.processes)
 

@@ -9,7 +9,7 @@ of a shape that needs a little less memory. What does not fit by those does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -80,7 +80,7 @@ class NodePool:
         if possible is None:
             if len(self._possible) > MOST_SHAPES:
                 self._possible.clear()
-            possible = sum(count * _room(job.shape, node, node.cores, node.memory_bytes) for node, count in self._kinds)
+            possible = sum(count * room_on(job.shape, node, node.cores, node.memory_bytes) for node, count in self._kinds)
             self._possible[job.shape] = possible
         return job.processes <= possible
 
@@ -122,7 +122,7 @@ class NodePool:
         for i in range(low, len(counts)):
             count = counts[i]
             if count and not exact:
-                count = _room(shape, self._nodes[i], self.cores[i], self.memory[i])
+                count = room_on(shape, self._nodes[i], self.cores[i], self.memory[i])
             if not count:
                 continue
             count = min(count, wanted)
@@ -152,10 +152,11 @@ class NodePool:
                     chosen.append((i, min(room, wanted)))
                     wanted -= chosen[-1][1]
                     if not wanted:
-                        return self._spans(sorted(chosen))
+                        return self.spans(sorted(chosen))
         raise AssertionError("the counts of a shape do not add up to its total")
 
-    def _spans(self, chosen: list[tuple[int, int]]) -> Placement:
+    def spans(self, chosen: Iterable[tuple[int, int]]) -> Placement:
+        """(position, processes), ascending, as a placement."""
         spans: list[Span] = []
         for i, processes in chosen:
             node = self._ids[i]
@@ -240,6 +241,17 @@ class NodePool:
             self.memory[i] = min(self.memory[i], other.memory[i])
             self._log.append(i)
 
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """By position."""
+        return self._nodes
+
+    def changed(self) -> list[int]:
+        """Positions changed since it was last asked. What was counted before is forgotten."""
+        log, self._log = self._log, []
+        self._fits.clear()
+        return log
+
     def positions(self, placement: Placement) -> list[int]:
         """Of the placement's nodes."""
         return [self._at[node] for first, last, _ in placement for node in range(first, last + 1)]
@@ -277,7 +289,7 @@ class NodePool:
         fit = self._fits.get(shape)
         if fit is None:
             if len(self._fits) >= EXACT and shape.memory_bytes:
-                shape = _rough(shape)
+                shape = rough(shape)
                 fit = self._fits.get(shape)
             if fit is None:
                 return self._counted(shape)
@@ -288,7 +300,7 @@ class NodePool:
             return self._counted(shape)
         counts, cores, memory, nodes = fit.counts, self.cores, self.memory, self._nodes
         for i in log[fit.at :]:
-            count = 0 if nodes[i].closed else _room(shape, nodes[i], cores[i], memory[i])
+            count = 0 if nodes[i].closed else room_on(shape, nodes[i], cores[i], memory[i])
             fit.total += count - counts[i]
             counts[i] = count
             if count and i < fit.low:
@@ -303,7 +315,7 @@ class NodePool:
         counts = [0] * len(nodes)
         for i, cores in enumerate(self.cores):
             if cores >= threads and not nodes[i].closed:
-                counts[i] = _room(shape, nodes[i], cores, memory[i])
+                counts[i] = room_on(shape, nodes[i], cores, memory[i])
         fit = self._fits[shape] = _Fit(shape, counts, sum(counts), len(self._log))
         return fit
 
@@ -311,7 +323,7 @@ class NodePool:
         """The counts are those of a rougher shape: look at the nodes where that one fits."""
         wanted, shape, nodes, cores, memory = job.processes, job.shape, self._nodes, self.cores, self.memory
         for i in compress(range(len(nodes)), fit.counts):
-            wanted -= _room(shape, nodes[i], cores[i], memory[i])
+            wanted -= room_on(shape, nodes[i], cores[i], memory[i])
             if wanted <= 0:
                 return True
         return False
@@ -321,17 +333,17 @@ class NodePool:
         if fit.shape == shape:
             return fit.counts
         nodes, cores, memory = self._nodes, self.cores, self.memory
-        return [_room(shape, nodes[i], cores[i], memory[i]) if count else 0 for i, count in enumerate(fit.counts)]
+        return [room_on(shape, nodes[i], cores[i], memory[i]) if count else 0 for i, count in enumerate(fit.counts)]
 
 
-def _rough(shape: Shape) -> Shape:
+def rough(shape: Shape) -> Shape:
     """The same with a little less memory: few values of it."""
     threads, memory_bytes, features, exclusive = shape
     below = max(memory_bytes.bit_length() - BITS, 0)
     return Shape(threads, memory_bytes >> below << below, features, exclusive)
 
 
-def _room(shape: Shape, node: Node, cores: int, memory: int) -> int:
+def room_on(shape: Shape, node: Node, cores: int, memory: int) -> int:
     """Processes of this shape that fit into so many free cores and bytes of the node."""
     threads, memory_bytes, features, exclusive = shape
     if exclusive and cores != node.cores:
