@@ -101,6 +101,12 @@ class Worker:
         """How many tasks are outstanding."""
         return len(self._outstanding)
 
+    @property
+    def backlog(self) -> int:
+        """Bytes sent and not yet taken by it."""
+        channel = self._channel
+        return channel.backlog if channel is not None else sum(map(len, self._early))
+
     def running(self) -> tuple[int, int]:
         """(seq, started_ns CLOCK_BOOTTIME) of the task that runs, (0, 0) when none does."""
         board = self._board

@@ -239,7 +239,9 @@ class Dispatch:
         return min(running, key=lambda lane: len(lane.tasks), default=None)
 
     def _has_little(self, lane: Lane, task_s: float) -> bool:
-        """It would ask for more soon: what it has takes little time, as far as the task that runs can tell."""
+        """It would ask for more soon: what it has takes little time, as its running task can tell, and what it was sent is with it."""
+        if lane.worker is not None and lane.worker.backlog > _BATCH_BYTES:
+            return False
         now_s = self._times.of(lane.kind)
         return now_s is not None and len(lane.tasks) <= max(1, int(LOW_S / max(now_s, task_s)))
 
