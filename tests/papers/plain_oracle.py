@@ -15,14 +15,19 @@ class Asked(NamedTuple):
 
 
 class Plain:
-    """Runs `jobs`, in order of submit time, on `processors` under `policy`: fcfs, first_fit, easy or conservative."""
+    """Runs `jobs`, in order of submit time, on `processors` under `policy`.
+
+    It is fcfs, first_fit, easy, shortest (EASY, those behind the head by estimate) or conservative.
+    """
 
     def __init__(self, jobs: list[Asked], processors: int, policy: str) -> None:
         self.jobs, self.processors = jobs, processors
         self.start: dict[int, int] = {}
         self.promise: dict[int, int] = {}
         self.now = -1
-        self.decide = {"fcfs": self.fcfs, "first_fit": self.first_fit, "easy": self.easy, "conservative": self.conservative}[policy]
+        self.shortest = policy == "shortest"
+        alike = dict.fromkeys(("easy", "shortest"), self.easy)
+        self.decide = {"fcfs": self.fcfs, "first_fit": self.first_fit, "conservative": self.conservative, **alike}[policy]
 
     def starts(self) -> list[int]:
         while len(self.start) < len(self.jobs):
@@ -65,7 +70,7 @@ class Plain:
 
         shadow = min(time for time in map(self.limit, running) if free_at(time) >= head)
         extra = free_at(shadow) - head
-        for job in blocked[1:]:
+        for job in sorted(blocked[1:], key=lambda job: self.jobs[job].estimate) if self.shortest else blocked[1:]:
             size = self.jobs[job].size
             if size > self.free():
                 continue

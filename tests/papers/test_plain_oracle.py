@@ -32,7 +32,7 @@ def world(seed: int) -> tuple[list[Asked], int]:
     return jobs, processors
 
 
-def started(jobs: list[Asked], processors: int, policy: str, cores: int = 1) -> list[int]:
+def started(jobs: list[Asked], processors: int, policy: str) -> list[int]:
     workload = Workload(
         name="ties",
         processors=processors,
@@ -48,20 +48,13 @@ def started(jobs: list[Asked], processors: int, policy: str, cores: int = 1) -> 
             for number, job in enumerate(jobs, 1)
         ),
     )
-    setting = Setting(nodes=processors // cores, cores=cores, pipeline=(Stage(policy_named(policy, {})),), policy=policy, seed=0)
+    found = policy_named("easy", {"backfill": "shortest"}) if policy == "shortest" else policy_named(policy)
+    setting = Setting(nodes=processors, cores=1, pipeline=(Stage(found),), policy=policy, seed=0)
     return [outcome.start_us // SECOND for outcome in simulate(workload, setting).outcomes]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "first_fit", "easy", "conservative"])
+@pytest.mark.parametrize("policy", ["fcfs", "first_fit", "easy", "shortest", "conservative"])
 def test_every_start_is_the_one_that_the_specification_gives(policy: str) -> None:
     for seed in range(WORLDS):
         jobs, processors = world(seed)
         assert started(jobs, processors, policy) == Plain(jobs, processors, policy).starts(), f"world {seed}"
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "first_fit", "easy"])
-def test_nodes_with_several_cores_start_processes_of_one_core_as_the_same_cores_without_nodes_would(policy: str) -> None:
-    for seed in range(WORLDS):
-        jobs, processors = world(seed)
-        if processors % 4 == 0:
-            assert started(jobs, processors, policy, cores=4) == Plain(jobs, processors, policy).starts(), f"world {seed}"
