@@ -236,7 +236,13 @@ class NodePool:
 
     def lower(self, other: NodePool, positions: Iterable[int] | None = None) -> None:
         """Nothing more is free here than there, on every node or on these."""
-        for i in range(len(self._ids)) if positions is None else positions:
+        if positions is None:  # at once: a fifth of the time
+            self.cores = list(map(min, self.cores, other.cores))
+            self.memory = list(map(min, self.memory, other.memory))
+            self._fits.clear()
+            self._log.clear()
+            return
+        for i in positions:
             self.cores[i] = min(self.cores[i], other.cores[i])
             self.memory[i] = min(self.memory[i], other.memory[i])
             self._log.append(i)
