@@ -41,19 +41,25 @@ class Moving(View):
         return self._send_back(Preempt(job_id, why, self.partition))
 
     def suspend(self, job_id: int, why: Why) -> Verdict:
-        """A running job stops in place: its cores are free in this pass, its memory stays taken. Not in a gang: that suspends by itself."""
+        """A running job stops in place: its cores are free in this pass, its memory stays taken.
+
+        Insufficient where a promise counts on its memory, Infeasible in a gang: that suspends by itself.
+        """
         run = self._ran_before(job_id)
         if not isinstance(run, Running):
             return run
         if self._gang_of(job_id) is not None:
             return self._never(Why("gang", "job {} stands in a gang", (job_id,)))
-        self._vacate(run)
         more, pool = self._changes(), self._pool
+        mark = len(more.undo)
+        self._vacate(run)
         pool.park(run.job, run.placement)
         more.did(partial(pool.unpark, run.job, run.placement))
         more.put(more.suspended, job_id, Suspended(run, self.now_us))
+        broken = self._breaks_promises(mark)
+        if broken is not None:  # its memory was to come back
+            return broken
         self.decisions.append(Suspend(run.job.id, why, self.partition))
-        self._look_again()
         return Accepted(self.now_us)
 
     def resume(self, job_id: int, why: Why) -> Verdict:

@@ -267,16 +267,17 @@ class Overlay:
     def _lay_out(self) -> Timeline:
         """A timeline with every promise and window on it."""
         pool = self._pool
-        timeline: UnitTimeline | NodeTimeline
-        if isinstance(pool, UnitPool):
-            timeline = UnitTimeline(self.now_us, pool, self._endings())
-        else:
-            timeline = NodeTimeline(self.now_us, pool, self._endings(), self._give_back)
-            for start_us, nobody, nodes in self._closings():
-                timeline.promise(nobody, start_us, nodes)
+        promised: list[tuple[Job, Reservation]] = []
         for held in self._promises.values():
             job = self._waiting(held.job_id)
             assert job is not None
+            promised.append((job, held))
+        if isinstance(pool, UnitPool):
+            return UnitTimeline(self.now_us, pool, self._endings(), ((job, held.start_us) for job, held in promised))
+        timeline = NodeTimeline(self.now_us, pool, self._endings(), self._give_back)
+        for start_us, nobody, nodes in self._closings():
+            timeline.promise(nobody, start_us, nodes)
+        for job, held in promised:
             timeline.promise(job, held.start_us, held.placement)
         return timeline
 
@@ -347,9 +348,9 @@ class Overlay:
 
     def _breaks_promises(self, mark: int) -> Insufficient | None:
         """After a change that takes capacity: back to the mark of `Changes.undo` if a promise could no longer be kept."""
-        if not self._promises and self._part.windows:
-            self._look_again()
         if not self._promises:
+            if self._horizon is not None:  # of windows, or of a promise that has been kept meanwhile
+                self._look_again()
             return None
         was = self._timeline is not None and self._timeline.overdrawn
         self._look_again()

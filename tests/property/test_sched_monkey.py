@@ -11,7 +11,7 @@ from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.plan import Start
+from rmgr.sched.plan import Accepted, Start
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state import ClusterState
 from rmgr.sim.laws_story import told
@@ -40,6 +40,27 @@ def test_a_monkey_cannot_hurt_the_cluster(world: SmallWorld, seed: int) -> None:
 @given(world=worlds(), seed=st.integers(0, 999))
 def test_a_monkey_that_falls_leaves_the_others_in_peace(world: SmallWorld, seed: int) -> None:
     assert_harmless(world, policy_named("easy"), Monkey(seed=seed, raises=True), policy_named("first_fit"), laws=LAWS - {"sound"})
+
+
+class Keeper:
+    """Starts what was promised a start for now, and complains when that does not work."""
+
+    name = "keeper"
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+        promises = [(at_us, job.id) for job in draft.by_arrival() if (at_us := draft.promised(job.id)) is not None]
+        for at_us, job_id in sorted(promises):
+            if at_us > draft.now_us:
+                draft.wake_at(at_us, MONKEY)
+            elif at_us == draft.now_us:
+                verdict = draft.start(job_id, MONKEY)
+                assert isinstance(verdict, Accepted), f"the promise to job {job_id} is not kept: {verdict.why}"
+
+
+@MANY
+@given(world=worlds(events=False), seed=st.integers(0, 999))
+def test_whatever_a_monkey_does_promises_can_be_kept(world: SmallWorld, seed: int) -> None:
+    assert_harmless(world, Keeper(), Monkey(seed=seed), laws=frozenset({"sound"}))
 
 
 class Quits:

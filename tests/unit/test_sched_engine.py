@@ -16,6 +16,7 @@ from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Plan, Reserve, Start, Why
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.records import Share
 from rmgr.sched.state import ClusterState
 
 WHY = Why("test", "because")
@@ -303,3 +304,21 @@ def test_any_number_of_shapes_places_jobs_as_if_each_were_counted_by_itself(monk
         return plans
 
     assert placed(0) == placed(1000)
+
+
+def test_what_a_hold_takes_over_is_promised_to_nobody_even_after_a_kept_promise() -> None:
+    # 4 nodes. Job 1 (3 nodes) has been promised a start, starts, and job 2 holds all that it will leave: 3 has nothing to wait for.
+    state = with_jobs(cluster(), a_job(1, 3), a_job(2, 3), a_job(3, 3))
+    answers: list[object] = []
+
+    def promises(draft: Draft) -> None:
+        draft.reserve(1, WHY, keep=True)
+
+    def holds(draft: Draft) -> None:
+        answers.append(draft.start(1, WHY))
+        answers.append(draft.hold(2, [Share(1, ((0, 2, 1),))], WHY))
+        answers.append(draft.reserve(3, WHY, keep=True))
+
+    state.apply(planned(state, Says(promises)), 0)
+    planned(state, Says(holds), now=5)
+    assert [type(answer) for answer in answers] == [Accepted, Accepted, Insufficient]
