@@ -13,7 +13,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import nearest
 from rmgr.cli.render import emit
 
-_NAMES = ("tasks", "latency", "shell", "backlog", "store", "mixed", "idle", "sim", "pass")
+_NAMES = ("tasks", "latency", "shell", "backlog", "store", "mixed", "idle", "scale", "sim", "pass")
 
 
 @command(
@@ -25,6 +25,7 @@ _NAMES = ("tasks", "latency", "shell", "backlog", "store", "mixed", "idle", "sim
     rmgr bench store --cassandra         data through SQLite and through one Cassandra of its own
     rmgr bench mixed --scale 0.2         long and short tasks against the shortest time they can take (10 min unscaled)
     rmgr bench idle                      processor and memory of a cluster without work, process by process
+    rmgr bench scale --scale 0.2         the cost of a task with one and with 40 virtual Starters (minutes; 200 unscaled)
     rmgr bench sim --trace KTH.swf.gz    jobs simulated per second, beside a bare event loop
     rmgr bench pass                      time of a scheduling pass by pending jobs and nodes""",
     exits="0 measured, 2 usage, 5 no cluster could be started",

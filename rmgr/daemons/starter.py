@@ -162,8 +162,12 @@ def build(
     store_note: Callable[[], str] = str,
     credentials: Credentials | None = None,
     trust: Trust | None = None,
+    make_runner: Callable[..., NodeRunner] = NodeRunner,
 ) -> Parts:
-    """Puts a Starter together; leftovers of older incarnations are ended first. Nothing is registered yet."""
+    """Puts a Starter together; leftovers of older incarnations are ended first. Nothing is registered yet.
+
+    make_runner: what runs the work of a node, where it is not to be run (`dev/virtual_starters.py`).
+    """
     own = config.starter
     mailbox: Mailbox[Call] = Mailbox()
     metrics = StarterMetrics()
@@ -177,7 +181,7 @@ def build(
 
     users = policy_of(config.security, directory)
     for name in names:
-        runner = NodeRunner(
+        runner = make_runner(
             directory=str(directory / name / "run"),
             node=name,
             on_events=partial(to_agent, name),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rmgr.cli.main import run
-from rmgr.dev import bench_idle, bench_mixed, bench_store
+from rmgr.dev import bench_idle, bench_mixed, bench_scale, bench_store
 from rmgr.dev.bench import Bench, Plan, two_slots
 from rmgr.dev.bench_mixed import Ran, shortest_s
 from rmgr.dev.process_cost import children_of, cost_of, pss_bytes
@@ -70,6 +70,20 @@ def late_starter_is_timed_to_its_first_task(bench: Bench) -> None:
     assert start_s > 0
     assert 0 < wait_s < 10
     assert bench.cluster.process("late1").find() is None
+
+
+def test_virtual_starters_run_every_task_once_and_their_cost_is_counted(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_scale, "_TOGETHER", 1)  # two processes of one Starter each
+    monkeypatch.setattr(bench_scale, "_SETTLE_S", 0.0)
+    found = bench_scale._measured(tiny, 2, 60)
+    cost = found[0].per_task()
+    assert (len(found), found[0].tasks) == (1, 60)
+    assert all(value > 0 for _, value in cost.values())
+    monkeypatch.setattr(bench_scale, "_measured", lambda _plan, starters, _tasks: found * 3 if starters == 1 else found)
+    rows = bench_scale.scale(tiny)
+    assert [row.ratio for row in rows if row.setup == "the same run"] == [1.0] * len(cost)
+    assert [row.ratio for row in rows if row.system == "2 Starters" and row.unit != "tasks/s"] == [1.0] * len(cost)
+    assert [row.unit for row in rows[-2:]] == ["tasks/s", "tasks/s"]
 
 
 def test_no_schedule_is_shorter_than_its_longest_task_or_its_share() -> None:

@@ -1,0 +1,212 @@
+"""From one Starter to two hundred: what a task costs the leader, ZooKeeper and the Starters themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rmgr.adapters.zk_wire import four_letter
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.dev.bench import Plan, Row, connected, row
+from rmgr.dev.bench_tasks import no_op
+from rmgr.dev.cluster import DevCluster
+from rmgr.dev.process_cost import cpu_s
+from rmgr.dev.virtual_starters import Spec
+from rmgr.errors import RmgrError, Unavailable
+
+_STARTERS, _TASKS = 200, 100_000
+#: Tasks of the one Starter are fewer: its two slots would take minutes for as many.
+_ALONE = 20
+_SLOTS, _TASK_S = 2, 0.01
+#: Starters of one process.
+_TOGETHER = 50
+#: Sessions as long as in production: nobody is to be declared dead because the processor is too small.
+_SESSION_S = 30.0
+_PATIENCE_S = 900.0
+_SETTLE_S = 1.0
+SETUP = "1 ZooKeeper (fsync), SQLite, virtual Starters of 2 slots with a session each, tasks of 10 ms, no credentials"
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Of one run, all of it: seconds of the processor by part, requests that ZooKeeper got, transactions it made, seconds."""
+
+    leader_s: float
+    zookeeper_s: float
+    starters_s: float
+    client_s: float
+    requests: float
+    transactions: float
+    lasted_s: float
+    tasks: int
+
+    def __sub__(self, other: Used) -> Used:
+        return Used(
+            self.leader_s - other.leader_s,
+            self.zookeeper_s - other.zookeeper_s,
+            self.starters_s - other.starters_s,
+            self.client_s - other.client_s,
+            self.requests - other.requests,
+            self.transactions - other.transactions,
+            self.lasted_s - other.lasted_s,
+            self.tasks - other.tasks,
+        )
+
+    def per_task(self) -> dict[str, tuple[str, float]]:
+        """(unit, value) of what a task costs, by what it is."""
+        all_s = self.leader_s + self.zookeeper_s + self.starters_s + self.client_s
+        return {
+            "processor, in all": ("us/task", all_s / self.tasks * 1e6),
+            "processor of the leader": ("us/task", self.leader_s / self.tasks * 1e6),
+            "processor of ZooKeeper": ("us/task", self.zookeeper_s / self.tasks * 1e6),
+            "processor of the Starters": ("us/task", self.starters_s / self.tasks * 1e6),
+            "requests to ZooKeeper": ("per task", self.requests / self.tasks),
+            "transactions of ZooKeeper": ("per task", self.transactions / self.tasks),
+        }
+
+
+def scale(plan: Plan) -> list[Row]:
+    """The cost of a task with one Starter and with 200, its growth as the ratio; every task is run and ends exactly once."""
+    many = max(2, round(_STARTERS * min(1.0, plan.scale)))
+    runs = {1: _measured(plan, 1, plan.count(_TASKS // _ALONE)), many: _measured(plan, many, plan.count(_TASKS))}
+    rows = []
+    for what in runs[1][0].per_task():
+        unit, _ = runs[1][0].per_task()[what]
+        values = {count: [used.per_task()[what][1] for used in found] for count, found in runs.items()}
+        alone = row("1 Starter", "the same run", what, unit, values[1], ratio=1.0)
+        grown = row(f"{many} Starters", SETUP, what, unit, values[many])
+        growth = grown.rate / alone.rate if alone.rate else None
+        rows += [alone, row(f"{many} Starters", SETUP, what, unit, values[many], ratio=growth)]
+    for count, found in runs.items():
+        system = f"{count} Starter{'s' if count > 1 else ''}"
+        rows.append(row(system, SETUP, "tasks run, submit to last result", "tasks/s", [used.tasks / used.lasted_s for used in found]))
+    return rows
+
+
+def _measured(plan: Plan, starters: int, tasks: int) -> list[Used]:
+    """One cluster with so many Starters; the same tasks again and again. Raises: RmgrError when a task did not run exactly once."""
+    with tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where:
+        directory = Path(where)
+        plan.progress(f"starting {starters} virtual Starters")
+        with (
+            DevCluster(directory / "cluster", nodes=0, watchdogs=1, session_timeout_s=_SESSION_S, secured=False) as cluster,
+            virtual_starters(cluster, directory, starters) as processes,
+            connected(cluster) as connection,
+        ):
+            found = []
+            with TaskQueue(no_op, connection=connection) as queue:
+                _run(queue, max(50, tasks // 10))
+            ran = max(50, tasks // 10)
+            for number in range(1, plan.repetitions + 1):
+                plan.progress(f"{tasks} tasks on {starters} Starters: repetition {number} of {plan.repetitions}")
+                before = _used(cluster, processes, 0)
+                with TaskQueue(no_op, connection=connection) as queue:
+                    _run(queue, tasks)
+                time.sleep(_SETTLE_S)  # the leader closes the submission: its cost too
+                used = _used(cluster, processes, tasks) - before
+                found.append(used)
+                ran += tasks
+    begun = sum(process.ran for process in processes)
+    if begun != ran:
+        raise RmgrError(f"{ran} tasks ended, but {begun} were run")
+    return found
+
+
+def _run(queue: TaskQueue, tasks: int) -> None:
+    """Each result is the task's own argument, so none is missing and none stands for two."""
+    results = {future.result() for future in queue.as_completed(queue.map(None, range(tasks)), timeout=_PATIENCE_S)}
+    if len(results) != tasks:
+        raise RmgrError(f"{tasks} tasks have {len(results)} results")
+
+
+def _used(cluster: DevCluster, processes: Sequence[VirtualProcess], tasks: int) -> Used:
+    """All counters up to now."""
+    requests, transactions = _zookeeper_counts(cluster)
+    client = time.process_time()
+    return Used(
+        cpu_s([cluster.process("w1").pid]),
+        cpu_s([cluster.process("zk1").pid]),
+        cpu_s([process.child.pid for process in processes]),
+        client,
+        requests,
+        transactions,
+        time.monotonic(),
+        tasks,
+    )
+
+
+def _zookeeper_counts(cluster: DevCluster) -> tuple[float, float]:
+    """(requests that came, transactions made) since its start."""
+    host, _, port = cluster.state.zookeeper.partition("/")[0].partition(":")
+    lines = (four_letter(host, int(port), "mntr") + four_letter(host, int(port), "srvr")).splitlines()
+    requests = next(float(line.split("\t")[1]) for line in lines if line.startswith("zk_packets_received"))
+    zxid = next(int(line.split()[1], 16) for line in lines if line.startswith("Zxid:"))
+    return requests, float(zxid & 0xFFFFFFFF)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class VirtualProcess:
+    """Some Starters. ran: how many tasks they have run, known after their end."""
+
+    child: subprocess.Popen[bytes]
+    ran: int = 0
+
+    def told(self, what: str) -> int:
+        """The number that it says next. Raises: Unavailable."""
+        assert self.child.stdout is not None
+        line = self.child.stdout.readline()
+        try:
+            answer: dict[str, Any] = json.loads(line)
+            return int(answer[what])
+        except (ValueError, KeyError):
+            raise Unavailable(f"virtual Starters ended instead of saying {what!r}") from None
+
+
+@contextlib.contextmanager
+def virtual_starters(cluster: DevCluster, directory: Path, count: int) -> Iterator[list[VirtualProcess]]:
+    """So many Starters in as few processes as will do, all registered; afterwards each process has said how many tasks it ran."""
+    processes: list[VirtualProcess] = []
+    try:
+        for first in range(0, count, _TOGETHER):
+            processes += [_spawn(cluster, directory, first, min(_TOGETHER, count - first))]
+        for process in processes:
+            process.told("ready")
+        yield processes
+        for process in processes:
+            assert process.child.stdin is not None
+            process.child.stdin.close()
+        for process in processes:
+            process.ran = process.told("ran")
+            process.child.wait(30.0)
+    finally:
+        for process in processes:
+            if process.child.poll() is None:
+                process.child.kill()
+                process.child.wait(10.0)
+            for pipe in (process.child.stdin, process.child.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _spawn(cluster: DevCluster, directory: Path, first: int, count: int) -> VirtualProcess:
+    state = cluster.state
+    spec = Spec(
+        zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s, directory=str(directory / "virtual"),
+        first=first, count=count, slots=_SLOTS, task_s=_TASK_S,
+    )  # fmt: skip
+    with (directory / f"virtual-{first}.log").open("wb") as log:
+        command = [sys.executable, "-m", "rmgr.dev.virtual_starters", msgspec.json.encode(spec).decode()]
+        return VirtualProcess(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=directory))

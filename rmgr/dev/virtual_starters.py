@@ -1,0 +1,269 @@
+"""Many Starters in one process: the whole engine, a session and a node each; only the hands are not there, so that a task costs nothing.
+
+A task "runs" for a given time on one of its node's slots and returns its argument's bytes. Everything else is what `rmgr starter`
+does: claims, commits, watches, store, lease. Run by `rmgr bench scale` as `python -m rmgr.dev.virtual_starters SPEC`; it says
+`{"ready": n}` when all nodes are registered, and `{"ran": n}` after its standard input has ended.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rmgr import log as logs
+from rmgr.adapters.stores import open_store
+from rmgr.adapters.workevents import SlotLost, SlotUp, TasksEnded, TasksReturned, WorkerReady, WorkEvent
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.client.bootstrap import read_meta
+from rmgr.config import ClusterConfig, Config, LogConfig, StarterConfig
+from rmgr.coord import paths
+from rmgr.daemons.starter import Parts, build
+from rmgr.errors import Unavailable
+from rmgr.model.frames import TaskBatch, TaskEnd
+from rmgr.model.states import Reason
+from rmgr.runtime.secured import open_zookeeper
+from rmgr.runtime.stall import StallGuard
+
+_CONNECT_S = 60.0
+#: Longest turn of a loop; none is ended for it, since the processor may be far too small for so many.
+_STALL_S = 600.0
+_MEMORY_BYTES = 1 << 34
+#: Threads of many Starters share one interpreter: they are not to take it from each other all the time, as those of one should.
+_SWITCH_S = 0.02
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process is: nodes v<first> .. v<first+count-1> of `slots` slots, tasks of `task_s` seconds."""
+
+    zk: str
+    store: str
+    session_timeout_s: float
+    directory: str
+    first: int
+    count: int
+    slots: int
+    task_s: float
+
+
+# -- hands that are not there ----------------------------------------------------------------------------------------------------
+
+
+class Clockwork:
+    """One thread that calls back when it is time, for all nodes of the process."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = itertools.count()
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="rmgr-virtual", daemon=True).start()
+
+    def at(self, due_s: float, call: Callable[[], None]) -> None:
+        """Calls `call` at `due_s` (monotonic)."""
+        with self._changed:
+            heapq.heappush(self._due, (due_s, next(self._number), call))
+            if self._due[0][0] == due_s:
+                self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._due or (wait_s := self._due[0][0] - time.monotonic()) > 0:
+                    self._changed.wait(wait_s if self._due else None)
+                call = heapq.heappop(self._due)[2]
+            call()
+
+
+class VirtualRunner:
+    """Stands where `NodeRunner` stands; `on_events` gets the same facts."""
+
+    def __init__(self, clockwork: Clockwork, task_s: float, *, node: str, on_events: Callable[[list[WorkEvent]], None], **_: Any) -> None:
+        self.node = node
+        self.reaped: list[str] = []
+        self.clockwork = clockwork
+        self.task_s = task_s
+        self.emit = on_events
+        self._seq = itertools.count(1)
+
+    def next_seq(self) -> int:
+        """See `NodeRunner`."""
+        return next(self._seq)
+
+    def open_slot(self, number: int, **_: Any) -> VirtualSlot:
+        """See `NodeRunner`."""
+        return VirtualSlot(self, number)
+
+    def put_file(self, name: str, data: bytes) -> str:  # noqa: ARG002 - the signature of `NodeRunner`
+        """Nobody reads it."""
+        return name
+
+    def renew_lease(self, end_ns: int) -> None:
+        """Nothing runs that could outlive it."""
+
+    def close(self, **_: Any) -> None:
+        """Nothing is left."""
+
+
+class VirtualSlot:
+    """A slot that is up at once."""
+
+    is_up, is_lost, pid, features = True, False, 0, ()
+
+    def __init__(self, runner: VirtualRunner, number: int) -> None:
+        self.runner = runner
+        self.number = number
+        self._tell(SlotUp(self, 0, ()))  # type: ignore[arg-type]
+
+    def start_worker(self, spec: object) -> VirtualWorker:  # noqa: ARG002 - the signature of `Slot`
+        """See `Slot`."""
+        worker = VirtualWorker(self)
+        self._tell(WorkerReady(self, worker))  # type: ignore[arg-type]
+        return worker
+
+    def close(self, **_: Any) -> None:
+        """See `Slot`."""
+        self.is_lost = True
+        self._tell(SlotLost(slot=self, why="closed", running=(), unstarted=(), expected=True))  # type: ignore[arg-type]
+
+    def _tell(self, event: WorkEvent) -> None:
+        """Later, as facts come: whoever asked is not done yet."""
+        runner = self.runner
+        runner.clockwork.at(time.monotonic(), lambda: runner.emit([event]))
+
+
+class VirtualWorker:
+    """Tasks one after another, each as long as the other; the ends of a batch are told together."""
+
+    is_leaving = False
+
+    def __init__(self, slot: VirtualSlot) -> None:
+        self.slot = slot
+        self._queue: deque[tuple[float, int, bytes]] = deque()  #: (when it will have ended, seq, payload)
+        self._lock = threading.Lock()
+
+    def send(self, batch: TaskBatch) -> bool:
+        """See `Worker`."""
+        runner = self.slot.runner
+        with self._lock:
+            at_s = max(time.monotonic(), self._queue[-1][0] if self._queue else 0.0)
+            for item in batch.items:
+                at_s += runner.task_s
+                self._queue.append((at_s, item.seq, item.payload))
+        runner.clockwork.at(at_s, self._ended)
+        return True
+
+    def recall(self, *, keep: int = 0) -> None:
+        """See `Worker`."""
+        runner = self.slot.runner
+        with self._lock:
+            now_s = time.monotonic()
+            waiting = sum(1 for due_s, _, _ in self._queue if due_s - runner.task_s > now_s)
+            taken = [self._queue.pop()[1] for _ in range(max(0, waiting - keep))]
+            last_s = self._queue[-1][0] if self._queue else now_s
+        returned = TasksReturned(self.slot, self, tuple(reversed(taken)), Reason.NONE)  # type: ignore[arg-type]
+        runner.clockwork.at(now_s, lambda: runner.emit([returned]))
+        runner.clockwork.at(last_s, self._ended)
+
+    def stop(self, seq: int = 0, **_: Any) -> None:
+        """Nothing is cancelled in this cluster; what runs is over in a moment."""
+
+    def grant(self, seq: int) -> None:
+        """No task waits for another."""
+
+    def running(self) -> tuple[int, int]:
+        """See `Worker`."""
+        return 0, 0
+
+    def _ended(self) -> None:
+        runner = self.slot.runner
+        elapsed_us = round(runner.task_s * 1e6)
+        with self._lock:
+            now_s, ended = time.monotonic(), []
+            while self._queue and self._queue[0][0] <= now_s:
+                ended.append(self._queue.popleft())
+        if ended:
+            started_us = time.time_ns() // 1000 - elapsed_us
+            ends = tuple(TaskEnd(seq, started_us, elapsed_us, 0, payload, pickled=False) for _, seq, payload in ended)
+            runner.clockwork.ran += len(ends)
+            runner.emit([TasksEnded(self.slot, self, ends)])  # type: ignore[arg-type]
+
+
+# -- the process -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One Starter of the process."""
+
+    parts: Parts
+    coordinator: ZkCoordinator
+    thread: threading.Thread
+
+
+def start(spec: Spec, clockwork: Clockwork) -> list[Running]:
+    """All Starters of the process; they register by themselves. Raises: NotConnected."""
+    cluster = ClusterConfig(zk=spec.zk, store=spec.store, session_timeout_s=spec.session_timeout_s)
+    log = logs.setup(LogConfig(level="warning"), "starter")
+    store = open_store(spec.store)
+    started = []
+    for number in range(spec.first, spec.first + spec.count):
+        name = f"v{number}"
+        config = Config(cluster=cluster, starter=StarterConfig(node=name, cores=spec.slots, memory_bytes=_MEMORY_BYTES, stop_grace_s=1.0))
+        coordinator = open_zookeeper(config, None)
+        coordinator.require_connected(_CONNECT_S)
+        directory = Path(spec.directory) / name
+        directory.mkdir(parents=True)
+        parts = build(
+            config, (name,), directory, coordinator, store, read_meta(coordinator), log, endpoint="127.0.0.1:1",
+            make_runner=lambda **words: VirtualRunner(clockwork, spec.task_s, **words),  # type: ignore[arg-type, return-value]
+        )  # fmt: skip
+        serve, guard = parts.starter.serve, StallGuard(_STALL_S)
+        thread = threading.Thread(target=serve, args=(guard,), name=f"starter-{name}", daemon=True)
+        thread.start()
+        started.append(Running(parts, coordinator, thread))
+    return started
+
+
+def wait_registered(started: list[Running], spec: Spec) -> None:
+    """Until every node has a record. Raises: Unavailable."""
+    end = time.monotonic() + _CONNECT_S
+    for number, running in zip(range(spec.first, spec.first + spec.count), started, strict=True):
+        while running.coordinator.stat(paths.node(f"v{number}")).result(_CONNECT_S) is None:
+            if time.monotonic() > end:
+                raise Unavailable(f"v{number} does not register")
+            time.sleep(0.05)
+
+
+def main() -> None:
+    """See the file's first lines."""
+    spec = msgspec.json.decode(sys.argv[1], type=Spec)
+    sys.setswitchinterval(_SWITCH_S)
+    clockwork = Clockwork()
+    started = start(spec, clockwork)
+    wait_registered(started, spec)
+    sys.stdout.write(json.dumps({"ready": spec.count}) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    for running in started:
+        running.parts.starter.stop()
+    for running in started:
+        running.thread.join(10.0)
+        running.coordinator.close(timeout_s=2.0)
+        running.parts.close()
+    sys.stdout.write(json.dumps({"ran": clockwork.ran}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
