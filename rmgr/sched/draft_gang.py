@@ -53,12 +53,15 @@ class Ganging(View):
                 pool.give(run.job, run.placement)
                 more.did(partial(pool.take, run.job, run.placement))
                 more.put(more.silent, run.job.id, None)
-        for node in sorted({node for run in stands.values() for node in nodes_of(run.placement)} - owned):
-            if not pool.holds(OWNER, ((node, node, 1),)) or self._has_window(node):
+        needed = {node for run in stands.values() for node in nodes_of(run.placement)} - owned
+        begins_on = {node for run in begun for node in nodes_of(run.placement)}
+        for node in sorted(needed | begins_on):
+            if self._has_window(node) or (node in needed and not pool.holds(OWNER, ((node, node, 1),))):
                 more.back(mark)
                 return Insufficient(Why("gang", "node {} is not free as a whole, closed, or has a window of maintenance", (node,)))
-            pool.take(OWNER, ((node, node, 1),))
-            more.did(partial(pool.give, OWNER, ((node, node, 1),)))
+            if node in needed:
+                pool.take(OWNER, ((node, node, 1),))
+                more.did(partial(pool.give, OWNER, ((node, node, 1),)))
         more.put(more.gangs, name, gang)
         for run in begun:
             more.put(more.begun, run.job.id, run)
