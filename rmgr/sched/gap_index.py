@@ -52,22 +52,22 @@ class GapIndex:
                     since, until, processes = gap
                     insort(self._classes[_class_of(until - since)], (since, i, until, processes))
 
-    def openings(self, job: Job, other: Mapping[int, NodeProfile]) -> Iterator[tuple[int, Mapping[int, int]]]:
-        """Each time at which more room begins and enough processes fit for the job's limit, ascending, with how many on which node.
+    def opening(self, job: Job, profiles: Sequence[NodeProfile], other: Mapping[int, NodeProfile]) -> tuple[int, Mapping[int, int]] | None:
+        """The first time from which enough processes fit for the job's limit, with how many on which node.
 
-        Args: other: profiles of nodes, by position, that count in place of what was indexed.
+        Args: profiles: what was indexed, of which the job's shape needs no less. other: of nodes, by position, that count in place of it.
         """
         length_us, wanted = job.planned_us, job.processes
         now_us, count = -1, 0
         room: dict[int, int] = {}
         closing: list[tuple[int, int, int]] = []  # (last start, position, processes), a heap
-        for since, i, until, processes in self._from(length_us, other):
+        for since, i, until, processes in self._from(job, profiles, other):
             last = until - length_us
             if last < since:
                 continue
             if since > now_us:
                 if count >= wanted:
-                    yield now_us, room
+                    break
                 now_us = since
                 while closing and closing[0][0] < since:
                     _, gone, less = heappop(closing)
@@ -76,8 +76,7 @@ class GapIndex:
             heappush(closing, (last, i, processes))
             count += processes
             room[i] = room.get(i, 0) + processes
-        if count >= wanted:
-            yield now_us, room
+        return (now_us, room) if count >= wanted else None
 
     def open_at(self, first_us: int, length_us: int) -> dict[int, int]:
         """How many processes fit on which node from the first step on for so long. O(gaps that are open then)."""
@@ -90,14 +89,30 @@ class GapIndex:
                     room[i] = room.get(i, 0) + processes
         return room
 
-    def _from(self, length_us: int, other: Mapping[int, NodeProfile]) -> Iterator[Entry]:
-        classes = [entries for entries in self._classes[_class_of(length_us) :] if entries]
-        indexed = iter(classes[0]) if len(classes) == 1 else merge(*classes)
-        if not other:
-            return indexed
-        mine = [(since, i, until, n) for i, profile in other.items() for since, until, n in profile.gaps(self.shape, self._nodes[i])]
-        mine.sort()
-        return merge((entry for entry in indexed if entry[1] not in other), mine)
+    def _from(self, job: Job, profiles: Sequence[NodeProfile], other: Mapping[int, NodeProfile]) -> Iterator[Entry]:
+        """Gaps of the job's shape, sorted; there may be more of them that are too short for it."""
+        classes = [entries for entries in self._classes[_class_of(job.planned_us) :] if entries]
+        found = iter(classes[0]) if len(classes) == 1 else merge(*classes)
+        if other:
+            mine = [(since, i, until, n) for i, profile in other.items() for since, until, n in profile.gaps(self.shape, self._nodes[i])]
+            mine.sort()
+            found = merge((entry for entry in found if entry[1] not in other), mine)
+        return found if job.shape == self.shape else self._finer(found, job, profiles, other)
+
+    def _finer(
+        self, rough: Iterator[Entry], job: Job, profiles: Sequence[NodeProfile], other: Mapping[int, NodeProfile]
+    ) -> Iterator[Entry]:
+        """Gaps of the job's shape in place of rougher ones: they lie within those, so a node is looked at when its first one comes."""
+        seen: set[int] = set()
+        finer: list[Entry] = []  # a heap
+        for begin, i, end, _ in rough:
+            while finer and finer[0][0] < begin:
+                yield heappop(finer)
+            if i not in seen and end - begin >= job.planned_us:
+                seen.add(i)
+                for since, until, processes in (other.get(i) or profiles[i]).gaps(job.shape, self._nodes[i]):
+                    heappush(finer, (since, i, until, processes))
+        yield from sorted(finer)
 
 
 def pick(room: Mapping[int, int], job: Job) -> list[tuple[int, int]]:

@@ -182,27 +182,17 @@ class NodeTimeline:
                 profiles[i].add(start_us, end_us, cores, memory)
 
     def _earliest(self, job: Job, other: dict[int, NodeProfile]) -> tuple[int, Placement] | None:
-        index = self._index(job.shape)
-        for at_us, room in index.openings(job, other):
-            exact = self._exactly(job, room, at_us, index, other)
-            if exact is not None:
-                return at_us, self._pool.spans(pick(exact, job))
-        return None
+        found = self._index(job.shape).opening(job, self._profiles, other)
+        return None if found is None else (found[0], self._pool.spans(pick(found[1], job)))
 
     def _now_open(self, job: Job) -> Mapping[int, int] | None:
-        index = self._index(job.shape)
+        """How many processes fit on which node from now on for its limit, if it is enough."""
+        index, wanted = self._index(job.shape), job.processes
         room = index.open_at(self._now, job.planned_us)
-        return self._exactly(job, room, self._now, index, {}) if sum(room.values()) >= job.processes else None
-
-    def _exactly(
-        self, job: Job, room: Mapping[int, int], at_us: int, index: GapIndex, other: Mapping[int, NodeProfile]
-    ) -> Mapping[int, int] | None:
-        """Where so many fit by a rougher shape: where they do by the job's own, if it is enough."""
-        if index.shape == job.shape:
-            return room
-        end_us = at_us + job.planned_us
-        exact = {i: self._room(i, other.get(i) or self._profiles[i], job, at_us, end_us) for i, count in room.items() if count}
-        return exact if sum(exact.values()) >= job.processes else None
+        if index.shape != job.shape and sum(room.values()) >= wanted:  # so many of a rougher shape
+            end_us = self._now + job.planned_us
+            room = {i: self._room(i, self._profiles[i], job, self._now, end_us) for i in room}
+        return room if sum(room.values()) >= wanted else None
 
     def _room(self, i: int, profile: NodeProfile, job: Job, at_us: int, end_us: int) -> int:
         node = self._pool.nodes[i]
