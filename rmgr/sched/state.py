@@ -230,7 +230,7 @@ class ClusterState:
         `job_requeued` after it. `Reject`: the job has left the state, the driver ends it.
         """
         part = self.partitions[decision.partition]
-        if type(decision) is Start:  # nearly all: not through the patterns, 0.4 us
+        if type(decision) is Start:  # nearly all: not through the patterns
             return self._start(part, part.jobs[decision.job_id], decision.placement, now)
         match decision:
             case Reserve(job_id, start_us, held, keep, _, _, policy):
