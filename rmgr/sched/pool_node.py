@@ -17,7 +17,7 @@ from rmgr.sched.horizon import Horizon
 from rmgr.sched.job import PLAIN, Job, Node, Placement, Shape, Span
 from rmgr.sched.records import Cores
 
-#: Shapes counted exactly; more share rounded counts. 10,000 jobs with 100,000 memory sizes on 1,000 nodes: a first pass of 15 ms instead of 3.5 s.
+#: Shapes counted exactly; more share rounded counts. 10,000 jobs of 100,000 memory sizes on 1,000 nodes: a first pass of 15 ms, not 3.5 s.
 EXACT = 32
 #: Of the memory that others are counted by, so many leading bits.
 BITS = 3
