@@ -41,9 +41,10 @@ _SIMULATOR = "simulator, validation off"
 _JOBS, _PROCESSORS, _LOAD = 28_467, 100, Fraction(7, 10)
 _LARGE, _LARGE_POLICIES = (1_000_000, 100_000), ("first_fit", "easy")
 
-#: Those of them that the catalogue has, and cores of a node. Conservative promises look at every node at every step of the timeline
-#: where nodes have several cores: 0.2 s and more a waiting job with 1,000 nodes, so that is no measurement for long queues.
-_PASSED = {"first_fit": 16, "easy": 16, "fair_share": 16, "conservative": 1}
+#: Of a node.
+_CORES = 16
+#: Policies, those of them that the catalogue has, and cores of a node: where that is one, free nodes are a count, which is other code.
+_PASSED = (("first_fit", _CORES), ("easy", _CORES), ("fair_share", _CORES), ("conservative", _CORES), ("conservative", 1))
 #: The size that is asked for, and the curves through it: (pending jobs, nodes).
 _SIZE = (10_000, 1_000)
 _CURVES = {
@@ -189,20 +190,22 @@ def passes(plan: Plan) -> list[Row]:
     if plan.large:
         return _large_passes(plan)
     rows: list[Row] = []
-    for policy in (policy for policy in _PASSED if policy in POLICIES):
+    for policy, cores in (one for one in _PASSED if one[0] in POLICIES):
         known: dict[tuple[int, int], Timed] = {}
         for along, curve in _CURVES.items():
-            rows += _curve(plan, policy, along, curve, known)
+            rows += _curve(plan, policy, cores, along, curve, known)
         for scene in (EMPTY, BLOCKED):
             pending, nodes = plan.count(_SIZE[0]), plan.count(_SIZE[1])
             what = f"first {policy} pass, {pending} pending, {nodes} nodes, {scene.name}"
             plan.progress(what)
-            found = timed(policy, pending, nodes, repetitions=plan.repetitions, scene=scene)
-            rows.append(row("rmgr", _setup(policy, scene), what, "ms", found.first))
+            found = timed(policy, pending, nodes, cores=cores, repetitions=plan.repetitions, scene=scene)
+            rows.append(row("rmgr", _setup(cores, scene), what, "ms", found.first))
     return rows
 
 
-def _curve(plan: Plan, policy: str, along: str, curve: tuple[tuple[int, int], ...], known: dict[tuple[int, int], Timed]) -> list[Row]:
+def _curve(
+    plan: Plan, policy: str, cores: int, along: str, curve: tuple[tuple[int, int], ...], known: dict[tuple[int, int], Timed]
+) -> list[Row]:
     rows: list[Row] = []
     first, before = 0.0, (1, 1)
     for pending, nodes in curve:
@@ -214,12 +217,12 @@ def _curve(plan: Plan, policy: str, along: str, curve: tuple[tuple[int, int], ..
             break
         if size not in known:
             plan.progress(what)
-            known[size] = timed(policy, *size, repetitions=plan.repetitions)
+            known[size] = timed(policy, *size, cores=cores, repetitions=plan.repetitions)
         found = known[size]
         first, steps = statistics.median(found.first), statistics.median(found.steps)
         ratio = steps / rows[0].rate if rows else 1.0
         growth = ratio * plan.count(curve[0][0]) * plan.count(curve[0][1]) / (size[0] * size[1])
-        setup = f"{_setup(policy, BUSY)}; by {along}"
+        setup = f"{_setup(cores, BUSY)}; by {along}"
         rows.append(row("rmgr", setup, what, "ms", found.steps, ratio=ratio, first_ms=first, growth=growth))
         before = size
     return rows
@@ -232,23 +235,23 @@ def _large_passes(plan: Plan) -> list[Row]:
         what = f"{policy} pass, {pending} pending, {nodes} nodes"
         plan.progress(what)
         found, peak_mib = _alone(_timed_once, policy, pending, nodes)
-        rows.append(row("rmgr", _setup(policy, BUSY), what, "ms", found.steps, first_ms=found.first[0], peak_mib=peak_mib))
+        rows.append(row("rmgr", _setup(_CORES, BUSY), what, "ms", found.steps, first_ms=found.first[0], peak_mib=peak_mib))
     return rows
 
 
 def _timed_once(policy: str, pending: int, nodes: int) -> Timed:
-    return timed(policy, pending, nodes, repetitions=1)
+    return timed(policy, pending, nodes, cores=_CORES, repetitions=1)
 
 
-def _setup(policy: str, scene: Scene) -> str:
-    return f"no cluster, cores of a node: {_PASSED[policy]}, {scene.name}"
+def _setup(cores: int, scene: Scene) -> str:
+    return f"no cluster, cores of a node: {cores}, {scene.name}"
 
 
-def timed(policy: str, pending: int, nodes: int, *, repetitions: int, scene: Scene = BUSY) -> Timed:
+def timed(policy: str, pending: int, nodes: int, *, cores: int = _CORES, repetitions: int, scene: Scene = BUSY) -> Timed:
     """Passes of a policy. Cost: the state is made anew for each repetition."""
     first, steps = [], []
     for seed in range(repetitions):
-        passing = Passing(policy, pending, nodes, seed=seed, scene=scene)
+        passing = Passing(policy, pending, nodes, cores=cores, seed=seed, scene=scene)
         first.append(passing.next_ms())
         count = _STEPS if first[-1] < _SLOW_MS else 1
         steps.append(statistics.median(passing.next_ms(after_events=True) for _ in range(count)))
@@ -261,9 +264,8 @@ class Passing:
     Jobs: 1 to 128 processes, a few of them (and the first that waits) an eighth of the machine; sizes and limits evenly by their logarithm.
     """
 
-    def __init__(self, policy: str, pending: int, nodes: int, *, seed: int, scene: Scene) -> None:
+    def __init__(self, policy: str, pending: int, nodes: int, *, cores: int = _CORES, seed: int, scene: Scene) -> None:
         self._random = random.Random(seed)
-        cores = _PASSED[policy]
         self._machine, self._wide = nodes * cores, scene.wide
         found = configured(policy)
         self._pipeline = found.stages
