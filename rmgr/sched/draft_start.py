@@ -61,7 +61,7 @@ class Starting(View):
         """Promises the job the earliest start that breaks no other promise, every run using its whole limit; replaces its old one.
 
         keep: commit it as a record that later passes honour; else it holds for this pass. Insufficient: no such time is known.
-        Cost: the first promise of a pass O(runs), further ones O(runs + promises) each.
+        Cost: the first promise of a pass O(runs + promises), further ones of what is free for so long before their answer.
         """
         job = self._job(job_id)
         if not isinstance(job, Job):
