@@ -347,14 +347,16 @@ class Overlay:
         return run or self._part.running[job_id]
 
     def _breaks_promises(self, mark: int) -> Insufficient | None:
-        """After a change that takes capacity: back to the mark of `Changes.undo` if a promise could no longer be kept."""
+        """After a change that takes capacity: back to the mark of `Changes.undo` if a promise cannot be kept.
+
+        Also where it could not be kept before (a node was lost): what is answered must not depend on how the draft came to where it is.
+        """
         if not self._promises:
             if self._horizon is not None:  # of windows, or of a promise that has been kept meanwhile
                 self._look_again()
             return None
-        was = self._timeline is not None and self._timeline.overdrawn
         self._look_again()
-        if was or self._timeline is None or not self._timeline.overdrawn:
+        if self._timeline is None or not self._timeline.overdrawn:
             return None
         self._changes().back(mark)
         self._look_again()
