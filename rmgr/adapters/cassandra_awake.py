@@ -55,6 +55,8 @@ def _look(host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float, an
             link.recv(1)  # also the end of the stream is an answer: the driver finds out what it does not like
     except ConnectionResetError:
         answers.put((host, ""))
+    except TimeoutError:
+        pass  # silent: whoever waits comes to the end of the same time a moment before or after
     except OSError as error:
         answers.put((host, error.strerror or str(error)))
     else:

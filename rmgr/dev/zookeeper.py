@@ -163,10 +163,14 @@ class ZooKeeperServer(ServerProcess):
         """"3.9.5-..."; "" when it does not serve."""
         return self._say("Zookeeper version:")
 
-    def _say(self, what: str) -> str:
+    def synced_followers(self) -> int:
+        """How many others have everything that this leader has; 0 when it does not lead."""
+        return int(float(self._say("zk_synced_followers", "mntr") or 0))
+
+    def _say(self, what: str, command: str = "srvr") -> str:
         try:
             tls = self.tls.context(self.data_dir) if self.tls else None
-            answer = four_letter(self.host, self.port, "srvr", timeout_s=1.0, tls=tls)
+            answer = four_letter(self.host, self.port, command, timeout_s=1.0, tls=tls)
         except Unavailable:
             return ""
         return next((line.removeprefix(what).strip() for line in answer.splitlines() if line.startswith(what)), "")
@@ -248,6 +252,15 @@ class ZooKeeperEnsemble:
     def leader(self) -> ZooKeeperServer | None:
         """The server that leads now, None without a quorum."""
         return next((server for server in self.servers if server.running and server.mode() == "leader"), None)
+
+    def is_whole(self) -> bool:
+        """Every server serves and is in step with the leader: one of them may go.
+
+        A server says that it follows before it has caught up. One that loses its leader just then may come back with other data than the
+        rest (ZooKeeper 3.9.5: NullPointerException in Learner.syncWithLeader, then "Digests are not matching").
+        """
+        leader = self.leader()
+        return leader is not None and leader.synced_followers() == len(self.servers) - 1
 
     def stop(self) -> None:
         """Stops all."""

@@ -71,6 +71,7 @@ def test_a_killed_follower_and_a_killed_leader_cost_no_session_and_no_attempt(tr
         victim.kill()
         eventually(f"work goes on without the {pick}", lambda: trio.started() >= ran + 12 or trio.ended(), within=15)  # noqa: B023
         victim.start(wait_s=20)
+        eventually("the ensemble is whole again", servers(trio).is_whole, within=15)
     trio.finish(within=60)
     assert {view.attempt for view in trio.tasks(number)} == {1}, "no attempt failed"
     eventually("the sessions are those of before: none was lost", lambda: sessions(trio) == before, within=10)
@@ -108,6 +109,7 @@ def test_five_rolling_restarts_lose_no_session(trio: Chaos):
         for server in servers(trio).servers:
             server.stop()
             server.start(wait_s=20)
+            eventually("the ensemble is whole again", servers(trio).is_whole, within=15)
     trio.finish(within=90)
     assert {view.attempt for view in trio.tasks(number)} == {1}, "no attempt failed"
     eventually("the sessions are those of before: none was lost", lambda: sessions(trio) == before, within=10)

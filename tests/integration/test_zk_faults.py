@@ -223,12 +223,14 @@ def test_an_ensemble_loses_single_servers_and_no_session(zookeeper_parts: None, 
         seen = len(load.outcomes)
         wait_for(lambda: len(load.outcomes) > seen + 20, 20)
         leader.start(wait_s=20)
+        wait_for(ensemble.is_whole, 15)
         for server in ensemble.servers:  # whichever the client is on falls silent, and is left for another
             server.pause()
             seen = len(load.outcomes)
             wait_for(lambda seen=seen: len(load.outcomes) > seen + 20, 20)
             server.resume()
             server.wait_ready(20)
+            wait_for(ensemble.is_whole, 15)
         outcomes = load.stop()
         gaps = [later - earlier for earlier, later in zip(load.times_s, load.times_s[1:], strict=False)]
         assert all(isinstance(outcome, Committed) for outcome in outcomes)
