@@ -114,7 +114,7 @@ def test_a_fenced_node_kills_its_work_and_registers_anew(rig: Rig, tmp_path: Pat
     wait_for(lambda: rig.failed(number), "its block failed")
     assert [one.reason for one in rig.failed(number).values()] == [Reason.NODE_LOST]
     assert rig.running() == []
-    assert running.parts.metrics.registrations._value.get() == 2
+    wait_for(lambda: running.parts.metrics.registrations._value.get() == 2, "the second registration to be counted")
     other = rig.submit(lambda: 1)
     rig.outcomes(other, 1)
 
