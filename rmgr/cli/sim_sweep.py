@@ -13,11 +13,12 @@ from typing import Any
 
 import click
 
+from rmgr.cli import sim_options
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION_US, Parsed
 from rmgr.cli.render import Column, Layout, emit, table
-from rmgr.cli.sim_run import parse_factor
+from rmgr.cli.sim_options import parse_factor
 from rmgr.errors import UsageError
 
 _MOST_SEEDS = 10_000
@@ -70,15 +71,15 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 )
 @click.option("--load", "loads", type=Parsed("factors", parse_factors), metavar="F,F", help="offered loads; default: the workload's own")
 @click.option("--seeds", type=Parsed("seeds", parse_seeds), default="0", show_default=True, metavar="1-5", help="of models and policies")
-@click.option("--nodes", type=click.IntRange(1, 10_000_000), help="of the machine; default: as the trace's header says; of a model: 128")
-@click.option("--cores", type=click.IntRange(1, 100_000), default=1, show_default=True, help="of a node")
-@click.option("--count", type=click.IntRange(1), metavar="N", help="only the first N jobs; of a model: so many, default 10000")
-@click.option("--tick", type=DURATION_US, default="0", show_default=True, help="passes only at multiples of it; 0: at every event")
-@click.option("--sites", type=click.IntRange(0, 10_000), default=0, help="a grid: nodes of drawn speeds, 0.5 to 1.5, in so many sites")
-@click.option("--delay", type=DURATION_US, default="10m", show_default=True, help="with --sites: for each site of a job beyond the first")
-@click.option("--penalty", type=DURATION_US, default="1m", show_default=True, help="with --sites: of a migration, for each processor")
+@sim_options.nodes
+@sim_options.cores
+@sim_options.count
+@sim_options.tick
+@sim_options.sites
+@sim_options.delay
+@sim_options.penalty
 @click.option("--events", type=click.Path(), metavar="FILE", default="", help="what happens beside the jobs; see rmgr sim run --help")
-@click.option("--mtbf", type=DURATION_US, default="0", help="mean time between failures of each node, as 30d; with --mttr")
+@sim_options.mtbf
 @click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair; one seed gives all policies the same failures")
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="new, or of this very sweep: it goes on")
 @click.option("--jobs", "processes", type=click.IntRange(1, 1024), default=2, show_default=True, help="runs at a time")
