@@ -7,45 +7,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+from test_sched_verbs import WHY, Says, a_job, cluster, with_jobs
 
 from rmgr.errors import ConfigError, StateConflict
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Plan, Reserve, Start, Why
+from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Plan, Reserve, Start
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Share
 from rmgr.sched.state import ClusterState
 
-WHY = Why("test", "because")
 ARRIVED = frozenset({Cause.JOB_SUBMITTED})
-
-
-def cluster(nodes: int = 4, **attributes: object) -> ClusterState:
-    return ClusterState(Node(id=i, **attributes) for i in range(nodes))  # type: ignore[arg-type]
-
-
-def a_job(job_id: int, processes: int = 1, limit_us: int = 10, **what: object) -> Job:
-    return Job(id=job_id, submit_us=0, processes=processes, limit_us=limit_us, **what)  # type: ignore[arg-type]
-
-
-def with_jobs(state: ClusterState, *jobs: Job) -> ClusterState:
-    for job in jobs:
-        state.job_submitted(job)
-    return state
-
-
-@dataclass(frozen=True)
-class Says:
-    """A policy that does what the test wants."""
-
-    what: Callable[[Draft], object]
-    name: ClassVar[str] = "says"
-
-    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
-        self.what(draft)
 
 
 def planned(state: ClusterState, *policies: object, now: int = 0, expired: Callable[[], bool] = lambda: False) -> Plan:
