@@ -62,6 +62,7 @@ class SessionCoordinator(abc.ABC):
         self._dead_since_s: float | None = None
         self._revivals = 0
         self._answered_before_s = 0.0
+        self._link_lock = threading.Lock()  # who replaces the link, or ends the last one; never taken while another lock is held
         self._link = self._open(None)
         if guarded:
             threading.Thread(target=self._run_guard, name="zookeeper-guard", daemon=True).start()
@@ -146,7 +147,9 @@ class SessionCoordinator(abc.ABC):
             self._closing.set()
             told = self._carry_out(self._pipe.close("this client was closed"))
         _tell(told)
-        self._link.end(timeout_s)
+        with self._link_lock:  # the guard is not halfway through opening another, which nobody would end
+            link = self._link
+        link.end(timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -302,7 +305,10 @@ class SessionCoordinator(abc.ABC):
 
     def _run_guard(self) -> None:
         while not self._closing.wait(_GUARD_S):
-            self.guard()
+            try:
+                self.guard()
+            except Exception:  # noqa: BLE001 - without its guard no operation of this client would have a deadline
+                _LOG.exception("zookeeper_guard_raised")
 
     def guard(self) -> None:
         """Ends what is past its deadline; replaces a link that is dead for good. Called every 0.1 s."""
@@ -323,13 +329,20 @@ class SessionCoordinator(abc.ABC):
 
     def _revive(self) -> None:
         """The link's thread has ended (authentication refused, an error in kazoo): another link, the same session."""
-        _LOG.warning("zookeeper_link_revived")
-        self._dead_since_s = None
-        self._revivals += 1
-        old = self._link
-        self._answered_before_s = self.last_answer_s()
-        session = self._session
-        self._link = self._open(session if session[0] else None)
+        with self._link_lock:
+            if self._closing.is_set():
+                return
+            _LOG.warning("zookeeper_link_revived")
+            self._dead_since_s = None
+            self._revivals += 1
+            old = self._link
+            self._answered_before_s = self.last_answer_s()
+            session = self._session
+            try:
+                self._link = self._open(session if session[0] else None)
+            except Exception:
+                self._dead_since_s = self._clock()  # tried again, later each time
+                raise
         old.end(1.0)
 
 
