@@ -21,8 +21,8 @@ _LONG, _LONG_S = 200, (0.2, 2.0)
 _SHORT, _SHORT_S = 10_000, 0.001
 _PATIENCE_S = 900.0
 #: What a late Starter finds: (scene, durations of tasks that come first, durations of those it may get).
-_TEACHING, _HOARD, _HOARD_S = 40, 12, 1.0
-_WAITING, _WAITING_S = 150, 0.1
+_TEACHING, _HOARD, _HOARD_S = 40, 60, 1.0  # more than is looked at: what is left is cancelled
+_WAITING, _WAITING_S = 600, 0.1
 
 
 def mixed(plan: Plan) -> list[Row]:
@@ -135,7 +135,8 @@ def _late(plan: Plan, bench: Bench) -> list[Row]:
 def _join_late(bench: Bench, name: str, durations: Sequence[float], first: int) -> tuple[float, float]:
     """(exec to entry, entry to first task) in s of a new Starter; it is gone again when this returns.
 
-    first: so many tasks have ended before it is started. Raises: RmgrError when it got nothing to do.
+    first: so many tasks have ended before it is started. The tasks that are left after its first are cancelled.
+    Raises: RmgrError when it got nothing to do.
     """
     cluster = bench.cluster
     with TaskQueue(timed_sleep, connection=bench.connection) as queue:
@@ -145,15 +146,17 @@ def _join_late(bench: Bench, name: str, durations: Sequence[float], first: int) 
         started = time.time()
         cluster.start_starter(name)
         try:
-            ended = [future.result(timeout=60) for future in futures]
+            # The first of its results that is seen is of its first two tasks: it has two slots, and they end in turn.
+            done = (future.result() for future in queue.as_completed(futures[first:], timeout=_PATIENCE_S))
+            mine = next((start for node, start, _ in done if node == name), None)
             entry = _entered(cluster.coordinator, name)
+            queue.cancel("the late Starter was seen at work")
         finally:
             cluster.kill(name, signal.SIGTERM)
             _wait_gone(bench, name)
-    mine = [start for node, start, _ in ended if node == name]
-    if not mine:
+    if mine is None:
         raise RmgrError(f"{name} got nothing to do: the work was over too soon for this machine", hint="repeat it on a quieter one")
-    return entry - started, min(mine) - entry
+    return entry - started, mine - entry
 
 
 def _entered(coordinator: ZkCoordinator, node: str) -> float:

@@ -66,7 +66,7 @@ def test_data_and_uneven_work_are_measured_beside_the_standard_library(tiny: Pla
 
 
 def late_starter_is_timed_to_its_first_task(bench: Bench) -> None:
-    start_s, wait_s = bench_mixed._join_late(bench, "late1", [0.001] * 20 + [0.4] * 12, 20)
+    start_s, wait_s = bench_mixed._join_late(bench, "late1", [0.001] * 20 + [0.4] * 100, 20)
     assert start_s > 0
     assert 0 < wait_s < 10
     assert bench.cluster.process("late1").find() is None
