@@ -5,7 +5,7 @@ from __future__ import annotations
 from rmgr.sched.draft_view import View
 from rmgr.sched.holds import are_spans, placed_on
 from rmgr.sched.job import Job, Placement, Reservation, Running
-from rmgr.sched.plan import Accepted, Insufficient, Reserve, Start, Unreserve, Verdict, Why
+from rmgr.sched.plan import Accepted, Insufficient, Reserve, Start, Unreserve, Verdict, Why, of_tuple
 from rmgr.sched.records import Hold
 
 UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
@@ -31,7 +31,7 @@ class Starting(View):
         hold = (self._part.holds if self._more is None else self._more.holds).get(job_id)
         if hold is not None:
             return self._start_on_held(job, hold, why, placement)
-        pool, horizon = self._pool, self._horizon
+        pool, horizon, is_taken = self._pool, self._horizon, False
         if placement is not None:
             if not are_spans(placement, len(self._part.nodes)):
                 return self._never(NO_SPANS)
@@ -47,15 +47,19 @@ class Starting(View):
             if placement is None:
                 return Insufficient(self._not_admitted(job))
         elif placement is None:
-            placement = pool.pick(job)
+            placement = pool.claim(job)
             if placement is None:
-                return Insufficient(Why("resources", TOO_LARGE, (job.processes, job.threads, pool.free)))
-        pool.take(job, placement)
-        self._started[job_id] = Running(job, self.now_us, self.now_us + job.planned_us, placement)
+                why_not = of_tuple(Why, ("resources", TOO_LARGE, (job.processes, job.threads, pool.free)))
+                return of_tuple(Insufficient, (why_not,))
+            is_taken = True
+        if not is_taken:
+            pool.take(job, placement)
+        now_us = self.now_us
+        self._started[job_id] = of_tuple(Running, (job, now_us, now_us + job.planned_us, placement))
         if horizon is not None and self._horizon is not None:
             self._horizon.started(job, placement)
-        self.decisions.append(Start(job_id, placement, why, self.partition))
-        return Accepted(self.now_us)
+        self.decisions.append(of_tuple(Start, (job_id, placement, why, self.partition)))
+        return of_tuple(Accepted, (now_us,))
 
     def reserve(self, job_id: int, why: Why, *, keep: bool = False) -> Verdict:
         """Promises the job the earliest start that breaks no other promise, every run using its whole limit; replaces its old one.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from rmgr.sched.draft import Draft
 from rmgr.sched.partition import Partition
-from rmgr.sched.plan import NO_REASONS, Fault, Plan
+from rmgr.sched.plan import NO_ASIDE, NO_REASONS, Fault, Plan, of_tuple
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state import ClusterState
 
@@ -79,8 +79,9 @@ def _keepers(stages: tuple[Stage, ...], part: Partition) -> Collection[str]:
 def _sealed(drafts: dict[str, Draft], faults: tuple[Fault, ...]) -> Plan:
     if len(drafts) == 1:  # most passes: nothing to put together
         for name, draft in drafts.items():
-            plan = Plan(draft.sealed(), draft.left, NO_REASONS if draft.rest is None else {name: draft.rest}, faults, draft.refused)
-            return plan._replace(aside={name: draft.aside}) if draft.aside else plan
+            aside = draft.aside
+            rest = NO_REASONS if draft.rest is None else {name: draft.rest}
+            return of_tuple(Plan, (draft.sealed(), draft.left, rest, faults, draft.refused, {name: aside} if aside else NO_ASIDE))
     return Plan(
         tuple(decision for draft in drafts.values() for decision in draft.sealed()),
         {job_id: why for draft in drafts.values() for job_id, why in draft.left.items()},

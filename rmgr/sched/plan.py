@@ -10,6 +10,10 @@ from rmgr.sched.job import Placement
 from rmgr.sched.records import Gang, Hold
 
 
+#: `of_tuple(Start, (...))`: a named tuple in half the time that its own constructor takes. For what every pass makes, and nothing else.
+of_tuple = tuple.__new__
+
+
 class Why(NamedTuple):
     """A reason: the rule that decided, and a sentence with its facts. The sentence is put together only when somebody reads it."""
 
@@ -179,7 +183,7 @@ class Fault(NamedTuple):
 _NOTHING: Mapping[int, Why] = MappingProxyType({})
 #: By partition.
 NO_REASONS: Mapping[str, Why] = MappingProxyType({})
-_NO_ASIDE: Mapping[str, Mapping[int, Why]] = MappingProxyType({})
+NO_ASIDE: Mapping[str, Mapping[int, Why]] = MappingProxyType({})
 
 
 class Plan(NamedTuple):
@@ -197,7 +201,7 @@ class Plan(NamedTuple):
     rest: Mapping[str, Why] = NO_REASONS
     faults: tuple[Fault, ...] = ()
     refused: int = 0
-    aside: Mapping[str, Mapping[int, Why]] = _NO_ASIDE
+    aside: Mapping[str, Mapping[int, Why]] = NO_ASIDE
 
     def why(self, job_id: int, partition: str = "default") -> Why | None:
         """Why this job starts, or why it still waits; None when no policy looked at its partition."""

@@ -107,6 +107,13 @@ class NodePool:
             fit.low += 1
         return self._lowest(job, fit.counts, fit.low, exact=fit.shape == job.shape)
 
+    def claim(self, job: Job) -> Placement | None:
+        """`pick` and `take` in one."""
+        placement = self.pick(job)
+        if placement is not None:
+            self.take(job, placement)
+        return placement
+
     def rooms(self, job: Job) -> list[int]:
         """How many of its processes fit on each node now. Not to be changed. O(nodes changed since this was asked)."""
         return self._counts(job.shape, self._fit(job.shape))

@@ -79,6 +79,27 @@ class UnitPool:
             wanted -= count
         return tuple(spans)
 
+    def claim(self, job: Job) -> Placement | None:
+        """`pick` and `take` in one."""
+        wanted = job.processes
+        if wanted > self.free:
+            return None
+        firsts, lasts = self._firsts, self._lasts
+        first, last = firsts[0], lasts[0]
+        if last - first >= wanted:  # most: the first range is not used up
+            firsts[0] = first + wanted
+            self.free -= wanted
+            return ((first, first + wanted - 1, 1),)
+        placement = self.pick(job)
+        assert placement is not None
+        used = len(placement)
+        if placement[-1][1] != lasts[used - 1]:
+            used -= 1
+            firsts[used] = placement[-1][1] + 1
+        del firsts[:used], lasts[:used]
+        self.free -= wanted
+        return placement
+
     def holds(self, job: Job, placement: Placement) -> bool:
         """These nodes exist, are free and are as many as the job needs: the check of a placement that somebody else chose."""
         count, after = 0, -1

@@ -31,6 +31,7 @@ from rmgr.sched.plan import (
     Unreserve,
     WakeAt,
     Why,
+    of_tuple,
 )
 from rmgr.sched.records import Call, Gang, Limits, Maintenance, Server, Usage
 from rmgr.sched.snapshot import Snapshot, records_of, restore
@@ -291,7 +292,7 @@ class ClusterState:
         part.drop_job(job)
         if job.after:
             self._independent(job)
-        run = Running(job, now, now + job.planned_us, placement)
+        run = of_tuple(Running, (job, now, now + job.planned_us, placement))
         part.add_running(run)
         return run
 

@@ -108,7 +108,9 @@ class _Run:
     def _happen(self) -> frozenset[Cause]:
         """Everything of this instant, in its order; what it gives the scheduler to think about."""
         world, causes = self._world, _NOTHING
-        for at_us, rank, _, what in self._kernel.instant():
+        following = self._kernel.next
+        while event := following():
+            at_us, rank, _, what = event
             if rank == _END:
                 if world.end(what):  # type: ignore[arg-type]  # the rank says what it is
                     causes = _ENDED

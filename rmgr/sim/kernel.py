@@ -5,7 +5,6 @@ At one instant (papers.md, common rules): completions, what happens to nodes, ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import IntEnum
 from heapq import heappop, heappush
 from typing import Generic, TypeAlias, TypeVar
@@ -52,11 +51,10 @@ class Kernel(Generic[What]):
         self.now_us = self._heap[0][0]
         return True
 
-    def instant(self) -> Iterator[Event[What]]:
-        """The events of the instant it is, in order; those put in meanwhile for now come, too."""
-        heap, now_us = self._heap, self.now_us
-        while heap and heap[0][0] == now_us:
-            yield heappop(heap)
+    def next(self) -> Event[What] | None:
+        """The next event of the instant it is, in order; those put in meanwhile for now come, too. None: it is over."""
+        heap = self._heap
+        return heappop(heap) if heap and heap[0][0] == self.now_us else None
 
     def __len__(self) -> int:
         return len(self._heap)

@@ -54,7 +54,7 @@ def test_events_of_one_instant_come_in_rank_then_serial_whatever_the_order_they_
             kernel.put(time_us, rank, serial, "")
         taken = []
         while kernel.advance():
-            for event in kernel.instant():
+            while event := kernel.next():
                 assert event[0] == kernel.now_us
                 taken.append(event[:3])
         seen.append(taken)
