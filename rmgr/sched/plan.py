@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeAlias
 from rmgr.sched.job import Placement
 from rmgr.sched.records import Gang, Hold
 
-
 #: `of_tuple(Start, (...))`: a named tuple in half the time that its own constructor takes. For what every pass makes, and nothing else.
 of_tuple = tuple.__new__
 
