@@ -66,12 +66,15 @@ class Daemon:
         is_active: Callable[[], bool],
         caller: object = None,
     ) -> Iterator[LogPiece]:
-        yield LogPiece(stream="stdout", data=b"hello\n", offset=offsets[0], attempt=2)
-        if submission == 1:
-            raise NotFound("gone")
-        if follow:
-            wait_for(lambda: not is_active())
-            self.left.set()
+        try:
+            yield LogPiece(stream="stdout", data=b"hello\n", offset=offsets[0], attempt=2)
+            if submission == 1:
+                raise NotFound("gone")
+            if follow:
+                wait_for(lambda: not is_active())
+        finally:  # a reader who leaves while the piece is on its way: gRPC does not ask for the next one, it drops the iterator
+            if follow:
+                self.left.set()
         yield LogPiece(stream="stdout", data=b"", offset=6, attempt=2, ended=True)
 
     def running(self, submission: int, *, caller: object = None) -> list[RunningTask]:
@@ -148,7 +151,7 @@ def test_live_output_passes_as_it_comes_and_ends_with_its_reader(place: Place) -
             next(broken)
         followed = node.logs(42, 0, follow=True)
         assert next(followed).data == b"hello\n"  # while the task runs
-    assert place.known.left.wait(5)  # the reader has gone: the Starter is told
+    assert place.known.left.wait(60)  # the reader has gone: the Starter is told
 
 
 def test_nobody_is_called_whom_the_cluster_does_not_name(place: Place) -> None:
@@ -181,7 +184,7 @@ def test_a_node_that_has_just_registered_is_found(place: Place) -> None:
             except PermissionDenied:
                 return False
 
-        wait_for(answers, 5)
+        wait_for(answers)
 
 
 def test_the_next_leader_is_found(place: Place) -> None:
