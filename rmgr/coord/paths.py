@@ -10,7 +10,8 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /starters/s-<guid>-<seq>     ES   liveness of a Starter process (all its virtual nodes)
     /submitters/s-<guid>-<seq>   ES   liveness of a Submitter
     /nodes/<node>                     the node's record                           version = STARTER FENCE
-    /drains/<node>  /holds/<node>     operator's drain; what the scheduler holds there
+    /drains/<node>                    operator's drain
+    /holds/<node>/<sub>.<index>.<attempt>  cores of a placed job whose head is elsewhere
     /subs/<id//1000>/<id>             a submission's record
         /gate                         exists = its blocks may be claimed
         /tail                         next index, complete?                       version = SUBMIT CAS
@@ -22,7 +23,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /running/<node>/<key>-<seq>       claimed blocks
     /inbox/<node>/<guid>              orders to a Starter
     /idle/<node>                      has free slots and found nothing to claim
-    /jobs/...                         placed jobs
+    /jobs/<partition>                 reservations, notes and holds of the scheduler there
     /requests/<guid>                  what a user asks of the leader; its answer is written into it
     /locks/schema                E    who changes the schema of the data store
     /identities/<key_id>              certificate of a signing key                believed for its authority's signature
@@ -116,8 +117,24 @@ def drain(name: str) -> str:
 
 
 def hold(name: str) -> str:
-    """What the scheduler holds on a node."""
+    """Parent of what placed jobs with another head hold on a node."""
     return f"{HOLDS}/{name}"
+
+
+def hold_of(name: str, submission: int, index: int, attempt: int) -> str:
+    """The part of a job that runs elsewhere on this node."""
+    return f"{HOLDS}/{name}/{submission}.{index}.{attempt}"
+
+
+def parse_hold(name: str) -> tuple[int, int, int]:
+    """`<submission>.<index>.<attempt>` -> its three numbers."""
+    submission, index, attempt = name.split(".")
+    return int(submission), int(index), int(attempt)
+
+
+def placing(partition: str) -> str:
+    """What the scheduler remembers of a partition: reservations, notes, holds."""
+    return f"{JOBS}/{partition}"
 
 
 def running_node(name: str) -> str:

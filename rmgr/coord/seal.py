@@ -64,6 +64,7 @@ BLOCK_UNSIGNED = {
     "past": "told to people only",
     "stamp": "random",
     "seal": "the signature itself",
+    "allocation": "written by the leader; its cores and memory are compared with the record",
 }
 #: Parts of a block's name that are not signed, and why. `cores` and `memory_mib` must be the record's.
 KEY_UNSIGNED = {
@@ -261,6 +262,9 @@ def block_statement(
 def check_shape(key: BlockKey, record: Submission) -> None:
     """Raises NotSealed unless the block asks for what the signed record asks for."""
     asked = (record.request.cores, -(-record.request.memory_bytes // MIB))
+    if data.allocation is not None and record.rigid is not None and data.allocation.processes == record.rigid.processes:
+        here = data.allocation.shares[0][1]  # of its processes; a block of a placed job has the cores of its head
+        asked = (asked[0] * here, asked[1] * here)
     if (key.cores, key.memory_mib) != asked:
         raise NotSealed(f"it asks for {key.cores} cores and {key.memory_mib} MiB, its submission for {asked[0]} and {asked[1]}")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from rmgr.model.placing import Allocation
 from rmgr.model.states import Reason
 
 #: Most tasks of one block, and most bytes of arguments that ride inside it.
@@ -88,7 +89,8 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     keyed: payloads are encoded `KeyedPayload`s. serial: its tasks run one after another in one slot and it is never
     taken in part nor split (a cap on slots in flight). claimed_us: wall clock of the claim, for people.
     past: attempts that all its tasks have behind them. stamp: random, set by the writer: makes the bytes of each
-    change unique, so that they prove it. seal: the user's signature, None in an open cluster.
+    change unique, so that they prove it. seal: the user's signature, None in an open cluster. allocation: where the leader
+    has put a placed job (claimed blocks of place queues only).
     """
 
     function: str = ""
@@ -108,6 +110,7 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     past: tuple[PastAttempt, ...] = ()
     stamp: str = ""
     seal: Seal | None = None
+    allocation: Allocation | None = None
 
 
 class KeyedPayload(msgspec.Struct, frozen=True, array_like=True):

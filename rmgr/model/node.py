@@ -102,6 +102,8 @@ class Order(StrEnum):
     SUSPEND = "suspend"
     RESUME = "resume"
     CHECKPOINT = "checkpoint"
+    START = "start"  #: the leader has put a job here: `extra["block"]` names it under /running
+    LOST = "lost"  #: a node of the job's allocation is gone: the attempt ends NODE_LOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,16 @@ class QueueSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSpec:
+    """Who places the jobs of a partition. document: a pipeline as JSON (the tables of a policy file, rmgr/sched/pipeline.py)."""
+
+    partition: str
+    document: str
+    name: str = ""  #: what it was set as: a policy's name, or a file's
+    newer: Newer = newer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
     """`/config`: what all processes of a cluster agree on; changed by `rmgr config apply`, taken up at run time."""
 
@@ -53,8 +63,22 @@ class ClusterSettings:
     max_fragments: int = 1000  #: fragments of a submission in ZooKeeper before a page is written
     log_retention_us: int = 7 * 24 * 3_600_000_000
     operators: tuple[str, ...] = ()
+    pipelines: tuple[PipelineSpec, ...] = ()  #: of partitions with place queues; of others the policy that their first queue names
+    barrier_us: int = 30_000_000  #: a job of several nodes whose start is not complete by then goes back to its queue
     extra: dict[str, str] = field(default_factory=dict)
     newer: Newer = newer()
+
+    def pipeline(self, partition: str) -> PipelineSpec | None:
+        """Who places in that partition, None where nobody was set."""
+        return next((found for found in self.pipelines if found.partition == partition), None)
+
+    def placed(self) -> dict[str, tuple[QueueSpec, ...]]:
+        """Queues with `dispatch = place` by partition, in their order."""
+        found: dict[str, tuple[QueueSpec, ...]] = {}
+        for queue in self.queues:
+            if queue.dispatch is Dispatch.PLACE:
+                found[queue.partition] = (*found.get(queue.partition, ()), queue)
+        return found
 
     def queue(self, name: str) -> QueueSpec | None:
         """The queue of that name, None when there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rmgr.model.placing import Rigid
 from rmgr.model.resources import Request
 from rmgr.model.version import Newer, newer
 
@@ -136,6 +137,7 @@ class Submission:
     account: str = ""
     host: str = ""  #: where it was submitted
     grace_us: int = 5_000_000  #: between SIGTERM and SIGKILL at the time limit
+    rigid: Rigid | None = None  #: of placed jobs
     spec_sha256: str = ""  #: when command or python do not fit the znode they are in this row of the store
     newer: Newer = newer()
 

@@ -40,6 +40,7 @@ from rmgr.coord.seal import (
 )
 from rmgr.model.block import MAX_INLINE_BYTES, MAX_TASKS, BlockData, BlockKey, PastAttempt
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.placing import Rigid
 from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Dependency, OnDisconnect, Phase, PythonEnvironment, Submission, Upload, Work
@@ -67,6 +68,7 @@ OTHER_RECORD: dict[str, object] = {
     "account": "a",
     "host": "h",
     "grace_us": 1,
+    "rigid": Rigid(processes=2),
     "spec_sha256": "e" * 64,
 }
 OTHER_PARTS: list[object] = [

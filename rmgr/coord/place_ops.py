@@ -1,0 +1,98 @@
+"""The leader's multis for placed jobs: ASSIGN gives a waiting block of one task to a node, UNHOLD ends what it held elsewhere.
+
+Everything after ASSIGN is as for pulled work: the head's Starter commits COMPLETE or RETURN, the leader FAIL after FENCE. Ownership is
+the block under `/running/<head>`; holds on other nodes follow it: one whose block is gone is deleted by the leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Check, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
+from rmgr.coord.records import encode_block, encode_record
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.node import InboxOrder, Order
+from rmgr.model.placing import Allocation, NodeHold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """One job on its way to its nodes. fences: (node, version of its record), the head first."""
+
+    queue: str
+    key: BlockKey
+    data: BlockData
+    version: int
+    allocation: Allocation
+    fences: tuple[tuple[str, int], ...]
+    incarnation: int
+    guid: str
+    stamp: str
+
+    @property
+    def running(self) -> BlockKey:
+        """The key under which it runs: with the cores and the memory that it has on its head."""
+        processes, allocation = self.allocation.shares[0][1], self.allocation
+        return replace(self.key, cores=processes * allocation.threads, memory_mib=processes * allocation.memory_mib)
+
+    @property
+    def target(self) -> str:
+        """Its znode under /running."""
+        return paths.running_block(self.allocation.head, self.running)
+
+
+def assign_ops(job: Assigned) -> list[Op]:
+    """What one ASSIGN consists of: fences of all its nodes, its gate, the move of its block, the order, holds on the other nodes."""
+    key, allocation = job.running, job.allocation
+    data = msgspec.structs.replace(
+        job.data, incarnation=job.incarnation, claimed_us=allocation.started_us, stamp=job.stamp, started=0, allocation=allocation
+    )
+    order = InboxOrder(order=Order.START, submission=key.submission, index=key.first, extra={"block": paths.block_name(key)})
+    ops: list[Op] = [Check(paths.node(node), version) for node, version in job.fences]
+    ops += [
+        Check(paths.gate(key.submission)),
+        Delete(paths.pending_block(job.queue, job.key), job.version),
+        Create(job.target, encode_block(data)),
+        Create(paths.inbox(allocation.head, job.guid), encode_record(order)),
+    ]
+    for node, processes in allocation.helpers:
+        hold = NodeHold(
+            head=allocation.head,
+            key=paths.block_name(key),
+            cores=processes * allocation.threads,
+            memory_mib=processes * allocation.memory_mib,
+            processes=processes,
+        )
+        ops.append(Create(paths.hold_of(node, key.submission, key.first, key.attempt), encode_record(hold)))
+    return ops
+
+
+def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | None]]) -> Multi:
+    """PLACE: everything that one pass decided, or a part of it that stands by itself.
+
+    Args:
+        records: (partition, what the scheduler remembers, version of its znode or None when there is none).
+    Raises: ValueError for nothing.
+    """
+    ops: list[Op] = []
+    for partition, data, version in records:
+        path = paths.placing(partition)
+        ops.append(Create(path, data) if version is None else Set(path, data, version))
+    for job in jobs:
+        ops += assign_ops(job)
+    if jobs:
+        return Multi(name="PLACE", ops=tuple(ops), proof=Exists(jobs[0].target))
+    if not records:
+        raise ValueError("a plan without decisions needs no commit")
+    partition, data, _ = records[0]
+    return Multi(name="PLACE", ops=tuple(ops), proof=Holds(paths.placing(partition), data))
+
+
+def unhold(node: str, name: str) -> Multi:
+    """UNHOLD: the block that this hold belongs to is gone."""
+    path = f"{paths.hold(node)}/{name}"
+    return Multi(name="UNHOLD", ops=(Delete(path),), proof=Gone(path))

@@ -1,0 +1,91 @@
+"""Placed jobs: what a rigid parallel request asks for beside its shape, and where the leader has put one attempt of it.
+
+A placed job is a task of a submission in a queue with `dispatch = place`: a block of one task that only the leader may give to a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from rmgr.model.version import Newer, newer
+
+#: Tasks of one submission that a scheduler's job id has room for.
+MAX_INDEX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rigid:
+    """What a placed request asks for; cores and memory of `Request` are those of one process.
+
+    nodes: on exactly so many nodes, processes spread evenly; 0 = wherever they fit. exclusive: no other job on its nodes. nodelist: only
+    on these nodes; exclude: on none of these. begin_us: not before this time (us since the epoch), 0 = at once.
+    kill_on_bad_exit: all ranks end when one of them fails. checkpoint_every_us: 0 = only when asked.
+    """
+
+    processes: int = 1
+    nodes: int = 0
+    exclusive: bool = False
+    nodelist: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    begin_us: int = 0
+    kill_on_bad_exit: bool = False
+    checkpoint_every_us: int = 0
+    newer: Newer = newer()
+
+
+class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Where one attempt of a job stands. shares: (node, processes), the head first; on every node processes x threads cores.
+
+    threads: cores of one process. memory_mib: of one process, 0 = not counted. started_us: when the leader placed it (its clock).
+    planned_us: how long it was planned for, 0 = no limit.
+    """
+
+    shares: tuple[tuple[str, int], ...]
+    threads: int
+    memory_mib: int = 0
+    started_us: int = 0
+    planned_us: int = 0
+
+    @property
+    def head(self) -> str:
+        """The node that runs its script and commits its end."""
+        return self.shares[0][0]
+
+    @property
+    def helpers(self) -> tuple[tuple[str, int], ...]:
+        """The other nodes."""
+        return self.shares[1:]
+
+    @property
+    def processes(self) -> int:
+        """On all nodes."""
+        return sum(count for _, count in self.shares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHold:
+    """`/holds/<node>/<submission>.<index>.<attempt>`: a job that runs elsewhere has these cores here; its Starter never pulls into them.
+
+    head: the node that runs the job. key: name of its block there. The hold goes when that block is gone.
+    """
+
+    head: str
+    key: str
+    cores: int
+    memory_mib: int = 0
+    processes: int = 0
+    newer: Newer = newer()
+
+
+def job_id(submission: int, index: int) -> int:
+    """The scheduler's id of a task: ids ascend in the order of submission. Raises: ValueError for an index too large."""
+    if not 0 <= index < MAX_INDEX:
+        raise ValueError(f"task {submission}_{index}: a placed submission has at most {MAX_INDEX} tasks")
+    return submission * MAX_INDEX + index
+
+
+def task_of(job: int) -> tuple[int, int]:
+    """(submission, index) of a scheduler's id."""
+    return divmod(job, MAX_INDEX)
