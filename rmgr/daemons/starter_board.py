@@ -2,10 +2,15 @@
 
 Shared by all virtual nodes of a Starter. A list is read again when its candidates run out, after a second, or when a
 claim met a block that was gone; a watch stands only while somebody is hungry.
+
+Many Starters on one queue would all meet at its head, and each change would make all of them read. Whoever comes too
+late therefore (1) chooses among more of the first candidates, by its own hash and the same one again while there is a
+rest of it, and (2) reads again after a pause of its own, twice as long at most after each time; whoever wins reads at once.
 """
 
 from __future__ import annotations
 
+import random
 import time
 import zlib
 from bisect import insort
@@ -30,8 +35,10 @@ _FRESH_S = 1.0
 _PAUSE_S, _FAILED_PAUSE_S = 0.004, 0.2
 #: A list without candidates is read again after this, by those who want work ahead but are not hungry.
 _EXHAUSTED_S = 0.05
-#: Starters that meet each other spread over up to this many first candidates.
-_SPREAD = 8
+#: Starters that meet each other spread over up to this many first candidates; fewer that are known make the list stale.
+_SPREAD, _ENOUGH = 64, 8
+#: Whoever came too late n times waits up to 2**n times this before it reads again, n at most this many: 0.13 s.
+_YIELD_S, _YIELDS = 0.002, 6
 _NAME_LENGTH = 67
 #: Candidates looked past for those whose claim is under way.
 _CLAIMS = 64
@@ -91,6 +98,8 @@ class Board:
         self._stale = True
         self._reads = 0
         self._spread = 1
+        self._late = 0  #: times that others were quicker, since the last claim that was made
+        self._has_won = self._was_called = False  #: since the list was read: claimed something, told of a change
         self._generation = 0
 
     @property
@@ -136,7 +145,11 @@ class Board:
                 break
         if len(few) <= 1:
             return few[0] if few else None
-        return min(few, key=lambda card: zlib.crc32(self._salt + card.name.encode()))
+        return min(few, key=self._taste)
+
+    def _taste(self, card: Candidate) -> int:
+        """This Starter's own order of blocks; what is left of a block stays where it was, since whoever took of it knows it."""
+        return zlib.crc32(self._salt + card.name[8:18].encode() + card.name[-10:].encode())
 
     def fetch(self, card: Candidate) -> None:
         """Sees to it that the data of a candidate come."""
@@ -146,8 +159,13 @@ class Board:
             future.add_done_callback(lambda done: self._post(partial(self._fetched, card, done)))
 
     def fetch_ahead(self, count: int) -> list[Candidate]:
-        """The same for the first few candidates, and which they are. Cost: O(count + claims under way)."""
+        """The same for the first few candidates, and which they are; not while others compete for them.
+
+        Cost: O(count + claims under way).
+        """
         few: list[Candidate] = []
+        if self._spread > 1:
+            return few
         for at in range(self._at, min(len(self._names), self._at + count + _CLAIMS)):
             card = self._card(self._names[at])
             if card is None or card.is_taken or card.gone or card.is_unsuitable:
@@ -175,13 +193,28 @@ class Board:
         """The claim was committed."""
         self._lose(card)
         self._spread = max(1, self._spread - 1)
+        self._late, self._has_won = 0, True
 
     def missed(self, card: Candidate, rest: Candidate | None) -> None:
         """Somebody else was quicker: look again soon, and less at the very first ones."""
         self._lose(card)
         if rest is not None:
             self._lose(rest)
+        self._too_late(card)
+
+    def _too_late(self, card: Candidate) -> None:
         self._spread = min(_SPREAD, self._spread * 2)
+        self._late = min(_YIELDS, self._late + 1)
+        left = 0
+        for at in range(self._at, len(self._names)):
+            other = self._card(self._names[at])
+            if other is None or other.is_taken or other.gone or other.is_unsuitable:
+                continue
+            left += 1
+            if other.key.priority != card.key.priority:
+                break  # what is left of the block may be more urgent than this
+            if left == _ENOUGH:
+                return
         self._stale = True
 
     def put_back(self, card: Candidate, rest: Candidate | None) -> None:
@@ -216,7 +249,7 @@ class Board:
 
     def _read(self, now_s: float, *, watch: bool) -> None:
         self._reading, self._stale = True, False
-        self._next_read_s = now_s + _PAUSE_S
+        self._next_read_s = now_s + _PAUSE_S + self._yield_s()
         self._reads += 1
         generation, number = self._generation, self._reads
         fired = None
@@ -229,8 +262,12 @@ class Board:
     def _fired(self, generation: int) -> None:
         if generation == self._generation:
             self._watched = False
-            self._stale = True
+            self._stale = self._was_called = True
+            self._next_read_s = max(self._next_read_s, self._clock() + self._yield_s())
             self._wake()
+
+    def _yield_s(self) -> float:
+        return random.uniform(0.0, _YIELD_S * 2**self._late) if self._late else 0.0
 
     def _listed(self, generation: int, number: int, done: Future[list[str] | None]) -> None:
         if generation != self._generation:
@@ -244,6 +281,9 @@ class Board:
             self._next_read_s = now_s + _FAILED_PAUSE_S
             return
         self._read_s = now_s
+        if self._was_called and not names and not self._has_won:
+            self._late = min(_YIELDS, self._late + 1)
+        self._was_called = self._has_won = False
         self._names = sorted([name for name in names or () if len(name) == _NAME_LENGTH], key=claim_order)
         self._at = 0
         listed = set(self._names)
@@ -259,7 +299,7 @@ class Board:
             found = done.result()
             if found is None:
                 self._lose(card)
-                self._stale = True
+                self._too_late(card)
             else:
                 card.data, card.version = decode_block(found.data), found.version
         except msgspec.MsgspecError:

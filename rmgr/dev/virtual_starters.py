@@ -2,7 +2,7 @@
 
 A task "runs" for a given time on one of its node's slots and returns its argument's bytes. Everything else is what `rmgr starter`
 does: claims, commits, watches, store, lease. Run by `rmgr bench scale` as `python -m rmgr.dev.virtual_starters SPEC`; it says
-`{"ready": n}` when all nodes are registered, and `{"ran": n}` after its standard input has ended.
+`{"ready": n}` when all nodes are registered, and `{"ran": n, "asked": {what: how often}}` after its standard input has ended.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import json
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import read_meta
 from rmgr.config import ClusterConfig, Config, LogConfig, StarterConfig
 from rmgr.coord import paths
+from rmgr.coord.multi import Multi, Outcome
 from rmgr.daemons.starter import Parts, build
 from rmgr.errors import Unavailable
 from rmgr.model.frames import TaskBatch, TaskEnd
@@ -199,6 +201,50 @@ class VirtualWorker:
             runner.emit([TasksEnded(self.slot, self, ends)])  # type: ignore[arg-type]
 
 
+# -- what they ask of ZooKeeper ----------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """A coordinator that counts what is asked of it: reads by kind, multis by name and outcome."""
+
+    def __init__(self, inner: ZkCoordinator, counts: Counter[str]) -> None:
+        self._inner = inner
+        self._counts = counts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def commit(self, multi: Multi, **options: Any) -> Future[Outcome]:
+        """See `Coordinator`."""
+        future = self._inner.commit(multi, **options)
+        future.add_done_callback(lambda done: self._count(f"{multi.name} {type(done.result()).__name__}"))
+        return future
+
+    def get(self, path: str, **options: Any) -> Future[Any]:
+        """See `Coordinator`."""
+        self._count(f"get {_kind(path)}")
+        return self._inner.get(path, **options)
+
+    def stat(self, path: str, **options: Any) -> Future[Any]:
+        """See `Coordinator`."""
+        self._count(f"stat {_kind(path)}")
+        return self._inner.stat(path, **options)
+
+    def children(self, path: str, **options: Any) -> Future[Any]:
+        """See `Coordinator`."""
+        self._count(f"children {_kind(path)}")
+        return self._inner.children(path, **options)
+
+    def _count(self, what: str) -> None:
+        self._counts[what] += 1
+
+
+def _kind(path: str) -> str:
+    """The part of the tree: `queues/pending`, `idle`."""
+    parts = path.strip("/").split("/")
+    return f"queues/{parts[2]}" if parts[0] == "queues" and len(parts) > 2 else parts[0]
+
+
 # -- the process -------------------------------------------------------------------------------------------------------------------
 
 
@@ -211,7 +257,7 @@ class Running:
     thread: threading.Thread
 
 
-def start(spec: Spec, clockwork: Clockwork) -> list[Running]:
+def start(spec: Spec, clockwork: Clockwork, counts: Counter[str]) -> list[Running]:
     """All Starters of the process; they register by themselves. Raises: NotConnected."""
     cluster = ClusterConfig(zk=spec.zk, store=spec.store, session_timeout_s=spec.session_timeout_s)
     log = logs.setup(LogConfig(level="warning"), "starter")
@@ -225,7 +271,7 @@ def start(spec: Spec, clockwork: Clockwork) -> list[Running]:
         directory = Path(spec.directory) / name
         directory.mkdir(parents=True)
         parts = build(
-            config, (name,), directory, coordinator, store, read_meta(coordinator), log, endpoint="127.0.0.1:1",
+            config, (name,), directory, Counted(coordinator, counts), store, read_meta(coordinator), log, endpoint="127.0.0.1:1",
             make_runner=lambda **words: VirtualRunner(clockwork, spec.task_s, **words),  # type: ignore[arg-type, return-value]
         )  # fmt: skip
         serve, guard = parts.starter.serve, StallGuard(_STALL_S)
@@ -250,7 +296,8 @@ def main() -> None:
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
     sys.setswitchinterval(_SWITCH_S)
     clockwork = Clockwork()
-    started = start(spec, clockwork)
+    counts: Counter[str] = Counter()
+    started = start(spec, clockwork, counts)
     wait_registered(started, spec)
     sys.stdout.write(json.dumps({"ready": spec.count}) + "\n")
     sys.stdout.flush()
@@ -261,7 +308,7 @@ def main() -> None:
         running.thread.join(10.0)
         running.coordinator.close(timeout_s=2.0)
         running.parts.close()
-    sys.stdout.write(json.dumps({"ran": clockwork.ran}) + "\n")
+    sys.stdout.write(json.dumps({"ran": clockwork.ran, "asked": counts}) + "\n")
     sys.stdout.flush()
 
 
