@@ -35,6 +35,7 @@ import msgspec
 
 from rmgr.model.block import MAX_TASKS, BlockData, BlockKey, Seal
 from rmgr.model.outcome import Fragment, FragmentSeal, Outcome
+from rmgr.model.placing import Allocation
 from rmgr.model.resources import MIB
 from rmgr.model.states import State
 from rmgr.model.submission import Submission
@@ -259,11 +260,11 @@ def block_statement(
     )
 
 
-def check_shape(key: BlockKey, record: Submission) -> None:
+def check_shape(key: BlockKey, record: Submission, allocation: Allocation | None = None) -> None:
     """Raises NotSealed unless the block asks for what the signed record asks for."""
     asked = (record.request.cores, -(-record.request.memory_bytes // MIB))
-    if data.allocation is not None and record.rigid is not None and data.allocation.processes == record.rigid.processes:
-        here = data.allocation.shares[0][1]  # of its processes; a block of a placed job has the cores of its head
+    if allocation is not None and record.rigid is not None and allocation.processes == record.rigid.processes:
+        here = allocation.shares[0][1]  # of its processes: a placed job has the cores of its head
         asked = (asked[0] * here, asked[1] * here)
     if (key.cores, key.memory_mib) != asked:
         raise NotSealed(f"it asks for {key.cores} cores and {key.memory_mib} MiB, its submission for {asked[0]} and {asked[1]}")

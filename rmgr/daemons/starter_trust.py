@@ -66,7 +66,7 @@ class Gate:
             raise NotSealed("its signature has expired")
         if not info.spec:
             info.spec = spec_digest(record)
-        check_shape(block.key, record)
+        check_shape(block.key, record, block.data.allocation)
         statement = block_statement(
             block.key,
             block.data,
