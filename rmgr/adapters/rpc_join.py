@@ -13,7 +13,7 @@ from rmgr.adapters.rpc import OPTIONS
 from rmgr.adapters.rpc_auth import caller_of, open_channel, secure_channel
 from rmgr.adapters.rpc_errors import fail, rebuild
 from rmgr.errors import PermissionDenied, RmgrError, Unavailable
-from rmgr.model.identity import Role
+from rmgr.model.identity import Identity, Role
 from rmgr.model.joining import Invitation
 from rmgr.v1 import join_pb2
 
@@ -27,8 +27,8 @@ class JoinAnswers(Protocol):
     def redeem(self, invitation: str, nonce: str) -> Invitation:
         """Raises PermissionDenied, CoordinationUnavailable."""
 
-    def renew(self, role: Role, generation: int) -> tuple[int, str]:
-        """(generation, "role:secret"). Raises PermissionDenied, CoordinationUnavailable."""
+    def renew(self, who: Identity, generation: int) -> tuple[int, str]:
+        """(generation, "role:secret") for the role of `who`. Raises PermissionDenied, CoordinationUnavailable."""
 
 
 def handler(answers: JoinAnswers) -> grpc.GenericRpcHandler:
@@ -49,7 +49,7 @@ def handler(answers: JoinAnswers) -> grpc.GenericRpcHandler:
         if identity is None:
             return fail(context, PermissionDenied("this cluster is open: there are no secrets"))
         try:
-            generation, secret = answers.renew(identity.role, request.generation)
+            generation, secret = answers.renew(identity, request.generation)
         except RmgrError as error:
             return fail(context, error)
         return join_pb2.RenewReply(generation=generation, secret=secret)

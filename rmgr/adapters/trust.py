@@ -50,6 +50,7 @@ class Trust:
         self._coming: dict[str, Future[Stamped | None]] = {}
         self._revoked: dict[str, int] | None = None  #: key id -> transaction of its revocation; None: not read yet
         self._reading = False
+        self._again = False  #: they changed while they were being read
         self._read_s = 0.0
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -144,16 +145,15 @@ class Trust:
         with self._lock:
             if self._reading or (self._revoked is not None and time.monotonic() - self._read_s < _RESYNC_S):
                 return
-            self._reading = True
+            self._reading, self._again = True, False
         asked = self._coordinator.children(paths.REVOKED, watch=self._changed)
         asked.add_done_callback(self._listed)
 
     def _changed(self) -> None:
         with self._lock:
             self._read_s = 0.0
-            reading = self._reading
-        if not reading:
-            self._refresh()
+            self._again = True
+        self._refresh()
 
     def _listed(self, done: Future[list[str] | None]) -> None:
         try:
@@ -188,7 +188,10 @@ class Trust:
 
     def _take(self, revoked: dict[str, int]) -> None:
         with self._lock:
-            self._revoked, self._read_s, self._reading = revoked, time.monotonic(), False
+            again = self._again  # the watch of this list is spent: nothing else would tell of what came after it
+            self._revoked, self._read_s, self._reading = revoked, 0.0 if again else time.monotonic(), False
+        if again:
+            self._refresh()
         self._wake()
 
     def _wake(self) -> None:

@@ -17,7 +17,7 @@ from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.errors import CoordinationUnavailable, PermissionDenied
 from rmgr.log import audit
-from rmgr.model.identity import Role
+from rmgr.model.identity import Identity, Role
 from rmgr.model.joining import AclRecord, Invitation, SealedSecret
 
 _TIMEOUT_S = 5.0
@@ -58,10 +58,20 @@ class Joining:
                 raise CoordinationUnavailable("it is not known whether the token was redeemed", hint="the same command again is safe")
         raise CoordinationUnavailable("others keep changing the invitation", hint="type the command again")
 
-    def renew(self, role: Role, generation: int) -> tuple[int, str]:
-        """(generation, "role:secret"): the newest secret of the caller's role. Raises: PermissionDenied, CoordinationUnavailable."""
-        asked = [self._coordinator.get(path, timeout_s=_TIMEOUT_S) for path in (paths.ACL, paths.secret(role))]
-        acl, sealed = (future.result(_TIMEOUT_S + 1) for future in asked)
+    def renew(self, who: Identity, generation: int) -> tuple[int, str]:
+        """(generation, "role:secret"): the newest secret of the caller's role. Raises: PermissionDenied, CoordinationUnavailable.
+
+        What the door knows of revocations comes by a watch, which may be late. So the caller's is asked for here, after the
+        secret and in the same session: who rotates because of a revocation commits that first, and a server that shows the
+        new secret shows the revocation, too.
+        """
+        role = who.role
+        wanted = (paths.ACL, paths.secret(role), paths.revoked(who.key_id))
+        asked = [self._coordinator.get(path, timeout_s=_TIMEOUT_S) for path in wanted]
+        acl, sealed, revoked = (future.result(_TIMEOUT_S + 1) for future in asked)
+        if revoked is not None:
+            audit(self._log, who=who.name, role=str(role), what="renew", target=who.key_id, allowed=False)
+            raise PermissionDenied(f"the key of {role} {who.name} was revoked", hint="ask the cluster's admin for a new one")
         if sealed is None:
             secret = self._secrets.get(role)
             if secret is None:

@@ -16,7 +16,7 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.proxy import Proxy
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "the condition") -> Any:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "the condition") -> Any:
     """The first true value of `condition`; fails after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -34,7 +34,7 @@ class States:
         self.seen: list[SessionState] = []
         coordinator.listen(self.seen.append)
 
-    def wait(self, *states: SessionState, timeout_s: float = 10.0) -> None:
+    def wait(self, *states: SessionState, timeout_s: float = 60.0) -> None:
         """Until the last ones told are `states`."""
         wait_for(lambda: tuple(self.seen[-len(states) :]) == states, timeout_s, f"{states} after {self.seen}")
 

@@ -23,7 +23,7 @@ from rmgr.coord.multi import Committed
 from rmgr.daemons.watchdog_join import Joining
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.identity import Role
-from rmgr.model.joining import AclRecord, Invitation
+from rmgr.model.joining import AclRecord, Invitation, Revocation
 from tests.harness.bundles import Bundles, session_bundles
 
 
@@ -113,6 +113,11 @@ def test_a_rotated_secret_reaches_its_role_and_no_revoked_key(door: Door) -> Non
     outcome = door.coordinator.commit(join_ops.publish_acl(record, None, {"starter": sealed}, {})).result(5)
     assert isinstance(outcome, Committed)
     assert rpc_join.renew([door.endpoint], starter, 0) == (1, "starter:brand-new")
+    stolen = door.bundles.credentials(Role.STARTER, "n8")  # the door has not heard of it yet; the tree says so
+    record = Revocation(key_id=stolen.identity.key_id, name="n8", role=Role.STARTER, by="ops", since_us=1)
+    assert isinstance(door.coordinator.commit(join_ops.revoke(record)).result(5), Committed)
+    with pytest.raises(PermissionDenied, match="revoked"):
+        rpc_join.renew([door.endpoint], stolen, 0)
     door.revoked.add(starter.identity.key_id)
     with pytest.raises(PermissionDenied, match="revoked"):
         rpc_join.renew([door.endpoint], starter, 0)

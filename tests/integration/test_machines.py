@@ -110,7 +110,7 @@ def lab_of(directory: Path, machines: Machines) -> Iterator[Lab]:
         server.stop()
 
 
-def eventually(check: Callable[[], object], *, deadline_s: float = 30.0) -> None:
+def eventually(check: Callable[[], object], *, deadline_s: float = 60.0) -> None:
     end = time.monotonic() + deadline_s
     while not check():
         assert time.monotonic() < end, "not within the deadline"

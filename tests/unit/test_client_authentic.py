@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.adapters.trust import Trust, publish
 from rmgr.client.authentic import PAGED, Authenticity, doubted
 from rmgr.coord import join_ops, paths
-from rmgr.coord.multi import Committed, Create, Exists, Multi
+from rmgr.coord.multi import Committed, Create, Exists, Multi, Stamped
 from rmgr.coord.records import encode_fragment
 from rmgr.coord.seal import seal_fragment
 from rmgr.errors import PermissionDenied
@@ -23,6 +25,7 @@ from rmgr.model.joining import Revocation
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import Reason, State
 from tests.harness.bundles import session_bundles
+from tests.harness.coordinators import wait_for
 
 VALUE = Fragment(node="n1", base_us=0, outcomes=(Outcome(index=3, value=b"v"),))
 FAILED = Fragment(node="n1", outcomes=(Outcome(index=3, state=State.FAILED, reason=Reason.EXIT_CODE),))
@@ -128,6 +131,34 @@ def test_what_was_committed_before_a_revocation_stays_believed(world: World) -> 
     assert world.doubt(fragment, zxid=before) == ""
     assert world.doubt(fragment, zxid=PAGED) == ""
     assert "was revoked" in world.doubt(fragment, zxid=after)
+
+
+def test_a_revocation_that_comes_while_another_is_read_is_known_soon(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch of the list is spent before its records have come: they are read again, not at some later look of its own."""
+    monkeypatch.setattr("rmgr.adapters.trust._RESYNC_S", 3600.0)
+    nodes = [world.published(Role.STARTER, f"n{number}-{time.monotonic_ns()}") for number in (1, 2)]
+    held, told, here = Future[Stamped | None](), threading.Event(), world.coordinator
+
+    class Slow:
+        """The answer about the first key waits for the test."""
+
+        def children(self, path: str, *, watch: Callable[[], None]) -> Future[list[str] | None]:
+            return here.children(path, watch=lambda: (watch(), told.set()))  # type: ignore[arg-type, return-value]
+
+        def get(self, path: str) -> Future[Stamped | None]:
+            return held if path == paths.revoked(nodes[0].identity.key_id) and not held.done() else here.get(path)
+
+    def revoke(node: Credentials) -> None:
+        gone = Revocation(key_id=node.identity.key_id, name="n", role=Role.STARTER, by="admin", since_us=1)
+        assert isinstance(here.commit(join_ops.revoke(gone)).result(5), Committed)
+
+    revoke(nodes[0])
+    trust = Trust(Slow(), world.node.ca_pem)  # type: ignore[arg-type] - what it asks for
+    assert not trust.is_revoked(nodes[0].identity.key_id)
+    revoke(nodes[1])
+    assert told.wait(60)
+    held.set_result(here.get(paths.revoked(nodes[0].identity.key_id)).result(5))
+    wait_for(lambda: all(trust.is_revoked(node.identity.key_id) for node in nodes))
 
 
 def test_a_certificate_must_have_been_valid_when_it_signed(world: World) -> None:
