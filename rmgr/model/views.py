@@ -164,3 +164,51 @@ class ExplainView:
     reason: Reason | str
     why: tuple[WhyView, ...]
     expected_start_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedView:
+    """One placed job as the leader's last pass left it.
+
+    state: waiting | running | held. what, blocker: the thing that it waits for (reservation, limit, node, order, ...) and its id; reason:
+    in words. expected_start_us: as the policy promised, 0 = unknown. nodes: (name, processes) of its allocation, the head first.
+    """
+
+    state: str
+    what: str = ""
+    blocker: str = ""
+    reason: str = ""
+    expected_start_us: int = 0
+    nodes: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionView:
+    """Who places in a partition. faults: (stage's policy, how often it was skipped, the last error)."""
+
+    policy: str
+    passes: int = 0
+    last_pass_s: float = 0.0
+    faults: tuple[tuple[str, int, str], ...] = ()
+    problem: str = ""  #: why nobody places there: the configured pipeline cannot be used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldView:
+    """A line of the ledger: cores of a node that are kept for a job until it starts. job: `42`, or `42_7` of several."""
+
+    queue: str
+    job: str
+    node: str
+    cores: int
+    since_us: int = 0
+    expected_start_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacingView:
+    """What the placing leader knows: partitions by name, jobs by (submission, index), the ledger of what is held for whom."""
+
+    partitions: dict[str, PartitionView] = field(default_factory=dict)
+    jobs: dict[tuple[int, int], PlacedView] = field(default_factory=dict)
+    ledger: tuple[HeldView, ...] = ()
