@@ -19,7 +19,7 @@ from rmgr.client.modules import ship
 from rmgr.client.pickling import dump_call, dump_function
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of, python_environment
-from rmgr.client.tasks import LARGE_BYTES, Tasks
+from rmgr.client.tasks import HELD_BYTES, Tasks
 from rmgr.client.throttle import Call, Throttle
 from rmgr.client.waiting import giving_slot_back
 from rmgr.coord.ports import Store
@@ -124,7 +124,7 @@ class Core(Tasks):
 
     def _slim(self, payload: bytes) -> tuple[bytes, str]:
         """(arguments, "") or, when they are large, (b"", the row that holds them)."""
-        return (payload, "") if len(payload) <= LARGE_BYTES else (b"", self.store_row(payload))
+        return (payload, "") if len(payload) <= HELD_BYTES else (b"", self.store_row(payload))
 
     def slots(self) -> int:
         """Calls that the cluster can run at once."""

@@ -14,8 +14,11 @@ from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS
 from rmgr.model.block import MAX_INLINE_BYTES, MAX_TASKS, NO_SEQ, BlockData, BlockKey
 from rmgr.model.resources import MIB
 
-#: Bytes of arguments of one store row; one larger argument has a row of its own.
-MAX_ROW_BYTES = MIB
+#: Bytes of arguments of one store row (four of 1 MiB, with what pickle adds); one larger argument has a row of its own. Each block
+#: costs the same whatever it holds, and whoever claims a part of it reads the whole row.
+MAX_ROW_BYTES = 4 * MIB + 64 * 1024
+#: Bytes of arguments that go to rows before one commit: the first tasks run while the rest is written.
+MAX_ROUND_BYTES = 16 * MIB
 #: Fewer tasks than this inline, with more waiting behind them: the arguments go to a row instead.
 FEW_INLINE = 48
 #: Room left in a multi for what is not blocks (tail, record, fragments of cancelled tasks).
@@ -23,6 +26,8 @@ _OTHER_OPS = 8
 _OTHER_BYTES = 24 * 1024
 #: Estimate of a block's share of a multi besides its arguments.
 _BLOCK_BYTES = 400
+#: Tasks of a batch that were packed and are still kept, at most (beside half of it).
+_FORGET = 4096
 #: MessagePack's cost of one argument beside its bytes.
 _ITEM_BYTES = 5
 
@@ -40,6 +45,12 @@ class Batch:
     solid: bool = False
     row: str = ""
     taken: int = 0  #: how many from the front were packed already
+
+    def forget(self) -> None:
+        """Lets go of what was packed: who submits without a pause adds to the same batch for ever."""
+        del self.payloads[: self.taken]
+        self.first += self.taken
+        self.taken = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +103,23 @@ class Buffer:
     def take(self, *, max_blocks: int = MAX_OPS - _OTHER_OPS, max_bytes: int = MAX_MULTI_BYTES - _OTHER_BYTES) -> list[Packed]:
         """The next blocks, as many as fit one multi; they leave the buffer. Cost: O(tasks taken)."""
         blocks: list[Packed] = []
-        room = max_bytes
+        room, in_rows = max_bytes, 0
         while self._batches and len(blocks) < max_blocks:
             batch = self._batches[0]
             block, size = _next_block(batch)
-            if blocks and size > room:
+            if blocks and (size > room or in_rows > MAX_ROUND_BYTES):
                 break
             room -= size
             blocks.append(block)
             batch.taken += block.count
             self.tasks -= block.count
-            self.bytes -= sum(map(len, block.payloads))
+            bytes_taken = sum(map(len, block.payloads))
+            self.bytes -= bytes_taken
+            in_rows += bytes_taken if block.to_row else 0
             if batch.taken == len(batch.payloads):
                 self._batches.popleft()
+            elif block.to_row or batch.taken > max(_FORGET, len(batch.payloads) // 2):
+                batch.forget()
         return blocks
 
 

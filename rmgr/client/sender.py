@@ -38,6 +38,8 @@ _LOG = logging.getLogger("rmgr.submitter")
 #: Outcomes of tasks cancelled before they were sent, in one fragment. Meanwhile blocks go one by one: each may fall to pieces.
 _FRAGMENT_TASKS = 200
 _REFUSED_TASKS = 40
+#: Bytes of arguments written to the store together.
+_LOAD_BYTES = 4 * MIB
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class _Round:
     dropped: list[int]
     tail: Tail
     rows: dict[int, str]  #: first index -> store row
+    rows_left: int = 0  #: writes of rows that have not ended
     refused: dict[int, str] = field(default_factory=dict)  #: tasks whose output keys somebody else has taken
     multi: Multi | None = None
 
@@ -115,25 +118,48 @@ class Sender:
             self._admit()
 
     def _store_rows(self) -> None:
+        """Writes what goes to the store, some MiB a time and two at a time; then outputs are claimed."""
         current = self._round
         assert current is not None
-        number = self._lane.number
-        rows: list[tuple[str, bytes]] = []
-        for item in current.packed:
-            if item.to_row:
-                data = encode_payloads(item.payloads)
-                row = current.rows[item.first] = keys.arguments(number, item.first, hashlib.sha256(data).hexdigest())
-                rows.append((row, data))
+        loads = _loads([item for item in current.packed if item.to_row])
+        current.rows_left = len(loads)
+        for load in loads:
+            self._store_load(current, load)
+        if not loads:
+            self._claim()
+
+    def _store_load(self, current: _Round, load: list[Packed]) -> None:
+        number, store = self._lane.number, self._engine.store
 
         def write() -> dict[int, str]:
-            put_rows(self._engine.store, rows)
-            return claim(self._engine.values, self._engine.store, number, self._engine.guid, current.packed)
+            rows: dict[int, tuple[str, bytes]] = {}
+            for item in load:
+                data = encode_payloads(item.payloads)
+                rows[item.first] = keys.arguments(number, item.first, hashlib.sha256(data).hexdigest()), data
+            put_rows(store, list(rows.values()))
+            return {first: row for first, (row, _) in rows.items()}
 
-        def written(refused: dict[int, str]) -> None:
+        def written(rows: dict[int, str]) -> None:
+            current.rows |= rows
+            current.rows_left -= 1
+            if not current.rows_left:
+                self._claim()
+
+        self._step(self._engine.io(write), written, lambda: self._store_load(current, load))
+
+    def _claim(self) -> None:
+        current = self._round
+        assert current is not None
+        if not any(item.spec.keyed for item in current.packed):
+            self._admit()
+            return
+        engine, number = self._engine, self._lane.number
+
+        def claimed(refused: dict[int, str]) -> None:
             current.refused = refused
             self._admit()
 
-        self._step(self._engine.io(write), written, self._store_rows)
+        self._step(engine.io(lambda: claim(engine.values, engine.store, number, engine.guid, current.packed)), claimed, self._claim)
 
     def _admit(self) -> None:
         current = self._round
@@ -282,6 +308,19 @@ class Sender:
     def _again(self, job: Callable[[], None]) -> None:
         self._engine.after(self._engine.jitter(self._retry_s), job)
         self._retry_s = min(1.0, self._retry_s * 2)
+
+
+def _loads(items: Sequence[Packed]) -> list[list[Packed]]:
+    """In parts of about `_LOAD_BYTES`: the hash of one is taken while another is written."""
+    loads: list[list[Packed]] = []
+    size = _LOAD_BYTES
+    for item in items:
+        if size >= _LOAD_BYTES:
+            loads.append([])
+            size = 0
+        loads[-1].append(item)
+        size += sum(map(len, item.payloads))
+    return loads
 
 
 def put_rows(store: Any, rows: Sequence[tuple[str, bytes]]) -> None:

@@ -35,6 +35,8 @@ from rmgr.model.submission import Work
 
 #: Calls that `map` adds at a time: the first run while the rest is still being pickled.
 _MAP_BATCH = 512
+#: Bytes of their arguments, about.
+_MAP_BYTES = 4 * 1024 * 1024
 #: Output keys remembered before those are forgotten whose tasks are durable.
 _MANY_UNSENT = 10_000
 #: How often a wait without news looks whether the cluster still answers.
@@ -264,7 +266,8 @@ class TaskQueue:
         name = self._function_name if function is None or isinstance(function, str) else name_of(function)
         futures: list[Future] = []
         calls = zip(*iterables, strict=False)
-        while batch := [dump_call(args, {}, name) for args in islice(calls, _MAP_BATCH)]:
+        payloads = (dump_call(args, {}, name) for args in calls)
+        while batch := _some(payloads):
             self._tasks.wait_room(block=True, timeout_s=None)
             with self._adding:
                 futures += self._tasks.add(spec, batch)
@@ -350,6 +353,17 @@ class TaskQueue:
         except Exception:
             if kind is None:
                 raise
+
+
+def _some(payloads: Iterator[bytes]) -> list[bytes]:
+    """The next ones that are added together; large arguments few at a time."""
+    batch, size = [], 0
+    for payload in islice(payloads, _MAP_BATCH):
+        batch.append(payload)
+        size += len(payload)
+        if size >= _MAP_BYTES:
+            break
+    return batch
 
 
 def _flush_open_queues() -> None:

@@ -25,8 +25,11 @@ from rmgr.errors import DeadlineExceeded, NotConnected, NotFound, RmgrError, Sta
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State
 
-#: Arguments above this are written to the store by the caller, one row a task.
-LARGE_BYTES = 256 * 1024
+#: Arguments of a task above this are written to the store by the caller, and not on the way to the queue, several in a row.
+LARGE_BYTES = 4 * 1024 * 1024
+#: Arguments of a task above this are taken only while the store answers, and do not wait in this process until the task may be
+#: sent (`Executor` with `max_workers`).
+HELD_BYTES = 256 * 1024
 #: Failed tasks of which everything is kept.
 _FAILURES_KEPT = 100
 #: How long a cancel may take.
@@ -98,7 +101,10 @@ class Tasks:
         # Before they are added: from then on they may end at any moment.
         self._pending.update(zip(range(first, first + len(futures)), futures, strict=True))
         try:
-            if solid or row or spec.keyed or all(len(payload) <= LARGE_BYTES for payload in payloads):
+            largest = 0 if solid or row or spec.keyed else max(map(len, payloads), default=0)
+            if largest > HELD_BYTES:
+                self.store.head(keys.arguments(self.number, first, "0"))  # what cannot be stored is refused here and now
+            if largest <= LARGE_BYTES:
                 lane.add(spec, payloads, solid=solid, row=row)
             else:
                 for payload in payloads:

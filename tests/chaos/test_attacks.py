@@ -299,7 +299,7 @@ def test_exchanged_arguments_are_not_used(scene: Scene) -> None:
 
         tasks.store_row = exchanged
         with pytest.raises(TaskFailed, match="UNTRUSTED"):
-            queue.submit_call(b"x" * 300_000).result(20)
+            queue.submit_call(b"x" * 5_000_000).result(20)
         queue.close()
     assert not scene.canary.exists()
 

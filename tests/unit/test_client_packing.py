@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.client.packing import MAX_ROW_BYTES, Buffer, Packed, block_of
+from rmgr.client.packing import MAX_ROUND_BYTES, MAX_ROW_BYTES, Buffer, Packed, block_of
 from rmgr.client.ports import TaskSpec
 from rmgr.coord import ops
 from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_ZNODE_BYTES
@@ -102,3 +102,16 @@ def test_packing_keeps_every_task_once_and_every_limit(batches: list[tuple[bool,
         assert len(multi.ops) <= MAX_OPS
         assert multi.size_bytes() <= MAX_MULTI_BYTES
     assert found == expected
+
+
+def test_one_round_writes_a_bounded_number_of_bytes_to_rows_and_lets_go_of_them() -> None:
+    buffer = Buffer()
+    arguments = [bytes(1 << 20) for _ in range(64)]
+    buffer.add(PLAIN, arguments)
+    first = buffer.take()
+    assert sum(len(payload) for block in first for payload in block.payloads) <= MAX_ROUND_BYTES + MAX_ROW_BYTES
+    assert [block.count for block in first] == [4] * len(first), "a block for several tasks: each costs a claim and a commit"
+    buffer.add(PLAIN, [bytes(1 << 20)])
+    assert len(buffer._batches[0].payloads) == buffer.tasks, "who adds without a pause must not keep what was sent"
+    blocks = first + [block for packed in drain(buffer) for block in packed]
+    assert [block.first for block in blocks] == list(range(0, 65, 4))
