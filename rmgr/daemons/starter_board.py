@@ -35,10 +35,11 @@ _FRESH_S = 1.0
 _PAUSE_S, _FAILED_PAUSE_S = 0.004, 0.2
 #: A list without candidates is read again after this, by those who want work ahead but are not hungry.
 _EXHAUSTED_S = 0.05
-#: Starters that meet each other spread over up to this many first candidates; fewer that are known make the list stale.
-_SPREAD, _ENOUGH = 64, 8
-#: Whoever came too late n times waits up to 2**n times this before it reads again, n at most this many: 0.13 s.
-_YIELD_S, _YIELDS = 0.002, 6
+#: Starters that meet each other spread over up to this many first candidates; fewer that are known make the list stale,
+#: and so do this many that were gone.
+_SPREAD, _ENOUGH, _GONE = 256, 8, 3
+#: Whoever came too late n times waits up to 2**n times this before it reads again, n at most this many: 0.26 s.
+_YIELD_S, _YIELDS = 0.002, 7
 _NAME_LENGTH = 67
 #: Candidates looked past for those whose claim is under way.
 _CLAIMS = 64
@@ -56,6 +57,7 @@ class Candidate:
     gone: int = 0  #: the number of readings begun when it was found gone, 0 = it is there
     is_taken: bool = False
     is_unsuitable: bool = False
+    is_own: bool = False  #: what a claim of ours has left: nobody else knows it before reading the list
 
 
 def claim_order(name: str) -> str:
@@ -98,6 +100,7 @@ class Board:
         self._stale = True
         self._reads = 0
         self._spread = 1
+        self._gone = 0  #: candidates of the list that were gone
         self._late = 0  #: times that others were quicker, since the last claim that was made
         self._has_won = self._was_called = False  #: since the list was read: claimed something, told of a change
         self._generation = 0
@@ -147,9 +150,9 @@ class Board:
             return few[0] if few else None
         return min(few, key=self._taste)
 
-    def _taste(self, card: Candidate) -> int:
-        """This Starter's own order of blocks; what is left of a block stays where it was, since whoever took of it knows it."""
-        return zlib.crc32(self._salt + card.name[8:18].encode() + card.name[-10:].encode())
+    def _taste(self, card: Candidate) -> tuple[bool, int, int]:
+        """Under competition: first what is left of a block of ours, then the largest, which nobody eats of yet; in an order of our own."""
+        return not card.is_own, -card.key.count, zlib.crc32(self._salt + card.name.encode())
 
     def fetch(self, card: Candidate) -> None:
         """Sees to it that the data of a candidate come."""
@@ -184,7 +187,7 @@ class Board:
         if rest is None:
             return None
         key, data = rest
-        left = Candidate(paths.block_name(key), key, data)
+        left = Candidate(paths.block_name(key), key, data, is_own=True)
         self._cards[left.name] = left
         insort(self._names, left.name, lo=self._at, key=claim_order)
         return left
@@ -192,8 +195,8 @@ class Board:
     def taken(self, card: Candidate) -> None:
         """The claim was committed."""
         self._lose(card)
-        self._spread = max(1, self._spread - 1)
-        self._late, self._has_won = 0, True
+        self._spread -= -(-self._spread // 8) if self._spread > 1 else 0
+        self._late, self._has_won = self._late // 2, True
 
     def missed(self, card: Candidate, rest: Candidate | None) -> None:
         """Somebody else was quicker: look again soon, and less at the very first ones."""
@@ -205,17 +208,21 @@ class Board:
     def _too_late(self, card: Candidate) -> None:
         self._spread = min(_SPREAD, self._spread * 2)
         self._late = min(_YIELDS, self._late + 1)
+        self._gone += 1
+        # What others left of the block may be more urgent than all of another priority.
+        self._stale = self._stale or self._gone >= _GONE or self._left(card.key.priority) < _ENOUGH
+
+    def _left(self, priority: int | None = None) -> int:
+        """Candidates that are left (of a priority, if they come first), counted up to `_ENOUGH`. Cost: as `fetch_ahead`."""
         left = 0
         for at in range(self._at, len(self._names)):
-            other = self._card(self._names[at])
-            if other is None or other.is_taken or other.gone or other.is_unsuitable:
+            card = self._card(self._names[at])
+            if card is None or card.is_taken or card.gone or card.is_unsuitable:
                 continue
+            if left == _ENOUGH or (priority is not None and card.key.priority != priority):
+                break
             left += 1
-            if other.key.priority != card.key.priority:
-                break  # what is left of the block may be more urgent than this
-            if left == _ENOUGH:
-                return
-        self._stale = True
+        return left
 
     def put_back(self, card: Candidate, rest: Candidate | None) -> None:
         """The claim was not made for another reason: the block is still there."""
@@ -261,8 +268,8 @@ class Board:
 
     def _fired(self, generation: int) -> None:
         if generation == self._generation:
-            self._watched = False
-            self._stale = self._was_called = True
+            self._watched, self._was_called = False, True
+            self._stale = self._stale or not self._left()
             self._next_read_s = max(self._next_read_s, self._clock() + self._yield_s())
             self._wake()
 
@@ -284,6 +291,7 @@ class Board:
         if self._was_called and not names and not self._has_won:
             self._late = min(_YIELDS, self._late + 1)
         self._was_called = self._has_won = False
+        self._gone = 0
         self._names = sorted([name for name in names or () if len(name) == _NAME_LENGTH], key=claim_order)
         self._at = 0
         listed = set(self._names)

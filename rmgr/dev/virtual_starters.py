@@ -222,8 +222,9 @@ class Counted:
 
     def get(self, path: str, **options: Any) -> Future[Any]:
         """See `Coordinator`."""
-        self._count(f"get {_kind(path)}")
-        return self._inner.get(path, **options)
+        future = self._inner.get(path, **options)
+        future.add_done_callback(lambda done: self._count(f"get {_kind(path)}" + _absent(done)))
+        return future
 
     def stat(self, path: str, **options: Any) -> Future[Any]:
         """See `Coordinator`."""
@@ -237,6 +238,10 @@ class Counted:
 
     def _count(self, what: str) -> None:
         self._counts[what] += 1
+
+
+def _absent(done: Future[Any]) -> str:
+    return ", absent" if done.exception() is None and done.result() is None else ""
 
 
 def _kind(path: str) -> str:
