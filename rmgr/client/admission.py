@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rmgr.client.feasible import Needs, check_nodes, check_shape
 from rmgr.errors import Infeasible, NotFound, PermissionDenied, StateConflict, UsageError
 from rmgr.model.block import PRIORITY_RANGE
 from rmgr.model.node import NodeRecord
+from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.resources import Request
 from rmgr.model.submission import Submission
@@ -17,30 +20,94 @@ from rmgr.model.units import format_duration, format_size
 _MAX_CORES = 99_999
 
 
-def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeRecord]) -> Submission:
+def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeRecord], *, partition: str = "", tasks: int = 1) -> Submission:
     """`draft` with the defaults of its queue, if the cluster accepts it.
 
-    Raises: NotFound (unknown queue), PermissionDenied, StateConflict (closed queue, no placing policy), Infeasible naming
-        the limit or the largest node, UsageError.
+    Args:
+        partition: where it shall run, when the draft names no queue; "" = wherever the queue is. tasks: how many it begins with.
+    Raises: NotFound (unknown queue, partition or node), PermissionDenied, StateConflict (closed queue), Infeasible naming
+        the limit, the largest node, or what the partition has, UsageError for what contradicts itself.
     """
-    queue = find_queue(draft.queue, settings)
+    if draft.rigid is not None:
+        check_shape(draft.rigid, tasks)
+    queue = choose_queue(draft, settings, partition)
     if queue.users and draft.user not in queue.users:
         raise PermissionDenied(f"user {draft.user} may not submit to queue {queue.name}", hint="rmgr queues lists the others")
     if queue.state == "closed":
         raise StateConflict(f"queue {queue.name} is closed", hint="rmgr queues lists the open ones")
-    if queue.dispatch is Dispatch.PLACE:
-        raise StateConflict(
-            f"queue {queue.name} is placed by the leader, and there is no placing policy yet", hint="submit to a queue with dispatch = pull"
-        )
     request = _with_defaults(draft.request, queue)
-    _check_limits(request, draft, queue)
-    _check_nodes(request, queue, nodes)
+    rigid = draft.rigid
+    if queue.dispatch is Dispatch.PLACE:
+        rigid = rigid or Rigid()
+        check_shape(rigid, tasks)
+        needs = Needs(request=request, rigid=rigid, queue=queue)
+        _check_limits(request, draft, queue, needs.cores)
+        check_nodes(needs, nodes)
+    else:
+        if rigid is not None:
+            raise _needs_placing(queue, settings, draft.user)
+        _check_limits(request, draft, queue, request.cores)
+        _check_nodes(request, queue, nodes)
     priority = draft.priority or queue.default_priority
     if not -PRIORITY_RANGE <= priority <= min(queue.max_priority, PRIORITY_RANGE):
         raise UsageError(
             f"priority {priority} is not between {-PRIORITY_RANGE} and {min(queue.max_priority, PRIORITY_RANGE)} (queue {queue.name})"
         )
-    return replace(draft, queue=queue.name, request=request, priority=priority)
+    return replace(draft, queue=queue.name, request=request, priority=priority, rigid=rigid)
+
+
+def choose_queue(draft: Submission, settings: ClusterSettings, partition: str = "") -> QueueSpec:
+    """The queue that the draft names; else the default one, for a placed request the first open place queue of the partition.
+
+    Raises: NotFound, StateConflict, Infeasible saying what to put into the configuration.
+    """
+    if partition:
+        _check_partition(partition, settings)
+    if draft.queue:
+        queue = find_queue(draft.queue, settings)
+        if partition and queue.partition != partition:
+            raise UsageError(
+                f"queue {queue.name} is in partition {queue.partition}, not in {partition}", hint="name one of them: -q or --partition"
+            )
+        return queue
+    default = find_queue("", settings)
+    if draft.rigid is None and partition in {"", default.partition}:
+        return default
+    here = [default, *settings.queues] if not partition else [queue for queue in settings.queues if queue.partition == partition]
+    able = [queue for queue in here if draft.rigid is None or queue.dispatch is Dispatch.PLACE]
+    if not able:
+        raise _no_place_queue(partition)
+    mine = [queue for queue in able if not queue.users or draft.user in queue.users]
+    return next((queue for queue in mine if queue.state != "closed"), (mine or able)[0])
+
+
+def _check_partition(partition: str, settings: ClusterSettings) -> None:
+    known = sorted({queue.partition for queue in settings.queues})
+    if partition not in known:
+        close = difflib.get_close_matches(partition, known, 1, 0.5)
+        raise NotFound(
+            f"--partition: no queue is in a partition {partition!r}; there are {', '.join(known)}",
+            hint=f"did you mean {close[0]!r}?" if close else "rmgr queues -o queue,partition",
+        )
+
+
+def _no_place_queue(partition: str) -> Infeasible:
+    where = f" of partition {partition}" if partition else ""
+    lines = f'[queues.batch] with dispatch = "place"{f" and partition = {json.dumps(partition)}" if partition else ""}'
+    return Infeasible(
+        f"several processes, nodes and the like need a queue whose jobs the leader places, and there is none{where}",
+        hint=f"its operator adds one: {lines}, to what rmgr config show --cluster prints, then rmgr config apply FILE",
+    )
+
+
+def _needs_placing(queue: QueueSpec, settings: ClusterSettings, user: str) -> UsageError:
+    opened = (spec for spec in settings.queues if spec.dispatch is Dispatch.PLACE and spec.state != "closed")
+    placed = [spec.name for spec in opened if not spec.users or user in spec.users]
+    return UsageError(
+        f"Starters take the work of queue {queue.name} one process a task; what was asked for (several processes or nodes, --exclusive, "
+        f"--nodelist, --exclude, --begin, ...) needs a queue whose jobs the leader places",
+        hint=f"-q {placed[0]}, or no -q at all" if placed else _no_place_queue("").hint,
+    )
 
 
 def find_queue(name: str, settings: ClusterSettings) -> QueueSpec:
@@ -65,14 +132,15 @@ def _with_defaults(request: Request, queue: QueueSpec) -> Request:
     )
 
 
-def _check_limits(request: Request, draft: Submission, queue: QueueSpec) -> None:
+def _check_limits(request: Request, draft: Submission, queue: QueueSpec, cores: int) -> None:
+    """cores: of all its processes."""
     if not 1 <= request.cores <= _MAX_CORES:
         raise UsageError(f"cores = {request.cores} is not between 1 and {_MAX_CORES}")
     if request.memory_bytes < 0 or request.time_limit_us < 0 or draft.retries < 0 or draft.backoff_us < 0 or draft.max_running < 0:
         raise UsageError("memory, time, retries, back-off and caps cannot be negative")
     hint = "rmgr queues shows the limits; choose another queue with -q"
-    if queue.max_cores and request.cores > queue.max_cores:
-        raise Infeasible(f"{request.cores} cores are more than queue {queue.name} allows ({queue.max_cores})", hint=hint)
+    if queue.max_cores and cores > queue.max_cores:
+        raise Infeasible(f"{cores} cores are more than queue {queue.name} allows ({queue.max_cores})", hint=hint)
     if queue.max_memory_bytes and request.memory_bytes > queue.max_memory_bytes:
         raise Infeasible(
             f"{format_size(request.memory_bytes)} of memory are more than queue {queue.name} allows "

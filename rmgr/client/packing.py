@@ -71,9 +71,10 @@ class Packed:
 
 
 class Buffer:
-    """Tasks in the order of their indices, on the way into blocks. Not thread-safe."""
+    """Tasks in the order of their indices, on the way into blocks. Not thread-safe. single: a block each, as placed jobs are."""
 
-    def __init__(self, next_index: int = 0) -> None:
+    def __init__(self, next_index: int = 0, *, single: bool = False) -> None:
+        self._most = 1 if single else MAX_TASKS
         self.next_index = next_index
         self.bytes = 0
         self.tasks = 0
@@ -106,7 +107,7 @@ class Buffer:
         room, in_rows = max_bytes, 0
         while self._batches and len(blocks) < max_blocks:
             batch = self._batches[0]
-            block, size = _next_block(batch)
+            block, size = _next_block(batch, self._most)
             if blocks and (size > room or in_rows > MAX_ROUND_BYTES):
                 break
             room -= size
@@ -123,11 +124,11 @@ class Buffer:
         return blocks
 
 
-def _next_block(batch: Batch) -> tuple[Packed, int]:
-    """The block at the front of a batch, and the bytes that it adds to a multi."""
+def _next_block(batch: Batch, most: int) -> tuple[Packed, int]:
+    """The block of at most so many tasks at the front of a batch, and the bytes that it adds to a multi."""
     at = batch.taken
     payloads = batch.payloads
-    end = min(len(payloads), at + MAX_TASKS)
+    end = min(len(payloads), at + most)
     first = batch.first + at
     if batch.row:
         return Packed(batch.spec, first, tuple(payloads[at:end]), batch.solid, batch.row, False), _BLOCK_BYTES

@@ -67,7 +67,7 @@ class Sender:
         self.full = False
         self.held = held
         self.trouble: RmgrError | None = None  #: why the present round does not get on
-        self.buffer = Buffer(tail.next)
+        self.buffer = Buffer(tail.next, single=lane.submission.rigid is not None)
         self.dropped: set[int] = set()
         self.want_complete = tail.complete
         self._lane = lane
@@ -91,7 +91,7 @@ class Sender:
     def rebase(self, tail: Tail, version: int) -> None:
         """The tail as it is after this Submitter has taken the submission over."""
         self.tail, self._version = tail, version
-        self.buffer = Buffer(tail.next)
+        self.buffer = Buffer(tail.next, single=self._lane.submission.rigid is not None)
         self.want_complete = tail.complete
 
     # -- one round

@@ -115,3 +115,14 @@ def test_one_round_writes_a_bounded_number_of_bytes_to_rows_and_lets_go_of_them(
     assert len(buffer._batches[0].payloads) == buffer.tasks, "who adds without a pause must not keep what was sent"
     blocks = first + [block for packed in drain(buffer) for block in packed]
     assert [block.first for block in blocks] == list(range(0, 65, 4))
+
+
+def test_tasks_of_a_placed_submission_have_a_block_each() -> None:
+    buffer = Buffer(7, single=True)
+    buffer.add(PLAIN, [b"a", b"b" * 20_000, b"c"])
+    buffer.add(PLAIN, [b"d", b"e"], solid=True)
+    blocks = [block for packed in drain(buffer) for block in packed]
+    assert [(block.first, block.count, block.to_row) for block in blocks] == [
+        (7, 1, False), (8, 1, True), (9, 1, False), (10, 1, False), (11, 1, False),
+    ]  # fmt: skip
+    assert (buffer.tasks, buffer.bytes, buffer.next_index) == (0, 0, 12)

@@ -243,7 +243,6 @@ def test_text_in_place_of_a_list_of_keys_is_refused(cluster: Cluster) -> None:
         ({"memory": "16G"}, Infeasible, "16G; the largest node, n1, has 4 cores and 8.0G"),
         ({"features": ["gpu"]}, Infeasible, "no node of partition default has the features gpu"),
         ({"queue": "defualt"}, NotFound, "there is no queue 'defualt'; the queues are default, placed, closed, theirs, small"),
-        ({"queue": "placed"}, StateConflict, "no placing policy yet"),
         ({"queue": "closed"}, StateConflict, "queue closed is closed"),
         ({"queue": "theirs"}, PermissionDenied, "may not submit to queue theirs"),
         ({"cores": 0}, UsageError, "cores = 0"),

@@ -1,0 +1,116 @@
+"""Placed requests at the client: which queue they go to, what contradicts itself, what a partition never has."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmgr.client.admission import admit
+from rmgr.client.specs import Options, draft_of
+from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, UsageError
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.placing import Rigid
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.resources import Capacity, NodeAttributes
+from rmgr.model.submission import Submission, Work
+
+
+def placing(name: str, **fields: object) -> QueueSpec:
+    return QueueSpec(name=name, dispatch=Dispatch.PLACE, **fields)  # type: ignore[arg-type]
+
+
+def node(name: str, cores: int, gib: int = 8, *, partition: str = "default", gpus: int = 0) -> NodeRecord:
+    capacity = Capacity(cores=cores, memory_bytes=gib << 30, resources={"gpu": gpus} if gpus else {})
+    attributes = NodeAttributes(partition=partition)
+    return NodeRecord(node=name, incarnation=1, state=NodeState.UP, guid=name, capacity=capacity, attributes=attributes)
+
+
+SETTINGS = ClusterSettings(
+    queues=(
+        QueueSpec(name="default"),
+        placing("old", state="closed"),
+        placing("theirs", users=("somebody-else",)),
+        placing("batch", max_time_us=3_600_000_000, default_time_us=60_000_000),
+        placing("other", partition="far", max_cores=4),
+        QueueSpec(name="pulled-far", partition="far"),
+    )
+)
+NODES = [node("n1", 4), node("n2", 4), node("n3", 2, gpus=2), node("f1", 8, partition="far")]
+
+
+def ask(
+    rigid: Rigid | None = None, *, partition: str = "", tasks: int = 1, settings: ClusterSettings = SETTINGS, **options: object
+) -> Submission:
+    draft = draft_of(Options(**options), work=Work.COMMAND, rigid=rigid, user="ann")  # type: ignore[arg-type]
+    return admit(draft, settings, NODES, partition=partition, tasks=tasks)
+
+
+def test_a_placed_request_without_a_queue_goes_to_the_first_open_place_queue_that_takes_it() -> None:
+    assert ask(Rigid(processes=4)).queue == "batch"
+    assert ask(Rigid(processes=4)).request.time_limit_us == 60_000_000
+    assert ask(Rigid(processes=4), partition="far").queue == "other"
+    assert (ask().queue, ask(partition="far").queue, ask(partition="default").queue) == ("default", "other", "default")
+
+
+def test_what_goes_to_a_place_queue_is_a_placed_job_whatever_it_asks_for() -> None:
+    assert ask(queue="batch").rigid == Rigid()
+    assert ask(queue="default").rigid is None
+
+
+@pytest.mark.parametrize(
+    ("rigid", "more", "error", "told"),
+    [
+        (Rigid(processes=2, nodes=3), {}, UsageError, "-N 3 nodes are more than -n 2 processes"),
+        (Rigid(processes=3, nodes=3, nodelist=("n1", "n2")), {}, UsageError, "--nodelist names only 2 | name more nodes, or -N 2"),
+        (Rigid(nodelist=("n1",), exclude=("n1", "n2")), {}, UsageError, "n1: both in --nodelist and in --exclude"),
+        (Rigid(nodelist=("n11",)), {}, NotFound, "there is no node 'n11' | did you mean 'n1'?"),
+        (Rigid(exclude=("x",)), {}, NotFound, "--exclude: there is no node 'x' | known: n1, n2, n3"),
+        (Rigid(nodelist=("f1",)), {}, Infeasible, "f1 is in partition far, the queue's jobs run in default | --partition far"),
+        (Rigid(exclude=("n1", "n2", "n3")), {}, Infeasible, "--exclude leaves no node"),
+        (Rigid(processes=11), {}, Infeasible, "are more than partition default ever has: its 3 nodes have room for 10 | -n 10 at most"),
+        (Rigid(processes=4, nodes=4), {}, Infeasible, "-N 4 nodes are more than partition default has for this: 3 | -N 3 at most"),
+        (Rigid(processes=10, nodes=2), {}, Infeasible, "spread over 2 nodes, are 5 on a node; the nodes of partition default do not take"),
+        (Rigid(processes=9, nodes=3), {}, Infeasible, "are 3 on a node"),
+        (Rigid(processes=2), {"cores": 5}, Infeasible, "the largest node of partition default, n2, has 4 cores and 8.0G"),
+        (Rigid(processes=2), {"resources": {"gpu": 3}}, Infeasible, "no node can ever run one of these processes"),
+        (Rigid(processes=2), {"time": "2h"}, Infeasible, "a time limit of 2:00:00 is more than queue batch allows (1:00:00)"),
+        (Rigid(processes=5), {"queue": "other"}, Infeasible, "5 cores are more than queue other allows (4)"),
+        (Rigid(processes=2), {"queue": "old"}, StateConflict, "queue old is closed"),
+        (Rigid(processes=2), {"queue": "default"}, UsageError, "Starters take the work of queue default one process a task | -q batch"),
+        (Rigid(processes=2), {"queue": "batch", "partition": "far"}, UsageError, "queue batch is in partition default, not in far"),
+        (
+            Rigid(processes=2),
+            {"partition": "fra"},
+            NotFound,
+            "no queue is in a partition 'fra'; there are default, far | did you mean 'far'?",
+        ),
+        (Rigid(), {"tasks": 1 << 21}, UsageError, "a placed submission has at most"),
+    ],
+)
+def test_what_cannot_be_says_what_to_type(rigid: Rigid, more: dict[str, object], error: type[RmgrError], told: str) -> None:
+    with pytest.raises(error) as caught:
+        ask(rigid, **more)  # type: ignore[arg-type]
+    message, _, hint = told.partition(" | ")
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "rigid",
+    [
+        Rigid(processes=10),
+        Rigid(processes=7, nodes=2),
+        Rigid(processes=8, nodes=3),
+        Rigid(processes=8, nodelist=("n1", "n2")),
+        Rigid(processes=3, exclude=("n1",)),
+    ],
+)
+def test_processes_that_do_not_divide_over_the_nodes_are_spread_evenly(rigid: Rigid) -> None:
+    assert ask(rigid).rigid == rigid
+
+
+def test_without_a_place_queue_the_configuration_that_is_missing_is_told() -> None:
+    with pytest.raises(Infeasible) as caught:
+        ask(Rigid(processes=2), settings=ClusterSettings(queues=(QueueSpec(name="default"),)))
+    assert '[queues.batch] with dispatch = "place"' in caught.value.hint
+    with pytest.raises(StateConflict, match="queue old is closed"):
+        ask(Rigid(processes=2), settings=ClusterSettings(queues=(QueueSpec(name="default"), placing("old", state="closed"))))
