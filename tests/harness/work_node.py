@@ -18,7 +18,7 @@ from rmgr.adapters.process import CgroupConfig, NodeRunner, Slot, Worker, Worker
 from rmgr.adapters.workevents import CommandsEnded, SlotUp, TasksEnded, WorkerReady
 from rmgr.model.frames import CommandBatch, CommandEnd, CommandItem, Shape, TaskBatch, TaskEnd, TaskItem
 
-DEADLINE_S = 15.0
+DEADLINE_S = 60.0
 
 
 class WorkNode:

@@ -352,6 +352,14 @@ def starter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[su
             leftovers.reap(tmp_path / "run")
 
 
+def is_stopped(pid: int) -> bool:
+    """Every thread of it: the signal is on its way to those on other processors."""
+    try:
+        return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
+    except OSError:  # a thread has just ended
+        return False
+
+
 def test_nothing_outlives_a_killed_starter(starter: tuple[subprocess.Popen[str], Path, list[int], str]) -> None:
     process, directory, pids, marker = starter
     assert all(is_alive(pid) for pid in pids)
@@ -368,6 +376,7 @@ def test_nothing_outlives_a_killed_starter(starter: tuple[subprocess.Popen[str],
 def test_a_new_starter_ends_what_a_killed_starter_and_spawner_left(starter: tuple[subprocess.Popen[str], Path, list[int], str]) -> None:
     process, directory, pids, marker = starter
     process.send_signal(signal.SIGSTOP)
+    until(lambda: is_stopped(process.pid))  # else it may see its spawner die, and end what that left
     os.kill(pids[0], signal.SIGKILL)  # the spawner: now nobody is left who could end the command and its daemon
     process.kill()
     process.wait(10)
