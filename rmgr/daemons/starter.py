@@ -190,7 +190,7 @@ def build(
         runners.append(runner)
         for line in runner.reaped:
             log.warning("leftover_ended", node=name, detail=line)
-    files = [directory / "blobs", *(directory / name / kind for name in names for kind in ("stage", "private"))]
+    files = [directory / "blobs", *(directory / name / kind for name in names for kind in ("stage", "private", "jobs"))]
     for left in files:
         remove_tree(left)
 

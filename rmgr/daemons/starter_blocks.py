@@ -124,6 +124,16 @@ class ClaimedBlock:
         return self.data.function or (self.info.kind if self.info is not None else self.key.submission)
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Cores and MiB of one task."""
+        return self.key.cores, self.key.memory_mib
+
+    @property
+    def is_placed(self) -> bool:
+        """The leader has put it here."""
+        return self.data.allocation is not None
+
+    @property
     def unfinished(self) -> int:
         """Tasks without an outcome."""
         return len(self.ready) + self.live + self.writing

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rmgr.adapters.process import WorkerSpec
 from rmgr.coord import keys
 from rmgr.daemons.starter_accounts import Accounts
+from rmgr.daemons.starter_arguments import Piece
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_estimate import AHEAD_S, BATCH_TASKS, LOW_S, TaskTimes, batch_size
 from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher
+from rmgr.daemons.starter_jobs import Jobs
 from rmgr.daemons.starter_lanes import Lane, Lanes
 from rmgr.daemons.starter_records import Info
 from rmgr.daemons.starter_stage import Staged, Stager
@@ -30,6 +33,8 @@ from rmgr.runtime.failpoint import failpoint
 
 #: Bytes of arguments in one message.
 _BATCH_BYTES = 4 * 1024 * 1024
+#: Bytes of arguments fetched ahead of the slots.
+_AHEAD_BYTES = 16 * 1024 * 1024
 #: A slot whose task has run this long gives up what waits behind it, when another slot is free.
 _LONG_S = 0.03
 #: Taking tasks back from a slot is worth it when they would wait at least this long.
@@ -74,8 +79,10 @@ class Dispatch:
         accounts: Accounts | None = None,
         separate: bool = False,
         gate: Gate | None = None,
+        jobs: Jobs | None = None,
     ) -> None:
         self._gate = gate
+        self._jobs = jobs
         self._blocks = blocks
         self._accounts = accounts
         self._separate = separate
@@ -94,6 +101,8 @@ class Dispatch:
         block.is_dropped = True
         self._kits.pop(block.key, None)
         self._stager.forget(block)
+        if self._jobs is not None and block.is_placed:
+            self._jobs.forget(block)
 
     def run(self) -> None:
         """One pass. Raises: OSError when no slot can be opened."""
@@ -101,19 +110,41 @@ class Dispatch:
         self.is_held_up = False
         if self._lanes.wants_grant:
             return
+        is_reserved = is_crowded = False  #: a placed job has not started yet: what was pulled waits; it needs room
         for block in list(self._blocks.values()):
             if not block.ready:
                 continue
+            if is_reserved and not block.is_placed:
+                break
             kit = self._kit(block)
             if kit is None:
+                is_reserved = is_reserved or block.is_placed
                 continue
             if isinstance(kit, Failure):
                 self._on_unstartable(block, block.take_ready(), kit)
                 continue
             waits_for_room = self._start(block, kit)
-            if waits_for_room and not block.info.queue.backfill_pull:
+            if block.is_placed:
+                is_reserved = is_reserved or waits_for_room
+                is_crowded = is_crowded or waits_for_room
+            elif waits_for_room and not block.info.queue.backfill_pull:
                 self.is_held_up = not self._lanes.fits(block.key.cores, block.key.memory_mib)
+                self._fetch_ahead()
                 return
+        self.is_held_up = is_reserved
+        if is_crowded:
+            self.recall_all()  # what waits behind running tasks would keep their slots
+
+    def _fetch_ahead(self) -> None:
+        """While the slots are busy the next arguments come from the store, some MiB of them: memory and disk stay bounded."""
+        ahead = 0
+        for block in self._blocks.values():
+            if ahead >= _AHEAD_BYTES:
+                return
+            if block.data.row and block.ready:
+                if block.payloads is None:
+                    self._kit(block)
+                ahead += sum(len(block.payload(index)) for index in block.ready) if block.payloads is not None else _BATCH_BYTES
 
     # -- one block ---------------------------------------------------------------------------------------------------------
 
@@ -139,6 +170,8 @@ class Dispatch:
             info.account = account
         key = block.key
         shape = info.shape(key.cores, key.memory_mib, environ=self._environ, output_cap=self._output_cap)
+        if self._jobs is not None and block.is_placed:
+            shape = self._jobs.shape(block, shape)
         made = self._python_kit(block, info, shape) if info.is_python else self._command_kit(info, shape)
         if isinstance(made, Kit):
             made = self._own(made, info)
@@ -229,7 +262,7 @@ class Dispatch:
                 return mine if len(mine.tasks) < BATCH_TASKS // 2 and not mine.blocked_seq else None
             return self._lanes.open_for(info, kit.spec, cores, memory_mib)
         lane = self._lanes.open_for(info, kit.spec, cores, memory_mib)
-        if lane is not None or task_s is None or task_s > LOW_S or not block.data.resubmit:
+        if lane is not None or task_s is None or task_s > LOW_S or not block.data.resubmit or block.is_placed:
             return lane
         running = [
             lane
@@ -267,15 +300,14 @@ class Dispatch:
         for at, index in enumerate(indices):
             staged = self._stager.take(block, index) if block.data.keyed else None
             payload = block.payload(index) if staged is None else staged.payload
-            size += len(payload)
+            size += len(payload) if isinstance(payload, bytes) else 0
             if size > _BATCH_BYTES and items:
                 block.put_back(indices[at:])
                 del indices[at:]
                 break
             seq = next_seq()
             lane.tasks[seq] = (block, index)
-            where = {"path": payload} if isinstance(payload, str) else {"payload": payload}
-            items.append(TaskItem(seq=seq, index=index, attempt=attempt, label=-1 if plain else label(index), **where))
+            items.append(TaskItem(seq=seq, index=index, attempt=attempt, label=-1 if plain else label(index), **_where(payload)))
         batch = TaskBatch(
             shape=kit.shape,
             function=kit.function,
@@ -298,6 +330,7 @@ class Dispatch:
             lane.tasks[seq] = (block, index)
             staged: Staged | None = self._stager.take(block, index) if self._stager.is_needed(block) else None
             payload = block.payload(index)
+            payload = payload.read() if isinstance(payload, Piece) else payload
             environ = {"RMGR_ENTRY": os_text(payload)} if payload else None
             out, err = self._stager.named_outputs(block, index)
             items.append(
@@ -375,6 +408,15 @@ class Dispatch:
 
     def _has_ready(self) -> bool:
         return any(block.ready for block in self._blocks.values())
+
+
+def _where(payload: bytes | str | Piece) -> dict[str, Any]:
+    """Where a worker finds the arguments of a task: in its message, in a file, in a part of one."""
+    if isinstance(payload, bytes):
+        return {"payload": payload}
+    if isinstance(payload, str):
+        return {"path": payload}
+    return {"path": payload.path, "start": payload.start, "size": payload.size}
 
 
 def os_text(data: bytes) -> str:

@@ -30,6 +30,7 @@ from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Fetcher
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_jobs import Jobs
 from rmgr.daemons.starter_lanes import Lanes
 from rmgr.daemons.starter_logs import LiveLogs
 from rmgr.daemons.starter_metrics import StarterMetrics
@@ -136,6 +137,7 @@ class NodeAgent:
             spool=files,
             log=self.log,
         )
+        self.jobs = Jobs(self, shared, directory=files.with_name("jobs"), log=self.log)
         self._dispatch = Dispatch(
             self.blocks,
             self.lanes,
@@ -148,6 +150,7 @@ class NodeAgent:
             accounts=accounts,
             separate=shared.separate,
             gate=shared.gate,
+            jobs=self.jobs,
         )
         self.puller = Puller(
             self,
@@ -190,6 +193,7 @@ class NodeAgent:
         self._returning.clear()
         self.puller.reset()
         self.orders.reset()
+        self.jobs.reset()
 
     def drop_block(self, block: ClaimedBlock) -> None:
         """The block is not the node's own any more: what runs of it is killed, nothing of it is told."""
@@ -226,6 +230,7 @@ class NodeAgent:
         elif "quarantine" in self.drains and not self.strikes.is_out(now_s):
             del self.drains["quarantine"]
             self.log.info("node_released", why="quarantine is over")
+        self.jobs.settle()
         if self.is_draining:
             self._give_back_unstarted()
         try:
@@ -399,7 +404,7 @@ class NodeAgent:
 
     def _worth(self, block: ClaimedBlock, *, stalled: bool) -> bool:
         """Its waiting tasks would take long enough here."""
-        if not block.ready or block.data.serial:
+        if not block.ready or block.data.serial or block.is_placed:
             return False
         task_s = self._shared.times.of(block.kind)
         slots = max(1, self.lanes.cores // block.key.cores)

@@ -76,8 +76,11 @@ class Orders:
         if not self._listing and (not self._watched or now_s - self._listed_s > _RESYNC_S) and now_s >= self._listed_s:
             self._list(now_s)
         for active in list(self._active.values()):
-            if active.crossing or self._remaining(active.order) or self._node.puller.is_claiming(active.order.submission):
+            submission = active.order.submission
+            if active.crossing or self._remaining(active.order) or self._node.puller.is_claiming(submission):
                 continue
+            if self._reading or self._node.jobs.is_taking(submission):
+                continue  # its job may be on the way to this node
             self._cross_off(active)
 
     def meet(self, block: ClaimedBlock) -> None:
@@ -162,6 +165,8 @@ class Orders:
             self._log.warning("order_not_readable", guid=guid, error=error.message)
             return
         self._active[guid] = _Active(guid, order)
+        if order.order is Order.START:
+            self._node.jobs.order(guid, order)
         self._log.info("order_received", order=order.order.value, submission=order.submission, first=order.index, why=order.detail)
         self._apply(order, [block for block in self._node.blocks.values() if block.key.submission == order.submission])
         self._wake()

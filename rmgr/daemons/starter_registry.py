@@ -231,6 +231,8 @@ class Registry:
                 agent.blocks[key] = block
             if block is not None:
                 commits.append((key, self._adopt(agent, fence, block, found)))
+            elif _is_placed_now(agent, found):
+                continue  # since this registration: its START order is in the inbox
             else:
                 failed = self._fail(agent, fence, key, found)
                 if failed is not None:
@@ -301,6 +303,11 @@ def _lives(record: NodeRecord) -> bool:
         return process.create_time() <= record.registered_us / 1e6 + _CLOCK_SLACK_S
     except psutil.Error:
         return False
+
+
+def _is_placed_now(agent: NodeAgent, found: Stamped) -> bool:
+    data = decode_block(found.data)
+    return data.allocation is not None and data.incarnation == agent.incarnation
 
 
 def _how(outcome: Committed) -> str:

@@ -1,0 +1,179 @@
+"""Placed jobs on the node that runs their script: START orders become claimed blocks, their environment and host file.
+
+A block that the leader has put under `/running/<node>` is this node's own as soon as its order was read. From then on it
+is what a pulled block is; only that it starts before all of them, and that nothing is pulled while it waits for room.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rmgr.adapters.leftovers import remove_tree
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.records import decode_block
+from rmgr.daemons.starter_accounts import hand_over
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.frames import Shape
+from rmgr.model.node import InboxOrder
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter_node import NodeAgent, Shared
+
+#: Pause after a block could not be read.
+_PAUSE_S = 0.5
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Coming:
+    """A START order whose block is not the node's own yet."""
+
+    key: BlockKey
+    is_reading: bool = False
+    retry_s: float = 0.0
+    data: BlockData | None = None
+    version: int = 0
+
+
+class Jobs:
+    """The placed jobs of one node. directory: for what belongs to a job while it runs (its host file), made if absent."""
+
+    def __init__(self, node: NodeAgent, shared: Shared, *, directory: Path, log: Any) -> None:
+        self._node = node
+        self._shared = shared
+        self._directory = directory
+        self._log = log
+        self._coming: dict[str, _Coming] = {}
+        self._places: dict[BlockKey, Path] = {}
+        self._generation = 0
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o711)
+
+    def reset(self) -> None:
+        """A new registration: the inbox is read again."""
+        self._generation += 1
+        self._coming.clear()
+
+    # -- START -------------------------------------------------------------------------------------------------------------
+
+    def order(self, guid: str, order: InboxOrder) -> None:
+        """A START order was read."""
+        name = order.extra.get("block", "")
+        try:
+            key = paths.parse_block(name)
+        except ValueError:
+            self._log.warning("order_refused", guid=guid, block=name, why="it names no block")
+            return
+        self._coming[guid] = _Coming(key=key)
+        self._read(guid)
+
+    def is_taking(self, submission: int) -> bool:
+        """A job of it is about to be the node's own: orders about it wait."""
+        return any(coming.key.submission == submission for coming in self._coming.values())
+
+    def settle(self) -> None:
+        """Takes what was read over; only while the Starter is registered and its lease is valid."""
+        for guid, coming in list(self._coming.items()):
+            if coming.data is None:
+                if not coming.is_reading and time.monotonic() >= coming.retry_s:
+                    self._read(guid)
+            elif coming.key in self._node.blocks:
+                del self._coming[guid]
+            elif (info := self._shared.records.get(coming.key.submission)) is not None:
+                del self._coming[guid]
+                block = ClaimedBlock.claimed(self._node.name, info.record.queue, coming.key, coming.data, coming.version)
+                block.info = info
+                self._take(block)
+
+    def _take(self, block: ClaimedBlock) -> None:
+        """Its own now, before all that was pulled, after the jobs that came before it."""
+        blocks = self._node.blocks
+        self._node.claimed(block)
+        pulled = [key for key, other in blocks.items() if not other.is_placed]
+        for key in pulled:
+            blocks[key] = blocks.pop(key)
+        allocation = block.data.allocation
+        assert allocation is not None
+        nodes = [node for node, _ in allocation.shares]
+        self._log.info("job_taken", task_id=f"{block.key.submission}_{block.key.first}", attempt=block.key.attempt, nodes=nodes)
+
+    def _read(self, guid: str) -> None:
+        coming = self._coming[guid]
+        coming.is_reading = True
+        future = self._shared.coordinator.get(paths.running_block(self._node.name, coming.key))
+        future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, self._generation, guid, done)))
+
+    def _arrived(self, generation: int, guid: str, done: Future[Stamped | None]) -> None:
+        coming = self._coming.get(guid) if generation == self._generation else None
+        if coming is None:
+            return
+        coming.is_reading = False
+        try:
+            found = done.result()
+            data = decode_block(found.data) if found is not None else None
+        except (RmgrError, msgspec.MsgspecError) as error:
+            self._log.warning("block_not_readable", block=paths.block_name(coming.key), error=str(error))
+            coming.retry_s = time.monotonic() + _PAUSE_S
+            return
+        if found is None or data is None or data.allocation is None or data.incarnation != self._node.incarnation:
+            why = "its block is gone" if found is None else "its block is not of this incarnation"
+            self._log.info("order_is_stale", guid=guid, block=paths.block_name(coming.key), why=why)
+            del self._coming[guid]
+        else:
+            coming.data, coming.version = data, found.version
+        self._shared.wake()
+
+    # -- what a job finds --------------------------------------------------------------------------------------------------
+
+    def shape(self, block: ClaimedBlock, shape: Shape) -> Shape:
+        """The shape of its script: `shape` with the variables of its allocation. Raises: OSError when its host file cannot be made.
+
+        Cost: a directory and a file the first time.
+        """
+        allocation = block.data.allocation
+        if allocation is None:
+            return shape
+        place = self._place(block)
+        hosts = place / "hosts"
+        threads = str(allocation.threads)
+        variables = {
+            "RMGR_NODELIST": ",".join(node for node, _ in allocation.shares),
+            "RMGR_HOSTFILE": str(hosts),
+            "RMGR_NPROCS": str(allocation.processes),
+            "RMGR_THREADS": threads,
+            "RMGR_NODE": self._node.name,
+        }
+        return msgspec.structs.replace(shape, environ={"OMP_NUM_THREADS": threads} | shape.environ | variables)
+
+    def _place(self, block: ClaimedBlock) -> Path:
+        """Its private directory, with the host file in it."""
+        key, allocation = block.key, block.data.allocation
+        place = self._places.get(key)
+        if place is not None:
+            return place
+        assert allocation is not None
+        place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
+        if place.exists():
+            remove_tree(place)
+        place.mkdir(mode=0o700)
+        hosts = place / "hosts"
+        hosts.write_text("".join(f"{node} slots={count}\n" for node, count in allocation.shares))
+        if block.info.account is not None:
+            hand_over(place, block.info.account)
+        self._places[key] = place
+        return place
+
+    def forget(self, block: ClaimedBlock) -> None:
+        """The block is over."""
+        place = self._places.pop(block.key, None)
+        if place is not None:
+            self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)

@@ -1,0 +1,55 @@
+"""A leader made by hand: puts a waiting job onto nodes with the leader's own multi, and does nothing else."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+
+from rmgr.coord import paths, place_ops
+from rmgr.coord.multi import Committed
+from rmgr.coord.records import decode_block
+from rmgr.model.block import BlockKey
+from rmgr.model.placing import Allocation
+from rmgr.model.queue import Dispatch, QueueSpec
+from tests.harness.starter_rig import Rig, queues, wait_for
+
+#: A cluster with a queue for pulled and one for placed work.
+BOTH = queues(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE, policy="easy"))
+
+
+def waiting(rig: Rig, number: int, queue: str = "batch") -> BlockKey:
+    """The one block of a submission that waits for its place."""
+    return wait_for(lambda: next((key for key in rig.pending(queue) if key.submission == number), None), f"{number} waits")
+
+
+def put(
+    rig: Rig, number: int, shares: Sequence[tuple[str, int]] = (("n1", 1),), *, threads: int = 1, memory_mib: int = 0, queue: str = "batch"
+) -> place_ops.Assigned:
+    """ASSIGN of the job to these nodes (the first is its head), whose Starters must be registered."""
+    key = waiting(rig, number, queue)
+    found = rig.zk.get(paths.pending_block(queue, key)).result(10)
+    assert found is not None
+    fences = []
+    for node, _ in shares:
+        fence = rig.zk.get(paths.node(node)).result(10)
+        assert fence is not None
+        fences.append((node, fence.version))
+    record = rig.record(shares[0][0])
+    assert record is not None
+    for node, _ in shares[1:]:
+        rig.zk.ensure([paths.hold(node)])
+    job = place_ops.Assigned(
+        queue=queue,
+        key=key,
+        data=decode_block(found.data),
+        version=found.version,
+        allocation=Allocation(shares=tuple(shares), threads=threads, memory_mib=memory_mib, started_us=time.time_ns() // 1000),
+        fences=tuple(fences),
+        incarnation=record.incarnation,
+        guid=uuid.uuid4().hex,
+        stamp=uuid.uuid4().hex[:12],
+    )
+    outcome = rig.zk.commit(place_ops.place([job], [])).result(10)
+    assert isinstance(outcome, Committed), outcome
+    return job
