@@ -12,10 +12,12 @@ from click.core import ParameterSource
 
 from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION_US, SIZE, Parsed, listed, one_of, parse_pair
+from rmgr.cli.placed_options import PLACED_OPTIONS, resources_of, resubmit_of, shape_of
 from rmgr.cli.script import Script, looks_like_script, read_script
-from rmgr.errors import Infeasible, RmgrError, UsageError
+from rmgr.errors import RmgrError, UsageError
 from rmgr.model.array import parse_array
 from rmgr.model.block import PRIORITY_RANGE
+from rmgr.model.placing import Rigid
 from rmgr.model.submission import Condition, Dependency, OnDisconnect
 
 _ENTRY_BYTES = 64 * 1024
@@ -52,6 +54,8 @@ class WorkOptions:
     features: tuple[str, ...] = ()
     resources: tuple[tuple[str, int], ...] = ()
     account: str = ""
+    partition: str = ""
+    rigid: Rigid | None = None
     # what the submitting command itself does
     dry_run: bool = False
     wait: bool = False
@@ -120,22 +124,6 @@ ENV = Parsed("variable", parse_env)
 RESOURCE = Parsed("resource", parse_resource)
 KEY_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE"))
 
-#: Options that only a placing policy could carry out.
-_PLACED = {
-    "nodes": "-N/--nodes above 1",
-    "processes": "-n/--processes above 1",
-    "partition": "--partition",
-    "exclusive": "--exclusive",
-    "nodelist": "--nodelist",
-    "exclude": "--exclude",
-    "begin": "--begin",
-    "gpus": "--gpus",
-    "requeue": "--[no-]requeue",
-    "checkpoint_every": "--checkpoint-every",
-}
-#: What does for pulled work what such an option does for placed work.
-_INSTEAD = {"requeue": "after the loss of a node: --[no-]resubmit", "gpus": "nodes that name such a feature: --features gpu"}
-_LATER = "(placed jobs)"
 _EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"
 
 
@@ -149,7 +137,7 @@ def work_options(function: Callable[..., Any]) -> Callable[..., Any]:
 _OPTIONS = (
     click.option("-J", "--name", metavar="NAME", help="name of the work  [the command's]"),
     click.option("-q", "--queue", metavar="NAME", help="queue  [the cluster's default]"),
-    click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", default=1, help="cores of one task  [1]"),
+    click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", default=1, help="cores of one task, or process  [1]"),
     click.option("--mem", "memory_bytes", type=SIZE, metavar="SIZE", help="memory of one task, as 512M or 2G"),
     click.option("-t", "--time", "time_us", type=DURATION_US, metavar="TIME", help="limit of one task, as 90, 15m, 1h30m, HH:MM:SS"),
     click.option("--priority", type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE), metavar="N", help="higher goes first  [the queue's]"),
@@ -175,17 +163,7 @@ _OPTIONS = (
     click.option("--account", metavar="NAME", default="", help="recorded with the work"),
     click.option("--token", metavar="T", default="", help="the same token again gives the same id"),
     click.option("--dry-run", is_flag=True, help="check, say what would be submitted, submit nothing"),
-    click.option("-n", "--processes", type=click.IntRange(1), metavar="P", default=1, help=f"processes {_LATER}"),
-    click.option("-N", "--nodes", type=click.IntRange(1), metavar="N", default=1, help=f"nodes {_LATER}"),
-    click.option("--partition", metavar="NAME", hidden=True),
-    click.option("--exclusive", is_flag=True, hidden=True),
-    click.option("--nodelist", metavar="NODES", hidden=True),
-    click.option("--exclude", metavar="NODES", hidden=True),
-    click.option("--begin", metavar="TIME", hidden=True),
-    click.option("--gpus", type=int, metavar="N", hidden=True),
-    click.option("--requeue/--no-requeue", default=None, hidden=True),
-    click.option("--checkpoint-every", metavar="TIME", hidden=True),
-    click.option("--kill-on-bad-exit", is_flag=True, hidden=True),
+    *PLACED_OPTIONS,
 )  # fmt: skip
 
 
@@ -200,7 +178,7 @@ def read_work(
     Args:
         values: the options of the command line. words: what follows them.
         dashes: `--` stood before the words: they are a command, never a script. script: the command takes scripts.
-    Raises: UsageError naming option, or file and line of a directive; Infeasible for what needs a placing policy.
+    Raises: UsageError naming option, or file and line of a directive.
     """
     if not words:
         raise UsageError("there is nothing to run", hint=f"{ctx.command_path} -- CMD ARGS..." + (", or a script" if script else ""))
@@ -211,7 +189,6 @@ def read_work(
             session.note(note)
         values = _with_directives(ctx, found, values)
         words = words[1:]
-    _refuse_placed(values)
     options = _options(values)
     if not options.name:
         options = _named(options, found, words)
@@ -256,17 +233,6 @@ def _parse_directive(ctx: click.Context, script: Script, line: int, words: tuple
     return said
 
 
-def _refuse_placed(values: dict[str, Any]) -> None:
-    for name, shown in _PLACED.items():
-        value = values.get(name)
-        given = value is not None and (name == "requeue" or value is not False)
-        if given and not (name in {"nodes", "processes"} and value == 1):
-            raise Infeasible(
-                f"{shown}: there is no placing policy yet, so only work of one process on one node runs",
-                hint=_INSTEAD.get(name, "several processes on one node: -c CORES; many independent ones: --array 1-N"),
-            )
-
-
 def _options(values: dict[str, Any]) -> WorkOptions:
     known = WorkOptions.__dataclass_fields__
     taken = {name: value for name, value in values.items() if name in known}
@@ -274,6 +240,7 @@ def _options(values: dict[str, Any]) -> WorkOptions:
     taken["on_disconnect"] = OnDisconnect(values["on_disconnect"])
     for name in ("name", "queue", "array"):
         taken[name] = values[name] or ""
+    taken |= {"rigid": shape_of(values), "resources": resources_of(values), "resubmit": resubmit_of(values)}
     options = WorkOptions(**taken)
     if options.array and options.each_line:
         raise UsageError("--array and --each-line exclude each other", hint="--each-line makes one task for each line")

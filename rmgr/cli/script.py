@@ -39,8 +39,24 @@ _SBATCH = {
     "--constraint": "--features",
     "-C": "--features",
     "--nice": "--priority",
+    "-G": "--gpus",
 }
-_SAME = ("-J", "-c", "-t", "--time", "--mem", "-a", "--array", "-o", "-e", "-n", "-N", "--nodes", "--priority", "--hold", "--wait", "-q")
+_SAME = (
+    *("-J", "-c", "-t", "--time", "--mem", "-a", "--array", "-o", "-e", "-n", "-N", "--nodes", "--priority", "--hold", "--wait", "-q"),
+    *(
+        "-w",
+        "-x",
+        "--nodelist",
+        "--exclude",
+        "--exclusive",
+        "--begin",
+        "--gpus",
+        "--requeue",
+        "--no-requeue",
+        "--kill-on-bad-exit",
+        "--account",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

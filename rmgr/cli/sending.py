@@ -94,6 +94,7 @@ def prepare(session: Session, work: Work) -> Draft:
         max_running=parse_array(options.array).max_running if options.array else 0,
         after=options.after,
         account=options.account,
+        rigid=options.rigid,
         user=session.me,
     )
     if options.hold:
@@ -106,7 +107,7 @@ def prepare(session: Session, work: Work) -> Draft:
     names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
     found = fetch([paths.node(name) for name in names], coordinator.get, timeout_s=timeout_s)
     nodes = [decode_record(item.data, NodeRecord, paths.NODES) for item in found if item is not None]
-    draft = admit(draft, settings, nodes)
+    draft = admit(draft, settings, nodes, partition=options.partition, tasks=len(payloads))
     _check_dependencies(session, coordinator, draft)
     _check_inputs(session, options)
     _check_outputs(session, draft, len(payloads))
@@ -237,7 +238,7 @@ def _blocks(record: Submission, payloads: list[bytes]) -> list[Block] | None:
     from rmgr.client.ports import TaskSpec
     from rmgr.model.resources import MIB
 
-    buffer = Buffer()
+    buffer = Buffer(single=record.rigid is not None)
     buffer.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(payloads))
     packed = buffer.take()
     if buffer.tasks or any(block.to_row for block in packed):
@@ -254,7 +255,7 @@ def _send_by_engine(session: Session, record: Submission, draft: Draft, deadline
 
     engine = engine_of(session)
     if not draft.work.options.token:  # a token of the user's may stand for a submission that is in already
-        _check_room(engine.coordinator, record, draft.settings, -(-draft.tasks // MAX_TASKS))
+        _check_room(engine.coordinator, record, draft.settings, draft.tasks if record.rigid is not None else -(-draft.tasks // MAX_TASKS))
     lane = engine.open(record, _Nobody(), timeout_s=max(0.1, deadline_s - time.monotonic()))
     known = lane.next_index
     if known or lane.progress.tail.complete:  # the token had been used before
