@@ -173,9 +173,9 @@ class Follower:
         self._hand_over()
         if done is not None and not self._count(counted):
             return
-        if present < len(found):  # announced, and not there: paged out, or simply the end of a wide window
+        if present < len(found):  # the end of a wide window; or, when not even the announced one is there, paged out
             self._window = 0
-            self._look(check=True)
+            self._look(check=not present)
         elif more is not None:
             self._window = min(MAX_WINDOW, max(1, self._window * 2))
             self._look()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
 from rmgr.coord import skew
 from rmgr.errors import WrongCluster
@@ -29,6 +31,9 @@ _page = msgspec.msgpack.Decoder(tuple[Fragment, ...])
 _raw_page = msgspec.msgpack.Decoder(list[msgspec.Raw])
 #: A fragment that tells nothing.
 NOTHING = Fragment(attempt=0)
+#: Fields of an outcome before those that are seldom used, and the values of these.
+_PLAIN = Outcome.__struct_fields__.index("max_rss_kib")
+_USUAL = astuple(Outcome(index=0))[_PLAIN:]
 _payloads = msgspec.msgpack.Decoder(tuple[bytes, ...])
 _keyed = msgspec.msgpack.Decoder(KeyedPayload)
 
@@ -130,8 +135,16 @@ def decode_failed(data: bytes) -> FailedRange:
     return _failed.decode(data)
 
 
-def encode_outcomes(outcomes: tuple[Outcome, ...]) -> bytes:
-    """The store row of a fragment that does not fit its znode."""
+def brief(outcomes: Iterable[Outcome]) -> tuple[Any, ...]:
+    """Outcomes for writing: of one with nothing unusual only what differs, which is read back as the whole.
+
+    MessagePack structs write their trailing defaults, too: 24 of the 59 bytes of a no-op's outcome. Cost: 0.4 us each.
+    """
+    return tuple([fields[:_PLAIN] if (fields := astuple(outcome))[_PLAIN:] == _USUAL else outcome for outcome in outcomes])
+
+
+def encode_outcomes(outcomes: tuple[Any, ...]) -> bytes:
+    """The store row of a fragment that does not fit its znode; `brief` or whole ones."""
     return _pack.encode(outcomes)
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from rmgr.coord import keys, ops
 from rmgr.coord.multi import Multi
-from rmgr.coord.records import encode_block, encode_failed, encode_outcomes
+from rmgr.coord.records import brief, encode_block, encode_failed, encode_outcomes
 from rmgr.coord.seal import narrowed
 from rmgr.model.block import BlockData, BlockKey, Seal, runs
 from rmgr.model.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome
@@ -45,6 +45,7 @@ class Part:
     outcomes: tuple[Outcome, ...]
     failed: tuple[tuple[int, FailedRange], ...]
     data: BlockData  #: of the running znode afterwards
+    written: tuple[Any, ...] = ()  #: `outcomes` as they are written
     row: str = ""  #: store key of the outcomes
     row_bytes: bytes = b""
     orders: tuple[str, ...] = ()
@@ -202,12 +203,13 @@ class ClaimedBlock:
     def take_part(self) -> Part:
         """What the next COMPLETE carries; outcomes that do not fit it go to a store row named by their content."""
         outcomes, rest = tuple(self.arrived), []
-        encoded = encode_outcomes(outcomes)
+        written = brief(outcomes)
+        encoded = encode_outcomes(written)
         needs_row = len(encoded) > MAX_INLINE_BYTES
         if MAX_INLINE_BYTES < len(encoded) <= INLINE_FRAGMENTS * MAX_INLINE_BYTES:
             few = len(outcomes) * MAX_INLINE_BYTES * 9 // 10 // len(encoded)
-            if few and len(encode_outcomes(outcomes[:few])) <= MAX_INLINE_BYTES:
-                outcomes, rest, needs_row = outcomes[:few], list(outcomes[few:]), False
+            if few and len(encode_outcomes(written[:few])) <= MAX_INLINE_BYTES:
+                outcomes, written, rest, needs_row = outcomes[:few], written[:few], list(outcomes[few:]), False
         failed: list[tuple[int, FailedRange]] = []
         left: list[tuple[int, FailedRange]] = []
         size = 0
@@ -218,6 +220,7 @@ class ClaimedBlock:
         part = Part(
             outcomes=outcomes,
             failed=tuple(failed),
+            written=written,
             data=self._marked([outcome.index for outcome in outcomes] + [index for index, _ in failed]),
             row=keys.fragment(self.key.submission, hashlib.sha256(encoded).hexdigest()) if needs_row else "",
             row_bytes=encoded if needs_row else b"",
@@ -243,7 +246,7 @@ class ClaimedBlock:
                     node=self.node,
                     attempt=self.key.attempt,
                     base_us=self.base_us,
-                    outcomes=() if part.row else part.outcomes,
+                    outcomes=() if part.row else part.written,
                     row=part.row,
                     ranges=ranges,
                 )

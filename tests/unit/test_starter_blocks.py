@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import random
 from dataclasses import replace
 
@@ -190,6 +191,25 @@ def test_far_too_much_for_a_fragment_becomes_a_row_that_says_what_is_in_it() -> 
     assert (decoded.row, decoded.outcomes) == (keys.fragment(42, hashlib.sha256(part.row_bytes).hexdigest()), ())
     assert decoded.ranges == ((State.COMPLETED, 10, 99), (State.FAILED, 109, 1))
     assert len(part.row_bytes) > MAX_INLINE_BYTES
+
+
+def test_a_whole_block_of_small_results_is_one_fragment_and_reads_back_as_it_ended() -> None:
+    count = 256
+    block = a_block(count, first=100_000)
+    block.hand_out(count)
+    block.live -= count
+    small = [
+        Outcome(index, State.COMPLETED, 150_000, 1_000, pickle.dumps(index, 5), True, 1_000) for index in range(100_000, 100_000 + count)
+    ]
+    unusual = msgspec.structs.replace(small[7], log=(b"it spoke", b""), attempt=3)
+    ends = [*small[:7], unusual, *small[8:]]
+    block.settle(ends, 1.0)
+    part = block.take_part()
+    assert not block.arrived, "nothing is left for a second commit"
+    fragment = block.complete(part, 7, "s").ops[2]
+    assert isinstance(fragment, Create)
+    assert list(decode_fragment(fragment.data).outcomes) == ends
+    assert list(part.outcomes) == ends
 
 
 def test_failed_attempts_carry_their_own_arguments_and_counters() -> None:
