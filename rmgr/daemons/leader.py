@@ -18,6 +18,7 @@ from rmgr.coord.snapshot import ClusterSnapshot
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import data_of, names_below
 from rmgr.daemons.leader_nodes import NodeKeeper
+from rmgr.daemons.leader_place import Placer
 from rmgr.daemons.leader_release import ReleaseKeeper
 from rmgr.daemons.leader_requests import RequestKeeper
 from rmgr.daemons.leader_subs import SubmissionKeeper
@@ -27,7 +28,7 @@ from rmgr.model.queue import ClusterSettings
 
 
 class Leader:
-    """Nodes, submissions, settings; lives in the WatchDog's loop.
+    """Nodes, submissions, settings, placed jobs; lives in the WatchDog's loop.
 
     Args:
         record: what TAKE-OVER wrote into /epoch.
@@ -43,7 +44,8 @@ class Leader:
         self._config = data_of(desk, paths.CONFIG, self._on_config)
         self._watchdogs = names_below(desk, paths.WATCHDOGS, lambda: None)
         window_s = 2 * desk.coordinator.session_timeout_s
-        self.nodes = NodeKeeper(desk, lambda: self.settings, self._queue_of, window_s=window_s)
+        self.nodes = NodeKeeper(desk, lambda: self.settings, self._queue_of, window_s=window_s, changed=self._on_nodes)
+        self.placer = Placer(desk, lambda: self.settings, self.nodes)
         self._release = ReleaseKeeper(desk, self._living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(desk, lambda: self.settings, lambda: self.node_names)
         self._requests = RequestKeeper(desk)
@@ -53,12 +55,14 @@ class Leader:
         self._config.refresh()
         self.nodes.start()
         self.submissions.start()
+        self.placer.start()
         self._watchdogs.refresh()
         self._requests.start()
         self._desk.after(self._jitter(), self._resync)
 
     def close(self) -> None:
         """The reign is over: nothing is done any more. Idempotent."""
+        self.placer.close()
         self._desk.close()
 
     def pause(self) -> None:
@@ -98,6 +102,7 @@ class Leader:
             self._ensure(wanted)
         if self.settings != before:
             self.submissions.reconsider()
+            self.placer.settings_changed()
 
     def _ensure(self, wanted: frozenset[str]) -> None:
         """Directories of new queues; `ensure` waits, so it runs where store calls do."""
@@ -107,6 +112,9 @@ class Leader:
             self._ensured |= wanted
 
         self._desk.store(lambda _: self._desk.coordinator.ensure(missing), ensured, lambda _: None)
+
+    def _on_nodes(self) -> None:
+        self.placer.nodes_changed()
 
     def _queue_of(self, number: int, then: object) -> None:
         self.submissions.queue_of(number, then)  # type: ignore[arg-type]
@@ -121,6 +129,7 @@ class Leader:
         self._requests.resync()
         self.nodes.resync()
         self.submissions.resync()
+        self.placer.resync()
         self._desk.metrics.backlog.set(self._desk.backlog)
 
     def _living(self) -> list[NodeRecord]:

@@ -26,6 +26,7 @@ class Mirror(Generic[T]):
         ask: `desk.get` or `desk.children` (see `data_of`, `names_below`).
         changed: called after each read whose value differs from the one before, and after the first.
     Attributes: pace_s: least time between two reads. is_watched: False: no more watches are set.
+    asked_s: when the read of `value` was sent.
     is_chatty: `changed` is called after every read: what came and went between two reads leaves no difference.
     """
 
@@ -38,6 +39,7 @@ class Mirror(Generic[T]):
         "_reading",
         "_stale",
         "_timer",
+        "asked_s",
         "is_chatty",
         "is_known",
         "is_watched",
@@ -56,7 +58,7 @@ class Mirror(Generic[T]):
         self.is_chatty = False
         self.is_watched = True
         self.pace_s = 0.0
-        self._read_s = float("-inf")
+        self._read_s = self.asked_s = float("-inf")
         self._reading = False
         self._stale = False  # asked for again while a read was on its way
         self._armed = False  # a watch of ours is set on the server
@@ -106,7 +108,7 @@ class Mirror(Generic[T]):
         if self._changed is None:
             return
         differs = self.is_chatty or not self.is_known or not _same(self.value, value)
-        self.value, self.is_known = value, True
+        self.value, self.is_known, self.asked_s = value, True, self._read_s
         if self._stale:
             self._stale = False
             self.refresh()

@@ -120,6 +120,10 @@ class NodeKeeper:
         waits = [mirror.hurry() for mirror in (self._names, self._starters, self._drained, self._revoked)]
         return not any(waits) and not self._unread
 
+    def version_of(self, name: str) -> int | None:
+        """The node's fence; None for an unknown one."""
+        return self._versions.get(name)
+
     # -- facts
 
     def _on_names(self) -> None:

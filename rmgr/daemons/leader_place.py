@@ -1,0 +1,344 @@
+"""The scheduler's driver in the leader: facts from ZooKeeper, one pass, one fenced commit of what it decided, and again.
+
+Facts are what the znodes say: names under the `pending` of place queues are jobs that wait, names under `/running/<node>` are jobs that
+run, records of nodes are the machine. They are compared with the scheduler's state before each pass (`_reconcile`), so that no event can
+be lost by being handled at the wrong moment. A commit that is refused, or whose fate is unknown, makes everything be read again
+(`rebuild`), as after a take-over: the state is made anew from the records, and the next pass decides what the lost one would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.records import decode_record
+from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_mirror import Mirror, names_below
+from rmgr.daemons.leader_nodes import NodeKeeper
+from rmgr.daemons.placing_book import Book
+from rmgr.daemons.placing_facts import Names, allows, job_of, node_mark, node_of
+from rmgr.daemons.placing_orders import Orders
+from rmgr.daemons.placing_pass import Faults, Passes
+from rmgr.daemons.placing_pipeline import configuration
+from rmgr.daemons.placing_rebuild import Rebuild
+from rmgr.errors import ConfigError, StateConflict, WrongCluster
+from rmgr.model.node import NodeState
+from rmgr.model.placing import MAX_INDEX, job_id, task_of
+from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.submission import Submission
+from rmgr.runtime.timers import Timer
+from rmgr.sched.job import Node
+from rmgr.sched.plan import Plan, WakeAt
+from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.state import ClusterState
+
+#: Least time between two readings of one list.
+PACE_S = 0.005
+#: A list that cannot be read, or a gate that was shut: looked at again after this.
+_PAUSE_S = 1.0
+
+
+class Placer:
+    """Places the jobs of all place queues; lives in the leader's loop.
+
+    Attributes: state: the scheduler's, None while everything is read. plan: of the last pass. problems: partition -> why nobody places
+    there. policies: partition -> names.
+    """
+
+    def __init__(self, desk: Desk, settings: Callable[[], ClusterSettings], nodes: NodeKeeper) -> None:
+        self.state: ClusterState | None = None
+        self.plan = Plan()
+        self.book = Book()
+        self.names = Names()
+        self.faults = Faults()
+        self.problems: dict[str, str] = {}
+        self.passes = 0
+        self.last_pass_s = 0.0
+        self.queues: dict[str, QueueSpec] = {}
+        self.policies: dict[str, str] = {}
+        self._desk = desk
+        self._settings = settings
+        self._nodes = nodes
+        self._passes = Passes(desk, self.faults)
+        self._orders = Orders(desk, self.book, self.names, nodes)
+        self._rebuild_of: Rebuild | None = None
+        self._stages: tuple[Stage, ...] = ()
+        self._half_life_us = 0
+        self._pending: dict[str, Mirror[list[str]]] = {}
+        self._running: dict[str, Mirror[list[str]]] = {}
+        self._news: set[str] = set()  # paths of lists that have changed
+        self._marks: set[str] = set()  # of requests that name nodes
+        self._nodes_changed = False
+        self._causes: frozenset[Cause] = frozenset()
+        self._now_us = 0
+        self._due = False
+        self._timer: Timer | None = None
+        self._closed = False
+
+    # -- life
+
+    def start(self) -> None:
+        """Begins to read."""
+        self.settings_changed()
+
+    def close(self) -> None:
+        """The reign is over."""
+        self._closed = True
+        self._passes.close()
+
+    def resync(self) -> None:
+        """Reads the lists again, watches or not; records of submissions that have left are forgotten."""
+        kept = {task_of(job)[0] for job in (*self.book.waiting, *self.book.placed)}
+        if self.state is not None:
+            self.book.submissions = {number: record for number, record in self.book.submissions.items() if number in kept}
+        for mirror in (*self._pending.values(), *self._running.values()):
+            mirror.refresh()
+
+    def settings_changed(self) -> None:
+        """Queues, partitions or pipelines are others."""
+        settings = self._settings()
+        placed = settings.placed()
+        self.queues = {queue.name: queue for queues in placed.values() for queue in queues if queue.state != "stopped"}
+        stages: list[Stage] = []
+        self.policies, self.problems, self._half_life_us = {}, {}, 0
+        for partition in placed:
+            try:
+                found = configuration(settings, partition)
+            except ConfigError as error:
+                self.problems[partition] = error.message
+                self._desk.log.error("pipeline_unusable", partition=partition, error=error.message)
+                continue
+            self.policies[partition] = ", ".join(found.policies)
+            stages += [Stage(stage.policy, (partition,)) for stage in found.stages]
+            self._half_life_us = self._half_life_us or found.usage_half_life_us
+        self._stages = tuple(stages)
+        for name in self._pending.keys() - self.queues.keys():
+            self._pending.pop(name).stop()
+        for name in self.queues.keys() - self._pending.keys():
+            self._pending[name] = self._list(paths.pending(name))
+        self._look_at_nodes()
+        self.rebuild("the settings have changed")
+
+    def nodes_changed(self) -> None:
+        """Nodes, their Starters or drains are others."""
+        if not self._nodes_changed:
+            self._nodes_changed = True
+            self.wake()
+
+    def wake(self) -> None:
+        """Something may be to do; often called, once done."""
+        if not self._due and not self._closed:
+            self._due = True
+            self._desk.soon(self._turn)
+
+    # -- one turn
+
+    def _turn(self) -> None:
+        self._due = False
+        if self._closed or self._passes.is_running or self._orders.is_busy:
+            return  # both end with a turn
+        if not self.queues and not self.book.placed:
+            return
+        if self.state is None:
+            self._try_build()
+            if self.state is None:
+                return
+        self._reconcile(self.state)
+        if self._causes and any(part.jobs or part.notes or part.gangs.by_name for part in self.state.partitions.values()):
+            causes, self._causes = self._causes, frozenset()
+            now_us = self.now_us()
+            self._passes.run(self.state, causes, self._stages, now_us=now_us, then=self._planned, lost=self._stuck)
+        self._desk.metrics.waiting_jobs.set(len(self.book.waiting))
+
+    def now_us(self) -> int:
+        """The scheduler's clock: the wall's, never going back."""
+        self._now_us = max(self._now_us, self._desk.wall_us())
+        return self._now_us
+
+    def _planned(self, plan: Plan, took_s: float) -> None:
+        self.plan = plan
+        self.passes += 1
+        self.last_pass_s = took_s
+        self._desk.metrics.placing_seconds.observe(took_s)
+        wakes = [decision.at_us for decision in plan.decisions if type(decision) is WakeAt]
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._desk.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), self._on_time) if wakes else None
+        assert self.state is not None
+        self._orders.carry_out(self.state, plan, now_us=self.now_us(), done=self._carried_out)
+
+    def _stuck(self, policy: str) -> None:
+        self.rebuild(f"policy {policy} is stuck with the old one")
+
+    def _carried_out(self, problem: str) -> None:
+        if problem:
+            self.rebuild(problem)
+        else:
+            self.wake()
+
+    def _on_time(self) -> None:
+        self._causes |= {Cause.TIMER}
+        self.wake()
+
+    # -- facts
+
+    def _list(self, path: str) -> Mirror[list[str]]:
+        mirror = names_below(self._desk, path, partial(self._listed, path))
+        mirror.is_chatty = True
+        mirror.pace_s = PACE_S
+        mirror.refresh()
+        return mirror
+
+    def _listed(self, path: str) -> None:
+        self._news.add(path)
+        self.wake()
+
+    def _look_at_nodes(self) -> None:
+        """Lists of the nodes in partitions with place queues; where they are held for others is made ready."""
+        partitions = {queue.partition for queue in self.queues.values()}
+        wanted = {name for name, record in self._nodes.records.items() if record.attributes.partition in partitions}
+        self.names.learn(wanted)
+        fresh = wanted - self._running.keys()
+        for name in fresh:
+            self._running[name] = self._list(paths.running_node(name))
+        if fresh:
+            self._orders.prepare(sorted(fresh))
+
+    def _node(self, name: str) -> Node:
+        record, nodes = self._nodes.records[name], self._nodes
+        closed = record.state is not NodeState.UP or record.guid not in nodes.alive or name in nodes.drains
+        marks = (mark for mark in self._marks if allows(mark, name))
+        return node_of(record, self.names.id(name), closed=closed, marks=marks)
+
+    def machine(self) -> list[Node]:
+        """Every node of a partition that is placed."""
+        return [self._node(name) for name in sorted(self._running, key=self.names.id) if name in self._nodes.records]
+
+    def _reconcile(self, state: ClusterState) -> None:
+        """What the lists say now, told to the state: ends first, then nodes, then arrivals."""
+        news, self._news = self._news, set()
+        now_us = self.now_us()
+        try:
+            for node, mirror in self._running.items():
+                if mirror.path in news:
+                    for job in self.book.ended(node, mirror):
+                        self._ended(state, job, now_us)
+            if self._nodes_changed:
+                self._nodes_changed = False
+                self._look_at_nodes()
+                self._tell_nodes(state)
+                self._orders.look_for_losses()
+            for queue, mirror in self._pending.items():
+                if mirror.path in news and mirror.is_known:
+                    self._tell_waiting(state, queue, mirror, now_us)
+        except StateConflict as error:
+            self.rebuild(error.message)
+
+    def _ended(self, state: ClusterState, job: int, now_us: int) -> None:
+        placed = self.book.leave(job)
+        state.job_ended(job, placed.partition, now=now_us)
+        self._orders.release(job, placed)
+        self._causes |= {Cause.JOB_ENDED}
+
+    def _tell_nodes(self, state: ClusterState) -> None:
+        for node in self.machine():
+            part = state.partitions.get(node.partition)
+            if part is None or part.nodes.get(node.id) != node:
+                state.node_changed(node)
+                self._causes |= {Cause.NODES_CHANGED}
+
+    def _tell_waiting(self, state: ClusterState, queue: str, mirror: Mirror[list[str]], now_us: int) -> None:
+        for gone in self.book.went(queue, mirror):
+            state.job_withdrawn(gone, self.queues[queue].partition)
+            self._causes |= {Cause.JOB_WITHDRAWN}
+        for name, key in list(self.book.came(queue, mirror)):
+            submission = self.submission(key.submission)
+            if submission is None:
+                self._news.add(mirror.path)  # again when its record has come
+                continue
+            if key.count != 1 or key.first >= MAX_INDEX:
+                self._odd(queue, name, "a placed job is a block of one task")
+                continue
+            known = job_id(key.submission, key.first)
+            if known in self.book.waiting or known in self.book.placed or self.queues[queue].partition not in state.partitions:
+                self._news.add(mirror.path)  # it was returned, and is still read on its node; or no node has come yet
+                continue
+            try:
+                job = job_of(submission, key, self.queues[queue].partition, now_us)
+            except ValueError as error:
+                self._odd(queue, name, str(error))
+                continue
+            if submission.rigid is not None and self.mark(node_mark(submission.rigid)):
+                self._tell_nodes(state)
+            self.book.wait(queue, job.partition, name, key)
+            state.job_submitted(job)
+            self._causes |= {Cause.JOB_SUBMITTED}
+
+    def _odd(self, queue: str, name: str, why: str) -> None:
+        self.book.settle(queue, name)
+        if name not in self.book.odd:
+            self.book.odd.add(name)
+            self._desk.log.error("job_not_placeable", queue=queue, block=name, error=why)
+
+    def mark(self, mark: str) -> bool:
+        """A request names nodes: those that it allows have a feature of their own. True: it is new."""
+        if not mark or mark in self._marks:
+            return False
+        self._marks.add(mark)
+        return True
+
+    def submission(self, number: int) -> Submission | None:
+        """Its record; None while it is being read, or when it is gone."""
+        if number not in self.book.submissions:
+            self.book.submissions[number] = None
+            self._desk.get(paths.sub(number), partial(self._on_record, number), failed=partial(self._unread, number))
+        return self.book.submissions[number]
+
+    def _on_record(self, number: int, found: Stamped | None) -> None:
+        if found is None:
+            self._desk.after(_PAUSE_S, partial(self._unread, number))
+            return
+        try:
+            self.book.submissions[number] = decode_record(found.data, Submission, paths.sub(number))
+        except WrongCluster as error:
+            self._desk.log.error("submission_unreadable", submission=number, error=error.message)
+            return
+        self.wake()
+
+    def _unread(self, number: int) -> None:
+        self.book.submissions.pop(number, None)
+        self.wake()
+
+    # -- everything again
+
+    def rebuild(self, why: str) -> None:
+        """The state is not believed any more: it is made from the znodes again."""
+        if self.state is not None:
+            self._desk.log.warning("placing_rebuilt", why=why)
+        self.state = None
+        self._rebuild_of = None
+        self.wake()
+
+    def _try_build(self) -> None:
+        """One step of it; what comes wakes us."""
+        if self._rebuild_of is None:
+            self.book.forget_jobs()
+            self._look_at_nodes()
+            self._rebuild_of = Rebuild(self._desk, self, self._pending, self._running, {queue.partition for queue in self.queues.values()})
+        if not self._nodes.hurry():
+            self._desk.after(0.01, self.wake)
+            return
+        self._look_at_nodes()
+        built = self._rebuild_of.step(self._half_life_us)
+        if built is None:
+            return
+        records = self._rebuild_of.records
+        self.state, self._rebuild_of = built, None
+        self._orders.adopt(records)
+        self._orders.look_for_holds(sorted(self._running))
+        self._news = {mirror.path for mirror in (*self._pending.values(), *self._running.values())}
+        self._nodes_changed = True
+        self._causes = frozenset({Cause.TAKE_OVER})
+

@@ -1,0 +1,138 @@
+"""What the scheduler's driver knows of waiting and placed jobs: the names it has seen, whose they are, and which of them are old news.
+
+A list of names is read again and again (`leader_mirror`), and may be older than what a commit of ours has just made. So each entry that
+came of a commit has the time of its answer, and only a list that was asked for later counts against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rmgr.coord import paths
+from rmgr.daemons.leader_mirror import Mirror
+from rmgr.model.block import BlockKey
+from rmgr.model.placing import Allocation, job_id
+from rmgr.model.submission import Submission
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A job under `pending` of its queue."""
+
+    queue: str
+    partition: str
+    key: BlockKey
+    name: str
+
+
+@dataclass(slots=True)
+class Placed:
+    """A job under `/running/<head>`. since_s: when the commit that put it there was answered (desk's clock), 0 = it was read."""
+
+    queue: str
+    partition: str
+    key: BlockKey
+    name: str
+    allocation: Allocation
+    since_s: float = 0.0
+    is_lost: bool = False  #: its head was told that a node of it is gone
+
+    @property
+    def node(self) -> str:
+        """Its head."""
+        return self.allocation.head
+
+
+@dataclass(slots=True)
+class Book:
+    """Jobs by the scheduler's id. submissions: records by number; None: asked for."""
+
+    waiting: dict[int, Waiting] = field(default_factory=dict)
+    placed: dict[int, Placed] = field(default_factory=dict)
+    submissions: dict[int, Submission | None] = field(default_factory=dict)
+    odd: set[str] = field(default_factory=set)  #: names that are no jobs: told once
+    _seen: dict[str, set[str]] = field(default_factory=dict)  # queue -> names that are accounted for
+    _there: dict[str, set[int]] = field(default_factory=dict)  # head -> its placed jobs
+    _taken: dict[tuple[str, str], float] = field(default_factory=dict)  # (queue, name) -> when our commit took it away
+
+    def forget_jobs(self) -> None:
+        """Everything will be read again; records of submissions stay."""
+        self.waiting.clear()
+        self.placed.clear()
+        self._there.clear()
+        self._seen.clear()
+        self._taken.clear()
+
+    # -- pending --------------------------------------------------------------------------------------------------------------
+
+    def came(self, queue: str, mirror: Mirror[list[str]]) -> Iterator[tuple[str, BlockKey]]:
+        """Names under `pending` that are not accounted for; `settle` or `wait` accounts for them."""
+        for name in sorted(set(mirror.value or ()) - self._seen.setdefault(queue, set()), key=_claim_order):
+            taken_s = self._taken.get((queue, name))
+            if taken_s is not None:
+                if mirror.asked_s <= taken_s:
+                    continue
+                del self._taken[queue, name]  # it was taken, and has come back
+            try:
+                yield name, paths.parse_block(name)
+            except ValueError:
+                self.odd.add(name)
+
+    def went(self, queue: str, mirror: Mirror[list[str]]) -> list[int]:
+        """Waiting jobs whose names are gone from the list; they are forgotten."""
+        seen = self._seen.setdefault(queue, set())
+        gone = seen - set(mirror.value or ())
+        seen -= gone
+        found = []
+        for name in gone:
+            self._taken.pop((queue, name), None)
+            key = paths.parse_block(name)
+            job = job_id(key.submission, key.first)
+            waiting = self.waiting.get(job)
+            if waiting is not None and waiting.name == name:
+                del self.waiting[job]
+                found.append(job)
+        return sorted(found)
+
+    def wait(self, queue: str, partition: str, name: str, key: BlockKey) -> int:
+        """The job waits. Returns its id."""
+        job = job_id(key.submission, key.first)
+        self.waiting[job] = Waiting(queue, partition, key, name)
+        self.settle(queue, name)
+        return job
+
+    def settle(self, queue: str, name: str) -> None:
+        """Nothing more is to be done about this name while it stands there."""
+        self._seen.setdefault(queue, set()).add(name)
+
+    # -- running ----------------------------------------------------------------------------------------------------------------
+
+    def place(self, job: int, key: BlockKey, allocation: Allocation, answered_s: float) -> None:
+        """A waiting job was given to its nodes."""
+        waiting = self.waiting.pop(job)
+        self._seen[waiting.queue].discard(waiting.name)
+        self._taken[waiting.queue, waiting.name] = answered_s
+        self.run(job, Placed(waiting.queue, waiting.partition, key, paths.block_name(key), allocation, answered_s))
+
+    def run(self, job: int, placed: Placed) -> None:
+        """It is under `/running`."""
+        self.placed[job] = placed
+        self._there.setdefault(placed.node, set()).add(job)
+
+    def leave(self, job: int) -> Placed:
+        """It is not there any more."""
+        placed = self.placed.pop(job)
+        self._there[placed.node].discard(job)
+        return placed
+
+    def ended(self, node: str, mirror: Mirror[list[str]]) -> list[int]:
+        """Jobs of this head that are not there any more."""
+        names = frozenset(mirror.value or ())
+        there = ((job, self.placed[job]) for job in self._there.get(node, ()))
+        return sorted(job for job, placed in there if placed.name not in names and mirror.asked_s > placed.since_s)
+
+
+def _claim_order(name: str) -> str:
+    """(priority, arrival, index), without parsing."""
+    return name[:7] + name[-10:] + name[19:29]

@@ -1,0 +1,240 @@
+"""What a pass decided, carried out: blocks are read, one fenced PLACE is committed (several when it is large), the state is told.
+
+And what follows a placed job of several nodes: holds that its end leaves behind are deleted, its head hears of a node that was lost.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from functools import partial
+
+from rmgr.coord import leader_ops, paths, place_ops
+from rmgr.coord.multi import Committed, Multi, Outcome, Stamped
+from rmgr.coord.place_ops import Assigned
+from rmgr.coord.records import decode_block
+from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_nodes import NodeKeeper
+from rmgr.daemons.placing_book import Book, Placed
+from rmgr.daemons.placing_facts import Names, allocation_of, encode_records
+from rmgr.model.node import InboxOrder, NodeState, Order
+from rmgr.model.placing import job_id, task_of
+from rmgr.runtime.failpoint import failpoint
+from rmgr.sched.plan import Decision, HoldCores, Noted, Plan, ReleaseHold, Reserve, Start, Unreserve, WakeAt
+from rmgr.sched.state import ClusterState
+
+#: Operations of one commit.
+MOST_OPS = 180
+#: What a policy remembers of a partition, at most: a znode has no room for more.
+MOST_BYTES = 512 * 1024
+#: Decisions that are records, and nothing else.
+_RECORDS = (Reserve, Unreserve, Noted, HoldCores, ReleaseHold)
+_RETRY_S = 1.0
+
+
+class Orders:
+    """Carries out one plan at a time."""
+
+    def __init__(self, desk: Desk, book: Book, names: Names, nodes: NodeKeeper) -> None:
+        self._desk = desk
+        self._book = book
+        self._names = names
+        self._nodes = nodes
+        self._done: Callable[[str], None] | None = None
+        self._waits = 0  # answers that are to come
+        self._problem = ""
+        self._blocks: dict[int, Stamped | None] = {}
+        self._records: dict[str, tuple[bytes, int | None]] = {}
+        self._told: set[str] = set()
+        self.unsupported: dict[str, int] = {}  #: decisions that nobody here can carry out yet, by name
+
+    @property
+    def is_busy(self) -> bool:
+        """A plan is being carried out."""
+        return self._done is not None
+
+    def adopt(self, records: dict[str, tuple[bytes, int | None]]) -> None:
+        """What policies remember, as it was read."""
+        self._records = dict(records)
+
+    # -- a plan
+
+    def carry_out(self, state: ClusterState, plan: Plan, *, now_us: int, done: Callable[[str], None]) -> None:
+        """Commits it; `done` is told "", or why everything must be read again."""
+        decisions = [decision for decision in plan.decisions if self._can(decision)]
+        starts = [decision for decision in decisions if type(decision) is Start]
+        if not decisions:
+            done("")
+            return
+        self._done, self._problem, self._blocks = done, "", {}
+        self._waits = len(starts)
+        for start in starts:
+            waiting = self._book.waiting[start.job_id]
+            path = f"{paths.pending(waiting.queue)}/{waiting.name}"
+            then = partial(self._on_block, start.job_id, state, decisions, now_us)
+            self._desk.get(path, then, failed=partial(then, None))
+        if not starts:
+            self._commit(state, decisions, now_us)
+
+    def _can(self, decision: Decision) -> bool:
+        if type(decision) is Start or isinstance(decision, _RECORDS):
+            return type(decision) is not Reserve or decision.keep
+        if type(decision) is not WakeAt:
+            name = type(decision).__name__
+            if name not in self.unsupported:
+                self._desk.log.error("decision_not_carried_out", op=name)
+            self.unsupported[name] = self.unsupported.get(name, 0) + 1
+        return False
+
+    def _on_block(self, job: int, state: ClusterState, decisions: list[Decision], now_us: int, found: Stamped | None) -> None:
+        self._blocks[job] = found
+        self._waits -= 1
+        if not self._waits:
+            self._commit(state, decisions, now_us)
+
+    def _commit(self, state: ClusterState, decisions: list[Decision], now_us: int) -> None:
+        jobs: list[tuple[int, Assigned]] = []
+        for decision in decisions:
+            if type(decision) is not Start:
+                state.carried_out(decision, now_us)
+                continue
+            found = self._blocks[decision.job_id]
+            assigned = None if found is None else self._assigned(decision, found, now_us)
+            if assigned is None:
+                self._problem = self._problem or f"job {decision.job_id} cannot be placed as it was planned"
+                continue
+            state.carried_out(decision, now_us)
+            jobs.append((decision.job_id, assigned))
+        multis = self._multis(state, jobs)
+        self._waits = len(multis)
+        failpoint("leader.before_place")
+        for multi, some in multis:
+            self._desk.commit(multi, partial(self._answered, some))
+        if not multis:
+            self._finish()
+
+    def _assigned(self, start: Start, found: Stamped, now_us: int) -> Assigned | None:
+        waiting = self._book.waiting.get(start.job_id)
+        number, _ = task_of(start.job_id)
+        submission = self._book.submissions.get(number)
+        if waiting is None or submission is None:
+            return None
+        allocation = allocation_of(submission, start.placement, self._names, now_us)
+        versions = [(name, self._nodes.version_of(name)) for name, _ in allocation.shares]
+        record = self._nodes.records.get(allocation.head)
+        fences = tuple((name, version) for name, version in versions if version is not None)
+        if record is None or len(fences) < len(versions):
+            return None
+        return Assigned(
+            queue=waiting.queue,
+            key=waiting.key,
+            data=decode_block(found.data),
+            version=found.version,
+            allocation=allocation,
+            fences=fences,
+            incarnation=record.incarnation,
+            guid=uuid.uuid4().hex[:12],
+            stamp=uuid.uuid4().hex[:12],
+        )
+
+    def _multis(self, state: ClusterState, jobs: list[tuple[int, Assigned]]) -> list[tuple[Multi, list[tuple[int, Assigned]]]]:
+        """What is remembered goes with the first of them."""
+        found: list[tuple[Multi, list[tuple[int, Assigned]]]] = []
+        records = self._changed(state)
+        some: list[tuple[int, Assigned]] = []
+        size = len(records)
+        for job in jobs:
+            ops = 4 + len(job[1].fences) * 2
+            if some and size + ops > MOST_OPS:
+                found.append((place_ops.place([one for _, one in some], records), some))
+                records, some, size = [], [], 0
+            some.append(job)
+            size += ops
+        if some or records:
+            found.append((place_ops.place([one for _, one in some], records), some))
+        return found
+
+    def _changed(self, state: ClusterState) -> list[tuple[str, bytes, int | None]]:
+        """Records that are others now; their new bytes are taken for committed."""
+        snapshot = state.snapshot() if any(p.reservations or p.notes or p.holds for p in state.partitions.values()) or state.usage else None
+        found = []
+        for at, partition in enumerate(sorted(self._records)):
+            before, version = self._records[partition]
+            part = state.partitions.get(partition)
+            data = b""
+            if snapshot is not None and part is not None and (part.reservations or part.notes or part.holds or (not at and state.usage)):
+                homes = dict.fromkeys(part.jobs, partition)
+                data = encode_records(snapshot, partition, homes, self._names, with_usage=not at)
+            if data == before or (not data and version is None):
+                continue
+            if len(data) > MOST_BYTES:
+                self._desk.log.error("placing_records_too_large", partition=partition, bytes=len(data))
+                continue
+            found.append((partition, data, version))
+            self._records[partition] = (data, 0 if version is None else version + 1)
+        return found
+
+    def _answered(self, jobs: list[tuple[int, Assigned]], outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            answered_s = self._desk.clock()
+            for job, assigned in jobs:
+                self._book.place(job, assigned.running, assigned.allocation, answered_s)
+                key, head = assigned.key, assigned.allocation.head
+                self._desk.log.info("job_placed", submission=key.submission, first=key.first, node=head, epoch=self._desk.epoch)
+            self._desk.metrics.placed.inc(len(jobs))
+            failpoint("leader.after_place")
+        else:
+            self._problem = self._problem or f"PLACE: {outcome}"
+        self._waits -= 1
+        if not self._waits:
+            self._finish()
+
+    def _finish(self) -> None:
+        done, self._done = self._done, None
+        assert done is not None
+        done(self._problem)
+
+    # -- what follows a job
+
+    def prepare(self, nodes: list[str]) -> None:
+        """Makes the places where cores of these nodes are held for jobs whose head is elsewhere."""
+        wanted = [paths.hold(node) for node in nodes]
+        self._desk.store(lambda _: self._desk.coordinator.ensure(wanted), lambda _: None, lambda _: self._prepare_later(nodes))
+
+    def _prepare_later(self, nodes: list[str]) -> None:
+        self._desk.after(_RETRY_S, partial(self.prepare, nodes))
+
+    def look_for_holds(self, nodes: list[str]) -> None:
+        """Deletes those of jobs that are gone: the leader before did not come to it. The book must be whole."""
+        for node in nodes:
+            self._desk.children(paths.hold(node), partial(self._on_holds, node))
+
+    def _on_holds(self, node: str, names: list[str] | None) -> None:
+        for name in names or ():
+            submission, index, attempt = paths.parse_hold(name)
+            placed = self._book.placed.get(job_id(submission, index))
+            if placed is None or placed.key.attempt != attempt:
+                self._unhold(node, name)
+
+    def release(self, job: int, placed: Placed) -> None:
+        """It has ended: nothing is held for it any more."""
+        submission, index = task_of(job)
+        for node, _ in placed.allocation.helpers:
+            self._unhold(node, f"{submission}.{index}.{placed.key.attempt}")
+
+    def _unhold(self, node: str, name: str) -> None:
+        self._desk.commit(place_ops.unhold(node, name))
+
+    def look_for_losses(self) -> None:
+        """Heads of jobs that have lost a node elsewhere are told, once."""
+        for job, placed in self._book.placed.items():
+            if placed.is_lost or not placed.allocation.helpers:
+                continue
+            for node, _ in placed.allocation.helpers:
+                record = self._nodes.records.get(node)
+                if record is not None and record.state is NodeState.FENCED:
+                    placed.is_lost = True
+                    submission, index = task_of(job)
+                    order = InboxOrder(order=Order.LOST, submission=submission, index=index, detail=node)
+                    self._desk.commit(leader_ops.order(placed.node, uuid.uuid4().hex[:12], order), urgent=True)
+                    break

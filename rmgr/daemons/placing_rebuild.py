@@ -1,0 +1,190 @@
+"""The scheduler's state made from znodes: what a new leader does first, and what every leader does when it no longer trusts its memory.
+
+Read in this order: lists of waiting and running names that were asked for after the rebuild began, records of their submissions, the blocks
+of running jobs (they say where each stands), and what policies remember. Nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.records import decode_block
+from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_mirror import Mirror
+from rmgr.daemons.placing_book import Placed
+from rmgr.daemons.placing_facts import decode_records, job_of, node_mark, running_of
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockKey
+from rmgr.model.placing import MAX_INDEX, Allocation, job_id
+from rmgr.sched.job import Job, Reservation, Running
+from rmgr.sched.records import Hold, Note, Usage
+from rmgr.sched.snapshot import Snapshot
+from rmgr.sched.state import ClusterState
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader_place import Placer
+
+_RETRY_S = 0.5
+
+
+class Rebuild:
+    """One of them. `step` is called again and again, until it answers."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        placer: Placer,
+        pending: Mapping[str, Mirror[list[str]]],
+        running: Mapping[str, Mirror[list[str]]],
+        partitions: set[str],
+    ) -> None:
+        self._desk = desk
+        self._placer = placer
+        self._pending, self._running = pending, running
+        self._partitions = sorted(partitions)
+        self._began_s = desk.clock()
+        self._blocks: dict[str, Allocation | None] = {}  # path under /running -> where it stands; None: gone, or pulled work
+        self._asked: set[str] = set()
+        self.records: dict[str, tuple[bytes, int | None]] = {}  #: partition -> what policies remember, version of its znode
+        for mirror in (*pending.values(), *running.values()):
+            mirror.refresh()
+        for partition in self._partitions:
+            self._read(paths.placing(partition), partial(self._on_records, partition))
+
+    def step(self, half_life_us: int) -> ClusterState | None:
+        """The state, once everything was read."""
+        lists = (*self._pending.values(), *self._running.values())
+        if len(self.records) < len(self._partitions) or any(mirror.asked_s < self._began_s for mirror in lists):
+            return None
+        waiting = self._waiting()
+        running = self._placed()
+        if waiting is None or running is None:
+            return None
+        return self._state(waiting, running, half_life_us)
+
+    # -- reading
+
+    def _read(self, path: str, then: object) -> None:
+        self._asked.add(path)
+        self._desk.get(path, then, failed=lambda: self._desk.after(_RETRY_S, partial(self._read, path, then)))  # type: ignore[arg-type]
+
+    def _on_records(self, partition: str, found: Stamped | None) -> None:
+        self.records[partition] = (b"", None) if found is None else (found.data, found.version)
+        self._placer.wake()
+
+    def _waiting(self) -> list[tuple[str, str, BlockKey]] | None:
+        """(queue, name, key) of waiting jobs; None: records are missing."""
+        found, complete = [], True
+        for queue, mirror in self._pending.items():
+            for name, key in self._placer.book.came(queue, mirror):
+                if self._placer.submission(key.submission) is None:
+                    complete = False
+                elif key.count == 1 and key.first < MAX_INDEX:
+                    found.append((queue, name, key))
+        return found if complete else None
+
+    def _placed(self) -> list[tuple[BlockKey, str, Allocation]] | None:
+        """(key, queue, allocation) of running jobs; None: something is missing."""
+        found, complete = [], True
+        for node, mirror in self._running.items():
+            for name in mirror.value or ():
+                key = paths.parse_block(name)
+                submission = self._placer.submission(key.submission)
+                if submission is None:
+                    complete = False
+                    continue
+                if submission.queue not in self._placer.queues and submission.rigid is None:
+                    continue
+                path = f"{paths.running_node(node)}/{name}"
+                if path not in self._blocks:
+                    complete = False
+                    if path not in self._asked:
+                        self._read(path, partial(self._on_block, path))
+                elif (allocation := self._blocks[path]) is not None:
+                    found.append((key, submission.queue, allocation))
+        return found if complete else None
+
+    def _on_block(self, path: str, found: Stamped | None) -> None:
+        try:
+            self._blocks[path] = None if found is None else decode_block(found.data).allocation
+        except RmgrError as error:
+            self._desk.log.error("block_unreadable", path=path, error=error.message)
+            self._blocks[path] = None
+        self._placer.wake()
+
+    # -- building
+
+    def _state(
+        self, waiting: list[tuple[str, str, BlockKey]], placed: list[tuple[BlockKey, str, Allocation]], half_life_us: int
+    ) -> ClusterState:
+        placer, now_us = self._placer, self._placer.now_us()
+        running: list[Running] = []
+        for key, queue, allocation in placed:
+            job = self._job(queue, key, now_us)
+            if job is None:
+                continue
+            submission = placer.submission(key.submission)
+            assert submission is not None
+            placer.book.run(job.id, Placed(queue, job.partition, key, paths.block_name(key), allocation))
+            running.append(running_of(job, allocation, submission, placer.names))
+        jobs: list[Job] = []
+        for queue, name, key in waiting:
+            job = None if job_id(key.submission, key.first) in placer.book.placed else self._job(queue, key, now_us)
+            if job is not None:
+                placer.book.wait(queue, job.partition, name, key)
+                jobs.append(job)
+        for number in {key.submission for _, _, key in waiting}:
+            submission = placer.submission(number)
+            if submission is not None and submission.rigid is not None:
+                placer.mark(node_mark(submission.rigid))
+        reservations, notes, holds, usage = self._remembered(frozenset(job.id for job in jobs), frozenset(run.job.id for run in running))
+        return ClusterState.restored(
+            Snapshot(
+                nodes=tuple(placer.machine()),
+                waiting=tuple(jobs),
+                running=tuple(running),
+                reservations=tuple(reservations),
+                notes=tuple(notes),
+                holds=tuple(holds),
+                usage=tuple(usage),
+            ),
+            half_life_us,
+        )
+
+    def _job(self, queue: str, key: BlockKey, now_us: int) -> Job | None:
+        submission = self._placer.submission(key.submission)
+        spec = self._placer.queues.get(queue)
+        if submission is None or spec is None:
+            return None
+        try:
+            return job_of(submission, key, spec.partition, now_us)
+        except ValueError as error:
+            self._desk.log.error("job_not_placeable", queue=queue, submission=key.submission, error=str(error))
+            return None
+
+    def _remembered(
+        self, waiting: frozenset[int], running: frozenset[int]
+    ) -> tuple[list[Reservation], list[Note], list[Hold], list[Usage]]:
+        reservations: list[Reservation] = []
+        notes: list[Note] = []
+        holds: list[Hold] = []
+        usage: list[Usage] = []
+        for partition, (data, _) in sorted(self.records.items()):
+            if not data:
+                continue
+            try:
+                found = decode_records(data, partition, self._placer.names, waiting, running)
+            except msgspec.MsgspecError as error:
+                self._desk.log.error("placing_records_unreadable", partition=partition, error=str(error))
+                continue
+            reservations += found[0]
+            notes += found[1]
+            holds += found[2]
+            usage += found[3]
+        return reservations, notes, holds, usage
