@@ -15,7 +15,7 @@ def room(job: Job, node: Node | None, cores: int) -> int:
     count = cores // job.threads
     if job.memory_bytes and node.memory_bytes:
         count = min(count, node.memory_bytes // job.memory_bytes)
-    return count
+    return min(count, 1) if job.spread else count
 
 
 def are_spans(spans: object, nodes: int) -> bool:

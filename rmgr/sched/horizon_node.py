@@ -172,7 +172,7 @@ class NodeTimeline:
 
     def _add(self, job: Job, at_us: int, placement: Placement, sign: int, profiles: Sequence[NodeProfile] | dict[int, NodeProfile]) -> None:
         start_us, end_us = max(at_us, self._now), max(at_us + job.planned_us, self._now)
-        threads, memory_bytes, _, exclusive = job.shape
+        threads, memory_bytes, _, exclusive, _ = job.shape
         for first, last, processes in placement:
             cores, memory = sign * threads * processes, sign * memory_bytes * processes
             for i in self._pool.positions(((first, last, processes),)):

@@ -25,6 +25,7 @@ class Shape(NamedTuple):
     memory_bytes: int
     features: tuple[str, ...]
     exclusive: bool
+    spread: bool = False
 
 
 #: Of most jobs.
@@ -36,7 +37,7 @@ class Job:
     """A rigid parallel job: `processes` x `threads` cores; the threads of one process share a node, processes may be spread.
 
     limit_us: requested elapsed time, the longest it may run; 0 = not limited, planned as `UNLIMITED_US`.
-    memory_bytes: of one process, 0 = not counted. exclusive: no other job on its nodes. priority: larger goes first under `priority`.
+    memory_bytes: of one process, 0 = not counted. exclusive: no other job on its nodes. spread: each process on a node of its own. priority: larger goes first under `priority`.
     queued_us: when it last entered the queue (-1: at submit_us), later than its submit time after a migration or preemption.
     after: ids that must have left the cluster first; one that the state does not know has left. begin_us: not before this time.
     restarts: how often it was sent back to the queue.
@@ -59,6 +60,7 @@ class Job:
     after: tuple[int, ...] = ()
     begin_us: int = 0
     restarts: int = 0
+    spread: bool = False
     cpus: int = field(init=False, compare=False)  #: processes x threads
     planned_us: int = field(init=False, compare=False)  #: the limit, or `UNLIMITED_US`
     shape: Shape = field(init=False, compare=False)
@@ -83,6 +85,7 @@ class Job:
         after: tuple[int, ...] = (),
         begin_us: int = 0,
         restarts: int = 0,
+        spread: bool = False,
     ) -> Self:
         """As the dataclass would do it, in less than half the time: a frozen one sets every field with a call.
 
@@ -106,10 +109,11 @@ class Job:
         new.after = after
         new.begin_us = begin_us
         new.restarts = restarts
+        new.spread = spread
         new.cpus = processes * threads
         new.planned_us = limit_us or UNLIMITED_US
-        plain = threads == 1 and not memory_bytes and not features and not exclusive
-        new.shape = PLAIN if plain else Shape(threads, memory_bytes, features, exclusive)
+        plain = threads == 1 and not (memory_bytes or features or exclusive or spread)
+        new.shape = PLAIN if plain else Shape(threads, memory_bytes, features, exclusive, spread)
         if processes < 1 or threads < 1 or submit_us < 0 or limit_us < 0 or memory_bytes < 0 or begin_us < 0:
             new._complain()  # noqa: SLF001 - its own class
         new.__class__ = cls

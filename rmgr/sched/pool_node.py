@@ -270,7 +270,7 @@ class NodePool:
         return [self._at[node] for first, last, _ in placement for node in range(first, last + 1)]
 
     def _change(self, job: Job, placement: Placement, sign: int) -> None:
-        threads, memory_bytes, _, exclusive = job.shape
+        threads, memory_bytes, _, exclusive, _ = job.shape
         log = self._log
         if len(log) > 8 * len(self._ids) + 1000:
             log.clear()
@@ -351,14 +351,13 @@ class NodePool:
 
 def rough(shape: Shape) -> Shape:
     """The same with a little less memory: few values of it."""
-    threads, memory_bytes, features, exclusive = shape
-    below = max(memory_bytes.bit_length() - BITS, 0)
-    return Shape(threads, memory_bytes >> below << below, features, exclusive)
+    below = max(shape.memory_bytes.bit_length() - BITS, 0)
+    return shape._replace(memory_bytes=shape.memory_bytes >> below << below)
 
 
 def room_on(shape: Shape, node: Node, cores: int, memory: int) -> int:
     """Processes of this shape that fit into so many free cores and bytes of the node."""
-    threads, memory_bytes, features, exclusive = shape
+    threads, memory_bytes, features, exclusive, spread = shape
     if exclusive and cores != node.cores:
         return 0
     if features and not set(features) <= set(node.features):
@@ -366,7 +365,7 @@ def room_on(shape: Shape, node: Node, cores: int, memory: int) -> int:
     count = cores // threads
     if memory_bytes and node.memory_bytes:
         count = min(count, memory // memory_bytes)
-    return max(count, 0)
+    return max(min(count, 1) if spread else count, 0)
 
 
 def _id(node: Node) -> int:

@@ -344,6 +344,7 @@ def described(job: Job, unit_us: int) -> str:
     parts += [f"{job.memory_bytes} bytes each"] if job.memory_bytes else []
     parts += [f"needs {', '.join(job.features)}"] if job.features else []
     parts += ["exclusive"] if job.exclusive else []
+    parts += ["each process on a node of its own"] if job.spread else []
     parts += [f"priority {job.priority}"] if job.priority else []
     parts += [f"after {', '.join(map(str, job.after))}"] if job.after else []
     parts += [f"not before {job.begin_us / unit_us:g}"] if job.begin_us else []

@@ -42,6 +42,7 @@ class _Taken:
         self.memory: Counter[int] = Counter()
         self.names: defaultdict[int, list[str]] = defaultdict(list)
         self.exclusive: defaultdict[int, list[int]] = defaultdict(list)
+        self.crowded: defaultdict[int, list[int]] = defaultdict(list)
 
     def add(self, run: Running) -> None:
         self.add_memory(run)
@@ -50,6 +51,8 @@ class _Taken:
             self.names[node].append(f"job {run.job.id}")
             if run.job.exclusive:
                 self.exclusive[node].append(run.job.id)
+            if run.job.spread and processes > 1:
+                self.crowded[node].append(run.job.id)
 
     def add_memory(self, run: Running) -> None:
         for node, processes in processes_on(run.placement):
@@ -64,6 +67,8 @@ class _Taken:
                 yield f"node {node_id} has {node.memory_bytes} bytes, {names} and what is suspended there take {self.memory[node_id]}"
             if self.exclusive[node_id] and len(self.names[node_id]) > 1:
                 yield f"node {node_id} is shared by {names}, and job {self.exclusive[node_id][0]} is exclusive"
+            for job_id in self.crowded[node_id]:
+                yield f"node {node_id} has several processes of job {job_id}, which is spread"
 
 
 def _promised(snapshot: Snapshot, stands: dict[int, Running], taken: _Taken) -> Iterator[str]:

@@ -97,7 +97,8 @@ class SmallWorld:
     @property
     def size(self) -> int:
         """How much there is to read: what shrinking makes smaller."""
-        shapes = sum(w.job.processes + w.job.threads + bool(w.job.memory_bytes) + len(w.job.features) + w.job.exclusive for w in self.works)
+        shapes = sum(w.job.processes + w.job.threads + bool(w.job.memory_bytes) + len(w.job.features) for w in self.works)
+        shapes += sum(w.job.exclusive + w.job.spread for w in self.works)
         extras = sum(len(w.job.after) + bool(w.job.begin_us) + bool(w.job.submit_us) + (w.job.queue != QUEUES[0]) for w in self.works)
         things = len(self.works) + len(self.nodes) + len(self.outages) + len(self.withdrawals) + len(self.windows) + len(self.limits)
         return 10 * things + shapes + extras + bool(self.half_life_us) + sum(node.cores + bool(node.memory_bytes) for node in self.nodes)
@@ -184,6 +185,7 @@ def _work(
         memory_bytes=0 if flat else chance.one_of((0, 1, 3)),
         features=() if flat or chance.between(0, 4) < 4 else ("gpu",),
         exclusive=not flat and chance.between(0, 4) == 4,
+        spread=not flat and job_id % 5 == 3,
         priority=chance.between(0, 2),
         partition=chance.one_of(partitions),
         user=chance.one_of(USERS),
@@ -243,6 +245,7 @@ def _plainer(work: Work) -> Iterator[Work]:
         {"memory_bytes": 0},
         {"features": ()},
         {"exclusive": False},
+        {"spread": False},
         {"priority": 0},
         {"after": ()},
         {"begin_us": 0},

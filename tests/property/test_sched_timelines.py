@@ -37,6 +37,7 @@ def a_job(chance: random.Random, number: int, cpus: int, *, plain: bool) -> Job:
         memory_bytes=chance.choice((0, 0, chance.randint(1, 40))),
         features=chance.choice(((), (), ("fast",))),
         exclusive=chance.random() < 0.15,
+        spread=chance.random() < 0.15,
     )
 
 
