@@ -10,6 +10,12 @@ max_time = "12h"
 partition = "default"
 max_cores = 4
 default_priority = 10
+
+[queues.batch]
+dispatch = "place"
+
+[pipelines.default]
+policy = "easy"
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from rmgr.cli.settings_pipelines import check_pipelines, check_queue_policy, document_of, read_pipelines, toml_of
 from rmgr.config import line_of
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.block import PRIORITY_RANGE
@@ -30,7 +37,7 @@ from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.units import parse_duration_us, parse_size
 
 _STATES = ("open", "closed", "stopped")
-_TOP_HIDDEN = {"format", "queues"}
+_TOP_HIDDEN = {"format", "queues", "pipelines"}
 _SUFFIXES = ("_us", "_bytes")
 
 
@@ -51,13 +58,15 @@ def parse_settings(text: str, name: str) -> ClusterSettings:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: not valid TOML: {error}", hint="rmgr config show --cluster prints a valid one") from error
-    queues = document.pop("queues", {})
+    queues, pipelines = document.pop("queues", {}), document.pop("pipelines", {})
     values = _values(ClusterSettings, document, text, name, section="", hidden=_TOP_HIDDEN)
     if not isinstance(queues, dict) or not queues:
         raise ConfigError(f"{name}: there is no queue", hint="add one: [queues.default]")
     specs = tuple(_queue(queue, table, text, name) for queue, table in queues.items())
-    settings = ClusterSettings(**{**values, "queues": specs})
+    where = lambda section: f"{name}:{_header(text, section)}"  # noqa: E731
+    settings = ClusterSettings(**{**values, "queues": specs, "pipelines": read_pipelines(pipelines, where)})
     _check(settings, text, name)
+    check_pipelines(settings, where)
     return settings
 
 
@@ -74,6 +83,7 @@ def _queue(queue: str, table: Any, text: str, name: str) -> QueueSpec:
     if spec.state not in _STATES:
         told = _nearest(spec.state, _STATES)
         raise ConfigError(f"{name}:{line_of(text, 'state', section)}: there is no queue state {spec.state!r}", hint=told)
+    check_queue_policy(spec, f"{name}:{line_of(text, 'policy', section)}")
     for key in ("default_priority", "max_priority"):
         if not -PRIORITY_RANGE <= getattr(spec, key) <= PRIORITY_RANGE:
             raise ConfigError(f"{name}:{line_of(text, key, section)}: {key} is between -{PRIORITY_RANGE} and {PRIORITY_RANGE}")
@@ -138,6 +148,7 @@ def to_toml(settings: ClusterSettings) -> str:
     for queue in settings.queues:
         lines += ["", f"[queues.{_bare(queue.name)}]"]
         lines += [f"{_shown(key)} = {_literal(key, value)}" for key, value in _items(queue, {"name"})]
+    lines += toml_of(settings, _bare)
     return "\n".join(lines) + "\n"
 
 
@@ -147,7 +158,7 @@ def to_document(settings: ClusterSettings) -> dict[str, Any]:
     told["queues"] = {
         queue.name: {_json_key(key): _json_value(key, value) for key, value in _items(queue, {"name"})} for queue in settings.queues
     }
-    return told
+    return told | {"pipelines": document_of(settings)}
 
 
 def _items(record: Any, hidden: set[str]) -> Iterable[tuple[str, Any]]:

@@ -11,11 +11,8 @@ from typing import Any
 
 from rmgr.adapters import policy_files
 from rmgr.errors import ConfigError
-from rmgr.model.queue import ClusterSettings, PipelineSpec
+from rmgr.model.queue import DEFAULT_POLICY, ClusterSettings, PipelineSpec
 from rmgr.sched.pipeline import Configuration, pipeline_from
-
-#: Of a partition whose queues name none.
-DEFAULT_POLICY = "easy"
 
 
 def configuration(settings: ClusterSettings, partition: str) -> Configuration:
@@ -28,6 +25,15 @@ def configuration(settings: ClusterSettings, partition: str) -> Configuration:
         return pipeline_from(document_of(spec), find=installed)
     except ConfigError as error:
         raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
+
+
+def checked(settings: ClusterSettings, partition: str) -> Configuration:
+    """The same, for whoever is about to set it. Raises: ConfigError also where none of its stages serves the partition."""
+    found = configuration(settings, partition)
+    if not any(not stage.partitions or partition in stage.partitions for stage in found.stages):
+        served = ", ".join(dict.fromkeys(name for stage in found.stages for name in stage.partitions))
+        raise ConfigError(f"no [[stage]] serves partition {partition}, only {served}", hint="leave `partitions` of its stages out")
+    return found
 
 
 def pipeline_of(settings: ClusterSettings, partition: str) -> PipelineSpec:

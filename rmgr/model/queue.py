@@ -15,6 +15,12 @@ class Dispatch(StrEnum):
     PLACE = "place"  #: the leader's policy places it
 
 
+#: Who places in a partition where nobody was named.
+DEFAULT_POLICY = "easy"
+#: What Starters do with pull queues: priority, then arrival.
+PULL_POLICY = "fifo"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
     """A named class of work: defaults and limits; lives in one partition. 0 = no limit."""
@@ -22,7 +28,7 @@ class QueueSpec:
     name: str
     partition: str = "default"
     dispatch: Dispatch = Dispatch.PULL
-    policy: str = ""
+    policy: str = ""  #: of a partition whose pipeline nobody set: that of its first place queue
     state: str = "open"  #: open | closed (refuses submissions) | stopped (starts nothing)
     default_time_us: int = 0
     max_time_us: int = 0
@@ -53,7 +59,7 @@ class ClusterSettings:
     """`/config`: what all processes of a cluster agree on; changed by `rmgr config apply`, taken up at run time."""
 
     format: int = 1
-    queues: tuple[QueueSpec, ...] = (QueueSpec(name="default"),)
+    queues: tuple[QueueSpec, ...] = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE, policy=DEFAULT_POLICY))
     default_queue: str = "default"
     retention_us: int = 3_600_000_000  #: ended submissions stay in ZooKeeper this long, then only in the history
     grace_us: int = 1_000_000  #: between the loss of a Starter's entry and its fencing
@@ -79,6 +85,14 @@ class ClusterSettings:
             if queue.dispatch is Dispatch.PLACE:
                 found[queue.partition] = (*found.get(queue.partition, ()), queue)
         return found
+
+    def policy_of(self, queue: QueueSpec) -> str:
+        """What decides in that queue: of a place queue that of its partition, by the name it was set as."""
+        if queue.dispatch is Dispatch.PULL:
+            return queue.policy or PULL_POLICY
+        found = self.pipeline(queue.partition)
+        first = self.placed().get(queue.partition, (queue,))[0]
+        return (found.name or "(set)") if found is not None else first.policy or DEFAULT_POLICY
 
     def queue(self, name: str) -> QueueSpec | None:
         """The queue of that name, None when there is none."""

@@ -10,11 +10,13 @@ from rmgr.cli.config import differences
 from rmgr.cli.options import parse_after, parse_env, parse_resource
 from rmgr.cli.params import parse_states
 from rmgr.cli.settings import parse_settings, to_document, to_toml
+from rmgr.daemons.placing_pipeline import named
 from rmgr.errors import ConfigError, UsageError
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.states import State
 from rmgr.model.submission import Condition, Dependency
 
+BATCH = "[queues.default]\n[queues.batch]\ndispatch = 'place'\n"
 FULL = ClusterSettings(
     queues=(
         QueueSpec(name="default"),
@@ -38,7 +40,18 @@ FULL = ClusterSettings(
 )
 
 
-@pytest.mark.parametrize("settings", [ClusterSettings(), FULL])
+CLASSES = '{"queue": [{"max_cpus": 8, "name": "small"}], "stage": [{"policy": "queue_select"}, {"partitions": ["p2"], "policy": "easy"}]}'
+PLACED = replace(
+    FULL,
+    queues=(*FULL.queues, QueueSpec(name="batch", dispatch=Dispatch.PLACE)),
+    pipelines=(
+        PipelineSpec(partition="default", name="fair_share", document='{"stage": [{"policy": "fair_share", "shares": {"a.b": 3}}]}'),
+        PipelineSpec(partition="p2", name="classes.toml", document=CLASSES),
+    ),
+)
+
+
+@pytest.mark.parametrize("settings", [ClusterSettings(), FULL, PLACED])
 def test_settings_survive_the_way_through_a_file(settings: ClusterSettings) -> None:
     assert parse_settings(to_toml(settings), "c.toml") == settings
 
@@ -63,6 +76,22 @@ def test_people_write_durations_and_sizes() -> None:
         ("default_queue = 'x'\n[queues.y]\n", "c.toml:1: the default queue 'x' is not among the queues", "y"),
         ("[queues.default]\n[queues.'a b']\n", "'a b' cannot be the name of a queue", "letters"),
         ("[queues.default]\ndefault_time = 20\nmax_time = 10\n", "c.toml:2: default_time is above max_time", ""),
+        ("[queues.default]\npolicy = 'easy'\n", "c.toml:2: queue default is pulled by Starters", "place"),
+        ("[queues.default]\ndispatch = 'place'\npolicy = 'esay'\n", "c.toml:1: partition default, policy esay: [[stage]] 1 (esay)", "easy"),
+        (
+            f"{BATCH}[pipelines.default]\npolicy = 'esay'\n",
+            "c.toml:4: partition default, policy esay: [[stage]] 1 (esay): no policy is called 'esay'; did you mean easy?",
+            "",
+        ),
+        (f"{BATCH}[pipelines.default]\npolicy = 'easy'\nparameters = {{ordr = 1}}\n", "no parameter of easy is called 'ordr'", "order"),
+        (f"{BATCH}[pipelines.default]\npolicy = 'easy'\nstage = []\n", "has policy and stage", "policy, or stage"),
+        (f"{BATCH}[pipelines.default]\nstage = [{{policy = './my.py'}}]\n", "the WatchDogs cannot have it", "entry point"),
+        (f"{BATCH}[pipelines.x]\npolicy = 'easy'\n", "c.toml:4: no queue places jobs in partition x", "default"),
+        (
+            f"{BATCH}[pipelines.default]\nstage = [{{policy = 'easy', partitions = ['x']}}]\n",
+            "no [[stage]] serves partition default",
+            "leave",
+        ),
         ("retention = 1\n", "there is no queue", "[queues.default]"),
         ("x = [\n", "not valid TOML", ""),
     ],
@@ -81,6 +110,13 @@ def test_differences_are_told_by_key() -> None:
     assert told["queues.fast.one.state"] == ("closed", None)
     assert differences(FULL, FULL) == []
     assert to_document(FULL)["queues"]["fast.one"]["max_time_s"] == 3600.0
+
+
+def test_a_pipeline_is_told_by_partition() -> None:
+    assert to_document(PLACED)["pipelines"]["default"] == {"policy": "fair_share", "shares": {"a.b": 3}}
+    changes = differences(PLACED, replace(PLACED, pipelines=(named("default", "easy", {"order": "sjf"}), *PLACED.pipelines[1:])))
+    assert ("pipelines.default.policy", "fair_share", "easy") in changes
+    assert ("pipelines.default.parameters.order", None, "sjf") in changes
 
 
 def test_dependencies_in_our_words_and_slurms() -> None:
