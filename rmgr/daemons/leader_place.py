@@ -23,11 +23,13 @@ from rmgr.daemons.placing_orders import Orders
 from rmgr.daemons.placing_pass import Faults, Passes
 from rmgr.daemons.placing_pipeline import configuration
 from rmgr.daemons.placing_rebuild import Rebuild
+from rmgr.daemons.placing_view import view_of
 from rmgr.errors import ConfigError, StateConflict, WrongCluster
 from rmgr.model.node import NodeState
 from rmgr.model.placing import MAX_INDEX, job_id, task_of
 from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.submission import Submission
+from rmgr.model.views import PlacingView
 from rmgr.runtime.timers import Timer
 from rmgr.sched.job import Node
 from rmgr.sched.plan import Plan, WakeAt
@@ -132,6 +134,14 @@ class Placer:
         if not self._due and not self._closed:
             self._due = True
             self._desk.soon(self._turn)
+
+    def view(self) -> PlacingView:
+        """What is shown of it. In the loop."""
+        return view_of(self)
+
+    def stage_names(self, partition: str) -> list[str]:
+        """Policies that place in this partition, in order."""
+        return [stage.policy.name for stage in self._stages if partition in stage.partitions]
 
     # -- one turn
 

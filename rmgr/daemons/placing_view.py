@@ -1,0 +1,131 @@
+"""What the placing leader shows: why each job waits and until when, where each one stands, what is kept for whom, how the policies do.
+
+Called in the leader's loop. Reasons are those of the last pass, with ids and times as people know them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from rmgr.model.placing import MAX_INDEX, task_of
+from rmgr.model.views import HeldView, PartitionView, PlacedView, PlacingView
+from rmgr.sched.plan import Plan, Reserve, Why
+from rmgr.sched.records import Hold
+from rmgr.sched.state import ClusterState
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader_place import Placer
+
+_PLACE = re.compile(r"(?P<before>\bjobs? |\brun |\bruns |)\{\}(?P<us> us)?")
+_NO_POLICY = Why("policy", "nobody places in this partition", ())
+_NOT_YET = Why("pass", "the next scheduling pass will look at it", ())
+
+
+def view_of(placer: Placer) -> PlacingView:
+    """All of it. Cost: O(jobs)."""
+    state, plan = placer.state, placer.plan
+    jobs: dict[tuple[int, int], PlacedView] = {}
+    promised = _promised(state, plan)
+    for job, waiting in placer.book.waiting.items():
+        why = _NO_POLICY if waiting.partition in placer.problems else plan.why(job, waiting.partition) or _NOT_YET
+        jobs[task_of(job)] = PlacedView(
+            state="waiting", what=why.rule, blocker=_blocker(why), reason=said(why), expected_start_us=promised.get(job, 0)
+        )
+    for job, placed in placer.book.placed.items():
+        jobs[task_of(job)] = PlacedView(state="running", nodes=placed.allocation.shares)
+    return PlacingView(partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state)))
+
+
+def said(why: Why) -> str:
+    """The sentence of a reason. Ids of jobs are those of their submissions, times have a date."""
+    facts = iter(why.facts)
+
+    def put(found: re.Match[str]) -> str:
+        fact = next(facts, "")
+        if found["us"] and isinstance(fact, int):
+            return found["before"] + _time(fact)
+        if found["before"]:
+            return found["before"] + ", ".join(_shown(part) for part in str(fact).split(", "))
+        return str(fact) + (found["us"] or "")
+
+    return _PLACE.sub(put, why.text)
+
+
+def label(job: int) -> str:
+    """`42`, or `42_7` of the tasks behind its first."""
+    submission, index = task_of(job)
+    return f"{submission}_{index}" if index else str(submission)
+
+
+def _shown(fact: str) -> str:
+    return label(int(fact)) if fact.isdigit() and int(fact) >= MAX_INDEX else fact
+
+
+def _time(at_us: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return "the end of time"
+
+
+def _blocker(why: Why) -> str:
+    """The id of the job that it waits for, where it is one."""
+    found = re.search(r"\bjobs? \{\}", why.text)
+    if found is None or not why.facts:
+        return ""
+    at = why.text[: found.start()].count("{}")
+    return ", ".join(_shown(part) for part in str(why.facts[at]).split(", "))
+
+
+def _promised(state: ClusterState | None, plan: Plan) -> Mapping[int, int]:
+    """Job -> the start that it was promised (us)."""
+    found = {decision.job_id: decision.start_us for decision in plan.decisions if type(decision) is Reserve}
+    for part in state.partitions.values() if state is not None else ():
+        found.update({job: held.start_us for job, held in part.reservations.items()})
+        found.update({job: _complete_us(state, hold, part.name) for job, hold in part.holds.items()} if state is not None else {})
+    return found
+
+
+def _complete_us(state: ClusterState, hold: Hold, partition: str) -> int:
+    """When the last run that it waits for must have ended, 0 = nobody knows."""
+    running = state.partitions[partition].running
+    ends = [running[share.run_id].end_us for share in hold.waits_for if share.run_id in running]
+    latest = max(ends, default=0)
+    return latest if latest < 1 << 59 else 0
+
+
+def _partitions(placer: Placer) -> dict[str, PartitionView]:
+    found = {}
+    faults = placer.faults
+    for partition in sorted({queue.partition for queue in placer.queues.values()} | set(placer.problems)):
+        names = placer.stage_names(partition)
+        found[partition] = PartitionView(
+            policy=placer.policies.get(partition, ""),
+            passes=placer.passes,
+            last_pass_s=placer.last_pass_s,
+            faults=tuple((name, faults.counts[name], faults.last[name]) for name in names if faults.counts[name]),
+            problem=placer.problems.get(partition, ""),
+        )
+    return found
+
+
+def _ledger(placer: Placer, state: ClusterState | None) -> list[HeldView]:
+    found = []
+    for part in state.partitions.values() if state is not None else ():
+        for job, hold in sorted(part.holds.items()):
+            expected_us = _complete_us(state, hold, part.name) if state is not None else 0
+            waiting = placer.book.waiting.get(job)
+            cores: dict[int, int] = {}
+            for share in hold.held:
+                for first, last, count in share.cores:
+                    for node in range(first, last + 1):
+                        cores[node] = cores.get(node, 0) + count
+            queue = waiting.queue if waiting is not None else ""
+            found += [
+                HeldView(queue=queue, job=label(job), node=placer.names.name(node), cores=count, expected_start_us=expected_us)
+                for node, count in sorted(cores.items())
+            ]
+    return found
