@@ -40,15 +40,18 @@ class Reader:
         found = zip(keys, map(manifest_of, answers), strict=True)
         return [key for key, manifest in found if manifest is not None and manifest.is_live]
 
-    def get(self, key: str, deadline: Deadline) -> tuple[bytes, Encoding] | None:
-        """The value whole; read again from the start when it is replaced meanwhile."""
+    def get(self, key: str, deadline: Deadline) -> tuple[bytes, Encoding, bytes] | None:
+        """The value whole, and its SHA-256; read again from the start when it is replaced meanwhile."""
         doing = f"read {key!r}"
         while True:
             manifest = self.manifest(key, deadline, doing)
             if manifest is None:
                 return None
             try:
-                return self._whole(key, manifest, deadline, doing), Encoding(manifest.encoding)
+                value = self._whole(key, manifest, deadline, doing)
+                # One that stands in its row may have come from another node's, with a hash of its own.
+                digest = manifest.digest if manifest.chunks else sha256(value).digest()
+                return value, Encoding(manifest.encoding), digest
             except Replaced:
                 deadline.check(doing)
 
@@ -63,7 +66,7 @@ class Reader:
             if manifest.chunks:
                 value = self.get(key, deadline)
                 if value is not None:
-                    found[key] = value
+                    found[key] = value[:2]
             else:
                 found[key] = self._inline(key, manifest, deadline, doing), Encoding(manifest.encoding)
         return found

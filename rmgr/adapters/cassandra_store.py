@@ -177,6 +177,12 @@ class CassandraStore:
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
         """See `Store.get`. A damaged or missing piece is asked for at other nodes before it is `DataLost`."""
         check_key(key)
+        found = self._reader.get(key, Deadline(timeout_s))
+        return None if found is None else found[:2]
+
+    def get_hashed(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
+        """As `get`, and the SHA-256 that the value was found to have: who compares it with another one need not hash again."""
+        check_key(key)
         return self._reader.get(key, Deadline(timeout_s))
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:

@@ -12,7 +12,6 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
-from io import BytesIO
 from itertools import chain
 from typing import Self, TypeVar
 
@@ -145,13 +144,18 @@ class SqliteStore:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
-        """See `Store.get`. A value over 512 KiB is read in one snapshot; peak memory is about its size."""
+        """See `Store.get`. A value over 512 KiB is read in one snapshot; peak memory is about twice its size."""
+        found = self.get_hashed(key, timeout_s=timeout_s)
+        return None if found is None else found[:2]
+
+    def get_hashed(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
+        """As `get`, and the SHA-256 that the value was found to have: who compares it with another one need not hash again."""
         check_key(key)
         with self._reading(Deadline(timeout_s), f"read {key!r} from", key) as connection:
             row = table.select(connection, key)
             if row is not None and row.chunks:
                 return self._get_chunks(connection, key)
-        return None if row is None else _whole(row)
+        return None if row is None else (*_whole(row), row.sha256)
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
         """See `Store.get_many`. One statement for every 256 keys."""
@@ -336,23 +340,19 @@ class SqliteStore:
                 )
             raise
 
-    def _get_chunks(self, connection: sqlite3.Connection, key: str) -> tuple[bytes, Encoding] | None:
+    def _get_chunks(self, connection: sqlite3.Connection, key: str) -> tuple[bytes, Encoding, bytes] | None:
         connection.execute("BEGIN")  # one snapshot for the row and its chunks
         try:
             row = table.select(connection, key)
             if row is None or not row.chunks:
-                return None if row is None else _whole(row)
-            whole = BytesIO()
-            seen = 0
-            for (data,) in table.select_chunks(connection, row.generation, row.chunks):
-                whole.write(data)
-                seen += 1
+                return None if row is None else (*_whole(row), row.sha256)
+            chunks = [data for (data,) in table.select_chunks(connection, row.generation, row.chunks)]
         finally:
             if connection.in_transaction:
                 connection.execute("COMMIT")
-        if seen != row.chunks:
-            raise data_lost(key, f"{row.chunks - seen} of {row.chunks} chunks are missing")
-        return verify(key, whole.getvalue(), row.size, row.sha256), Encoding(row.encoding)
+        if len(chunks) != row.chunks:
+            raise data_lost(key, f"{row.chunks - len(chunks)} of {row.chunks} chunks are missing")
+        return verify(key, b"".join(chunks), row.size, row.sha256), Encoding(row.encoding), row.sha256
 
     def _stream_chunks(self, row: Row, timeout_s: float) -> Iterator[bytes]:
         seen_bytes = 0

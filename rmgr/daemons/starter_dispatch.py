@@ -300,6 +300,8 @@ class Dispatch:
         for at, index in enumerate(indices):
             staged = self._stager.take(block, index) if block.data.keyed else None
             payload = block.payload(index) if staged is None else staged.payload
+            if self._accounts is not None and isinstance(payload, Piece):
+                payload = payload.read()  # the file is not its user's
             size += len(payload) if isinstance(payload, bytes) else 0
             if size > _BATCH_BYTES and items:
                 block.put_back(indices[at:])

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import msgspec
-
 from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_payloads
+from rmgr.daemons.starter_arguments import Arguments, decode, read_whole
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_uploads import Uploads
 from rmgr.errors import DataLost, PermissionDenied
@@ -112,7 +110,7 @@ class Fetcher:
         #: store key -> file (archives, large standard input)
         self.files: Fetched[str] = Fetched(io, wake, self._file, keep=512)
         #: store key -> arguments of a block
-        self.rows: Fetched[tuple[bytes, ...]] = Fetched(io, wake, _row, keep=32)
+        self.rows: Fetched[Arguments] = Fetched(io, wake, self._row, keep=8)
         self.uploads = Uploads(directory / "uploads")
 
     def function(self, sha256_key: str) -> Blob | Failure | None:
@@ -128,6 +126,13 @@ class Fetcher:
         if len(data) <= MAX_INLINE_FUNCTION:
             return Blob(data, "", len(data))
         return Blob(data if len(data) <= _IN_MEMORY else b"", self._write(key, iter((data,))), len(data))
+
+    def _row(self, store: Store, key: str) -> Arguments:
+        found = read_whole(store, key)
+        if found is None:
+            raise DataLost(f"the arguments {key} are not in the data store")
+        check_content(key, found[1])
+        return decode(key, found[0], self._directory)
 
     def _file(self, store: Store, key: str) -> str:
         chunks = store.stream(key)
@@ -151,17 +156,6 @@ class Fetcher:
         finally:
             part.unlink(missing_ok=True)
         return str(path)
-
-
-def _row(store: Store, key: str) -> tuple[bytes, ...]:
-    found = store.get(key)
-    if found is None:
-        raise DataLost(f"the arguments {key} are not in the data store")
-    check_content(key, hashlib.sha256(found[0]).hexdigest())
-    try:
-        return decode_payloads(found[0])
-    except msgspec.DecodeError as error:
-        raise DataLost(f"the arguments {key} cannot be read: {error}") from None
 
 
 def check_content(key: str, sha256: str) -> None:

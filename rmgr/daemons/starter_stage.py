@@ -20,6 +20,7 @@ from rmgr.adapters.leftovers import remove_tree
 from rmgr.coord.ports import Encoding, Store
 from rmgr.coord.records import decode_keyed
 from rmgr.daemons.starter_accounts import Accounts, hand_over
+from rmgr.daemons.starter_arguments import Piece
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_fetch import Failure, reason_of
 from rmgr.daemons.starter_inputs import Inputs
@@ -142,7 +143,7 @@ class Stager:
         if not block.data.keyed:
             return ()
         payload = block.payload(index)
-        return decode_keyed(payload if isinstance(payload, bytes) else Path(payload).read_bytes()).outputs
+        return decode_keyed(payload.read() if isinstance(payload, Piece) else payload).outputs
 
     # -- files that the user named -------------------------------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ class Stager:
 
     def _stage_call(self, store: Store, block: ClaimedBlock, index: int) -> Staged:
         payload = block.payload(index)
-        keyed = decode_keyed(payload if isinstance(payload, bytes) else Path(payload).read_bytes())
+        keyed = decode_keyed(payload.read() if isinstance(payload, Piece) else payload)
         rows = self._inputs.rows(store, keyed.inputs)
         inputs, files = [], []
         try:

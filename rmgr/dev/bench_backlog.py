@@ -74,9 +74,9 @@ def _queued(plan: Plan, bench: Bench, submissions: int, total: int, *, is_first:
             row("rmgr", SETUP, f"{what}, ZooKeeper's heap in use", "B/task", [heap]),
             row("rmgr", SETUP, f"{what}, client's memory", "B/future", [memory]),
         ]
-    _command(bench, "resume", "n1")
     started = time.perf_counter()
     with _spending(bench) as spent:
+        _command(bench, "resume", "n1")
         _run(queues)
     rate = total / (time.perf_counter() - started)
     return rows, row("rmgr", SETUP, f"run {what}", "tasks/s", [rate], **_each(spent, total))

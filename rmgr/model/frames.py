@@ -296,7 +296,10 @@ FromSpawner = SpawnerUp | WorkerForked | WorkerGone | CommandEnds | CommandsRetu
 
 
 class TaskItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """One function call. payload: pickle of (args, kwargs), b"" = no arguments. path: file with the payload instead."""
+    """One function call. payload: pickle of (args, kwargs), b"" = no arguments. path: file with the payload instead.
+
+    start, size: the part of the file that is the payload; size 0: the whole file.
+    """
 
     seq: int
     index: int
@@ -304,6 +307,8 @@ class TaskItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True,
     label: int = -1
     payload: bytes = b""
     path: str = ""
+    start: int = 0
+    size: int = 0
 
 
 class KeyedInput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

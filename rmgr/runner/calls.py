@@ -68,8 +68,8 @@ def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str
     """(args, kwargs, number of output values or -1) of one call. Raises: whatever unpickling raises."""
     payload = item.payload
     if item.path:
-        with open(item.path, "rb") as file:
-            payload = file.read()
+        with open(item.path, "rb", buffering=0) as file:
+            payload = os.pread(file.fileno(), item.size, item.start) if item.size else file.read()
     if not keyed:
         if not payload:
             return (), {}, -1

@@ -1,0 +1,191 @@
+"""Tasks with large arguments on their way to the slots: what lies in memory meanwhile is bounded, and large ones travel as files."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmgr.coord import keys
+from rmgr.coord.records import encode_payloads
+from rmgr.daemons import starter_dispatch
+from rmgr.daemons.starter_arguments import Piece, decode, read_whole
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_dispatch import Dispatch
+from rmgr.daemons.starter_estimate import TaskTimes
+from rmgr.daemons.starter_fetch import Blob, check_content
+from rmgr.daemons.starter_lanes import Lanes
+from rmgr.daemons.starter_records import Info
+from rmgr.errors import DataLost, PermissionDenied
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.frames import TaskBatch, TaskItem
+from rmgr.model.queue import QueueSpec
+from rmgr.model.submission import PythonEnvironment, Submission, Work
+from rmgr.runner.calls import arguments
+
+MIB = 1 << 20
+
+
+class StuckWorker:
+    """Takes nothing of what it is sent: its task runs."""
+
+    def __init__(self) -> None:
+        self.batches: list[TaskBatch] = []
+        self.is_leaving = False
+
+    @property
+    def backlog(self) -> int:
+        return sum(len(item.payload) for batch in self.batches for item in batch.items)
+
+    @property
+    def load(self) -> int:
+        return sum(len(batch.items) for batch in self.batches)
+
+    def send(self, batch: TaskBatch) -> bool:
+        self.batches.append(batch)
+        return True
+
+
+class Slot:
+    def __init__(self, runner: Runner) -> None:
+        self.number, self.python, self.account, self.is_lost, self.runner = 0, "", None, False, runner
+
+    def start_worker(self, _spec: object) -> StuckWorker:
+        self.runner.workers.append(StuckWorker())
+        return self.runner.workers[-1]
+
+
+class Runner:
+    def __init__(self) -> None:
+        self.workers: list[StuckWorker] = []
+        self.next_seq = itertools.count(1).__next__
+
+    def open_slot(self, _number: int, **_: Any) -> Slot:
+        return Slot(self)
+
+
+class Stager:
+    def startable(self, block: ClaimedBlock) -> int:
+        return len(block.ready)
+
+
+class Fetcher:
+    """Functions are here; of argument rows it is remembered who asks for which."""
+
+    def __init__(self) -> None:
+        self.blobs = self
+        self.asked: list[str] = []
+        self.rows = self
+
+    def get(self, key: str) -> Blob | None:
+        if key.startswith("args/"):
+            self.asked.append(key)
+            return None
+        return Blob(b"f", "", 1)
+
+
+RECORD = Submission(id=1, name="x", user="u", queue="q", work=Work.PYTHON, python=PythonEnvironment())
+FUNCTION = "f" * 64
+
+
+def block(first: int, payloads: tuple[Any, ...] = (), row: str = "", count: int = 0) -> ClaimedBlock:
+    key = BlockKey(priority=0, seq=1, submission=1, first=first, count=count or len(payloads), attempt=1, cores=1, memory_mib=0)
+    made = ClaimedBlock.claimed("n1", "q", key, BlockData(function=FUNCTION, base=first, payloads=payloads, row=row))
+    made.info = Info(RECORD, QueueSpec(name="q"), None)
+    return made
+
+
+def dispatch(*blocks: ClaimedBlock, fetcher: Fetcher | None = None) -> tuple[Dispatch, Runner]:
+    runner, times = Runner(), TaskTimes()
+    times.observe(FUNCTION, 1000, 0.05)  # quick ones: by their number alone, hundreds would be handed on
+    made = Dispatch(
+        {one.key: one for one in blocks},
+        Lanes(runner, cores=2, memory_mib=1000),  # type: ignore[arg-type]
+        times=times,
+        fetcher=fetcher or Fetcher(),  # type: ignore[arg-type]
+        stager=Stager(),  # type: ignore[arg-type]
+        environ={},
+        output_cap=1,
+        on_unstartable=lambda *_: pytest.fail("nothing is unstartable"),
+    )
+    return made, runner
+
+
+def test_a_worker_that_takes_nothing_is_handed_a_bounded_number_of_bytes() -> None:
+    payload = bytes(MIB)
+    node, runner = dispatch(block(0, (payload,) * 200))
+    for _ in range(50):
+        node.run()
+    assert len(runner.workers) == 2
+    most = 2 * starter_dispatch._BATCH_BYTES + 2 * MIB
+    assert all(0 < worker.backlog <= most for worker in runner.workers), [worker.backlog // MIB for worker in runner.workers]
+
+
+def test_quick_tasks_without_arguments_are_handed_on_by_number() -> None:
+    node, runner = dispatch(block(0, (b"",) * 200))
+    for _ in range(50):
+        node.run()
+    assert sum(worker.load for worker in runner.workers) > 50
+
+
+def test_while_slots_are_busy_some_mib_of_arguments_are_fetched_ahead() -> None:
+    fetcher = Fetcher()
+    waiting = [block(200 + 4 * number, row=f"args/{number}", count=4) for number in range(30)]
+    node, _ = dispatch(block(0, (bytes(MIB),) * 200), *waiting, fetcher=fetcher)
+    node.run()
+    assert fetcher.asked == [f"args/{number}" for number in range(starter_dispatch._AHEAD_BYTES // starter_dispatch._BATCH_BYTES)]
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_large_arguments_are_a_file_that_workers_read_and_that_goes_with_them(tmp_path: Path) -> None:
+    import pickle
+
+    payloads = tuple(pickle.dumps(((os.urandom(MIB), number), {}), 5) for number in range(4))
+    row = decode("args/1", encode_payloads(payloads), tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    for number in range(4):
+        piece = row[number]
+        assert isinstance(piece, Piece)
+        assert (len(piece), piece.read()) == (len(payloads[number]), payloads[number])
+        item = TaskItem(seq=1, index=number, **starter_dispatch._where(piece))
+        assert arguments(item, keyed=False) == (pickle.loads(payloads[number])[0], {}, -1)
+    gone = weakref.ref(row)
+    del row
+    assert gone() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_small_arguments_stay_in_memory_and_so_do_large_ones_on_a_full_disk(tmp_path: Path) -> None:
+    small = (b"a" * 1000,) * 256
+    assert tuple(decode("args/1", encode_payloads(small), tmp_path)) == small
+    large = (b"b" * MIB,) * 2
+    assert tuple(decode("args/2", encode_payloads(large), tmp_path / "is not there")) == large
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataLost, match="cannot be read"):
+        decode("args/3", b"\xc1" * MIB, tmp_path)
+
+
+def test_a_row_is_believed_by_its_own_hash_whoever_hashed_it() -> None:
+    value = b"arguments"
+    digest = hashlib.sha256(value)
+
+    class Plain:
+        def get(self, key: str) -> tuple[bytes, str]:
+            return value, "raw"
+
+    class Hashing(Plain):
+        def get_hashed(self, key: str) -> tuple[bytes, str, bytes]:
+            return value, "raw", digest.digest()
+
+    for store in (Plain(), Hashing()):
+        assert read_whole(store, "args/1") == (value, digest.hexdigest())  # type: ignore[arg-type]
+    with pytest.raises(PermissionDenied):
+        check_content(keys.arguments(1, 0, "0" * 64), digest.hexdigest())
