@@ -10,6 +10,7 @@ rest of it, and (2) reads again after a pause of its own, twice as long at most 
 
 from __future__ import annotations
 
+import math
 import random
 import time
 import zlib
@@ -150,9 +151,11 @@ class Board:
             return few[0] if few else None
         return min(few, key=self._taste)
 
-    def _taste(self, card: Candidate) -> tuple[bool, int, int]:
-        """Under competition: first what is left of a block of ours, then the largest, which nobody eats of yet; in an order of our own."""
-        return not card.is_own, -card.key.count, zlib.crc32(self._salt + card.name.encode())
+    def _taste(self, card: Candidate) -> tuple[bool, float]:
+        """Under competition: first what is left of a block of ours, then one at random, large ones (nobody eats of them yet) likelier."""
+        mixed = zlib.crc32(self._salt + card.name.encode()) * 0x9E3779B1 & 0xFFFFFFFF  # a checksum alone orders all salts alike
+        share = (mixed + 1) / (1 << 32)
+        return not card.is_own, -math.log(share) / card.key.count**2
 
     def fetch(self, card: Candidate) -> None:
         """Sees to it that the data of a candidate come."""

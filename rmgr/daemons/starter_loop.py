@@ -329,7 +329,7 @@ class Starter:
         for queue in sorted(wanted, key=lambda queue: (-queue.rank, queue.name)):
             board = old.get(queue.name)
             if board is None:
-                board = Board(queue, self._coordinator, post=self._mailbox.put, wake=_nothing, salt=self._registry.guid)
+                board = Board(queue, self._coordinator, post=self._mailbox.put, wake=_nothing, salt=next(iter(self.agents)))
             board.spec = queue
             boards.append(board)
         self._boards = boards

@@ -2,7 +2,8 @@
 
 A task "runs" for a given time on one of its node's slots and returns its argument's bytes. Everything else is what `rmgr starter`
 does: claims, commits, watches, store, lease. Run by `rmgr bench scale` as `python -m rmgr.dev.virtual_starters SPEC`; it says
-`{"ready": n}` when all nodes are registered, and `{"ran": n, "asked": {what: how often}}` after its standard input has ended.
+`{"ready": n}` when all nodes are registered, `{"asked": {what: how often}}` for each line of its standard input, and
+`{"ran": n}` after its end.
 """
 
 from __future__ import annotations
@@ -304,16 +305,20 @@ def main() -> None:
     counts: Counter[str] = Counter()
     started = start(spec, clockwork, counts)
     wait_registered(started, spec)
-    sys.stdout.write(json.dumps({"ready": spec.count}) + "\n")
-    sys.stdout.flush()
-    sys.stdin.read()
+    _say({"ready": spec.count})
+    for _ in sys.stdin:
+        _say({"asked": counts})
     for running in started:
         running.parts.starter.stop()
     for running in started:
         running.thread.join(10.0)
         running.coordinator.close(timeout_s=2.0)
         running.parts.close()
-    sys.stdout.write(json.dumps({"ran": clockwork.ran, "asked": counts}) + "\n")
+    _say({"ran": clockwork.ran})
+
+
+def _say(what: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
