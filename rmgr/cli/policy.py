@@ -1,13 +1,14 @@
 """`rmgr policy list|show|set|check`: how queues choose what runs next; answered from the cluster's settings.
 
-Work of pull queues is taken by Starters in the order of priority, then arrival ("fifo"). The policies of the catalogue place jobs; today
-they run in the simulator only: the leader has no placing policy yet, and queues with `dispatch = place` wait for one.
+Work of pull queues is taken by Starters in the order of priority, then arrival ("fifo"). Jobs of place queues are placed by the leader:
+one pipeline of policies for each partition, kept in the settings, taken up by the leader at its next pass.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -16,16 +17,15 @@ from rmgr.cli.context import Session
 from rmgr.cli.operate import apply_settings, read_settings
 from rmgr.cli.params import DURATION, Parsed, nearest, parse_pair
 from rmgr.cli.render import Column, Layout, emit, table
-from rmgr.errors import ConfigError, Infeasible, NotFound, UsageError
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.errors import ConfigError, NotFound, UsageError
+from rmgr.model.queue import PULL_POLICY, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 
-#: Names that a queue of a cluster can have today.
-_IN_FORCE = ("fifo",)
 PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
-_NONE_YET = "the leader has no placing policy yet: work in queues with dispatch = place waits for one"
 
 
-@command_group("policy", examples="rmgr policy list\nrmgr policy list easy\nrmgr policy show\nrmgr policy check")
+@command_group(
+    "policy", examples="rmgr policy list\nrmgr policy list easy\nrmgr policy show\nrmgr policy set conservative\nrmgr policy check"
+)
 def policy(_session: Session) -> None:
     """How queues choose what runs next."""
 
@@ -51,22 +51,24 @@ def list_(session: Session, name: str | None) -> None:
         policy_list.draw(found)
         session.note("rmgr policy list NAME: kind, range and meaning of its parameters")
     if any(item.dispatch == "place" for item in found):
-        session.note(f"policies of dispatch place run in the simulator (rmgr sim run --policy NAME); {_NONE_YET}")
+        session.note("a policy of dispatch place: rmgr policy set NAME lets it place; rmgr sim run --policy NAME tries it out")
 
 
-@command("show", group=policy, examples="rmgr policy show\nrmgr policy show fast --json", exits="0 ok, 3 no such queue")
+@command("show", group=policy, examples="rmgr policy show\nrmgr policy show batch --json", exits="0 ok, 3 no such queue")
 @click.argument("queue", required=False)
 def show(session: Session, queue: str | None) -> None:
-    """The policy of each queue, or of one."""
+    """The policy of each queue, or of one, with what was set of its parameters. Place queues of one partition share theirs."""
     settings, _ = read_settings(session)
     shown = [_queue(settings, queue)] if queue else list(settings.queues)
     if session.json:
-        emit({"queues": {item.name: {"policy": policy_of(item), "parameters": {}} for item in shown}})
+        emit({"queues": {item.name: told_of(settings, item) for item in shown}})
         return
     columns = (
         Column(name="QUEUE", text=lambda q: q.name, is_id=True),
+        Column(name="PARTITION", text=lambda q: q.partition),
         Column(name="DISPATCH", text=lambda q: str(q.dispatch)),
-        Column(name="POLICY", text=lambda q: policy_of(q) or "(no placing policy yet)"),
+        Column(name="POLICY", text=settings.policy_of),
+        Column(name="PARAMETERS", text=lambda q: _parameters_text(told_of(settings, q))),
     )
     table(shown, columns, Layout())
 
@@ -74,33 +76,109 @@ def show(session: Session, queue: str | None) -> None:
 @command(
     "set",
     group=policy,
-    examples="rmgr policy set default fifo",
-    exits="0 ok, 2 no such policy, or one that the queue cannot use, 3 no such queue",
+    examples="""\
+    rmgr policy set conservative
+    rmgr policy set easy --param order=fair_share --param half_life=7d
+    rmgr policy set classes.toml --partition large""",
+    exits="0 ok, 2 no such policy, one that cannot place, or a file that is none, 3 no such partition, 4 not an operator",
 )
-@click.argument("queue")
-@click.argument("name", metavar="POLICY")
-def set_(session: Session, queue: str, name: str) -> None:
-    """Gives a queue another policy."""
+@click.argument("name", metavar="NAME|FILE.toml")
+@click.option("--partition", metavar="P", default="", help="where it places  [the one with place queues]")
+@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
+def set_(session: Session, name: str, partition: str, params: tuple[tuple[str, str], ...]) -> None:
+    """Lets a policy, or the pipeline of a file, place the jobs of a partition, from its next pass on. Running jobs are not touched."""
     settings, version = read_settings(session)
-    spec = _queue(settings, queue)
-    if name not in _IN_FORCE:
-        from rmgr.cli import policy_list
-
-        try:
-            known = policy_list.one(name)
-        except ConfigError as error:
-            raise UsageError(f"{error.message}; {_NONE_YET}", hint=error.hint) from error
-        raise Infeasible(f"{known.name} places jobs: {_NONE_YET}", hint=f"try it: rmgr sim run TRACE.swf --policy {name}")
-    if spec.dispatch is Dispatch.PLACE:
-        raise Infeasible(f"queue {queue} places its work, and {name} is for pull queues; {_NONE_YET}", hint="rmgr queues")
-    changed = policy_of(spec) != name
+    spec = pipeline_named(name, _partition(settings, partition), dict(params))
+    old = settings.pipeline(spec.partition)
+    changed = old is None or (old.document, old.name) != (spec.document, spec.name)
+    others = tuple(item for item in settings.pipelines if item.partition != spec.partition)
+    settings = replace(settings, pipelines=(*others, spec))
+    _check_usable(settings, spec.partition)
     if changed:
-        queues = tuple(replace(item, policy=name) if item.name == queue else item for item in settings.queues)
-        apply_settings(session, replace(settings, queues=queues), version)
+        apply_settings(session, settings, version)
+    queues = settings.placed()[spec.partition]
     if session.json:
-        emit({"queues": {queue: {"policy": name, "parameters": {}}}, "changed": changed})
+        emit({"queues": {queue.name: told_of(settings, queue) for queue in queues}, "partition": spec.partition, "changed": changed})
+        return
+    told = _parameters_text(told_of(settings, queues[0]))
+    words = f"{spec.name} ({told})" if told else spec.name
+    sys.stdout.write(f"partition {spec.partition}: {words} places its jobs" + ("" if changed else " already") + "\n")
+
+
+def pipeline_named(name: str, partition: str, params: dict[str, str]) -> PipelineSpec:
+    """What `policy set NAME|FILE.toml` records; whether it can be used is not asked. Raises UsageError, ConfigError."""
+    from rmgr.daemons.placing_pipeline import named
+
+    if name == PULL_POLICY:
+        raise UsageError(
+            f"{name} is what Starters do with pull queues, always; it places no jobs", hint="rmgr policy list names those that do"
+        )
+    if not name.endswith(".toml"):
+        return named(partition, name, params)
+    from pathlib import Path
+
+    from rmgr.adapters import policy_files
+    from rmgr.cli.settings_pipelines import text_of
+
+    if params:
+        raise UsageError(f"{name}: a pipeline has its parameters in it, --param cannot change them", hint="[stage.parameters]")
+    return PipelineSpec(partition=partition, document=text_of(policy_files.read_toml(Path(name)), name), name=Path(name).name)
+
+
+def _check_usable(settings: ClusterSettings, partition: str) -> None:
+    from rmgr.daemons.placing_pipeline import checked
+
+    try:
+        checked(settings, partition)
+    except ConfigError as error:
+        hint = f"{error.hint}  (rmgr policy list describes them)" if error.hint.startswith("known:") else error.hint
+        raise UsageError(error.message, hint=hint) from error
+
+
+def _partition(settings: ClusterSettings, given: str) -> str:
+    """The partition meant. Raises NotFound, UsageError."""
+    placed = settings.placed()
+    if given:
+        if given in placed:
+            return given
+        if given in {queue.partition for queue in settings.queues}:
+            raise UsageError(
+                f"no queue places jobs in partition {given}: Starters take its work",
+                hint='a queue with dispatch = "place" first: rmgr config apply',
+            )
+        error = nearest("partition", given, placed, listed_by="rmgr policy show")
+        raise NotFound(error.message, hint=error.hint)
+    if len(placed) == 1:
+        return next(iter(placed))
+    if not placed:
+        raise UsageError(
+            "no queue places jobs", hint='a queue with dispatch = "place" first: rmgr config show --cluster, rmgr config apply'
+        )
+    raise UsageError(f"place queues are in several partitions: {', '.join(placed)}", hint=f"--partition {next(iter(placed))}")
+
+
+def told_of(settings: ClusterSettings, queue: QueueSpec) -> dict[str, Any]:
+    """`policy show --json` of one queue: its policy with the parameters that were set; of a pipeline its stages."""
+    told: dict[str, Any] = {"policy": settings.policy_of(queue), "parameters": {}}
+    spec = settings.pipeline(queue.partition)
+    if queue.dispatch is Dispatch.PULL or spec is None:
+        return told
+    import json
+
+    stages = json.loads(spec.document).get("stage", [])
+    if len(stages) == 1 and stages[0].get("policy") == spec.name:
+        told["parameters"] = dict(stages[0].get("parameters", {}))
     else:
-        sys.stdout.write(f"queue {queue} has policy {name}" + ("" if changed else " already") + "\n")
+        told["stages"] = stages
+    return told
+
+
+def _parameters_text(told: dict[str, Any]) -> str:
+    stages = told.get("stages", [{"policy": "", "parameters": told["parameters"]}])
+    words = (
+        (stage.get("policy", ""), " ".join(f"{name}={value}" for name, value in stage.get("parameters", {}).items())) for stage in stages
+    )
+    return ", then ".join(" ".join(part for part in pair if part) for pair in words)
 
 
 @command(
@@ -136,25 +214,25 @@ def check(session: Session, name: str | None, params: tuple[tuple[str, str], ...
 def _check_queues(session: Session) -> None:
     """Whether every queue has a policy that can start its work."""
     from rmgr.cli.errors import WorkEnded
+    from rmgr.daemons.placing_pipeline import checked
 
     settings, _ = read_settings(session)
-    lacking = [queue.name for queue in settings.queues if not policy_of(queue)]
+    wrong: dict[str, str] = {}
+    for queue in settings.queues:
+        if queue.dispatch is Dispatch.PLACE:
+            try:
+                checked(settings, queue.partition)
+            except ConfigError as error:
+                wrong[queue.name] = error.message
     if session.json:
-        emit(
-            {"ok": not lacking, "queues": {item.name: {"policy": policy_of(item), "ok": bool(policy_of(item))} for item in settings.queues}}
-        )
+        told = {item.name: {"policy": settings.policy_of(item), "ok": item.name not in wrong} for item in settings.queues}
+        emit({"ok": not wrong, "queues": told})
     else:
         for queue in settings.queues:
-            sys.stdout.write(f"{queue.name}: {policy_of(queue) or 'NONE: no placing policy yet; its work waits'}\n")
-    if lacking:
+            problem = f"; its work waits: {wrong[queue.name]}" if queue.name in wrong else ""
+            sys.stdout.write(f"{queue.name}: {settings.policy_of(queue)}{problem}\n")
+    if wrong:
         raise WorkEnded(1)
-
-
-def policy_of(queue: QueueSpec) -> str:
-    """Name of the policy in force, "" when there is none."""
-    if queue.dispatch is Dispatch.PULL:
-        return queue.policy or "fifo"
-    return queue.policy if queue.policy in _IN_FORCE else ""
 
 
 def _queue(settings: ClusterSettings, name: str) -> QueueSpec:

@@ -106,11 +106,18 @@ def test_settings_are_applied_to_everyone(sh: Shell) -> None:
 
 def test_policies_are_told_honestly(sh: Shell) -> None:
     assert [policy["dispatch"] for policy in sh.ok("policy", "list", "--json").json["policies"] if policy["name"] == "fifo"] == ["pull"]
-    assert sh.ok("policy", "show", "--json").json["queues"] == {"default": {"policy": "fifo", "parameters": {}}}
-    assert sh.ok("policy", "check").out == "default: fifo\n"
-    refused = sh("policy", "set", "default", "easy")
-    assert (refused.code, "no placing policy yet" in refused.err) == (2, True)
-    assert sh("policy", "set", "x", "fifo").code == 3
+    assert sh.ok("policy", "show", "--json").json["queues"] == {
+        "default": {"policy": "fifo", "parameters": {}},
+        "batch": {"policy": "easy", "parameters": {}},
+    }
+    assert sh.ok("policy", "check").out == "default: fifo\nbatch: easy\n"
+    sh.ok("policy", "set", "conservative", "--param", "order=sjf")
+    eventually(lambda: "conservative" in sh.ok("queues").out, "the leader takes the policy up")
+    assert sh.ok("policy", "show", "batch", "--json").json["queues"]["batch"] == {"policy": "conservative", "parameters": {"order": "sjf"}}
+    refused = sh("policy", "set", "esay")
+    assert (refused.code, "did you mean easy" in refused.err) == (2, True)
+    assert sh("policy", "set", "easy", "--partition", "x").code == 3
+    sh.ok("policy", "set", "easy")
 
 
 def test_doctor_finds_nothing_wrong(sh: Shell) -> None:

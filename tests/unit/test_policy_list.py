@@ -44,7 +44,7 @@ def test_text_tells_where_they_work_and_how_one_is_set(capsys: Captured) -> None
     told = capsys.readouterr()
     assert [line.split()[0] for line in told.out.splitlines()][:3] == ["POLICY", "fifo", "fcfs"]
     assert "order=ljf" in told.out
-    assert "no placing policy yet" in told.err
+    assert "rmgr policy set NAME" in told.err
     assert run(["policy", "list", "easy"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:4] == ["PARAMETER", "KIND", "DEFAULT", "RANGE"]

@@ -1,0 +1,105 @@
+"""Whole commands, from the shell to their end: their time and the processor's, beside a Python that does nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from rmgr.adapters.zk_wire import four_letter
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.dev.bench import SETUP, Bench, Plan, Row, percentile, row, two_slots
+from rmgr.dev.bench_tasks import no_op
+
+#: What stands in the queue meanwhile.
+_TASKS, _SUBMISSIONS = 100_000, 100
+#: Of each command in each repetition.
+_TIMES = 20
+_BASELINE = ("python -c pass", ("-c", "pass"))
+#: Name -> words.
+_COMMANDS = {
+    "rmgr --help": ("--help",),
+    "rmgr status": ("status",),
+    "rmgr jobs": ("jobs",),
+    "rmgr submit --parsable -- true": ("submit", "--parsable", "--", "true"),
+}
+_PATIENCE_S = 600.0
+#: What `rmgr status` ends with here: no node of the cluster takes work.
+_UNHEALTHY = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One command. wall_ms, cpu_ms: of its process, from before it was started to its end. transactions: of ZooKeeper meanwhile."""
+
+    wall_ms: float
+    cpu_ms: float
+    transactions: int
+
+
+def commands(plan: Plan) -> list[Row]:
+    """`--help`, `status`, `jobs` and `submit` with 100,000 queued tasks in 100 submissions; each after a `python -c pass`."""
+    tasks, submissions = plan.count(_TASKS), plan.count(_SUBMISSIONS)
+    times = max(2, min(_TIMES, plan.count(_TIMES)))
+    medians: dict[str, list[float]] = {}
+    runs: dict[str, list[_Run]] = {}
+    with two_slots(plan) as bench:
+        _run(bench, "-m", "rmgr.cli.main", "drain", "n1", "--reason", "bench")
+        plan.progress(f"queueing {tasks} tasks in {submissions} submissions")
+        queues = [TaskQueue(no_op, connection=bench.connection) for _ in range(submissions)]
+        for queue in queues:
+            queue.map(None, range(tasks // submissions))
+        for queue in queues:
+            queue.close(timeout=_PATIENCE_S)
+        for number in range(1, plan.repetitions + 1):
+            plan.progress(f"commands: repetition {number} of {plan.repetitions}")
+            found: dict[str, list[_Run]] = {}
+            for _ in range(times):
+                for name, words in _COMMANDS.items():
+                    found.setdefault(_BASELINE[0], []).append(_run(bench, *_BASELINE[1]))
+                    found.setdefault(name, []).append(_run(bench, "-m", "rmgr.cli.main", *words))
+            for name, of_it in found.items():
+                medians.setdefault(name, []).append(statistics.median(one.wall_ms for one in of_it))
+                runs.setdefault(name, []).extend(of_it)
+    what = f"{tasks} tasks in {submissions} submissions"
+    return [_row(name, what, medians, runs) for name in (_BASELINE[0], *_COMMANDS)]
+
+
+def _row(name: str, what: str, medians: dict[str, list[float]], runs: dict[str, list[_Run]]) -> Row:
+    ratios = [mine / base for mine, base in zip(medians[name], medians[_BASELINE[0]], strict=True)]
+    of_it = runs[name]
+    return row(
+        name,
+        "the same run" if name == _BASELINE[0] else SETUP,
+        f"whole command, {what}",
+        "ms",
+        medians[name],
+        ratio=statistics.median(ratios),
+        p95_ms=percentile([one.wall_ms for one in of_it], 0.95),
+        cpu_ms=statistics.median(one.cpu_ms for one in of_it),
+        zookeeper_transactions=statistics.median(one.transactions for one in of_it),
+    )
+
+
+def _run(bench: Bench, *words: str) -> _Run:
+    """Raises CalledProcessError."""
+    argv = [sys.executable, *words]
+    before = _last_transaction(bench)
+    started = time.perf_counter()
+    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ, **bench.environment()})
+    _, status, usage = os.wait4(child.pid, 0)
+    wall_ms = (time.perf_counter() - started) * 1000
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode not in {0, _UNHEALTHY}:
+        raise subprocess.CalledProcessError(child.returncode, argv)
+    return _Run(wall_ms, (usage.ru_utime + usage.ru_stime) * 1000, _last_transaction(bench) - before)
+
+
+def _last_transaction(bench: Bench) -> int:
+    host, _, port = bench.cluster.state.zookeeper.partition("/")[0].split(",")[0].rpartition(":")
+    found = re.search(r"Zxid: 0x([0-9a-f]+)", four_letter(host, int(port), "srvr"))
+    return int(found[1], 16) & 0xFFFFFFFF if found else 0

@@ -1,0 +1,105 @@
+"""`rmgr policy set|show|check` on settings in memory: what is recorded, what is refused and what to type instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rmgr.cli import policy as commands
+from rmgr.cli.main import run
+from rmgr.daemons.placing_pipeline import configuration
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+
+Captured = pytest.CaptureFixture[str]
+
+
+class Cluster:
+    """Its settings, and how often they were written."""
+
+    def __init__(self, *more: QueueSpec) -> None:
+        self.settings = ClusterSettings(queues=(*ClusterSettings().queues, *more))
+        self.writes = 0
+
+    def read(self, _session: object) -> tuple[ClusterSettings, int]:
+        return self.settings, self.writes
+
+    def apply(self, _session: object, settings: ClusterSettings, version: int) -> None:
+        assert version == self.writes
+        self.settings, self.writes = settings, self.writes + 1
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster()
+    monkeypatch.setattr(commands, "read_settings", made.read)
+    monkeypatch.setattr(commands, "apply_settings", made.apply)
+    return made
+
+
+def test_a_policy_with_parameters_is_recorded_and_shown(cluster: Cluster, capsys: Captured) -> None:
+    assert run(["policy", "set", "easy", "--param", "order=sjf"]) == 0
+    assert capsys.readouterr().out == "partition default: easy (order=sjf) places its jobs\n"
+    assert type(configuration(cluster.settings, "default").stages[0].policy.order).__name__ == "Sjf"  # type: ignore[attr-defined]
+    assert run(["policy", "set", "easy", "--param", "order=sjf"]) == 0
+    assert "already" in capsys.readouterr().out
+    assert cluster.writes == 1
+    assert run(["policy", "show", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "schema": "rmgr/1",
+        "queues": {"default": {"policy": "fifo", "parameters": {}}, "batch": {"policy": "easy", "parameters": {"order": "sjf"}}},
+    }
+    assert run(["policy", "show"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()][2] == ["batch", "default", "place", "easy", "order=sjf"]
+    assert run(["policy", "check"]) == 0
+    assert capsys.readouterr().out == "default: fifo\nbatch: easy\n"
+
+
+def test_a_file_with_stages_is_recorded_under_its_name(cluster: Cluster, capsys: Captured, tmp_path: Path) -> None:
+    file = tmp_path / "classes.toml"
+    stages = '[[stage]]\npolicy = "queue_select"\n[[stage]]\npolicy = "easy"\n[stage.parameters]\norder = "sjf"\n'
+    file.write_text(f'{stages}[[queue]]\nname = "s"\nmax_cpus = 2\n')
+    assert run(["policy", "set", str(file), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["partition"], told["changed"], told["queues"]["batch"]["policy"]) == ("default", True, "classes.toml")
+    assert [stage["policy"] for stage in told["queues"]["batch"]["stages"]] == ["queue_select", "easy"]
+    assert configuration(cluster.settings, "default").queues[0].name == "s"
+    assert run(["policy", "show", "batch"]) == 0
+    assert "classes.toml  queue_select, then easy order=sjf" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["esay"], 2, "did you mean easy"),
+        (["easy", "--param", "ordr=sjf"], 2, "did you mean order"),
+        (["easy", "--param", "order=x"], 2, "order"),
+        (["fifo"], 2, "what Starters do with pull queues"),
+        (["./mine.py"], 2, "entry point of group rmgr.policies"),
+        (["absent.toml"], 2, "cannot be read"),
+        (["easy", "--partition", "deflaut"], 3, "did you mean 'default'?"),
+        (["easy", "--partition", "far"], 2, "no queue places jobs in partition far"),
+    ],
+)
+def test_what_cannot_be_set_changes_nothing(cluster: Cluster, capsys: Captured, words: list[str], code: int, told: str) -> None:
+    cluster.settings = ClusterSettings(queues=(*cluster.settings.queues, QueueSpec(name="x", partition="far")))
+    assert run(["policy", "set", *words]) == code
+    assert told in capsys.readouterr().err
+    assert cluster.writes == 0
+
+
+def test_of_several_partitions_one_is_named(cluster: Cluster, capsys: Captured, tmp_path: Path) -> None:
+    cluster.settings = Cluster(QueueSpec(name="big", partition="large", dispatch=Dispatch.PLACE, policy="conservative")).settings
+    assert run(["policy", "set", "fcfs"]) == 2
+    assert "--partition default" in capsys.readouterr().err
+    assert run(["policy", "set", "fcfs", "--partition", "large"]) == 0
+    assert [cluster.settings.policy_of(queue) for queue in cluster.settings.queues] == ["fifo", "easy", "fcfs"]
+    file = tmp_path / "p.toml"
+    file.write_text('[[stage]]\npolicy = "easy"\npartitions = ["large"]\n')
+    capsys.readouterr()
+    assert run(["policy", "set", str(file), "--partition", "default"]) == 2
+    assert "no [[stage]] serves partition default, only large" in capsys.readouterr().err
+    cluster.settings = Cluster(QueueSpec(name="big", partition="large", dispatch=Dispatch.PLACE, policy="gone")).settings
+    assert run(["policy", "check"]) == 1
+    assert "big: gone; its work waits: partition large, policy gone" in capsys.readouterr().out

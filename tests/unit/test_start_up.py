@@ -1,0 +1,33 @@
+"""What a command line loads: time that everybody pays for each command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Third-party libraries, and parts of the standard library that cost as much as one.
+COSTLY = {
+    *("kazoo", "grpc", "google", "cassandra", "rich", "cryptography", "structlog", "prometheus_client", "psutil", "cloudpickle", "numpy"),
+    *("asyncio", "sqlite3", "ssl", "tarfile", "tempfile", "importlib.metadata", "multiprocessing", "email", "http"),
+}
+_PROGRAM = "import json, sys; from rmgr.cli.main import run; code = run(sys.argv[1:]); sys.stderr.write(json.dumps([code, *sys.modules]))"
+
+
+def loaded(*words: str) -> set[str]:
+    """Modules after a command line has run, without those that Python itself loads here."""
+    ended = subprocess.run([sys.executable, "-c", _PROGRAM, *words], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    code, *modules = json.loads(ended.stderr.splitlines()[-1])
+    assert code == 0, ended
+    return set(modules)
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["submit", "--help"], ["status", "--help"], ["jobs", "--help"], ["completion", "bash"]], ids=" ".join
+)
+def test_help_loads_nothing_that_talks_to_a_cluster(words: list[str]) -> None:
+    assert COSTLY & loaded(*words) == set()
