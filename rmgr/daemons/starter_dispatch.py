@@ -110,7 +110,7 @@ class Dispatch:
         self.is_held_up = False
         if self._lanes.wants_grant:
             return
-        is_reserved = is_crowded = False  #: a placed job has not started yet: what was pulled waits; it needs room
+        is_reserved = is_crowded = self._lanes.is_owed  #: a placed job has not started yet: what was pulled waits; it needs room
         for block in list(self._blocks.values()):
             if not block.ready:
                 continue

@@ -21,6 +21,7 @@ from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_block
 from rmgr.daemons.starter_accounts import hand_over
 from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_holds import Holds
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import Shape
@@ -52,6 +53,7 @@ class Jobs:
         self._shared = shared
         self._directory = directory
         self._log = log
+        self.holds = Holds(node, shared, log)
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
         self._generation = 0
@@ -81,7 +83,8 @@ class Jobs:
         return any(coming.key.submission == submission for coming in self._coming.values())
 
     def settle(self) -> None:
-        """Takes what was read over; only while the Starter is registered and its lease is valid."""
+        """Takes what was read over; only while the Starter is registered and its lease is valid. Raises: OSError when no slot opens."""
+        self.holds.settle()
         for guid, coming in list(self._coming.items()):
             if coming.data is None:
                 if not coming.is_reading and time.monotonic() >= coming.retry_s:

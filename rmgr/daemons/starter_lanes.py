@@ -45,6 +45,7 @@ class Lane:
     blocked_seq: int = 0
     shape: tuple[int, int] = (0, 0)  #: cores and memory of its tasks, also while it is blocked
     recalling: bool = False
+    owner: object = None  #: what holds it although no task of it runs: a hold, the seat of a job that is about to start
 
     @property
     def kind(self) -> str | int:
@@ -89,6 +90,7 @@ class Lanes:
         self._kinds: dict[Slot, Kind] = {}
         self._active: dict[int, int] = {}
         self._waiting: deque[Lane] = deque()
+        self.is_owed = False  #: something that the leader has put here does not fit yet: nothing else may start
         for number in range(min(cores, _EARLY_SLOTS) if early else 0):
             self._open(number, (python, None))
 
@@ -168,7 +170,7 @@ class Lanes:
     def give_up(self, lane: Lane) -> None:
         """The lane holds nothing any more."""
         self._release(lane)
-        lane.info = lane.serial = None
+        lane.info = lane.serial = lane.owner = None
         lane.recalling = False
         lane.blocked_seq = 0
         if lane in self._waiting:

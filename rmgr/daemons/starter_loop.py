@@ -115,6 +115,7 @@ class Starter:
         self._quiet_since_s = 0.0
         self._finished = False
         self._renewed_s = 0.0
+        self._hold_watches = {name: self._watch_holds(name) for name in agents}
         self._watches = self._make_watches()
         self._idle_watch = self._watch(lambda watch: coordinator.children(paths.IDLE, watch=watch), self._on_idle, resync_s=2.0)
 
@@ -241,13 +242,14 @@ class Starter:
         agent = self.agents[node]
         for block in list(agent.blocks.values()):
             agent.drop_block(block)
+        agent.jobs.holds.lose()
         self._unregister("fenced")
 
     def _unregister(self, why: str) -> None:
         if self._committer.is_registered:
             self._log.warning("registration_over", why=why)
         self._committer.stop()
-        for watched in [*self._watches, self._idle_watch]:
+        for watched in [*self._watches, *self._hold_watches.values(), self._idle_watch]:
             watched.stop()
         self._hungry = frozenset()
 
@@ -276,7 +278,8 @@ class Starter:
 
     def _renew_leases(self, now_s: float) -> None:
         """Exclusive work lives as long as the lease that its spawner was told of."""
-        if not any(block.info.is_exclusive for agent in self.agents.values() for block in agent.blocks.values()):
+        infos = [work.info for agent in self.agents.values() for work in (*agent.blocks.values(), *agent.jobs.holds)]
+        if not any(info is not None and info.is_exclusive for info in infos):
             self._renewed_s = 0.0
             return
         if self._renewed_s and now_s - self._renewed_s < self._lease.length_s / 8 * 0.9:
@@ -297,7 +300,21 @@ class Starter:
         for name in self.agents:
             watches.append(self._watch(lambda watch, name=name: get(paths.node(name), watch=watch), partial(self._on_record, name)))
             watches.append(self._watch(lambda watch, name=name: get(paths.drain(name), watch=watch), partial(self._on_drain, name)))
+            watches.append(self._watch(lambda watch, name=name: get(paths.hold(name), watch=watch), partial(self._on_hold_place, name)))
         return watches
+
+    def _watch_holds(self, node: str) -> Watched[Any]:
+        holds = self.agents[node].jobs.holds
+        return self._watch(lambda watch: self._coordinator.children(paths.hold(node), watch=watch), holds.seen)
+
+    def _on_hold_place(self, node: str, found: Stamped | None) -> None:
+        """The leader makes the parent of a node's holds with the first one; its children are watched once it is there."""
+        watched = self._hold_watches[node]
+        if found is None:
+            watched.stop()
+            self.agents[node].jobs.holds.seen(None)
+        elif not watched.is_on:
+            watched.start()
 
     def _on_record(self, node: str, found: Stamped | None) -> None:
         """The paper's check: has this Starter been declared dead meanwhile?"""

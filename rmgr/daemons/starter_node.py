@@ -219,7 +219,7 @@ class NodeAgent:
     @property
     def is_empty(self) -> bool:
         """Nothing is claimed, nothing runs, nothing waits for a commit."""
-        return not self.blocks and not self.puller.in_flight and self.lanes.is_idle
+        return not self.blocks and not self.jobs.holds and not self.puller.in_flight and self.lanes.is_idle
 
     def settle(self, boards: Sequence[Board], hungry_nodes: frozenset[str], now_s: float) -> None:
         """Does what can be done now; only while the Starter is registered and its lease is valid."""
@@ -230,10 +230,10 @@ class NodeAgent:
         elif "quarantine" in self.drains and not self.strikes.is_out(now_s):
             del self.drains["quarantine"]
             self.log.info("node_released", why="quarantine is over")
-        self.jobs.settle()
         if self.is_draining:
             self._give_back_unstarted()
         try:
+            self.jobs.settle()
             self._dispatch.run() if not self.is_draining else self.lanes.grant()
         except OSError as error:
             self._strike("slot_not_opened", str(error))

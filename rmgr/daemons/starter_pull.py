@@ -235,7 +235,7 @@ class Puller:
     def _is_draining(self) -> bool:
         """A block that does not fit beside what runs is claimed already, and waits for room."""
         lanes = self._node.lanes
-        if any(block.is_placed and block.ready and not lanes.fits(*block.size) for block in self._node.blocks.values()):
+        if lanes.is_owed or any(block.is_placed and block.ready and not lanes.fits(*block.size) for block in self._node.blocks.values()):
             return True  # an assignment outranks pulling
         if lanes.free_cores == 0:
             return False

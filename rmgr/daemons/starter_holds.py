@@ -1,0 +1,168 @@
+"""What jobs with another head hold on a node: their cores and memory are taken out of its lanes until the hold goes.
+
+`/holds/<node>` is the leader's; the Starter reads names and data and takes each hold as soon as it fits. Nothing is pulled
+while one does not. When a hold goes, everything that ran in it is killed, and what it held is free once that is dead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.records import decode_record
+from rmgr.daemons.starter_lanes import Lane
+from rmgr.errors import RmgrError
+from rmgr.model.placing import NodeHold
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter_node import NodeAgent, Shared
+    from rmgr.daemons.starter_records import Info
+
+#: Pause after a hold could not be read.
+_PAUSE_S = 0.5
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Hold:
+    """One part of a job that runs elsewhere. lane: what it has here, None = nothing yet."""
+
+    name: str
+    submission: int
+    index: int
+    attempt: int
+    record: NodeHold | None = None
+    lane: Lane | None = None
+    is_reading: bool = False
+    retry_s: float = 0.0
+    is_too_large: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        """It has its cores."""
+        return self.lane is not None and self.lane.owner is self
+
+    @property
+    def info(self) -> Info | None:
+        """What is known of its submission while it has its cores."""
+        return self.lane.info if self.lane is not None and self.is_ready else None
+
+
+class Holds:
+    """All holds of one node."""
+
+    def __init__(self, node: NodeAgent, shared: Shared, log: Any) -> None:
+        self._node = node
+        self._shared = shared
+        self._log = log
+        self._holds: dict[str, Hold] = {}
+        self._waiters: dict[str, list[Future[Hold]]] = {}
+
+    def __iter__(self) -> Iterator[Hold]:
+        return iter(self._holds.values())
+
+    def __len__(self) -> int:
+        return len(self._holds)
+
+    def get(self, name: str) -> Hold | None:
+        """A hold that stands and has its cores."""
+        hold = self._holds.get(name)
+        return hold if hold is not None and hold.is_ready else None
+
+    def when_ready(self, name: str) -> Future[Hold]:
+        """Done once the hold stands and has its cores; whoever gives up waiting cancels it."""
+        future: Future[Hold] = Future()
+        hold = self.get(name)
+        if hold is not None:
+            future.set_result(hold)
+        else:
+            waiting = [other for other in self._waiters.get(name, ()) if not other.done()]
+            self._waiters[name] = [*waiting, future]
+        return future
+
+    # -- facts -------------------------------------------------------------------------------------------------------------
+
+    def seen(self, names: Sequence[str] | None) -> None:
+        """The children of `/holds/<node>` (None: it is not there, and nothing is held)."""
+        standing = set(names or ())
+        for name in [name for name in self._holds if name not in standing]:
+            self._log.info("hold_gone", name=name)
+            self._end(self._holds.pop(name))
+        for name in standing - self._holds.keys():
+            try:
+                submission, index, attempt = paths.parse_hold(name)
+            except ValueError:
+                continue
+            self._holds[name] = Hold(name=name, submission=submission, index=index, attempt=attempt)
+
+    def lose(self) -> None:
+        """The node was fenced: its part of every job is over."""
+        for hold in self._holds.values():
+            self._end(hold)
+        self._holds.clear()
+
+    # -- acting ------------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Takes what fits now; tells the lanes whether something does not."""
+        lanes = self._node.lanes
+        owed = False
+        for hold in self._holds.values():
+            if hold.record is None:
+                self._read(hold)
+            elif not hold.is_ready and not hold.is_too_large:
+                owed = not self._take(hold, hold.record) or owed
+        lanes.is_owed = owed
+
+    def _take(self, hold: Hold, record: NodeHold) -> bool:
+        """False: there is no room."""
+        lanes = self._node.lanes
+        info = self._shared.records.get(hold.submission)
+        if info is None:
+            return True
+        cores, memory_mib = max(1, record.cores), record.memory_mib
+        if cores > lanes.cores or memory_mib > lanes.memory_mib:
+            hold.is_too_large = True
+            self._log.error("hold_too_large", name=hold.name, cores=cores, memory_bytes=memory_mib << 20)
+            return True
+        lane = lanes.open_for(info, None, cores, memory_mib)
+        if lane is None:
+            return False
+        hold.lane, lane.owner = lane, hold
+        self._log.info("hold_taken", name=hold.name, cores=cores)
+        for waiter in self._waiters.pop(hold.name, ()):
+            if waiter.set_running_or_notify_cancel():
+                waiter.set_result(hold)
+        return True
+
+    def _end(self, hold: Hold) -> None:
+        lane, hold.lane = hold.lane, None
+        if lane is not None and lane.owner is hold:
+            self._node.lanes.give_up(lane)
+
+    def _read(self, hold: Hold) -> None:
+        if hold.is_reading or time.monotonic() < hold.retry_s:
+            return
+        hold.is_reading = True
+        future = self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{hold.name}")
+        future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, hold, done)))
+
+    def _arrived(self, hold: Hold, done: Future[Stamped | None]) -> None:
+        hold.is_reading = False
+        if self._holds.get(hold.name) is not hold:
+            return
+        try:
+            found = done.result()
+            if found is None:
+                del self._holds[hold.name]
+            else:
+                hold.record = decode_record(found.data, NodeHold, hold.name)
+        except RmgrError as error:
+            self._log.warning("hold_not_readable", name=hold.name, error=error.message)
+            hold.retry_s = time.monotonic() + _PAUSE_S
+        self._shared.wake()
