@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import statistics
@@ -15,6 +14,7 @@ from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord import paths
 from rmgr.dev.bench import SETUP, SLOTS, Bench, Plan, Row, row, two_slots
+from rmgr.dev.timed_sleep import timed_sleep
 from rmgr.errors import DeadlineExceeded, RmgrError
 
 _LONG, _LONG_S = 200, (0.2, 2.0)
@@ -38,13 +38,6 @@ def mixed(plan: Plan) -> list[Row]:
 
 
 # -- uneven work -----------------------------------------------------------------------------------------------------------------
-
-
-def timed_sleep(seconds: float) -> tuple[str, float, float]:
-    """(node, start, end by the machine's clock) of a task that takes no processor."""
-    started = time.time()
-    time.sleep(seconds)
-    return os.environ.get("RMGR_NODELIST", ""), started, time.time()
 
 
 def shortest_s(durations: Sequence[float], slots: int) -> float:
