@@ -1,8 +1,8 @@
 """Starting one command and describing its end: program, environment, work directory, output files, exit.
 
-The usual start is posix_spawn (the kernel's vfork path: about 0.5 ms, nothing of the spawner is copied), in a session
-of its own. Output goes to files that are used again for the next command as long as little is written to them, and
-a work directory that a command has not touched is the next one's (making and removing one is a third of the cost).
+The usual start is posix_spawn (the kernel's vfork path: nothing of the spawner is copied), in a session of its own.
+Output goes to files that are used again for the next command as long as little is written to them, and a work directory
+that a command has not touched is the next one's (making and removing one is a third of the cost).
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class Launcher:
         self._script: list[str] = []
         self._spare = ""  #: a work directory as new
         self._made: tuple[int, ...] = ()  #: its marks when it was made
+        self._at = directory  #: the present directory of this process
         self.removers: set[int] = set()  #: processes that remove work directories
 
     def start(self, batch: CommandBatch, item: CommandItem, group: Group | None) -> Running:
@@ -103,7 +104,7 @@ class Launcher:
                     os.mkdir(directory)
                     self._made = _marks(directory)
                 self._spare = "" if owns else self._spare
-                os.chdir(batch.cwd or directory)
+                self._go(batch.cwd or directory)
             except OSError as error:
                 where = batch.cwd or directory
                 raise StartFailed(f"the work directory {where} cannot be used: {error.strerror}", 126, error.errno) from None
@@ -119,7 +120,8 @@ class Launcher:
                 os.close(fd)
             self._leave(directory if owns and not batch.keep else "")
             raise
-        os.chdir(self._directory)
+        if self._at != directory or not owns:  # a directory of its own may be the next one's, too
+            self._go(self._directory)
         return Running(
             batch=batch,
             item=item,
@@ -167,7 +169,9 @@ class Launcher:
         out = self._take(0, run.out_fd, run.out_path, run.item.seq, cap)
         err = NO_OUTPUT if run.err_path == run.out_path else self._take(1, run.err_fd, run.err_path, run.item.seq, cap)
         keep = run.batch.keep or not run.owns_directory
-        if not keep:
+        if keep:
+            self._go(self._directory)
+        else:
             self._leave(run.directory, again=not leftovers)
         return CommandEnd(
             seq=run.item.seq,
@@ -237,6 +241,12 @@ class Launcher:
             if os.path.isabs(found):
                 self._found[name, search] = found
         return [found, *argv[1:]]
+
+    def _go(self, directory: str) -> None:
+        if self._at != directory:
+            self._at = ""
+            os.chdir(directory)
+            self._at = directory
 
     def _spawn(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: Group | None) -> int:
         try:
@@ -334,14 +344,14 @@ class Launcher:
 
         again: it may be the next command's if it is as it was made.
         """
-        os.chdir(self._directory)
-        if not directory:
-            return
-        if again and not self._spare:
+        if directory and again and not self._spare:
             with contextlib.suppress(OSError):
                 if _marks(directory) == self._made and not os.listdir(directory):
                     self._spare = directory
                     return
+        self._go(self._directory)
+        if not directory:
+            return
         try:
             os.rmdir(directory)
         except FileNotFoundError:

@@ -19,8 +19,8 @@ from rmgr.runner.kernel import CLOCK
 from rmgr.runner.outputs import trim_path
 
 _MS = 1_000_000
-#: Ends are collected this long before they are reported.
-_REPORT_NS = 5 * _MS
+#: Ends are collected this long before they are reported, while others follow.
+_REPORT_NS = 15 * _MS
 #: A command that runs longer than this is told of while it runs.
 _TELL_NS = 20 * _MS
 _MEMORY_TICK_NS = 100 * _MS
@@ -204,10 +204,8 @@ class Commands:
         if self._exit is not None and (not self._strangers() or (self._ending is not None and now >= self._ending.kill_ns)):
             self._finish(current, *self._exit)
             return None
-        for path in (current.out_path, current.err_path):
-            if trim_path(path, shape.output_cap) and self._capped != current.item.seq:
-                self._capped = current.item.seq
-                self._surprise("output_capped", f"command {current.item.seq}")
+        if now - current.started_ns >= _TELL_NS:  # before that it cannot have written much
+            self._trim(current)
         moments: list[int] = []
         if (ending := self._ending) is not None:
             if ending.killed:
@@ -235,6 +233,12 @@ class Commands:
                 return None
             moments.append(now + max(2 * _MS, min(_MEMORY_TICK_NS, (shape.memory_bytes - used) // 5)))  # it may grow by 5 bytes/ns
         return min(moments, default=None)
+
+    def _trim(self, current: Running) -> None:
+        for path in (current.out_path, current.err_path):
+            if trim_path(path, current.batch.shape.output_cap) and self._capped != current.item.seq:
+                self._capped = current.item.seq
+                self._surprise("output_capped", f"command {current.item.seq}")
 
     def exited(self, pid: int, status: int, usage: resource.struct_rusage) -> bool:
         """Process `pid` was reaped; True: it was the command."""

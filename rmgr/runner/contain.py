@@ -23,6 +23,7 @@ class Children:
     """The children of this (single-threaded) process, including those it inherited as subreaper."""
 
     def __init__(self) -> None:
+        self.none = False  #: there were none when they were last looked at
         self._fd = -1
         with contextlib.suppress(OSError):
             self._fd = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
@@ -31,6 +32,7 @@ class Children:
         """All children, zombies too. Cost: about 10 us; a scan of /proc where the kernel has no such file."""
         if self._fd >= 0:
             data = os.pread(self._fd, 65536, 0)
+            self.none = not data
             return [int(pid) for pid in data.split()] if len(data) < 65000 else _children_by_scan(os.getpid())
         return _children_by_scan(os.getpid())
 

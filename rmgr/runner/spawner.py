@@ -51,6 +51,7 @@ class Spawner:
         self._setup = setup
         self._reader = reader
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self._waits = False  #: for room in the socket
         self._selector = selectors.DefaultSelector()
         self._closing = False
         self._dirty_since = 0
@@ -250,6 +251,8 @@ class Spawner:
                 return
             if self._commands.exited(pid, status, usage):
                 self._next_tick = min(self._next_tick, time.clock_gettime_ns(CLOCK) + _LINGER_TICK_NS)
+                if self._children.none and self._commands.is_idle:  # looked at after its death
+                    return
             elif pid in self._launcher.removers:
                 self._launcher.removers.discard(pid)
             elif (buried := self._workers.bury(pid, status, usage)) is not None:
@@ -349,9 +352,9 @@ class Spawner:
                 self._outbox[0] = (data[sent:], [])
             else:
                 self._outbox.popleft()
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0)
-        if self._selector.get_key(self._control).events != events:
-            self._selector.modify(self._control, events)
+        if waits != self._waits:
+            self._waits = waits
+            self._selector.modify(self._control, selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0))
 
 
 def _wake(_signum: int, _frame: object) -> None:

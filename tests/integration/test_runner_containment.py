@@ -254,7 +254,7 @@ def test_a_spawner_killed_takes_its_work_along_and_all_of_it_is_accounted_for(no
     assert (batch.items[0].seq, Reason.WORKER_LOST, (batch.items[1].seq,)) == (gone.seq, gone.reason, gone.unstarted)
     lost = node.wait(SlotLost, lambda event: event.slot is slot)
     assert ((first,), (second,), False) == (lost.running, lost.unstarted, lost.expected)
-    assert [pid for pid in pids if is_alive(pid)] == []
+    until(lambda: not [pid for pid in pids if is_alive(pid)])  # killed by now; the kernel may still be taking one apart
     assert slot.is_lost
     assert node.end_of(node.run(node.slot(3), "true")).exit_code == 0
 
@@ -344,7 +344,7 @@ def starter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[su
         yield process, tmp_path / "run", pids, marker
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()
         if marker:
             leftovers.kill_marked(marker)
@@ -364,7 +364,7 @@ def test_nothing_outlives_a_killed_starter(starter: tuple[subprocess.Popen[str],
     process, directory, pids, marker = starter
     assert all(is_alive(pid) for pid in pids)
     process.kill()
-    process.wait(10)
+    process.wait(60)
     until(lambda: not any(is_alive(pid) for pid in pids) and not marked(marker), timeout_s=5)
     assert not list(Path("/sys/fs/cgroup").glob(f"*/rmgr-n2-{marker.partition('-')[0]}"))
     runner = NodeRunner(directory=str(directory), node="n2", on_events=lambda events: None)
@@ -379,7 +379,7 @@ def test_a_new_starter_ends_what_a_killed_starter_and_spawner_left(starter: tupl
     until(lambda: is_stopped(process.pid))  # else it may see its spawner die, and end what that left
     os.kill(pids[0], signal.SIGKILL)  # the spawner: now nobody is left who could end the command and its daemon
     process.kill()
-    process.wait(10)
+    process.wait(60)
     assert is_alive(pids[1])
     assert is_alive(pids[3])
     runner = NodeRunner(directory=str(directory), node="n2", on_events=lambda events: None)
@@ -421,7 +421,7 @@ def test_a_reused_pid_is_not_killed(tmp_path: Path) -> None:
         assert innocent.poll() is None
     finally:
         innocent.kill()
-        innocent.wait(5)
+        innocent.wait(60)
 
 
 def test_workers_are_forked_into_groups_that_are_removed(node: WorkNode, slot: Slot) -> None:
