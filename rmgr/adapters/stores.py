@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from rmgr.coord.ports import Store
 from rmgr.errors import UsageError
+
+if TYPE_CHECKING:
+    from rmgr.coord.ports import Store
 
 _EXAMPLES = "sqlite:PATH (one machine) or cassandra://host1,host2/keyspace (several)"
 

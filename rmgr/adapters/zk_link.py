@@ -7,10 +7,12 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rmgr.adapters.zk_wire import Acl
 from rmgr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rmgr.adapters.zk_wire import Acl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

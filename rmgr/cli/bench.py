@@ -13,7 +13,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import nearest
 from rmgr.cli.render import emit
 
-_NAMES = ("tasks", "latency", "shell", "backlog", "store", "mixed", "idle", "scale", "sim", "pass")
+_NAMES = ("tasks", "latency", "shell", "backlog", "commands", "store", "mixed", "idle", "scale", "sim", "pass")
 
 
 @command(
@@ -22,6 +22,7 @@ _NAMES = ("tasks", "latency", "shell", "backlog", "store", "mixed", "idle", "sca
     rmgr bench tasks                     no-op tasks against ProcessPoolExecutor(2) in the same run
     rmgr bench latency shell --json      two measurements, one JSON value
     rmgr bench backlog --scale 0.1       a tenth of the tasks
+    rmgr bench commands                  status, jobs, submit, --help as a shell user waits for them
     rmgr bench store --cassandra         data through SQLite and through one Cassandra of its own
     rmgr bench mixed --scale 0.2         long and short tasks against the shortest time they can take (10 min unscaled)
     rmgr bench idle                      processor and memory of a cluster without work, process by process

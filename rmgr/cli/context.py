@@ -41,6 +41,7 @@ class Session:
     started: float = field(default_factory=time.monotonic)
     _config: Config | None = None
     _credentials: Credentials | None = None
+    _shown: Credentials | None = None
     _coordinator: ZkCoordinator | GatewayCoordinator | None = None
     _store: Store | None = None
     _query: Query | None = None
@@ -55,7 +56,8 @@ class Session:
             cluster = {"zk": self.zk, "store": self.store, "gateway": self.gateway}
             merged = {section: dict(values) for section, values in (overrides or {}).items()}
             merged["cluster"] = {**merged.get("cluster", {}), **{key: value for key, value in cluster.items() if value}}
-            self._config, self._credentials = config.load(merged, file=self.config_file), None
+            self._config = config.load(merged, file=self.config_file)
+            self._credentials = self._shown = None
             if self._config.cluster.store:
                 from rmgr.adapters.stores import check_url
 
@@ -63,12 +65,22 @@ class Session:
         return self._config
 
     def credentials(self) -> Credentials | None:
-        """Who we are, None in an open cluster; read on first use. Raises ConfigError."""
+        """Who we are, None in an open cluster; read and proved on first use. Raises ConfigError."""
         if self._credentials is None:
             from rmgr.runtime.secured import credentials_of
 
             self._credentials = credentials_of(self.config())
         return self._credentials
+
+    def shown_credentials(self) -> Credentials | None:
+        """The same, not proved yet: for questions to others, who will look at them. Raises ConfigError."""
+        if self._credentials is None and self._shown is None and self.config().security.dir:
+            from pathlib import Path
+
+            from rmgr.adapters.credentials import Credentials
+
+            self._shown = Credentials.shown(Path(self.config().security.dir).expanduser())
+        return self._credentials or self._shown
 
     def coordinator(self) -> ZkCoordinator | GatewayCoordinator:
         """The session in ZooKeeper or through a gateway, opened on first use.
@@ -80,6 +92,16 @@ class Session:
 
             self._coordinator = open_coordinator(self)
         return self._coordinator
+
+    def cluster_id(self) -> str:
+        """Of ZooKeeper's tree, "" where there is none. Raises as `coordinator`."""
+        coordinator = self.coordinator()
+        if not self.tree_id:
+            from rmgr.client.bootstrap import read_meta
+
+            meta = read_meta(coordinator)
+            return meta.cluster_id if meta is not None else ""
+        return self.tree_id
 
     @property
     def via(self) -> str:
@@ -116,7 +138,7 @@ class Session:
     def me(self) -> str:
         """The user's name, as submissions carry it: that of his credentials, else of his account."""
         if self._me is None:
-            credentials = self.credentials()
+            credentials = self.shown_credentials()
             if credentials is not None:
                 self._me = credentials.identity.name
             else:

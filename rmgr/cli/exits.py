@@ -13,6 +13,12 @@ _KILLED = 128 + 9
 
 _INFRASTRUCTURE = LOSSES | {Reason.POISON}
 
+#: For the help of commands that wait.
+WORK_EXITS = """\
+the work's own code (of several the highest), 128+N on signal N, 124 its time limit,
+125 infrastructure (its node or data were lost for good), 1 an exception or a command that cannot run,
+130 cancelled, or detached by Ctrl-C; 2 usage, 3 no such id, 5 service unavailable, 6 --timeout ran out"""
+
 
 def exit_code_of(state: State, reason: str, exit_code: int | None) -> int:
     """Exit code for one task (or one submission) that has ended.

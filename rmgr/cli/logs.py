@@ -12,6 +12,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.detach import detached
 from rmgr.cli.ends import codes, tell_failure
 from rmgr.cli.errors import WorkEnded
+from rmgr.cli.exits import WORK_EXITS
 from rmgr.cli.follow import End, Follow, Followed, read_ends
 from rmgr.cli.live import Piece
 from rmgr.cli.numbers import positions_of
@@ -21,7 +22,6 @@ from rmgr.cli.run import stream
 from rmgr.cli.selectors import Target
 from rmgr.cli.show import find_one
 from rmgr.cli.stored_logs import read_ended, read_flushed
-from rmgr.cli.wait import WORK_EXITS
 from rmgr.cli.work import kept_tasks
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable

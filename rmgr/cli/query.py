@@ -12,6 +12,7 @@ from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusVi
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
     from rmgr.adapters.rpc import LeaderClient
+    from rmgr.adapters.rpc_thin import ThinLeader
     from rmgr.cli.context import Session
     from rmgr.coord.snapshot import ClusterSnapshot
 
@@ -29,15 +30,22 @@ class Query:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._leader: LeaderClient | None = None
+        self._thin: ThinLeader | None = None
+        self._is_thin_tried = False
         self._is_local = False
 
     def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
         """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
-        from rmgr.coord import answers
 
-        return self._ask(
-            lambda leader: leader.jobs(ids, ended=ended, user=user), lambda facts: answers.jobs(facts, ids, ended=ended, user=user)
-        )
+        def local(facts: ClusterSnapshot) -> list[JobView]:
+            from rmgr.coord import answers
+
+            return answers.jobs(facts, ids, ended=ended, user=user)
+
+        def ask(leader: LeaderClient | ThinLeader) -> list[JobView]:
+            return leader.jobs(ids, ended=ended, user=user)
+
+        return self._ask(ask, local, ask)
 
     def job(self, number: int) -> JobView:
         """One submission; from the history when it is no longer in memory. Raises NotFound."""
@@ -67,19 +75,30 @@ class Query:
 
     def queues(self) -> list[QueueView]:
         """All queues, by name."""
-        from rmgr.coord import answers
 
-        return self._ask(lambda leader: leader.queues(), answers.queues)
+        def local(facts: ClusterSnapshot) -> list[QueueView]:
+            from rmgr.coord import answers
+
+            return answers.queues(facts)
+
+        return self._ask(lambda leader: leader.queues(), local, lambda leader: leader.queues())
 
     def status(self) -> StatusView:
         """Health and counts."""
-        return self._ask(lambda leader: leader.status(), self._own_status)
+        return self._ask(lambda leader: leader.status(), self._own_status, lambda leader: leader.status())
 
     def explain(self, number: int, position: int | None) -> ExplainView:
         """Why it is in its state. Raises NotFound."""
-        from rmgr.coord import answers
 
-        return self._ask(lambda leader: leader.explain(number, position), lambda facts: answers.explain(facts, number, position))
+        def local(facts: ClusterSnapshot) -> ExplainView:
+            from rmgr.coord import answers
+
+            return answers.explain(facts, number, position)
+
+        def ask(leader: LeaderClient | ThinLeader) -> ExplainView:
+            return leader.explain(number, position)
+
+        return self._ask(ask, local, ask)
 
     def tasks(self, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
         """Tasks of one submission by dense position, at most `limit` (0 = all). Raises NotFound, DataLost."""
@@ -92,13 +111,28 @@ class Query:
 
     def close(self) -> None:
         """Ends the channel to the leader."""
-        if self._leader is not None:
-            self._leader.close()
-            self._leader = None
+        for client in (self._leader, self._thin):
+            if client is not None:
+                client.close()
+        self._leader = self._thin = None
 
     # -- who answers
 
-    def _ask(self, leader: Callable[[LeaderClient], T], facts: Callable[[ClusterSnapshot], T]) -> T:
+    def _ask(
+        self, leader: Callable[[LeaderClient], T], facts: Callable[[ClusterSnapshot], T], thin: Callable[[ThinLeader], T] | None = None
+    ) -> T:
+        """The leader's answer, else our own. thin: the same question without gRPC's library, where the leader can be asked so."""
+        if thin is not None and (asked := self._find_thin()) is not None:
+            from rmgr.adapters.rpc_thin import ThinFailed
+
+            try:
+                return thin(asked)
+            except ThinFailed as why:
+                self._session.detail(f"asked the leader again: {why}")
+                self._thin = None
+            except Unavailable as error:
+                self._say_local(f"the leader does not answer ({error.message})")
+                self._is_local, self._thin = True, None
         client = self._find_leader()
         if client is not None:
             try:
@@ -107,6 +141,23 @@ class Query:
                 self._say_local(f"the leader does not answer ({error.message})")
                 self._is_local = True
         return facts(self._read())
+
+    def _find_thin(self) -> ThinLeader | None:
+        """The leader, found and asked at once; None where the long way must be taken."""
+        if self._is_thin_tried or self._is_local or self._leader is not None:
+            return self._thin
+        self._is_thin_tried = True
+        from rmgr.cli.reach import leader_at_a_glance
+
+        epoch = leader_at_a_glance(self._session)
+        if epoch is None:
+            return None
+        from rmgr.adapters.rpc_thin import ThinLeader
+
+        credentials = self._session.shown_credentials()
+        bundle = None if credentials is None else credentials.directory
+        self._thin = ThinLeader(epoch.endpoint, timeout_s=self._session.left_s(LEADER_S) or LEADER_S, bundle=bundle)
+        return self._thin
 
     def _find_leader(self) -> LeaderClient | None:
         if self._is_local:

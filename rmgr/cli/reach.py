@@ -12,9 +12,47 @@ if TYPE_CHECKING:
     from rmgr.adapters.zk import ZkCoordinator
     from rmgr.cli.context import Session
     from rmgr.coord.ports import Store
+    from rmgr.model.node import EpochRecord
 
 #: A part that does not answer for so long is mentioned on stderr.
 SILENCE_S = 1.0
+
+
+def leader_at_a_glance(session: Session) -> EpochRecord | None:
+    """Who leads, by one short look at ZooKeeper; None where that takes more, or explanations: then `open_coordinator` has them."""
+    config = session.config()
+    if config.cluster.uses_gateway or not config.cluster.zk:
+        return None
+    from rmgr.adapters.zk_glance import GlanceFailed, glance
+    from rmgr.coord import paths
+    from rmgr.coord.records import decode_record
+    from rmgr.model.node import EpochRecord, Meta
+    from rmgr.runtime.release import check_cluster
+    from rmgr.runtime.secured import zookeeper_security
+
+    hosts, chroot = config.cluster.hosts_and_chroot()
+    security = zookeeper_security(config, session.shown_credentials())
+    try:
+        seen = glance(
+            hosts,
+            "/" + chroot.strip("/") if chroot.strip("/") else "",
+            data=[paths.META, paths.EPOCH],
+            children=[paths.WATCHDOGS],
+            access=[paths.META] if security is not None else [],
+            security=security,
+            timeout_s=session.left_s(SILENCE_S) or SILENCE_S,
+        )
+    except GlanceFailed as why:
+        session.detail(f"a glance at ZooKeeper was not enough: {why}")
+        return None
+    meta, epoch = seen.data[paths.META], seen.data[paths.EPOCH]
+    if meta is None or epoch is None or "world" in seen.schemes.get(paths.META, ()):
+        return None
+    found = decode_record(meta, Meta, paths.META)
+    check_cluster(found, config.cluster.cluster_id or None)
+    belong_together(session, tree=found.cluster_id)
+    leader = decode_record(epoch, EpochRecord, paths.EPOCH)
+    return leader if leader.endpoint and leader.candidate in seen.children[paths.WATCHDOGS] else None
 
 
 def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
@@ -31,7 +69,7 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
 
     wait_s = session.left_s() or config.cluster.connect_timeout_s
     end = time.monotonic() + wait_s
-    coordinator = open_zookeeper(config, session.credentials())
+    coordinator = open_zookeeper(config, session.shown_credentials())
     try:
         if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
             session.note(f"ZooKeeper at {coordinator.hosts} does not answer; waiting up to {wait_s:.0f} s")

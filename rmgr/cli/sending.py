@@ -21,6 +21,7 @@ from rmgr.model.submission import Work as Kind
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
     from rmgr.client.engine import Engine
+    from rmgr.client.signing import Signer
     from rmgr.coord.ops import Block
     from rmgr.coord.ports import Coordinator
     from rmgr.model.queue import ClusterSettings
@@ -168,7 +169,7 @@ def _commit(session: Session, record: Submission, draft: Draft) -> Sent:
         tasks=draft.tasks,
         complete=True,
         held=bool(record.max_running) or None,
-        signer=_secured(session).get("signer"),
+        signer=_signer(session),
     )
     return Sent(submission=sent.submission, tasks=sent.tail.next if not sent.created else draft.tasks, created=sent.created)
 
@@ -180,20 +181,24 @@ def engine_of(session: Session) -> Engine:
     return session.own(Engine(session.coordinator(), session.data_store(), **_secured(session)))
 
 
+def _signer(session: Session) -> Signer | None:
+    """Who signs what needs no Engine; None in an open cluster."""
+    credentials = session.shown_credentials()
+    if credentials is None:
+        return None
+    from rmgr.client.signing import Signer
+
+    return Signer(credentials, session.cluster_id(), ttl_s=session.config().security.payload_ttl_s)
+
+
 def _secured(session: Session) -> dict[str, Any]:
     """Who signs, and what is believed; nothing in an open cluster."""
     credentials = session.credentials()
     if credentials is None:
         return {}
-    from rmgr.client.bootstrap import read_meta
     from rmgr.client.secured import engine_options
 
-    coordinator = session.coordinator()
-    cluster_id = session.tree_id
-    if not cluster_id:
-        meta = read_meta(coordinator)
-        cluster_id = meta.cluster_id if meta is not None else ""
-    return engine_options(coordinator, credentials, session.config().security, cluster_id)
+    return engine_options(session.coordinator(), credentials, session.config().security, session.cluster_id())
 
 
 # -- parts --------------------------------------------------------------------------------------------------------------------

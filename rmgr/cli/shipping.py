@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import re
-import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,6 +93,8 @@ def pack_directory(directory: Path) -> bytes:
 
     Raises: UsageError naming what cannot travel (special files, links that lead out of the directory); ValueTooLarge; OSError.
     """
+    import tarfile
+
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for count, path in enumerate(_tree(directory)):
@@ -129,9 +130,7 @@ def _tree(directory: Path) -> Iterator[Path]:
         elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
             yield path
         else:
-            raise UsageError(
-                f"--upload: {path} is neither a file, a directory nor a link", hint="pipes, sockets and devices cannot travel"
-            )
+            raise UsageError(f"--upload: {path} is neither a file, a directory nor a link", hint="pipes, sockets and devices cannot travel")
 
 
 def _check_link(directory: Path, inside: Path, to: str) -> None:

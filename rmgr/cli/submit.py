@@ -7,19 +7,13 @@ from typing import Any
 
 import click
 
-from rmgr.cli import shapes
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
-from rmgr.cli.detach import detached
-from rmgr.cli.ends import fetch_files, summary, tell_failure
 from rmgr.cli.errors import WorkEnded
-from rmgr.cli.follow import End, Follow, Followed
-from rmgr.cli.live import LiveOutput
+from rmgr.cli.exits import WORK_EXITS
 from rmgr.cli.options import Work, read_work, work_options
-from rmgr.cli.output import Plain
-from rmgr.cli.render import emit, paint
+from rmgr.cli.render import emit
 from rmgr.cli.sending import Draft, Sent, prepare, send
-from rmgr.cli.wait import WORK_EXITS, until_ended
 from rmgr.model.units import format_duration, format_size
 
 #: Options end at the first word: `rmgr submit -J x echo -n hello` submits `echo -n hello`.
@@ -70,7 +64,9 @@ def submit(session: Session, words: tuple[str, ...], **values: Any) -> None:
     sent = send(session, draft)
     _tell_id(session, sent, work, waits=waits)
     if waits:
-        raise WorkEnded(_wait(session, sent, work))
+        from rmgr.cli.submit_wait import wait_for  # streams, follower, gRPC: who does not wait does not load them
+
+        raise WorkEnded(wait_for(session, sent, work))
 
 
 def _tell_id(session: Session, sent: Sent, work: Work, *, waits: bool) -> None:
@@ -87,60 +83,6 @@ def _tell_id(session: Session, sent: Sent, work: Work, *, waits: bool) -> None:
     sys.stderr.flush()
     if not sent.created:
         session.note(f"the token was used before: this is submission {number} again, nothing new was submitted")
-
-
-def _wait(session: Session, sent: Sent, work: Work) -> int:
-    number = sent.submission.id
-    follow = Follow(session)
-    printed = False
-    try:
-        item = follow.add(number)
-
-        def on_end(end: End) -> None:
-            if work.options.watch and not session.json:
-                _tell_end(end)
-
-        until_ended(session, follow, progress=work.options.progress, on_end=on_end, title=work.options.name)
-        if item.total == 1 and not (session.json or work.options.progress or work.options.watch):
-            printed = _print_output(session, item)
-    except KeyboardInterrupt:
-        raise detached(session, [str(number)], attach=f"rmgr wait {number}") from None
-    fetch_files(session, item)
-    if session.json:
-        emit(_shown(session, item))
-    else:
-        if item.total != 1:
-            session.note(f"{summary(item)}; their output: rmgr logs {number}")
-        tell_failure(session, item, with_tail=not printed)
-    return item.code
-
-
-def _print_output(session: Session, item: Followed) -> bool:
-    """The whole output of the only task, to the same streams."""
-    live, sink = LiveOutput(session, item.number), Plain()
-    printed = False
-    for end in item.ends.values():
-        for piece in live.ended(end):
-            sink.take(piece)
-            printed = True
-    return printed
-
-
-def _tell_end(end: End) -> None:
-    from rmgr.cli.render import STATE_STYLES, elapsed
-
-    state = paint(f"{end.state:<9}", STATE_STYLES[end.state], sys.stdout)
-    time = elapsed(end.started_us, end.ended_us, 0)
-    sys.stdout.write(f"{end.id}  {state}  {end.node}  {time}" + (f"  {end.error}" if end.error else "") + "\n")
-    sys.stdout.flush()
-
-
-def _shown(session: Session, item: Followed) -> dict[str, Any]:
-    """show's value. The leader may be a moment behind: what is known here wins."""
-    job = session.query().job(item.number)
-    attempts = session.query().tasks(item.number)[0].attempts if item.total == 1 and item.past is None else ()
-    told = shapes.shown_job(job, attempts)
-    return told | {"state": str(item.state), "counts": told["counts"] | {str(state): count for state, count in item.counts.items()}}
 
 
 def tell_dry(session: Session, draft: Draft) -> None:

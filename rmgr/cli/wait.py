@@ -13,6 +13,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.detach import detached
 from rmgr.cli.ends import codes, tell_failure
 from rmgr.cli.errors import WorkEnded
+from rmgr.cli.exits import WORK_EXITS
 from rmgr.cli.follow import End, Follow, Followed
 from rmgr.cli.numbers import positions_of
 from rmgr.cli.render import emit
@@ -24,11 +25,6 @@ from rmgr.model.states import State
 #: Work that has not begun after so long is worth a word why; of several submissions, of so many.
 PATIENCE_S = 3.0
 _TOLD = 3
-
-WORK_EXITS = """\
-the work's own code (of several the highest), 128+N on signal N, 124 its time limit,
-125 infrastructure (its node or data were lost for good), 1 an exception or a command that cannot run,
-130 cancelled, or detached by Ctrl-C; 2 usage, 3 no such id, 5 service unavailable, 6 --timeout ran out"""
 
 
 @command(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import uuid
 
-from rmgr.adapters.store_rules import CLUSTER_ID_KEY
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi
 from rmgr.coord.ports import Coordinator, Store
@@ -17,10 +16,9 @@ from rmgr.coord.records import decode_record, encode_record
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, StoreUnavailable, WrongCluster
 from rmgr.model.node import Meta
 from rmgr.model.queue import ClusterSettings
-from rmgr.model.version import SKEW
-from rmgr.runtime.release import check_release, release
+from rmgr.model.version import PROTOCOL, SKEW
+from rmgr.runtime.release import WIPED, check_cluster
 
-_WIPED = "ZooKeeper was wiped, or it is another one: restore its data, or give rmgr a new data store; rmgr doctor tells more"
 _STORE_AWAY = "work that runs goes on, its results wait on their nodes; submit again when the store is back; rmgr doctor looks closer"
 
 
@@ -38,9 +36,9 @@ def bootstrap(
     meta = read_meta(coordinator, timeout_s=timeout_s)
     if meta is None:
         if cluster_id:
-            raise WrongCluster(f"there is no cluster in ZooKeeper, but cluster {cluster_id} is expected", hint=_WIPED)
+            raise WrongCluster(f"there is no cluster in ZooKeeper, but cluster {cluster_id} is expected", hint=WIPED)
         meta = _found(coordinator, settings or ClusterSettings(), timeout_s)
-    _check(meta, cluster_id)
+    check_cluster(meta, cluster_id)
     coordinator.ensure([*paths.SKELETON, *_queue_directories(read_settings(coordinator, timeout_s=timeout_s))], timeout_s=timeout_s)
     return meta
 
@@ -58,12 +56,12 @@ def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: f
     while (meta := read_meta(coordinator, timeout_s=timeout_s)) is None:
         if time.monotonic() >= deadline_s:
             if cluster_id:
-                raise WrongCluster(f"there is no cluster in ZooKeeper, but cluster {cluster_id} is expected", hint=_WIPED)
+                raise WrongCluster(f"there is no cluster in ZooKeeper, but cluster {cluster_id} is expected", hint=WIPED)
             raise NotConnected(
                 "ZooKeeper answers, but there is no rmgr cluster in it", hint="start a WatchDog: rmgr watchdog   (or all: rmgr dev)"
             )
         time.sleep(min(0.1, max(0.0, deadline_s - time.monotonic())))
-    _check(meta, cluster_id)
+    check_cluster(meta, cluster_id)
     while _is_open_to_us(coordinator, timeout_s):
         if time.monotonic() >= deadline_s:  # until then a WatchDog may be securing it
             raise WrongCluster(
@@ -76,6 +74,8 @@ def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: f
 
 def require_store(store: Store, *, timeout_s: float = 5.0) -> None:
     """Raises StoreUnavailable when the data store does not answer: what is submitted then could not end. Cost: one small read."""
+    from rmgr.adapters.store_rules import CLUSTER_ID_KEY
+
     try:
         store.head(CLUSTER_ID_KEY, timeout_s=timeout_s)
     except StoreUnavailable as error:
@@ -114,7 +114,7 @@ def read_settings(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Clust
 def _found(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float) -> Meta:
     """SETUP: id, counter and settings appear together; of several founders one wins."""
     coordinator.ensure(["/"], timeout_s=timeout_s)
-    protocol = release().protocol
+    protocol = PROTOCOL
     meta = Meta(cluster_id=uuid.uuid4().hex, created_us=time.time_ns() // 1000, protocol=protocol, oldest=max(1, protocol - SKEW))
     data = encode_record(meta)
     ops = (Create(paths.META, data), Create(paths.IDS, encode_record(1)), Create(paths.CONFIG, encode_record(settings)))
@@ -150,12 +150,6 @@ def _is_open_to_us(coordinator: Coordinator, timeout_s: float) -> bool:
         return False
     found = access(paths.META, timeout_s=timeout_s).result(timeout_s + 1.0)
     return any(entry.scheme == "world" for entry in found or ())
-
-
-def _check(meta: Meta, cluster_id: str | None) -> None:
-    if cluster_id and meta.cluster_id != cluster_id:
-        raise WrongCluster(f"ZooKeeper belongs to cluster {meta.cluster_id}, but cluster {cluster_id} is expected", hint=_WIPED)
-    check_release(meta)
 
 
 def _queue_directories(settings: ClusterSettings) -> list[str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from rmgr.coord.ports import Store
 from rmgr.errors import KeyExists
+
+if TYPE_CHECKING:
+    from rmgr.coord.ports import Store
 
 
 def put_once(store: Store, key: str, data: bytes, *, timeout_s: float) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.records import decode_block, decode_failed, decode_outcomes, decode_page, decode_record, read_fragment
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
-from rmgr.coord.task_answers import Applied, Claimed, Waiting, task_views
 from rmgr.coord.view import Progress
 from rmgr.errors import DataLost, NotFound, PermissionDenied
 from rmgr.model.block import BlockData, BlockKey
@@ -23,7 +22,10 @@ from rmgr.model.node import Drain, EpochRecord, Meta, NodeRecord
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Paged, Submission, Tail
-from rmgr.model.views import TaskView
+
+if TYPE_CHECKING:
+    from rmgr.coord.task_answers import Applied, Claimed, Waiting
+    from rmgr.model.views import TaskView
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -171,6 +173,8 @@ def read_tasks(
     coordinator: Coordinator, store: Store | None, number: int, *, first: int = 0, limit: int = 0, timeout_s: float = 10.0
 ) -> tuple[Submission, list[TaskView]]:
     """Tasks of one submission by dense position, from `first` on, at most `limit` (0 = all). Raises NotFound, DataLost."""
+    from rmgr.coord.task_answers import task_views
+
     submission = read_submission(coordinator, number, timeout_s=timeout_s)
     tail, done = fetch([paths.tail(number), paths.done(number)], coordinator.get, timeout_s=timeout_s)
     if tail is None or done is None:

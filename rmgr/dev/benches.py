@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rmgr.dev import bench_backlog, bench_idle, bench_mixed, bench_scale, bench_sched, bench_store, bench_tasks
+from rmgr.dev import bench_backlog, bench_commands, bench_idle, bench_mixed, bench_scale, bench_sched, bench_store, bench_tasks
 from rmgr.dev.bench import Plan, Row
 from rmgr.errors import UsageError
 
@@ -13,6 +13,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], list[Row]]] = {
     "latency": bench_tasks.latency,
     "shell": bench_tasks.shell,
     "backlog": bench_backlog.backlog,
+    "commands": bench_commands.commands,
     "store": bench_store.store,
     "mixed": bench_mixed.mixed,
     "idle": bench_idle.idle,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.rpc_auth import Refused
     from rmgr.adapters.trust import Trust
     from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.adapters.zk_link import ZkSecurity
     from rmgr.config import Config
     from rmgr.coord.ports import Coordinator
 
@@ -36,14 +37,13 @@ def credentials_of(config: Config, *roles: Role) -> Credentials | None:
     return from_config(config.security, roles=roles)
 
 
-def zookeeper_options(config: Config, credentials: Credentials | None, *, insecure: bool = False) -> dict[str, Any]:
-    """Keyword arguments of every `ZkCoordinator` of this process: TLS, its role's digest, and the access lists of what it makes.
+def zookeeper_security(config: Config, credentials: Credentials | None, *, insecure: bool = False) -> ZkSecurity | None:
+    """How connections to ZooKeeper are protected, and as whom they speak; None in an open cluster.
 
     Raises: ConfigError where the secret would travel in clear to another machine, unless `insecure`.
     """
     if credentials is None:
-        return {}
-    from rmgr.adapters.zk_acl import RoleLists
+        return None
     from rmgr.adapters.zk_link import ZkSecurity
 
     tls = config.security.zookeeper_tls
@@ -60,7 +60,7 @@ def zookeeper_options(config: Config, credentials: Credentials | None, *, insecu
             hint="set zookeeper_tls = true in [security] (RMGR_SECURITY_ZOOKEEPER_TLS=true), and give ZooKeeper its certificates",
         )
     scheme, secret = credentials.zookeeper_auth
-    security = ZkSecurity(
+    return ZkSecurity(
         tls=tls,
         ca_file=credentials.path("ca.crt") if tls else "",
         cert_file=credentials.path("tls.crt") if tls else "",
@@ -68,6 +68,15 @@ def zookeeper_options(config: Config, credentials: Credentials | None, *, insecu
         auth_scheme=scheme,
         auth_credential=secret,
     )
+
+
+def zookeeper_options(config: Config, credentials: Credentials | None, *, insecure: bool = False) -> dict[str, Any]:
+    """Keyword arguments of every `ZkCoordinator` of this process: `zookeeper_security`, and the access lists of what it makes."""
+    security = zookeeper_security(config, credentials, insecure=insecure)
+    if credentials is None or security is None:
+        return {}
+    from rmgr.adapters.zk_acl import RoleLists
+
     return {"security": security, "acl": RoleLists({role: (digest_id,) for role, digest_id in credentials.roles.items()})}
 
 

@@ -148,6 +148,34 @@ def test_bad_bundles_say_what_is_wrong(tmp_path: Path) -> None:
         load_ca(where)
 
 
+def test_a_bundle_that_is_only_shown_is_the_same_one(tmp_path: Path) -> None:
+    where = _bundle(tmp_path)
+    whole, shown = Credentials.load(where), Credentials.shown(where)
+    for name in ("identity", "ca_pem", "tls_pair", "certificate_pem", "roles", "zookeeper_auth", "not_after_s"):
+        assert getattr(shown, name) == getattr(whole, name), name
+    assert shown.sign(b"work") == whole.sign(b"work")  # Ed25519 has one signature a message
+
+
+def test_what_is_wrong_with_a_shown_bundle_is_said_at_the_latest_when_it_signs(tmp_path: Path) -> None:
+    bundles = session_bundles()
+    where = _bundle(tmp_path, days=2)
+    with pytest.raises(ConfigError, match="ended on"):
+        Credentials.shown(where, now_s=time.time() + 3 * DAY_S)
+    mine, again = (issue(bundles.ca, "alice", Role.USER) for _ in range(2))
+    write_files(where, mine | {"sign.crt": issue(bundles.ca, "bob", Role.USER)["sign.crt"]}, replace=True)
+    with pytest.raises(ConfigError, match=r"tls\.crt is that of user alice"):
+        Credentials.shown(where)
+    write_files(where, mine | {"sign.key": again["sign.key"]}, replace=True)
+    with pytest.raises(ConfigError, match=r"does not belong to sign\.crt"):
+        Credentials.shown(where).sign(b"work")
+    write_files(where, mine | {"sign.crt": b"nonsense"}, replace=True)
+    with pytest.raises(ConfigError, match=r"sign.crt"):
+        Credentials.shown(where)
+    (where / "sign.crt").chmod(0o666)
+    with pytest.raises(ConfigError, match="is open to others"):
+        Credentials.shown(where)
+
+
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     where = _bundle(tmp_path)
     before = (where / "sign.key").read_bytes()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rmgr.adapters.rpc import LeaderClient, LogPiece, NodeClient, NodeStats, RpcServer, RunningTask
 from rmgr.adapters.rpc_convert import JSON_FIELDS, MESSAGES, from_message, to_message
+from rmgr.adapters.rpc_thin import ThinFailed, ThinLeader
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.states import State
 from rmgr.model.views import ExplainView, JobView, LeaderView, NodeView, QueueView, StatusView, WhyView
@@ -90,6 +93,38 @@ def test_questions_to_the_leader(server):
         assert client.status() == STATUS
         assert client.explain(42, 0).id == "42_0"
         assert client.explain(42).id == "42_None"
+
+
+def test_without_the_library_the_leader_answers_the_same(server):
+    thin = ThinLeader(server.endpoint, timeout_s=30.0, bundle=None)
+    many = tuple(range(1, 2501))  # several frames, more than a window
+    with LeaderClient(server.endpoint, timeout_s=30.0) as client:
+        assert thin.jobs(many) == client.jobs(many)
+    assert (thin.queues(), thin.status()) == ([QUEUE], STATUS)
+    assert (thin.explain(42, 0).id, thin.explain(42).id) == ("42_0", "42_None")
+    for ask in (lambda: thin.explain(1), lambda: thin.jobs(tuple(range(1 << 60, (1 << 60) + 3000)))):  # an error; too long a question
+        with pytest.raises(ThinFailed):
+            ask()
+    assert thin.status() == STATUS  # over another connection
+    thin.close()
+
+
+def test_what_does_not_speak_its_protocol_is_left_to_the_library():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thin = ThinLeader("127.0.0.1:{1}".format(*listener.getsockname()), timeout_s=30.0, bundle=None)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(thin.status)
+            link = listener.accept()[0]
+            with link:
+                assert link.recv(1 << 16).startswith(b"PRI * HTTP/2.0")
+                link.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+            with pytest.raises(ThinFailed):
+                asked.result(60)
+        silent = ThinLeader("127.0.0.1:{1}".format(*listener.getsockname()), timeout_s=0.2, bundle=None)
+        with pytest.raises(Unavailable, match="in time"):
+            silent.status()
+    with pytest.raises(ThinFailed, match="refused"):
+        thin.status()
 
 
 def test_an_error_arrives_as_what_it_was(server):
