@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Delete, Exists, Multi
 from rmgr.coord.records import encode_block
-from rmgr.daemons.starter_board import Board, claim_order
+from rmgr.daemons.starter_board import Board, Candidate, claim_order
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
 
@@ -34,18 +35,18 @@ class World:
 
     def add(self, key: BlockKey, data: BlockData | None = None) -> None:
         path = paths.pending_block("q", key)
-        self.zk.commit(Multi(name="T", ops=(Create(path, encode_block(data or BlockData())),), proof=Exists(path))).result(5)
+        self.zk.commit(Multi(name="T", ops=(Create(path, encode_block(data or BlockData())),), proof=Exists(path))).result(60)
 
     def remove(self, key: BlockKey) -> None:
         path = paths.pending_block("q", key)
-        self.zk.commit(Multi(name="T", ops=(Delete(path),), proof=Exists(path))).result(5)
+        self.zk.commit(Multi(name="T", ops=(Delete(path),), proof=Exists(path))).result(60)
 
     def look(self, *, hungry: bool = False) -> None:
         self.ask(hungry=hungry)
         self.deliver()
 
     def ask(self, *, hungry: bool = False) -> None:
-        self.now_s += 0.1
+        self.now_s += 0.4  # longer than anybody yields
         self.board.look(self.now_s, hungry=hungry)
 
     def pick(self, passed: frozenset[str] = frozenset()) -> BlockKey | None:
@@ -184,9 +185,62 @@ def test_competitors_spread_over_the_first_few() -> None:
     assert len(picked) > 2
 
 
+def test_many_competitors_hardly_meet_where_there_are_blocks_for_all() -> None:
+    # 24 Starters have read the same list of 48 blocks; whoever comes second for a block has lost a claim.
+    keys = [block(1, first=256 * at, count=256) for at in range(48)]
+    picked: list[BlockKey | None] = []
+    for number in range(24):
+        world = World(f"n{number}")
+        for key in keys:
+            world.add(key)
+        world.look()
+        for _ in range(6):
+            card = world.board.pick(world.now_s)
+            assert card is not None
+            world.board.missed(card, None)
+            world.look()
+        picked.append(world.pick())
+        world.zk.close()
+    assert len(set(picked)) > 14, "24 drawn at random from 48 are 19 different ones"
+
+
+def test_under_competition_what_is_left_of_a_block_of_ours_comes_first(world: World) -> None:
+    for seq in range(1, 20):
+        world.add(block(seq))
+    world.look()
+    for _ in range(2):
+        card = world.board.pick(world.now_s)
+        assert card is not None
+        world.board.missed(card, None)
+        world.remove(card.key)
+        world.look()
+    card = world.board.pick(world.now_s)
+    assert card is not None
+    rest = replace(card.key, first=3, count=7)
+    world.board.take(card, (rest, BlockData()))
+    world.board.taken(card)
+    assert world.pick() == rest
+
+
+def test_whoever_comes_too_late_reads_again_after_a_while_and_whoever_wins_at_once(world: World) -> None:
+    card = Candidate(paths.block_name(block(1)), block(1))
+
+    def pause_s() -> float:
+        """Between a reading and the next one, if a claim is lost meanwhile."""
+        world.look()
+        world.board.missed(card, None)
+        return world.board.next_look_s() - world.now_s
+
+    assert pause_s() < 0.01
+    assert 0.1 < max(pause_s() for _ in range(40)) < 0.3
+    for _ in range(4):
+        world.board.taken(card)
+    assert pause_s() < 0.01
+
+
 def test_data_that_are_not_a_block_make_it_unsuitable_not_the_board_broken(world: World) -> None:
     path = paths.pending_block("q", block(1))
-    world.zk.commit(Multi(name="T", ops=(Create(path, b"\xc1"),), proof=Exists(path))).result(5)
+    world.zk.commit(Multi(name="T", ops=(Create(path, b"\xc1"),), proof=Exists(path))).result(60)
     world.add(block(2))
     world.look()
     card = world.board.pick(world.now_s)
