@@ -213,6 +213,12 @@ def zookeeper_servers(session: Session) -> Checks:
         yield Check(name="zookeeper quorum", ok=False, detail=detail, fix="start the others")
 
 
+_DIVERGED_FIX = (
+    "while the others have a quorum: stop this server, empty its data directories (dataDir/version-2, dataLogDir/version-2; keep myid), "
+    "start it: it fetches all from the leader. Never on a majority at once"
+)
+
+
 def _measured(name: str, server: str, tls: ssl.SSLContext | None) -> Checks:
     from rmgr.adapters.zk_wire import four_letter
     from rmgr.errors import Unavailable
@@ -229,6 +235,12 @@ def _measured(name: str, server: str, tls: ssl.SSLContext | None) -> Checks:
         slow = average > _SLOW_FSYNC_MS
         fix = "give ZooKeeper's transaction log (dataLogDir) a disk of its own" if slow else ""
         yield Check(name=f"{name} fsync", ok=not slow, detail=f"{average:.1f} ms on average, {largest} ms at most", fix=fix)
+    mismatches = facts.get("zk_digest_mismatches_count", "0")
+    if mismatches != "0":
+        # ZooKeeper 3.9.5: a server that loses its leader while it catches up may come back with other data than the rest
+        # (NullPointerException in Learner.syncWithLeader, then "Digests are not matching").
+        detail = f"its data differ from what the leader said they are ({mismatches} digests did not match since it was started)"
+        yield Check(name=f"{name} data", ok=False, detail=detail, fix=_DIVERGED_FIX)
     limit = re.search(r"^maxClientCnxns=(\d+)", conf, re.MULTILINE)
     if limit is None:
         fix = "add conf to 4lw.commands.whitelist to have it checked; rmgr wants maxClientCnxns=0"

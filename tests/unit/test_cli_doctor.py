@@ -1,0 +1,27 @@
+"""What `rmgr doctor` makes of what ZooKeeper's servers say of themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmgr.adapters import zk_wire
+from rmgr.cli import checks
+
+_SAID = {"conf": "clientPort=2181\nmaxClientCnxns=0\n"}
+
+
+@pytest.mark.parametrize(("mismatches", "is_well"), [("", True), ("0", True), ("3", False)])
+def test_a_server_whose_data_differ_from_the_leader_s_is_named_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, mismatches: str, is_well: bool
+) -> None:
+    mntr = "zk_version\t3.9.5\nzk_avg_fsynctime\t1.5\nzk_max_fsynctime\t9\n"
+    mntr += f"zk_digest_mismatches_count\t{mismatches}\n" if mismatches else ""
+    monkeypatch.setattr(zk_wire, "four_letter", lambda _host, _port, word, **_options: {**_SAID, "mntr": mntr}[word])
+    found = list(checks._measured("zookeeper a:2181", "a:2181", None))
+    assert all(check.ok for check in found) is is_well
+    diverged = [check for check in found if check.name == "zookeeper a:2181 data"]
+    assert len(diverged) == (0 if is_well else 1)
+    for check in diverged:
+        assert "3 digests" in check.detail
+        for words in ("stop this server", "version-2", "keep myid", "fetches all from the leader", "majority"):
+            assert words in check.fix
