@@ -51,6 +51,7 @@ class Book:
     waiting: dict[int, Waiting] = field(default_factory=dict)
     placed: dict[int, Placed] = field(default_factory=dict)
     submissions: dict[int, Submission | None] = field(default_factory=dict)
+    routes: dict[int, str] = field(default_factory=dict)  #: job -> the queue that a policy has chosen for it
     odd: set[str] = field(default_factory=set)  #: names that are no jobs: told once
     _seen: dict[str, set[str]] = field(default_factory=dict)  # queue -> names that are accounted for
     _there: dict[str, set[int]] = field(default_factory=dict)  # head -> its placed jobs
@@ -59,6 +60,7 @@ class Book:
     def forget_jobs(self) -> None:
         """Everything will be read again; records of submissions stay."""
         self.waiting.clear()
+        self.routes.clear()
         self.placed.clear()
         self._there.clear()
         self._seen.clear()
@@ -92,6 +94,7 @@ class Book:
             waiting = self.waiting.get(job)
             if waiting is not None and waiting.name == name:
                 del self.waiting[job]
+                self.routes.pop(job, None)
                 found.append(job)
         return sorted(found)
 
@@ -122,6 +125,7 @@ class Book:
 
     def leave(self, job: int) -> Placed:
         """It is not there any more."""
+        self.routes.pop(job, None)
         placed = self.placed.pop(job)
         self._there[placed.node].discard(job)
         return placed

@@ -6,7 +6,7 @@ Pure. Numbers of nodes are this leader's own: what is recorded names nodes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -165,20 +165,23 @@ _Shares: TypeAlias = tuple[tuple[int, _Where], ...]
 
 class _Records(msgspec.Struct, array_like=True):
     """`/jobs/<partition>`: reservations (job, start, where, policy), notes (policy, kind, job, value), holds (job, policy, waits, held),
-    usage (user, account, core-us, as of)."""
+    usage (user, account, core-us, as of), routes (job, queue that was chosen for it)."""
 
     reservations: tuple[tuple[int, int, _Where, str], ...] = ()
     notes: tuple[tuple[str, str, int, tuple[int, ...]], ...] = ()
     holds: tuple[tuple[int, str, _Shares, _Shares], ...] = ()
     usage: tuple[tuple[str, str, int, int], ...] = ()
+    routes: tuple[tuple[int, str], ...] = ()
 
 
 _pack = msgspec.msgpack.Encoder()
 _unpack = msgspec.msgpack.Decoder(_Records)
 
 
-def encode_records(snapshot: Snapshot, partition: str, homes: dict[int, str], names: Names, *, with_usage: bool) -> bytes:
-    """What policies remember of a partition. homes: partition of each job that reservations and holds may name."""
+def encode_records(
+    snapshot: Snapshot, partition: str, homes: Mapping[int, str], names: Names, routes: Mapping[int, str], *, with_usage: bool
+) -> bytes:
+    """What policies remember of a partition. homes: partition of each job that reservations and holds may name; routes: of its jobs."""
 
     def named(placement: Placement) -> _Where:
         return tuple((names.name(node), count) for first, last, count in placement for node in range(first, last + 1))
@@ -196,6 +199,7 @@ def encode_records(snapshot: Snapshot, partition: str, homes: dict[int, str], na
                 (h.job_id, h.policy, shares(h.waits_for), shares(h.held)) for h in snapshot.holds if homes.get(h.job_id) == partition
             ),
             usage=tuple((u.user, u.account, u.core_us, u.at_us) for u in snapshot.usage) if with_usage else (),
+            routes=tuple(sorted(routes.items())),
         )
     )
 
@@ -203,7 +207,8 @@ def encode_records(snapshot: Snapshot, partition: str, homes: dict[int, str], na
 def decode_records(
     data: bytes, partition: str, names: Names, waiting: frozenset[int], running: frozenset[int]
 ) -> tuple[list[Reservation], list[Note], list[Hold], list[Usage]]:
-    """The same as records of the scheduler; of jobs that have left meanwhile nothing is kept, and a share of such a run is free by now.
+    """The same as records of the scheduler (routes aside, see `decode_routes`). Of jobs that have left meanwhile nothing is kept, and a
+    share of such a run is free by now.
 
     Raises: msgspec.MsgspecError for what is no such record.
     """
@@ -224,3 +229,8 @@ def decode_records(
         mine = tuple(Share(run, placed(where)) for run, where in held)
         holds.append(Hold(job, left, tuple(sorted((*mine, *freed))), policy))
     return reservations, notes, holds, [Usage(*use) for use in found.usage]
+
+
+def decode_routes(data: bytes) -> dict[int, str]:
+    """Job -> the queue that was chosen for it. Raises: msgspec.MsgspecError."""
+    return dict(_unpack.decode(data).routes) if data else {}

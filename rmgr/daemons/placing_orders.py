@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 
-from rmgr.coord import leader_ops, paths, place_ops
+from rmgr.coord import leader_ops, ops, paths, place_ops
 from rmgr.coord.multi import Committed, Multi, Outcome, Stamped
 from rmgr.coord.place_ops import Assigned
 from rmgr.coord.records import decode_block
@@ -17,10 +17,12 @@ from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.placing_book import Book, Placed
 from rmgr.daemons.placing_facts import Names, allocation_of, encode_records
+from rmgr.daemons.placing_view import said
 from rmgr.model.node import InboxOrder, NodeState, Order
 from rmgr.model.placing import job_id, task_of
+from rmgr.model.states import Reason, State
 from rmgr.runtime.failpoint import failpoint
-from rmgr.sched.plan import Decision, HoldCores, Noted, Plan, ReleaseHold, Reserve, Start, Unreserve, WakeAt
+from rmgr.sched.plan import Decision, HoldCores, Noted, Plan, Reject, ReleaseHold, Reserve, Route, Start, Unreserve, WakeAt
 from rmgr.sched.state import ClusterState
 
 #: Operations of one commit.
@@ -28,7 +30,7 @@ MOST_OPS = 180
 #: What a policy remembers of a partition, at most: a znode has no room for more.
 MOST_BYTES = 512 * 1024
 #: Decisions that are records, and nothing else.
-_RECORDS = (Reserve, Unreserve, Noted, HoldCores, ReleaseHold)
+_RECORDS = (Reserve, Unreserve, Noted, HoldCores, ReleaseHold, Route)
 _RETRY_S = 1.0
 
 
@@ -62,7 +64,7 @@ class Orders:
     def carry_out(self, state: ClusterState, plan: Plan, *, now_us: int, done: Callable[[str], None]) -> None:
         """Commits it; `done` is told "", or why everything must be read again."""
         decisions = [decision for decision in plan.decisions if self._can(decision)]
-        starts = [decision for decision in decisions if type(decision) is Start]
+        starts = [decision for decision in decisions if isinstance(decision, Start | Reject)]
         if not decisions:
             done("")
             return
@@ -77,7 +79,7 @@ class Orders:
             self._commit(state, decisions, now_us)
 
     def _can(self, decision: Decision) -> bool:
-        if type(decision) is Start or isinstance(decision, _RECORDS):
+        if isinstance(decision, (Start, Reject, *_RECORDS)):
             return type(decision) is not Reserve or decision.keep
         if type(decision) is not WakeAt:
             name = type(decision).__name__
@@ -95,8 +97,12 @@ class Orders:
     def _commit(self, state: ClusterState, decisions: list[Decision], now_us: int) -> None:
         jobs: list[tuple[int, Assigned]] = []
         for decision in decisions:
+            if type(decision) is Route:
+                self._book.routes[decision.job_id] = decision.to
             if type(decision) is not Start:
                 state.carried_out(decision, now_us)
+                if type(decision) is Reject:
+                    self._refuse(decision)
                 continue
             found = self._blocks[decision.job_id]
             assigned = None if found is None else self._assigned(decision, found, now_us)
@@ -112,6 +118,17 @@ class Orders:
             self._desk.commit(multi, partial(self._answered, some))
         if not multis:
             self._finish()
+
+    def _refuse(self, decision: Reject) -> None:
+        """No queue and no machine of this cluster will ever run it: it ends here."""
+        waiting, found = self._book.waiting.pop(decision.job_id, None), self._blocks[decision.job_id]
+        if waiting is None or found is None:
+            return
+        key = waiting.key
+        fragment = leader_ops.no_outcome(State.FAILED, Reason.START_FAILED, [key.first], said(decision.why))
+        multi = ops.take_out(waiting.queue, key, decode_block(found.data), found.version, indices=[key.first], fragment=fragment)
+        self._desk.log.info("job_refused", submission=key.submission, first=key.first, why=said(decision.why), epoch=self._desk.epoch)
+        self._desk.commit(multi)
 
     def _assigned(self, start: Start, found: Stamped, now_us: int) -> Assigned | None:
         waiting = self._book.waiting.get(start.job_id)
@@ -156,15 +173,19 @@ class Orders:
 
     def _changed(self, state: ClusterState) -> list[tuple[str, bytes, int | None]]:
         """Records that are others now; their new bytes are taken for committed."""
-        snapshot = state.snapshot() if any(p.reservations or p.notes or p.holds for p in state.partitions.values()) or state.usage else None
+        routes = self._book.routes
+        remembered = any(p.reservations or p.notes or p.holds for p in state.partitions.values())
+        snapshot = state.snapshot() if remembered or state.usage or routes else None
         found = []
         for at, partition in enumerate(sorted(self._records)):
             before, version = self._records[partition]
             part = state.partitions.get(partition)
             data = b""
-            if snapshot is not None and part is not None and (part.reservations or part.notes or part.holds or (not at and state.usage)):
+            if snapshot is not None and part is not None:
                 homes = dict.fromkeys(part.jobs, partition)
-                data = encode_records(snapshot, partition, homes, self._names, with_usage=not at)
+                chosen = {job: queue for job, queue in routes.items() if job in part.jobs or job in part.running}
+                if part.reservations or part.notes or part.holds or chosen or (not at and state.usage):
+                    data = encode_records(snapshot, partition, homes, self._names, chosen, with_usage=not at)
             if data == before or (not data and version is None):
                 continue
             if len(data) > MOST_BYTES:

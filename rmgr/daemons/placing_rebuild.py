@@ -7,6 +7,7 @@ of running jobs (they say where each stands), and what policies remember. Nothin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror
 from rmgr.daemons.placing_book import Placed
-from rmgr.daemons.placing_facts import decode_records, job_of, node_mark, running_of
+from rmgr.daemons.placing_facts import decode_records, decode_routes, job_of, node_mark, running_of
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, Allocation, job_id
@@ -124,6 +125,7 @@ class Rebuild:
         self, waiting: list[tuple[str, str, BlockKey]], placed: list[tuple[BlockKey, str, Allocation]], half_life_us: int
     ) -> ClusterState:
         placer, now_us = self._placer, self._placer.now_us()
+        routes = self._routes()
         running: list[Running] = []
         for key, queue, allocation in placed:
             job = self._job(queue, key, now_us)
@@ -131,12 +133,14 @@ class Rebuild:
                 continue
             submission = placer.submission(key.submission)
             assert submission is not None
+            job = self._routed(job, routes)
             placer.book.run(job.id, Placed(queue, job.partition, key, paths.block_name(key), allocation))
             running.append(running_of(job, allocation, submission, placer.names))
         jobs: list[Job] = []
         for queue, name, key in waiting:
             job = None if job_id(key.submission, key.first) in placer.book.placed else self._job(queue, key, now_us)
             if job is not None:
+                job = self._routed(job, routes)
                 placer.book.wait(queue, job.partition, name, key)
                 jobs.append(job)
         for number in {key.submission for _, _, key in waiting}:
@@ -167,6 +171,21 @@ class Rebuild:
         except ValueError as error:
             self._desk.log.error("job_not_placeable", queue=queue, submission=key.submission, error=str(error))
             return None
+
+    def _routes(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for data, _ in self.records.values():
+            try:
+                found |= decode_routes(data)
+            except msgspec.MsgspecError:
+                continue  # told when the rest is read
+        return found
+
+    def _routed(self, job: Job, routes: Mapping[int, str]) -> Job:
+        if job.id not in routes:
+            return job
+        self._placer.book.routes[job.id] = routes[job.id]
+        return replace(job, queue=routes[job.id])
 
     def _remembered(
         self, waiting: frozenset[int], running: frozenset[int]
