@@ -21,6 +21,7 @@ from rmgr.coord.ports import Store
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.views import TaskView
+from tests.harness.fair_time import PATIENCE_S, FairTimer
 
 #: T: how long a silent process is believed alive. ZooKeeper notices within T and a tick, the leader adds its grace of 1 s.
 T = 3.0
@@ -31,19 +32,21 @@ RECOVERY_S = T + TICK + GRACE + 4.0
 
 
 def eventually(what: str, condition: Callable[[], object], *, within: float) -> object:
-    """Waits for a condition; returns its value. Fails naming `what` after `within` seconds.
+    """Waits for a condition; returns its value. Fails naming `what` after `within` fair seconds (see `FairTimer`).
 
     The test looks at the cluster through ZooKeeper as well: while that is away, the answer is "not yet".
     """
-    end = time.monotonic() + within
-    while True:
-        value: object = False
-        with contextlib.suppress(CoordinationUnavailable):
-            value = condition()
-        if value:
-            return value
-        assert time.monotonic() < end, f"not within {within:.1f} s: {what}"
-        time.sleep(0.03)
+    last_s = time.monotonic() + within + PATIENCE_S
+    with FairTimer() as timer:
+        while True:
+            value: object = False
+            with contextlib.suppress(CoordinationUnavailable):
+                value = condition()
+            if value:
+                return value
+            assert timer.elapsed_s < within, f"not within {within:.1f} s: {what}"
+            assert time.monotonic() < last_s, f"not at all: {what}"
+            time.sleep(0.03)
 
 
 class Chaos:
@@ -75,10 +78,10 @@ class Chaos:
         for number in range(1, watchdogs + 1):
             self.cluster.start_watchdog(f"w{number}", environment=first if number == 1 else None)
             if number == 1 and first:
-                eventually("w1 leads", lambda: self.leader() == "w1", within=15)
+                eventually("w1 leads", lambda: self.leader() == "w1", within=PATIENCE_S)
         for number in range(1, nodes + 1):
             self.add_node(f"n{number}", cores=cores)
-        self.cluster.wait_healthy(nodes=nodes, leader=watchdogs > 0, deadline_s=30)
+        self.cluster.wait_healthy(nodes=nodes, leader=watchdogs > 0, deadline_s=PATIENCE_S)
 
     def add_node(self, name: str, *, cores: int = 2, **environment: str) -> None:
         """Starts a Starter (again)."""
@@ -189,7 +192,7 @@ class Chaos:
             return True
 
         with contextlib.suppress(AssertionError):  # the check below says what is left
-            eventually("nothing is left", clean, within=15)
+            eventually("nothing is left", clean, within=PATIENCE_S)
         check_nothing_left(coordinator, self.directory, self.cores)
         return tasks
 

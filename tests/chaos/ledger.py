@@ -147,11 +147,11 @@ def check_nothing_left(coordinator: Coordinator, directory: Path, nodes: Iterabl
     """I9: no znode of work, no failed range, no order, and no process of a task."""
     left = []
     for node in nodes:
-        left += [f"running {node} {name}" for name in coordinator.children(paths.running_node(node)).result(10) or ()]
-        left += [f"inbox {node} {name}" for name in coordinator.children(paths.inbox_node(node)).result(10) or ()]
+        left += [f"running {node} {name}" for name in coordinator.children(paths.running_node(node)).result(60) or ()]
+        left += [f"inbox {node} {name}" for name in coordinator.children(paths.inbox_node(node)).result(60) or ()]
     for queue in queues:
-        left += [f"pending {name}" for name in coordinator.children(paths.pending(queue)).result(10) or ()]
-        left += [f"held {name}" for name in coordinator.children(paths.held(queue)).result(10) or ()]
+        left += [f"pending {name}" for name in coordinator.children(paths.pending(queue)).result(60) or ()]
+        left += [f"held {name}" for name in coordinator.children(paths.held(queue)).result(60) or ()]
     assert not left, f"I9: left in ZooKeeper: {left[:5]}"
     assert not (orphans := task_processes(directory)), f"I9: processes of tasks are left: {orphans}"
 

@@ -28,8 +28,8 @@ def sessions(coordinator: Coordinator) -> dict[str, int]:
     """Session ids of all Starters, WatchDogs and Submitters, by the path of their entry."""
     found = {}
     for parent in (paths.STARTERS, paths.WATCHDOGS, paths.SUBMITTERS):
-        for name in coordinator.children(parent).result(10) or ():
-            stat = coordinator.stat(f"{parent}/{name}").result(10)
+        for name in coordinator.children(parent).result(60) or ():
+            stat = coordinator.stat(f"{parent}/{name}").result(60)
             if stat is not None and stat.ephemeral_owner:
                 found[f"{parent}/{name}"] = stat.ephemeral_owner
     return found

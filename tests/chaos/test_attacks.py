@@ -83,7 +83,7 @@ def test_work_that_its_user_signed_runs_and_its_outcome_is_signed_by_its_node(sc
     [outcome] = scene.outcomes(number)
     assert outcome.state is State.COMPLETED
     assert scene.canary.read_text() == "ran\n"
-    found = scene.ann.zk.get(paths.fragment(number, 0)).result(10)
+    found = scene.ann.zk.get(paths.fragment(number, 0)).result(60)
     assert found is not None
     assert decode_fragment(found.data).seal is not None
 
@@ -96,13 +96,13 @@ def test_a_user_without_a_way_to_zookeeper_signs_and_verifies_through_a_gateway(
         config = Config(cluster=ClusterConfig(gateway=gateway.endpoint), security=scene.ann.config.security)
         with connect(config=config) as connection:
             queue = TaskQueue(_blob, connection=connection, name=unique())
-            assert [len(future.result(20)) for future in queue.map(None, [10, 50_000])] == [10, 50_000]
+            assert [len(future.result(60)) for future in queue.map(None, [10, 50_000])] == [10, 50_000]
             later = queue.submit_call(50_000)
             until("it is done", later.done)
             row = keys.output(queue.id, later.index, 1)
             scene.store.put(row, bomb(scene))
             with pytest.raises(DataLost):
-                later.result(20)
+                later.result(60)
             queue.close()
     assert not scene.canary.exists()
 
@@ -257,7 +257,7 @@ def test_a_revoked_key_starts_nothing_any_more(scene: Scene) -> None:
         admin = Person(scene.cluster, Role.ADMIN, "admin")
         try:
             gone = Revocation(key_id=key_id, name=name, role=Role.USER, by="admin", since_us=1)
-            outcome = admin.zk.commit(join_ops.revoke(gone)).result(10)
+            outcome = admin.zk.commit(join_ops.revoke(gone)).result(60)
             assert isinstance(outcome, Committed), outcome
         finally:
             admin.zk.close()
@@ -265,7 +265,7 @@ def test_a_revoked_key_starts_nothing_any_more(scene: Scene) -> None:
         refused(scene, number, "revoked")
         denied = eve.zk.commit(join_ops.revoke(replace(gone, key_id="1" * 32)))
         with pytest.raises(RmgrError):  # nobody but the admin revokes
-            denied.result(10)
+            denied.result(60)
     finally:
         eve.zk.close()
 
@@ -278,7 +278,7 @@ def test_an_exchanged_function_is_not_run(scene: Scene) -> None:
         queue = TaskQueue(_length, connection=connection, name=unique())
         scene.store.put(keys.function(queue.function), bomb(scene))
         with pytest.raises(TaskFailed, match="UNTRUSTED") as failed:
-            queue.submit_call("abc").result(20)
+            queue.submit_call("abc").result(60)
         assert "not what its name says" in str(failed.value)
         queue.close()
         scene.store.delete(keys.function(queue.function))
@@ -299,7 +299,7 @@ def test_exchanged_arguments_are_not_used(scene: Scene) -> None:
 
         tasks.store_row = exchanged
         with pytest.raises(TaskFailed, match="UNTRUSTED"):
-            queue.submit_call(b"x" * 5_000_000).result(20)
+            queue.submit_call(b"x" * 5_000_000).result(60)
         queue.close()
     assert not scene.canary.exists()
 
@@ -350,7 +350,7 @@ def test_an_exchanged_result_is_not_unpickled(scene: Scene) -> None:
         assert found is not None
         scene.store.put(row, bomb(scene), encoding=found[1])
         with pytest.raises(DataLost, match=f"task {queue.id}_0 .* is not what its node has stored"):
-            future.result(20)
+            future.result(60)
         queue.close()
     assert not scene.canary.exists()
 
@@ -359,7 +359,7 @@ def test_exchanged_outcomes_in_a_row_are_not_read(scene: Scene) -> None:
     with scene.ann.connection() as connection:
         queue = TaskQueue(_blob, connection=connection, name=unique())
         futures = queue.map(None, [7000] * 256)
-        assert all(len(future.result(20)) == 7000 for future in futures)
+        assert all(len(future.result(60)) == 7000 for future in futures)
         rows = scene.store.keys(f"frag/{queue.id:010d}/")
         queue.close()
     assert rows
@@ -394,7 +394,7 @@ def test_an_outcome_that_no_node_has_signed_is_not_believed(scene: Scene, signed
         outcome = scene.mallory.commit(Create(paths.fragment_prefix(number), encode_fragment(forged), sequence=True))
         assert isinstance(outcome, Committed)
         with pytest.raises(DataLost, match=f"task {number}_0 completed, but its outcome cannot be believed"):
-            queue.future(0).result(20)
+            queue.future(0).result(60)
     assert not scene.canary.exists()
 
 
@@ -404,7 +404,7 @@ def test_garbage_in_the_queue_stops_nobody(scene: Scene, garbage: bytes) -> None
     scene.commit_block(key, garbage)
     after = scene.submit()
     assert scene.outcomes(after)[0].state is State.COMPLETED
-    found = scene.ann.zk.get(paths.fragment(number, 0)).result(10)
+    found = scene.ann.zk.get(paths.fragment(number, 0)).result(60)
     assert found is None or decode_fragment(found.data).outcomes[0].reason is Reason.UNTRUSTED
 
 
@@ -413,7 +413,7 @@ def test_garbage_among_the_outcomes_stops_nobody(scene: Scene) -> None:
         queue = TaskQueue(_size, connection=connection, name=unique())
         outcome = scene.mallory.commit(Create(paths.fragment_prefix(queue.id), b"\xc1", sequence=True))
         assert isinstance(outcome, Committed)
-        assert queue.submit_call("abc").result(20) == 3
+        assert queue.submit_call("abc").result(60) == 3
         queue.close()
     until("the leader closes it", lambda: _record(scene, queue.id).phase == "CLOSED")
 
@@ -433,7 +433,7 @@ def _node_seal(scene: Scene) -> FragmentSeal:
     """Of an outcome that the node has really signed."""
     number = scene.submit()
     scene.outcomes(number)
-    found = scene.ann.zk.get(paths.fragment(number, 0)).result(10)
+    found = scene.ann.zk.get(paths.fragment(number, 0)).result(60)
     assert found is not None
     seal = decode_fragment(found.data).seal
     assert seal is not None
@@ -449,7 +449,7 @@ def _record(scene: Scene, number: int, **changes: Any) -> Any:
 
 def _end_of(future: Any) -> Any:
     try:
-        return future.result(20)
+        return future.result(60)
     except DataLost as error:
         return error
 

@@ -19,16 +19,16 @@ pytestmark = pytest.mark.chaos
 def test_a_starter_killed_at_any_moment_loses_nothing(chaos: Chaos, moment: str):
     chaos.start(nodes=1, cores=2)
     chaos.add_node("doomed", cores=2, RMGR_FAILPOINT=f"starter.{moment}:2=kill")
-    chaos.cluster.wait_healthy(nodes=2, deadline_s=20)
+    chaos.cluster.wait_healthy(nodes=2, deadline_s=60)
     chaos.submit(24, 0.4, "--env", "PAD=20000")  # more output than rides inside a commit: it goes to the store
-    eventually("the failpoint has killed the Starter", lambda: chaos.cluster.process("doomed").state == "dead", within=30)
+    eventually("the failpoint has killed the Starter", lambda: chaos.cluster.process("doomed").state == "dead", within=60)
     chaos.finish(within=RECOVERY_S + 60)
 
 
 def test_work_of_a_killed_starter_runs_elsewhere_in_time(chaos: Chaos):
     chaos.start(nodes=2, cores=2)
     number = chaos.submit(4, 5.0)
-    eventually("all run", lambda: chaos.started() == 4, within=20)
+    eventually("all run", lambda: chaos.started() == 4, within=60)
     lost = {span.task for span in read_ledger(chaos.ledger) if span.node == "n1"}
     chaos.add_node("n3", cores=2)
     chaos.cluster.kill("n1")
@@ -45,18 +45,18 @@ def test_work_of_a_killed_starter_runs_elsewhere_in_time(chaos: Chaos):
 def test_a_frozen_starter_that_wakes_commits_nothing(chaos: Chaos):
     chaos.start(nodes=2, cores=2)
     chaos.submit(4, 2.0)
-    eventually("all run", lambda: chaos.started() == 4, within=20)
+    eventually("all run", lambda: chaos.started() == 4, within=60)
     chaos.cluster.kill("n1", signal.SIGSTOP)
     eventually("its work runs elsewhere", lambda: chaos.started() >= 6, within=RECOVERY_S + 4.0)
     chaos.cluster.kill("n1", signal.SIGCONT)
     chaos.finish(within=60)
-    eventually("it serves again under a new incarnation", lambda: chaos.cluster.snapshot().nodes["n1"].state == "up", within=3 * T)
+    eventually("it serves again under a new incarnation", lambda: chaos.cluster.snapshot().nodes["n1"].state == "up", within=60)
 
 
 def test_exclusive_work_never_overlaps_itself(chaos: Chaos):
     chaos.start(nodes=2, cores=1)
     chaos.submit(2, 8.0, "--on-disconnect", "exclusive")
-    eventually("both run", lambda: chaos.started() == 2, within=20)
+    eventually("both run", lambda: chaos.started() == 2, within=60)
     chaos.cluster.kill("n1", signal.SIGSTOP)
     eventually("its task runs elsewhere", lambda: chaos.started() == 3, within=RECOVERY_S + 12.0)
     chaos.cluster.kill("n1", signal.SIGCONT)
@@ -66,7 +66,7 @@ def test_exclusive_work_never_overlaps_itself(chaos: Chaos):
 def test_a_starter_restarted_within_the_timeout_is_one_node(chaos: Chaos):
     chaos.start(nodes=1, cores=2)
     chaos.submit(6, 0.5)
-    eventually("it works", lambda: chaos.started() >= 2, within=20)
+    eventually("it works", lambda: chaos.started() >= 2, within=60)
     before = chaos.cluster.snapshot().nodes["n1"].incarnation
     chaos.cluster.kill("n1")
     chaos.add_node("n1", cores=2)
@@ -84,15 +84,15 @@ def test_two_starters_of_one_name_are_refused(chaos: Chaos):
     assert "n1" in done.stderr
     assert str(pid) in done.stderr
     chaos.submit(2, 0.0)
-    chaos.finish(within=30)
+    chaos.finish(within=60)
 
 
 def test_a_starter_that_is_asked_to_go_fails_no_attempt(chaos: Chaos):
     chaos.start(nodes=2, cores=2)
     number = chaos.submit(30, 0.4)
-    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=20)
+    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=60)
     chaos.cluster.kill("n1", signal.SIGTERM)
-    eventually("it has gone", lambda: chaos.cluster.process("n1").state == "dead", within=30)
+    eventually("it has gone", lambda: chaos.cluster.process("n1").state == "dead", within=60)
     chaos.finish(within=60)
     assert {view.attempt for view in chaos.tasks(number)} == {1}
 
@@ -100,14 +100,14 @@ def test_a_starter_that_is_asked_to_go_fails_no_attempt(chaos: Chaos):
 def test_forced_expiry_of_a_session_costs_no_task(chaos: Chaos):
     chaos.start(nodes=2, cores=2)
     chaos.submit(30, 0.4)
-    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=20)
+    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=60)
     before = sessions(chaos.cluster.coordinator)
     assert len(before) == 4, "two Starters and two WatchDogs hold sessions"
     for owner in before.values():
         expire(chaos.cluster.zookeeper.hosts, owner)
-    eventually("all have new sessions", lambda: len(sessions(chaos.cluster.coordinator).keys() - before.keys()) == 4, within=20)
+    eventually("all have new sessions", lambda: len(sessions(chaos.cluster.coordinator).keys() - before.keys()) == 4, within=60)
     chaos.finish(within=RECOVERY_S + 60)
-    chaos.cluster.wait_healthy(nodes=2, deadline_s=3 * T)
+    chaos.cluster.wait_healthy(nodes=2, deadline_s=60)
 
 
 def test_results_are_those_of_the_committed_attempt(chaos: Chaos):
@@ -119,7 +119,7 @@ def test_results_are_those_of_the_committed_attempt(chaos: Chaos):
             queue.flush(timeout=30)
             chaos.submissions.append(queue.id)
             chaos.acknowledged += 40
-            eventually("work runs", lambda: chaos.started() > 8, within=30)
+            eventually("work runs", lambda: chaos.started() > 8, within=60)
             chaos.cluster.kill("n1")
             chaos.cluster.kill("n2", signal.SIGSTOP)
             results = {future.task_id: future.result(timeout=90) for future in futures}
@@ -133,7 +133,7 @@ def test_results_are_those_of_the_committed_attempt(chaos: Chaos):
 def test_resubmit_false_runs_at_most_once(chaos: Chaos):
     chaos.start(nodes=2, cores=2)
     number = chaos.submit(8, 1.0, "--no-resubmit")
-    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=20)
+    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=60)
     chaos.cluster.kill("n1")
     tasks = chaos.finish(within=RECOVERY_S + 60)
     runs = [span.task for span in read_ledger(chaos.ledger)]

@@ -24,6 +24,7 @@ from rmgr.errors import StoreUnavailable, Unavailable
 from rmgr.model.views import StatusView
 from rmgr.runtime.secured import credentials_of
 from tests.harness.cassandra_nodes import SharedNode
+from tests.harness.fair_time import FairTimer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
 from proxy import Proxy
@@ -145,12 +146,12 @@ def ails(chaos: Chaos) -> list[str]:
 
 
 def wait_whole(chaos: Chaos, within: float) -> float:
-    """Waits until every daemon has its store again and nothing waits for it; returns how long that took (s)."""
-    began_s = time.monotonic()
-    while found := ails(chaos):
-        assert time.monotonic() < began_s + within, f"not whole within {within} s: {found}"
-        time.sleep(0.05)
-    return time.monotonic() - began_s
+    """Waits until every daemon has its store again and nothing waits for it; returns how long that took (fair s)."""
+    with FairTimer() as timer:
+        while found := ails(chaos):
+            assert timer.elapsed_s < within, f"not whole within {within} s: {found}"
+            time.sleep(0.05)
+    return timer.elapsed_s
 
 
 def test_one_of_three_nodes_killed_and_another_stopped_is_seen_by_no_client(town: Chaos, ring: CassandraRing):
@@ -169,7 +170,7 @@ def test_one_of_three_nodes_killed_and_another_stopped_is_seen_by_no_client(town
     ring.nodes[1].pause()
     run_one(town)
     load.go_on(3)
-    eventually("ten seconds with it or calm", lambda: load.rounds[-1][1] < 1.0 or time.monotonic() > stopped_s + 10, within=15)
+    eventually("ten seconds with it or calm", lambda: load.rounds[-1][1] < 1.0 or time.monotonic() > stopped_s + 10, within=60)
     load.go_on(3)
     ring.nodes[1].resume()
     load.end()
@@ -182,15 +183,15 @@ def test_one_of_three_nodes_killed_and_another_stopped_is_seen_by_no_client(town
 def test_while_two_of_three_are_away_submit_is_refused_and_outputs_wait(town: Chaos, ring: CassandraRing):
     town.start(nodes=2, cores=2)
     number = town.submit(16, 1.0, *PAD)
-    eventually("work runs", lambda: town.started() >= 4, within=20)
+    eventually("work runs", lambda: town.started() >= 4, within=60)
     began = town.started()
     ring.nodes[1].kill()
     ring.nodes[2].pause()
     away_s = time.monotonic()
-    eventually("outputs wait on their nodes", lambda: spooled(town) > 40_000, within=20)
-    asked_s = time.monotonic()
-    refused = town.rmgr("submit", "--", "true")
-    took_s = time.monotonic() - asked_s
+    eventually("outputs wait on their nodes", lambda: spooled(town) > 40_000, within=60)
+    with FairTimer() as timer:
+        refused = town.rmgr("submit", "--", "true")
+    took_s = timer.elapsed_s
     assert refused.returncode == 5, refused.stderr
     assert "data store is away" in refused.stderr
     assert took_s < 10.0, f"a refusal took {took_s:.1f} s"  # a node that hangs is waited for 4 s; dead ones alone 1.3 s
@@ -198,8 +199,8 @@ def test_while_two_of_three_are_away_submit_is_refused_and_outputs_wait(town: Ch
     assert told.returncode == 1
     assert "store: away since" in told.stdout, told.stdout
     assert "data store away since" in town.rmgr("nodes").stdout
-    eventually("what was claimed runs on", lambda: town.started() > began, within=10)
-    eventually("2 T are over", lambda: time.monotonic() > away_s + 2 * T, within=10)
+    eventually("what was claimed runs on", lambda: town.started() > began, within=60)
+    eventually("2 T are over", lambda: time.monotonic() > away_s + 2 * T, within=60)
     assert not town.ended()
     ring.nodes[2].resume()
     print(f"a refusal took {took_s:.1f} s; all was well {wait_whole(town, 15):.1f} s after the second node was back")
@@ -210,7 +211,7 @@ def test_while_two_of_three_are_away_submit_is_refused_and_outputs_wait(town: Ch
 def test_all_restarted_under_load_and_daemons_that_start_meanwhile(town: Chaos, ring: CassandraRing):
     town.start(nodes=2, cores=2)
     number = town.submit(40, 0.5, *PAD)
-    eventually("work runs", lambda: town.started() >= 4, within=20)
+    eventually("work runs", lambda: town.started() >= 4, within=60)
     ring.kill()
     for name in ("w1", "w2"):
         town.cluster.kill(name)
@@ -243,13 +244,13 @@ def test_a_node_cut_off_from_the_store_keeps_its_outputs_and_drains_at_its_bound
         with Proxy(cassandra.contact, framed=False) as proxy:
             chaos.start(nodes=0)
             chaos.add_node("far", cores=2, RMGR_STORE=f"cassandra://{proxy.hosts}/{keyspace}", RMGR_STARTER_SPOOL_CAP_BYTES="150000")
-            chaos.cluster.wait_healthy(nodes=1, deadline_s=20)
+            chaos.cluster.wait_healthy(nodes=1, deadline_s=60)
             number = chaos.submit(60, 0.1, *PAD)
-            eventually("work is committed", lambda: any(view.state.is_final for view in chaos.tasks(number)), within=20)
+            eventually("work is committed", lambda: any(view.state.is_final for view in chaos.tasks(number)), within=60)
             proxy.black_hole(to_client=True, to_server=False)  # what it writes arrives; it will never know
-            eventually("outputs wait", lambda: spooled(chaos) > 60_000, within=20)
+            eventually("outputs wait", lambda: spooled(chaos) > 60_000, within=60)
             proxy.refuse()
-            eventually("it drains at its bound", lambda: "fill the spool" in stats_of(chaos)["far"].reason, within=20)
+            eventually("it drains at its bound", lambda: "fill the spool" in stats_of(chaos)["far"].reason, within=60)
             assert spooled(chaos) < 150_000 + 4 * 20_100
             assert "fill the spool" in chaos.rmgr("nodes").stdout
             proxy.black_hole(to_client=False, to_server=False)
@@ -285,14 +286,14 @@ def test_a_write_whose_answers_are_lost_is_written_again_and_is_the_same(cassand
 
             with ThreadPoolExecutor(1) as pool:
                 writing = pool.submit(write)
-                eventually("chunks have reached the server", lambda: proxy.sent_bytes - before > 2**20, within=10)
+                eventually("chunks have reached the server", lambda: proxy.sent_bytes - before > 2**20, within=60)
                 proxy.black_hole(to_client=True, to_server=False)
                 with contextlib.suppress(TimeoutError):
                     writing.result(1.0)  # longer than a request may last: the coordinator's answers are lost
                 assert not writing.done()
                 proxy.delay(0.0)
                 proxy.black_hole(to_client=False, to_server=False)
-                assert writing.result(30) >= 1
+                assert writing.result(60) >= 1
             found = near.get("in/large")  # its hash is checked on the way
             assert found is not None
             assert found[0] == value

@@ -39,7 +39,7 @@ for n in range(queue.own(), int(sys.argv[4])):
         queue.flush(60)
 queue.close()
 queue.wait_all(timeout=120)
-print(json.dumps({future.task_id: future.result(30) for future in queue.futures()}), flush=True)
+print(json.dumps({future.task_id: future.result(60) for future in queue.futures()}), flush=True)
 """
 
 
@@ -92,7 +92,7 @@ def test_the_one_that_takes_over_may_die_of_it_too(chaos: Chaos) -> None:
 def test_a_submitter_killed_while_it_mends_a_loss_leaves_the_rest_to_the_leader(chaos: Chaos, moment: str) -> None:
     chaos.start(nodes=3, watchdogs=1)
     first = application(chaos, seconds=0.8, failpoint=f"{moment}=kill")
-    eventually("work runs", lambda: chaos.started() > 4, within=30)
+    eventually("work runs", lambda: chaos.started() > 4, within=60)
     chaos.cluster.kill("n1")
     first.communicate(timeout=60)
     assert first.returncode == -signal.SIGKILL
@@ -105,7 +105,7 @@ def test_while_no_submitter_lives_the_leader_carries_out_the_rule(chaos: Chaos) 
     first = application(chaos, seconds=1.0)
     assert first.stdout is not None
     name = first.stdout.readline().strip()
-    eventually("everything is submitted and runs", lambda: chaos.started() > 4, within=30)
+    eventually("everything is submitted and runs", lambda: chaos.started() > 4, within=60)
     first.kill()
     first.communicate()
     chaos.cluster.kill("n2")
@@ -121,7 +121,7 @@ def test_a_submitter_that_sleeps_through_its_session_is_told_that_another_went_o
     first = application(chaos, seconds=0.05, failpoint="submitter.after_enqueue:2=stop")
     assert first.stdout is not None
     first.stdout.readline()
-    eventually("it sleeps", lambda: chaos.cluster.coordinator is not None and _is_stopped(first.pid), within=30)
+    eventually("it sleeps", lambda: chaos.cluster.coordinator is not None and _is_stopped(first.pid), within=60)
     try:
         found = finish(chaos, application(chaos, seconds=0.05), within=60 + 3 * T)
         first.send_signal(signal.SIGCONT)

@@ -28,22 +28,22 @@ def ahead(releases: int) -> dict[str, str]:
 
 
 def meta(chaos: Chaos) -> Meta:
-    found = chaos.cluster.coordinator.get(paths.META).result(10)
+    found = chaos.cluster.coordinator.get(paths.META).result(60)
     assert found is not None
     return decode_record(found.data, Meta)
 
 
 def replace_starter(chaos: Chaos, name: str) -> None:
     chaos.cluster.kill(name, signal.SIGTERM)
-    eventually(f"{name} has drained", lambda: chaos.cluster.process(name).state == "dead", within=15)
+    eventually(f"{name} has drained", lambda: chaos.cluster.process(name).state == "dead", within=60)
     chaos.add_node(name, cores=2, **ahead(1))
 
 
 def replace_watchdog(chaos: Chaos, name: str) -> None:
     chaos.cluster.kill(name, signal.SIGTERM)
-    eventually(f"{name} has ended", lambda: chaos.cluster.process(name).state == "dead", within=15)
+    eventually(f"{name} has ended", lambda: chaos.cluster.process(name).state == "dead", within=60)
     chaos.cluster.start_watchdog(name, environment=ahead(1))
-    eventually(f"{name} stands for election", lambda: chaos.cluster.snapshot().watchdogs == 2, within=15)
+    eventually(f"{name} stands for election", lambda: chaos.cluster.snapshot().watchdogs == 2, within=60)
 
 
 def test_a_rolling_upgrade_loses_no_work_and_fails_no_attempt(chaos: Chaos) -> None:
@@ -51,22 +51,22 @@ def test_a_rolling_upgrade_loses_no_work_and_fails_no_attempt(chaos: Chaos) -> N
     #  n1' n2 w1' w2  and so on       n1' n2' w1' w2'  the cluster's protocol rises
     chaos.start(nodes=2, cores=2)
     number = chaos.submit(80, 0.5)
-    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=20)
+    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=60)
     assert meta(chaos).protocol == PROTOCOL
 
     replace_starter(chaos, "n1")
     old = sum(span.node == "n1" for span in read_ledger(chaos.ledger))
     replace_watchdog(chaos, "w1")
-    eventually("the new Starter works", lambda: sum(span.node == "n1" for span in read_ledger(chaos.ledger)) > old, within=15)
+    eventually("the new Starter works", lambda: sum(span.node == "n1" for span in read_ledger(chaos.ledger)) > old, within=60)
     assert chaos.cluster.snapshot().nodes["n1"].protocol == PROTOCOL + 1
     assert meta(chaos).protocol == PROTOCOL, "old daemons are still there"
     replace_watchdog(chaos, "w2")
     replace_starter(chaos, "n2")
-    eventually("the cluster speaks the new protocol", lambda: meta(chaos).protocol == PROTOCOL + 1, within=15)
+    eventually("the cluster speaks the new protocol", lambda: meta(chaos).protocol == PROTOCOL + 1, within=60)
     assert meta(chaos).oldest == PROTOCOL
 
     chaos.add_node("n3", cores=2)  # of the release before: it may still join
-    chaos.cluster.wait_healthy(nodes=3, deadline_s=20)
+    chaos.cluster.wait_healthy(nodes=3, deadline_s=60)
     late = chaos.submit(8, 0.2)
     tasks = chaos.finish(within=60)
     assert {view.state for view in tasks.values()} == {State.COMPLETED}

@@ -31,7 +31,7 @@ from rmgr.model.outcome import Outcome
 from rmgr.model.submission import Command, Submission, Work
 from rmgr.runtime.secured import zookeeper_options
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def until(what: str, condition: Callable[[], Any]) -> Any:
@@ -64,7 +64,7 @@ class Person:
 
     def commit(self, *ops: Op, name: str = "ATTACK") -> Committed | Conflict:
         """Writes whatever ZooKeeper lets him write."""
-        outcome = self.zk.commit(Multi(name=name, ops=ops, proof=Exists(ops[0].path))).result(10)
+        outcome = self.zk.commit(Multi(name=name, ops=ops, proof=Exists(ops[0].path))).result(60)
         assert isinstance(outcome, Committed | Conflict), outcome
         return outcome
 
@@ -134,7 +134,7 @@ class Scene:
         """A block in the queue, behind an open gate."""
         gate = paths.gate(key.submission)
         ops: list[Op] = list(more)
-        if self.mallory.zk.stat(gate).result(10) is None:
+        if self.mallory.zk.stat(gate).result(60) is None:
             ops.append(Create(gate))
         ops.append(Create(f"{paths.pending('default')}/{paths.block_prefix(key)}", encode_block(data), sequence=True))
         outcome = self.mallory.commit(*ops)
@@ -147,7 +147,7 @@ class Scene:
 
     def rewrite(self, number: int, **changes: Any) -> Set:
         """A change of somebody's record."""
-        found = self.mallory.zk.get(paths.sub(number)).result(10)
+        found = self.mallory.zk.get(paths.sub(number)).result(60)
         assert found is not None
         record = replace(read_submission(self.mallory.zk, number), **changes)
         return Set(paths.sub(number), encode_record(record), found.version)
@@ -161,7 +161,7 @@ class Scene:
 
         def read() -> bool:
             nonlocal seen
-            while (item := self.ann.zk.get(paths.fragment(number, seen)).result(10)) is not None:
+            while (item := self.ann.zk.get(paths.fragment(number, seen)).result(60)) is not None:
                 seen += 1
                 found.extend(decode_fragment(item.data).outcomes)
             return len(found) >= count

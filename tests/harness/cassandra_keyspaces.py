@@ -104,7 +104,7 @@ def set_manifest(url: str, key: str, manifest: tuple[Any, ...]) -> None:
 
     connection = dial(parse_url(url))
     try:
-        connection.send(ask("set_value", key, manifest, time.time_ns() // 1000, 0), 5.0).result(10)
+        connection.send(ask("set_value", key, manifest, time.time_ns() // 1000, 0), 5.0).result(60)
     finally:
         connection.close()
 

@@ -40,7 +40,7 @@ class Cluster:
         bootstrap(self.coordinator, settings=settings)
         record = NodeRecord(node="n1", incarnation=1, state=NodeState.UP, guid="g1", capacity=Capacity(cores=cores, memory_bytes=8 << 30))
         entry = StarterEntry(guid="g1", nodes=("n1",), endpoint="", host="h", pid=1)
-        assert isinstance(self.coordinator.commit(ops.register([(record, None)], entry)).result(5), Committed)
+        assert isinstance(self.coordinator.commit(ops.register([(record, None)], entry)).result(60), Committed)
         self.version = 0
         self.claims: list[tuple[BlockKey, BlockData]] = []
         self._stop = threading.Event()
@@ -56,7 +56,7 @@ class Cluster:
     # -- the Starter
 
     def pending(self, queue: str = "default") -> list[BlockKey]:
-        names = self.coordinator.children(paths.pending(queue)).result(5) or []
+        names = self.coordinator.children(paths.pending(queue)).result(60) or []
         return sorted((paths.parse_block(name) for name in names), key=BlockKey.sort_key)
 
     def run_one(self, *, take: int | None = None) -> bool:
@@ -69,12 +69,12 @@ class Cluster:
 
     def claim(self, *, take: int | None = None) -> tuple[BlockKey, BlockData] | None:
         for key in self.pending():
-            found = self.coordinator.get(paths.pending_block("default", key)).result(5)
+            found = self.coordinator.get(paths.pending_block("default", key)).result(60)
             if found is None:
                 continue
             data = msgspec.structs.replace(decode_block(found.data), incarnation=1, claimed_us=1, stamp="s")
             multi, mine = ops.claim("n1", self.version, "default", key, data, found.version, take=min(take or key.count, key.count))
-            if isinstance(self.coordinator.commit(multi).result(5), Committed):
+            if isinstance(self.coordinator.commit(multi).result(60), Committed):
                 self.claims.append((mine, data))
                 return mine, ops.cut(data, key.first, mine.first, mine.count)
         return None
@@ -90,7 +90,7 @@ class Cluster:
                 outcomes.append(ruled or self._call(key, data, index))
         done = msgspec.structs.replace(data, done=(1 << key.count) - 1)
         fragment = Fragment(node="n1", attempt=key.attempt, base_us=1, outcomes=tuple(outcomes)) if outcomes else None
-        answer = self.coordinator.commit(ops.complete("n1", self.version, key, done, 0, fragment=fragment, failed=failed)).result(5)
+        answer = self.coordinator.commit(ops.complete("n1", self.version, key, done, 0, fragment=fragment, failed=failed)).result(60)
         assert isinstance(answer, Committed), answer
 
     def _failed(self, key: BlockKey, data: BlockData, index: int, reason: Reason) -> FailedRange:
@@ -143,7 +143,7 @@ class Cluster:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._news.clear()
-            self.coordinator.children(paths.pending("default"), watch=self._news.set).result(5)
+            self.coordinator.children(paths.pending("default"), watch=self._news.set).result(60)
             while not self._stop.is_set() and self.run_one():
                 pass
             self._news.wait(0.2)
@@ -152,7 +152,7 @@ class Cluster:
         self._stop.set()
         self._news.set()
         if self._thread is not None:
-            self._thread.join(5)
+            self._thread.join(60)
         self.coordinator.close()
 
 

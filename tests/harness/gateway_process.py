@@ -60,7 +60,7 @@ class GatewayProcess:
         assert self._process is not None
         os.kill(self._process.pid, number)
 
-    def wait(self, timeout_s: float = 10.0) -> int:
+    def wait(self, timeout_s: float = 60.0) -> int:
         """Its exit code."""
         assert self._process is not None
         return self._process.wait(timeout_s)

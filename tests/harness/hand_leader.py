@@ -28,11 +28,11 @@ def put(
 ) -> place_ops.Assigned:
     """ASSIGN of the job to these nodes (the first is its head), whose Starters must be registered."""
     key = waiting(rig, number, queue)
-    found = rig.zk.get(paths.pending_block(queue, key)).result(10)
+    found = rig.zk.get(paths.pending_block(queue, key)).result(60)
     assert found is not None
     fences = []
     for node, _ in shares:
-        fence = rig.zk.get(paths.node(node)).result(10)
+        fence = rig.zk.get(paths.node(node)).result(60)
         assert fence is not None
         fences.append((node, fence.version))
     record = rig.record(shares[0][0])
@@ -50,6 +50,14 @@ def put(
         guid=uuid.uuid4().hex,
         stamp=uuid.uuid4().hex[:12],
     )
-    outcome = rig.zk.commit(place_ops.place([job], [])).result(10)
+    outcome = rig.zk.commit(place_ops.place([job], [])).result(60)
     assert isinstance(outcome, Committed), outcome
     return job
+
+
+def unhold(rig: Rig, job: place_ops.Assigned) -> None:
+    """What the leader does when the block is gone: its holds go."""
+    key = job.running
+    for node, _ in job.allocation.helpers:
+        outcome = rig.zk.commit(place_ops.unhold(node, f"{key.submission}.{key.first}.{key.attempt}")).result(10)
+        assert isinstance(outcome, Committed), outcome

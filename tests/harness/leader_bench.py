@@ -41,7 +41,7 @@ _guids = itertools.count(1)
 
 def committed(coordinator: Coordinator, multi: Multi) -> Committed:
     """Commits and insists."""
-    outcome = coordinator.commit(multi).result(10)
+    outcome = coordinator.commit(multi).result(60)
     assert isinstance(outcome, Committed), f"{multi.name}: {outcome}"
     return outcome
 
@@ -72,7 +72,7 @@ class Starter:
     def register(self) -> None:
         records: list[tuple[NodeRecord, int | None]] = []
         for name in self.nodes:
-            found = self.coordinator.get(paths.node(name)).result(10)
+            found = self.coordinator.get(paths.node(name)).result(60)
             old = None if found is None else decode_record(found.data, NodeRecord)
             record = NodeRecord(
                 node=name,
@@ -90,9 +90,9 @@ class Starter:
 
     def claim(self, node: str, queue: str = "default", take: int = 0) -> BlockKey:
         """Claims the first waiting block of the queue."""
-        names = self.coordinator.children(paths.pending(queue)).result(10) or []
+        names = self.coordinator.children(paths.pending(queue)).result(60) or []
         key = min((paths.parse_block(name) for name in names), key=BlockKey.sort_key)
-        found = self.coordinator.get(paths.pending_block(queue, key)).result(10)
+        found = self.coordinator.get(paths.pending_block(queue, key)).result(60)
         assert found is not None
         multi, mine = ops.claim(node, self.versions[node], queue, key, decode_block(found.data), found.version, take=take or key.count)
         committed(self.coordinator, multi)
@@ -100,18 +100,18 @@ class Starter:
 
     def claim_any(self, node: str, queue: str = "default") -> BlockKey | None:
         """Claims the first waiting block whose submission has a gate, None when there is none."""
-        names = self.coordinator.children(paths.pending(queue)).result(10) or []
+        names = self.coordinator.children(paths.pending(queue)).result(60) or []
         for key in sorted((paths.parse_block(name) for name in names), key=BlockKey.sort_key):
-            found = self.coordinator.get(paths.pending_block(queue, key)).result(10)
+            found = self.coordinator.get(paths.pending_block(queue, key)).result(60)
             if found is not None:
                 multi, mine = ops.claim(node, self.versions[node], queue, key, decode_block(found.data), found.version, take=key.count)
-                if isinstance(self.coordinator.commit(multi).result(10), Committed):
+                if isinstance(self.coordinator.commit(multi).result(60), Committed):
                     return mine
         return None
 
     def complete(self, node: str, key: BlockKey, indices: Sequence[int] | None = None, **fields: Any) -> Outcome:
         """COMPLETE for some indices (default: all that is left)."""
-        found = self.coordinator.get(paths.running_block(node, key)).result(10)
+        found = self.coordinator.get(paths.running_block(node, key)).result(60)
         assert found is not None
         data = decode_block(found.data)
         todo = [i for i in range(key.first, key.end) if not data.done >> (i - key.first) & 1] if indices is None else list(indices)
@@ -125,13 +125,13 @@ class Starter:
             outcomes=tuple(TaskOutcome(index=index, elapsed_us=5, **fields) for index in todo),
         )
         new = _struct_replace(data, done=mask, stamp=f"c{next(_guids)}")
-        return self.coordinator.commit(ops.complete(node, self.versions[node], key, new, found.version, fragment=fragment)).result(10)
+        return self.coordinator.commit(ops.complete(node, self.versions[node], key, new, found.version, fragment=fragment)).result(60)
 
     def fail(self, node: str, key: BlockKey, queue: str = "default", **fields: Any) -> None:
         """COMPLETE whose attempts ended FAILED and may run again."""
         from rmgr.coord.records import encode_block
 
-        found = self.coordinator.get(paths.running_block(node, key)).result(10)
+        found = self.coordinator.get(paths.running_block(node, key)).result(60)
         assert found is not None
         data = decode_block(found.data)
         record = FailedRange(
@@ -174,7 +174,7 @@ class Submitter:
         **fields: Any,
     ) -> int:
         """A submission of `tasks` tasks in blocks of `block`."""
-        found = self.coordinator.get(paths.IDS).result(10)
+        found = self.coordinator.get(paths.IDS).result(60)
         assert found is not None
         number = int(decode_record(found.data, int))
         record = replace(
@@ -198,7 +198,7 @@ class Submitter:
             for at in range(0, tasks, block)
         ]
         tail = Tail(next=tasks, complete=complete)
-        bucket = self.coordinator.stat(paths.subs_bucket(number)).result(10)
+        bucket = self.coordinator.stat(paths.subs_bucket(number)).result(60)
         multi = ops.submit(
             record,
             ids_version=found.version,
@@ -214,7 +214,7 @@ class Submitter:
 
     def change(self, number: int, *, gate: bool | None, **fields: Any) -> None:
         """GATE: the record with some fields changed."""
-        found = self.coordinator.get(paths.sub(number)).result(10)
+        found = self.coordinator.get(paths.sub(number)).result(60)
         assert found is not None
         record = replace(decode_record(found.data, Submission), **fields)
         committed(self.coordinator, ops.set_record(record, version=found.version, gate=gate))
@@ -227,7 +227,7 @@ class Tree:
         self.coordinator = coordinator
 
     def names(self, path: str) -> list[str]:
-        return sorted(self.coordinator.children(path).result(10) or [])
+        return sorted(self.coordinator.children(path).result(60) or [])
 
     def keys(self, path: str) -> list[BlockKey]:
         return sorted((paths.parse_block(name) for name in self.names(path)), key=BlockKey.sort_key)
@@ -239,19 +239,19 @@ class Tree:
         return self.keys(paths.held(queue))
 
     def node(self, name: str) -> NodeRecord:
-        found = self.coordinator.get(paths.node(name)).result(10)
+        found = self.coordinator.get(paths.node(name)).result(60)
         assert found is not None
         return decode_record(found.data, NodeRecord)
 
     def sub(self, number: int) -> Submission | None:
-        found = self.coordinator.get(paths.sub(number)).result(10)
+        found = self.coordinator.get(paths.sub(number)).result(60)
         return None if found is None else decode_record(found.data, Submission)
 
     def outcomes(self, number: int) -> dict[int, TaskOutcome]:
         """Final outcomes by index; two for one task are an error."""
         found: dict[int, TaskOutcome] = {}
         for name in self.names(paths.done(number)):
-            stamped = self.coordinator.get(f"{paths.done(number)}/{name}").result(10)
+            stamped = self.coordinator.get(f"{paths.done(number)}/{name}").result(60)
             assert stamped is not None
             for outcome in decode_fragment(stamped.data).outcomes:
                 assert outcome.index not in found, f"task {outcome.index} ended twice"
@@ -261,7 +261,7 @@ class Tree:
     def failed(self, number: int) -> dict[str, FailedRange]:
         found = {}
         for name in self.names(paths.failed(number)):
-            stamped = self.coordinator.get(f"{paths.failed(number)}/{name}").result(10)
+            stamped = self.coordinator.get(f"{paths.failed(number)}/{name}").result(60)
             assert stamped is not None
             found[name] = decode_failed(stamped.data)
         return found
@@ -309,7 +309,7 @@ class Bench:
         guid = f"w{next(_guids)}"
         committed(coordinator, election.stand(guid, EpochRecord()))
         name = next(item for item in self.look.names(paths.WATCHDOGS) if paths.entry_guid(item) == guid)
-        found = self.outside.get(paths.EPOCH).result(10)
+        found = self.outside.get(paths.EPOCH).result(60)
         old = EpochRecord() if found is None else decode_record(found.data, EpochRecord)
         record = replace(old, epoch=old.epoch + 1, leader=guid, candidate=name)
         multi = take_over(name, record, None if found is None else found.version)
@@ -328,7 +328,7 @@ class Bench:
             clock=lambda: self.now_s,
             wall_us=lambda: round(self.now_s * 1e6),
         )
-        self.leader = Leader(desk, record, resync_s=20.0)
+        self.leader = Leader(desk, record, resync_s=20.0, inline_passes=True)
         self.leader.start()
         self.run()
         return self.leader

@@ -99,10 +99,10 @@ class Machines:
                 child.terminate()
         for child in self._children:
             try:
-                child.wait(10.0)
+                child.wait(60)
             except subprocess.TimeoutExpired:
                 child.kill()
-                child.wait(5.0)
+                child.wait(60)
         for space in self._names.values():
             with contextlib.suppress(subprocess.CalledProcessError):
                 _ip("netns", "del", space)

@@ -111,7 +111,7 @@ class Proxy:
         """Ends the proxy and its links."""
         self._stop.set()
         self._wake_write.send(b"\0")
-        self._thread.join(5.0)
+        self._thread.join(60)
         self.cut()
         for sock in (self._listener, self._wake_read, self._wake_write):
             sock.close()

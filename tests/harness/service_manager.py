@@ -64,7 +64,7 @@ class Service:
         """What `systemctl status` would show."""
         return next((line.removeprefix("STATUS=") for _, line in reversed(list(self.said)) if line.startswith("STATUS=")), "")
 
-    def until(self, what: str, condition: Callable[[], object], *, within: float = 30.0) -> None:
+    def until(self, what: str, condition: Callable[[], object], *, within: float = 60.0) -> None:
         """Waits; fails with its log."""
         end_s = time.monotonic() + within
         while not condition():
@@ -87,7 +87,7 @@ class Service:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
         self._closed.set()
-        self._thread.join(5)
+        self._thread.join(60)
         self._socket.close()

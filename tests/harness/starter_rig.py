@@ -21,6 +21,8 @@ from typing import Any, Self
 import cloudpickle
 import structlog
 
+from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc_ranks import handler_of
 from rmgr.adapters.stores import open_store
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import bootstrap
@@ -30,6 +32,7 @@ from rmgr.coord.multi import Committed, Create, Holds, Multi
 from rmgr.coord.ports import Encoding
 from rmgr.coord.records import decode_failed, decode_fragment, decode_outcomes, decode_record, encode_keyed, encode_payloads, encode_record
 from rmgr.daemons.starter import Parts, build
+from rmgr.daemons.starter_ranks import RanksAnswering
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey, KeyedPayload
 from rmgr.model.node import NodeRecord
 from rmgr.model.outcome import FailedRange, Outcome
@@ -37,7 +40,7 @@ from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.submission import Command, PythonEnvironment, Submission, Tail, Work
 from rmgr.runtime.stall import StallGuard
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def wait_for(condition: Callable[[], Any], what: str = "", deadline_s: float = DEADLINE_S) -> Any:
@@ -60,6 +63,7 @@ class Running:
     coordinator: ZkCoordinator
     thread: threading.Thread
     failure: list[BaseException] = field(default_factory=list)
+    server: RpcServer | None = None
 
     def stop(self, deadline_s: float = 15.0) -> None:
         """In good order."""
@@ -68,7 +72,12 @@ class Running:
         alive = self.thread.is_alive()
         self.coordinator.close()
         self.parts.close()
+        self.end_server()
         assert not alive, "the Starter did not stop"
+
+    def end_server(self) -> None:
+        if self.server is not None:
+            self.server.stop(0.1)
 
     def agent(self, name: str = "n1") -> Any:
         return self.parts.starter.agents[name]
@@ -96,16 +105,21 @@ class Rig:
             starter=StarterConfig(node=node, **own),
         )
 
-    def start(self, node: str = "n1", *, names: tuple[str, ...] | None = None, **options: Any) -> Running:
-        """A Starter in this process."""
+    def start(self, node: str = "n1", *, names: tuple[str, ...] | None = None, serves: bool = False, **options: Any) -> Running:
+        """A Starter in this process. serves: other Starters may ask it over gRPC."""
         config = self.config(node, **options)
         coordinator = ZkCoordinator.connect(self.hosts, self.chroot, session_timeout_s=6.0)
         directory = Path(config.starter.work_dir)
         directory.mkdir(parents=True, exist_ok=True)
         log = structlog.get_logger().bind(role="starter")
-        parts = build(config, names or (node,), directory, coordinator, self.store, self.meta, log, endpoint="127.0.0.1:1")
+        server = RpcServer("127.0.0.1:0") if serves else None
+        endpoint = server.endpoint if server is not None else "127.0.0.1:1"
+        parts = build(config, names or (node,), directory, coordinator, self.store, self.meta, log, endpoint=endpoint)
+        if server is not None:
+            server.add_generic(handler_of(RanksAnswering(parts.starter)))
+            server.start()
         thread = threading.Thread(target=lambda: parts.starter.serve(StallGuard(60)), name=f"starter-{node}", daemon=True)
-        running = Running(parts, coordinator, thread)
+        running = Running(parts, coordinator, thread, server=server)
         self.starters.append(running)
         thread.start()
         return running
@@ -138,21 +152,22 @@ class Rig:
                 running.parts.starter.stop()
                 running.parts.starter.stop()
         for running in self.starters:
-            running.thread.join(10)
+            running.thread.join(60)
             running.coordinator.close()
             running.parts.close()
+            running.end_server()
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.send_signal(signal.SIGKILL)
-            process.wait(10)
+            process.wait(60)
         self.store.close()
 
     # -- submissions ---------------------------------------------------------------------------------------------------------
 
     def next_number(self) -> int:
         """The number of the next submission."""
-        return int(self.zk.get(paths.IDS).result(10).data)
+        return int(self.zk.get(paths.IDS).result(60).data)
 
     def submit(
         self,
@@ -173,7 +188,7 @@ class Rig:
         **record: Any,
     ) -> int:
         """One submission with its tasks in `blocks` equal blocks; returns its number."""
-        found = self.zk.get(paths.IDS).result(10)
+        found = self.zk.get(paths.IDS).result(60)
         number = int(found.data)
         function = ""
         if isinstance(work, Command):
@@ -216,11 +231,11 @@ class Rig:
                 serial=serial,
             )
             made.append((key, data))
-        bucket = self.zk.stat(paths.subs_bucket(number)).result(10) is None
+        bucket = self.zk.stat(paths.subs_bucket(number)).result(60) is None
         multi = ops.submit(submission, ids_version=found.version, token_digest=uuid.uuid4().hex, tail=tail, blocks=made, make_bucket=bucket)
         if drop_gate:  # as if it was held just after it had been submitted
             multi = replace(multi, ops=tuple(op for op in multi.ops if op.path != paths.gate(number)))
-        outcome = self.zk.commit(multi).result(10)
+        outcome = self.zk.commit(multi).result(60)
         assert isinstance(outcome, Committed), outcome
         return number
 
@@ -231,7 +246,7 @@ class Rig:
 
         def read() -> bool:
             nonlocal seen
-            while (data := self.zk.get(paths.fragment(number, seen)).result(10)) is not None:
+            while (data := self.zk.get(paths.fragment(number, seen)).result(60)) is not None:
                 fragment = decode_fragment(data.data)
                 seen += 1
                 more = fragment.outcomes
@@ -249,21 +264,21 @@ class Rig:
 
     def failed(self, number: int) -> dict[tuple[int, int, int], FailedRange]:
         """Failed ranges that wait for the rule."""
-        names = self.zk.children(paths.failed(number)).result(10) or []
+        names = self.zk.children(paths.failed(number)).result(60) or []
         records = {}
         for name in names:
             first, count, attempt = paths.parse_failed_range(name)
-            found = self.zk.get(paths.failed_range(number, first, count, attempt)).result(10)
+            found = self.zk.get(paths.failed_range(number, first, count, attempt)).result(60)
             if found is not None:
                 records[first, count, attempt] = decode_failed(found.data)
         return records
 
     def resubmit(self, number: int, where: tuple[int, int, int], failed: FailedRange) -> Outcome | None:
         """RESUBMIT of one failed range; the final outcome when the rule said no."""
-        found = self.zk.get(paths.sub(number)).result(10)
+        found = self.zk.get(paths.sub(number)).result(60)
         submission = decode_record(found.data, Submission)
         multi, final = leader_ops.resubmit(submission, *where, failed, 0, gate=True, max_losses=5)
-        outcome = self.zk.commit(multi).result(10)
+        outcome = self.zk.commit(multi).result(60)
         assert isinstance(outcome, Committed), outcome
         return final
 
@@ -293,27 +308,27 @@ class Rig:
             spooled = [path for path in home.glob("run/s*/*/*") if path.is_file() and path.parent.name not in known]
             return [*(home / "stage").rglob("*"), *(path for path in spooled if path.stat().st_size)]
 
-        wait_for(lambda: not left(), f"files left: {left()}", 5.0)
+        wait_for(lambda: not left(), f"files left: {left()}")
         return True
 
     # -- the tree ------------------------------------------------------------------------------------------------------------
 
     def pending(self, queue: str = "default") -> list[BlockKey]:
-        names = self.zk.children(paths.pending(queue)).result(10) or []
+        names = self.zk.children(paths.pending(queue)).result(60) or []
         return sorted((paths.parse_block(name) for name in names), key=BlockKey.sort_key)
 
     def running(self, node: str = "n1") -> list[BlockKey]:
-        names = self.zk.children(paths.running_node(node)).result(10) or []
+        names = self.zk.children(paths.running_node(node)).result(60) or []
         return sorted((paths.parse_block(name) for name in names), key=BlockKey.sort_key)
 
     def record(self, node: str = "n1") -> NodeRecord | None:
-        found = self.zk.get(paths.node(node)).result(10)
+        found = self.zk.get(paths.node(node)).result(60)
         return None if found is None else decode_record(found.data, NodeRecord)
 
     def write(self, path: str, record: object) -> None:
         """Creates a znode."""
         data = encode_record(record)
-        outcome = self.zk.commit(Multi(name="TEST", ops=(Create(path, data),), proof=Holds(path, data))).result(10)
+        outcome = self.zk.commit(Multi(name="TEST", ops=(Create(path, data),), proof=Holds(path, data))).result(60)
         assert isinstance(outcome, Committed), outcome
 
     def wait_registered(self, node: str = "n1", incarnation: int = 1) -> NodeRecord:

@@ -86,7 +86,7 @@ def pattern(size: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, "the condition did not become true in time"

@@ -18,6 +18,7 @@ from rmgr.daemons.leader_view import LeaderAnswering
 from rmgr.daemons.watchdog import Watchdog
 from rmgr.model.node import EpochRecord
 from rmgr.model.queue import ClusterSettings
+from tests.harness.fair_time import PATIENCE_S
 from tests.harness.watchdogs import until
 
 
@@ -68,21 +69,21 @@ class WatchdogThread:
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.log if line["event"] == name]
 
-    def wait_event(self, name: str, *, count: int = 1, deadline_s: float = 10.0) -> dict[str, Any]:
-        until(lambda: len(self.events(name)) >= count, deadline_s=deadline_s, told=f"{name} in {self.log}")
+    def wait_event(self, name: str, *, count: int = 1) -> dict[str, Any]:
+        until(lambda: len(self.events(name)) >= count, told=f"{name} in {self.log}")
         return self.events(name)[count - 1]
 
     def epoch(self) -> EpochRecord:
-        found = self.coordinator.get(paths.EPOCH).result(10)
+        found = self.coordinator.get(paths.EPOCH).result(60)
         return EpochRecord() if found is None else decode_record(found.data, EpochRecord)
 
-    def wait_ended(self, deadline_s: float = 10.0) -> None:
-        self._thread.join(deadline_s)
+    def wait_ended(self) -> None:
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
     def close(self) -> None:
         self.watchdog.stop()
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
         self.watchdog.close()
         self.client.close()
         self.server.stop(0.1)

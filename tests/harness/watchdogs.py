@@ -18,11 +18,12 @@ from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import paths
 from rmgr.coord.records import decode_record
 from rmgr.model.node import EpochRecord
+from tests.harness.fair_time import PATIENCE_S, FairTimer
 
 T = TypeVar("T")
 
 
-def until(what: Callable[[], T], *, deadline_s: float, told: str = "") -> T:
+def until(what: Callable[[], T], *, deadline_s: float = PATIENCE_S, told: str = "") -> T:
     """The first true answer of `what`. Fails after `deadline_s`."""
     end_s = time.monotonic() + deadline_s
     while True:
@@ -90,7 +91,7 @@ class WatchdogProcess:
     def metric(self, name: str) -> float:
         """A value from its metrics page."""
         address = self.events("watchdog_listens")[-1]["address"]
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as page:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as page:
             for line in page.read().decode().splitlines():
                 if line.startswith(f"{name} "):
                     return float(line.split()[1])
@@ -100,7 +101,7 @@ class WatchdogProcess:
         """Kills it, whatever state it is in."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        self._child.wait(10)
+        self._child.wait(PATIENCE_S)
 
 
 class Watchdogs:
@@ -115,29 +116,33 @@ class Watchdogs:
 
     def start(self, failpoint: str = "") -> WatchdogProcess:
         """Starts one; it stands in the line when this returns."""
-        before = len(self.line())
         process = WatchdogProcess(self._directory, f"w{len(self._processes) + 1}", failpoint=failpoint, **self._options)  # type: ignore[arg-type]
         self._processes.append(process)
-        until(lambda: len(self.line()) > before or not process.is_running, deadline_s=30, told=f"{process.name} stands for election")
+        until(lambda: process.pid in self.standing() or not process.is_running, told=f"{process.name} stands for election")
         return process
 
     def line(self) -> list[str]:
-        return sorted(self.coordinator.children(paths.WATCHDOGS).result(10) or [], key=paths.entry_sequence)
+        return sorted(self.coordinator.children(paths.WATCHDOGS).result(60) or [], key=paths.entry_sequence)
+
+    def standing(self) -> set[int]:
+        """Pids of the candidates: others may leave the line while one enters it."""
+        found = [self.coordinator.get(f"{paths.WATCHDOGS}/{name}").result(60) for name in self.line()]
+        return {decode_record(entry.data, EpochRecord).pid for entry in found if entry is not None}
 
     def epoch(self) -> EpochRecord:
         """Who leads, by the record."""
-        found = self.coordinator.get(paths.EPOCH).result(10)
+        found = self.coordinator.get(paths.EPOCH).result(60)
         return EpochRecord() if found is None else decode_record(found.data, EpochRecord)
 
     def leads(self, process: WatchdogProcess) -> bool:
         """The process leads, by the record."""
         return self.epoch().pid == process.pid
 
-    def wait_leader(self, process: WatchdogProcess, *, deadline_s: float = 20.0) -> float:
-        """Waits until the process leads; returns how long that took."""
-        started_s = time.monotonic()
-        until(lambda: self.leads(process), deadline_s=deadline_s, told=f"{process.name} leads\n{process.log_file.read_text()[-3000:]}")
-        return time.monotonic() - started_s
+    def wait_leader(self, process: WatchdogProcess) -> float:
+        """Waits until the process leads; returns how long that took, in fair seconds."""
+        with FairTimer() as timer:
+            until(lambda: self.leads(process), told=f"{process.name} leads\n{process.log_file.read_text()[-3000:]}")
+        return timer.elapsed_s
 
     def close(self) -> None:
         """Ends every process."""

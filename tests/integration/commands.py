@@ -93,7 +93,7 @@ class Shell:
         finally:
             if process.poll() is None:
                 process.kill()
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
 
     def file(self, name: str, text: str) -> str:
         """Writes a file where commands run; returns its name."""
@@ -101,7 +101,7 @@ class Shell:
         return name
 
 
-def wait_line(process: subprocess.Popen[str], text: str, *, stream: str = "stdout", deadline_s: float = 30.0) -> str:
+def wait_line(process: subprocess.Popen[str], text: str, *, stream: str = "stdout", deadline_s: float = 60.0) -> str:
     """Reads stdout (or stderr) until a line with `text` has come."""
     end = time.monotonic() + deadline_s
     source = process.stdout if stream == "stdout" else process.stderr

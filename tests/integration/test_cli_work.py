@@ -17,7 +17,7 @@ def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Sh
     return Shell(tmp_path_factory.mktemp("cli"), live_cluster.environment())
 
 
-def until(what: str, sh: Shell, *words: str, deadline_s: float = 30.0) -> None:
+def until(what: str, sh: Shell, *words: str, deadline_s: float = 60.0) -> None:
     """Until the output of a command contains `what`."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:

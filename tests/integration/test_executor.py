@@ -57,13 +57,13 @@ def test_every_worker_runs_the_initializer_once(connection: Connection) -> None:
 def test_a_failing_initializer_breaks_the_executor(connection: Connection) -> None:
     executor = rmgr.Executor(2, initializer=refuse, initargs=("no licence",), connection=connection)
     with pytest.raises(stdlib.BrokenExecutor, match="no licence") as caught:
-        executor.submit(abs, -1).result(30)
+        executor.submit(abs, -1).result(60)
     assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(stdlib.BrokenExecutor):
         executor.submit(abs, -1)
     executor.shutdown()
     with rmgr.Executor(connection=connection) as healthy:
-        assert healthy.submit(abs, -1).result(30) == 1
+        assert healthy.submit(abs, -1).result(60) == 1
 
 
 def test_a_cap_holds_however_many_nodes_there_are(connection: Connection, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_exceptions_carry_the_traceback_of_the_node(connection: Connection) -> N
     with rmgr.Executor(connection=connection) as executor:
         future = executor.submit(divmod, 1, 0)
         with pytest.raises(ZeroDivisionError) as caught:
-            future.result(30)
+            future.result(60)
         assert "ZeroDivisionError" in str(caught.value.__cause__)
 
 

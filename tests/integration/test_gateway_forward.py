@@ -109,9 +109,9 @@ class Place:
         self.gateway.start()
 
     def write(self, path: str, data: bytes) -> None:
-        there = self.coordinator.stat(path).result(5) is not None
+        there = self.coordinator.stat(path).result(60) is not None
         op = Set(path, data, -1) if there else Create(path, data)
-        self.coordinator.commit(Multi(name="T", ops=(op,), proof=Exists(path))).result(5)
+        self.coordinator.commit(Multi(name="T", ops=(op,), proof=Exists(path))).result(60)
 
     def lead(self, endpoint: str) -> None:
         self.write(paths.EPOCH, encode_record(EpochRecord(leader="g", endpoint=endpoint, host="h", pid=1)))

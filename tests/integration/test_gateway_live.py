@@ -87,13 +87,11 @@ def test_commands_work_as_with_zookeeper(shell: Shell) -> None:
 
 
 def test_output_is_seen_while_the_task_runs(shell: Shell) -> None:
-    with shell.running("run", "--", "sh", "-c", "echo first; sleep 30; echo last") as process:
-        began = time.monotonic()
+    with shell.running("run", "--", "sh", "-c", "echo first; sleep 300; echo last") as process:
         wait_line(process, "first")
-        assert time.monotonic() - began < 20
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
-        process.wait(15)
+        process.wait(60)
     number = shell.submit("--", "sh", "-c", "echo one; sleep 30")
     with shell.running("logs", "-f", number) as process:
         wait_line(process, "one")
@@ -135,9 +133,9 @@ def test_the_python_api_works_as_with_zookeeper(connection: Connection) -> None:
         failed = queue.submit_call("x", 2)
         with pytest.raises(TaskFailed, match="TypeError"):
             queue.wait_all(timeout=60)
-    assert [future.result(1) for future in futures] == [2**n for n in range(50)]
+    assert [future.result(60) for future in futures] == [2**n for n in range(50)]
     with pytest.raises(TypeError):
-        failed.result(1)
+        failed.result(60)
     with Executor(connection=connection) as pool:
         assert list(pool.map(abs, range(-20, 20), timeout=60)) == [abs(n) for n in range(-20, 20)]
 
@@ -158,7 +156,7 @@ def run_while(connection: Connection, ledger: Path, fault: object) -> None:
         thread.join(60)
         done = queue.wait_all(timeout=90)
     assert done.failed == []
-    assert [future.result(1) for future in futures] == [number * number for number in range(TASKS)]
+    assert [future.result(60) for future in futures] == [number * number for number in range(TASKS)]
     assert runs_of(ledger) == Counter(range(TASKS))  # at most once, and each of them
 
 
@@ -180,7 +178,7 @@ def test_a_gateway_that_was_away_for_longer_than_the_session_loses_nothing(
     def fault() -> None:
         gateway.kill()
         # The cluster takes this Submitter for dead, and the leader acts for it.
-        wait_for(lambda: guid not in map(paths.entry_guid, live.coordinator.children(paths.SUBMITTERS).result(5) or []), 20)
+        wait_for(lambda: guid not in map(paths.entry_guid, live.coordinator.children(paths.SUBMITTERS).result(60) or []))
         gateway.start()
 
     run_while(connection, tmp_path / "ledger", fault)
@@ -208,7 +206,7 @@ def test_a_gateway_that_is_told_to_stop_hands_its_clients_over(live: DevCluster,
         def look() -> None:
             """An owner whose entry is gone for a moment could lose its submissions to somebody who waits for them."""
             while not stop.wait(0.01):
-                names = live.coordinator.children(paths.SUBMITTERS).result(5) or []
+                names = live.coordinator.children(paths.SUBMITTERS).result(60) or []
                 if guid not in {paths.entry_guid(name) for name in names}:
                     missed.append(time.monotonic())
 
@@ -220,7 +218,7 @@ def test_a_gateway_that_is_told_to_stop_hands_its_clients_over(live: DevCluster,
         watcher = threading.Thread(target=look)
         run_while(connection, tmp_path / "ledger", fault)
         stop.set()
-        watcher.join(10)
+        watcher.join(60)
         assert missed == []
         assert "Traceback" not in used.log()
 
@@ -261,14 +259,14 @@ def test_work_of_a_client_that_was_killed_ends_without_it(live: DevCluster, gate
         assert client.stdout is not None
         name = client.stdout.readline().strip()
         client.kill()
-        client.wait(10)
+        client.wait(60)
         wait_for(lambda: set(runs_of(ledger)) == set(range(40)), 60)
         with rmgr.connect(gateway=gateway.endpoint) as connection:
             assert len(TaskQueue.attach(name, connection=connection, timeout=30).futures()) == 40
     finally:
         if client.poll() is None:
             client.kill()
-        client.communicate(timeout=10)
+        client.communicate(timeout=60)
 
 
 # -- the process itself ---------------------------------------------------------------------------------------------------
@@ -278,7 +276,7 @@ def test_it_tells_its_health_and_what_it_counts(gateway: GatewayProcess, connect
     assert connection.submitter.nodes()
     with OwnClient(gateway.endpoint, credentials=connection.credentials, role=Role.SUBMITTER) as client:
         assert client.is_serving()
-    with urllib.request.urlopen(f"http://{gateway.metrics}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{gateway.metrics}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     assert "rmgr_gateway_sessions 1.0" in text
     assert "rmgr_gateway_zookeeper_connected 1.0" in text

@@ -62,7 +62,7 @@ def test_a_new_session_with_the_same_cluster_is_fine(coordinator: MemoryCoordina
 def test_another_cluster_ends_the_gateway(coordinator: MemoryCoordinator, server: RpcServer, wiped: bool) -> None:
     own = watch(coordinator, server)
     op = Delete(paths.META) if wiped else Set(paths.META, encode_record(Meta(cluster_id="other", created_us=1)), -1)
-    coordinator.commit(Multi(name="T", ops=(op,), proof=Gone("/x"))).result(5)
+    coordinator.commit(Multi(name="T", ops=(op,), proof=Gone("/x"))).result(60)
     own.look()  # the same session: nothing has happened to the ensemble
     coordinator.expire()
     with pytest.raises(WrongCluster, match="was wiped" if wiped else "cluster other"):

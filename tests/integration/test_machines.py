@@ -175,4 +175,4 @@ def _meta(lab: Lab, node: str) -> object:
     )
     hosts = lab.environment["RMGR_ZK"].partition("/")[0]
     with ZkCoordinator.connect(hosts, CHROOT, security=security) as coordinator:
-        return coordinator.get(paths.META).result(10)
+        return coordinator.get(paths.META).result(60)

@@ -108,11 +108,11 @@ def test_no_znode_and_no_row_has_a_secret(live: DevCluster, shell: Shell, secret
         todo = ["/"]
         while todo:
             path = todo.pop()
-            node = coordinator.get(path).result(10)
+            node = coordinator.get(path).result(60)
             if node is not None:
                 count += 1
                 found += leaks(secrets, f"the znode {path}", node.data + path.encode())
-            names = coordinator.children(path).result(10) or []
+            names = coordinator.children(path).result(60) or []
             todo += [f"{path.rstrip('/')}/{name}" for name in names]
     assert count > 20
     store = open_store(config.cluster.store)

@@ -27,7 +27,7 @@ def environment(zookeeper: ZooKeeperServer, chroot: str, directory: Path, failpo
 def metrics_answer(service: Service, event: str) -> bool:
     """Another thread of the daemon is alive and serves."""
     address = next(json.loads(line)["address"] for line in service.log.read_text().splitlines() if f'"{event}"' in line)
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=3) as page:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as page:
         return page.status == 200
 
 

@@ -25,6 +25,7 @@ from rmgr.model.frames import KeyedCall, KeyedInput, Shape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
 from rmgr.runner.blocking import TaskTerminated
 from rmgr.runner.calls import WrongCount
+from tests.harness.fair_time import FairTimer
 from tests.harness.work_node import WorkNode, error_of, until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -309,11 +310,12 @@ def test_a_time_limit_ends_a_task_that_gives_way_and_its_worker_lives_on(node: W
             print("cleaned up")
 
     pid = worker.pid
-    end = node.ended(node.call(worker, work, shape=Shape(submission=42, limit_us=150_000)))
+    with FairTimer() as timer:
+        end = node.ended(node.call(worker, work, shape=Shape(submission=42, limit_us=150_000)))
     assert end.extra is not None
     assert (end.extra.reason, end.extra.out.data) == (Reason.TIME_LIMIT, b"cleaned up\n")
     assert isinstance(error_of(end), TaskTerminated)
-    assert 150_000 <= end.elapsed_us < 1_500_000
+    assert 150_000 <= end.elapsed_us < 1_500_000 + timer.withheld_s * 1e6
     assert node.result(node.call(worker, os.getpid)) == pid
 
 
@@ -324,10 +326,11 @@ def test_a_time_limit_ends_a_task_that_ignores_sigterm_with_its_worker(node: Wor
             time.sleep(1)
 
     batch = node.batch(work, (), shape=Shape(submission=42, limit_us=150_000, grace_us=200_000))
-    fresh.send(batch)
-    gone = node.wait(WorkerEnded, lambda event: event.worker is fresh)
+    with FairTimer() as timer:
+        fresh.send(batch)
+        gone = node.wait(WorkerEnded, lambda event: event.worker is fresh)
     assert (batch.items[0].seq, Reason.TIME_LIMIT) == (gone.seq, gone.reason)
-    assert 350_000 <= gone.elapsed_us < 3_000_000
+    assert 350_000 <= gone.elapsed_us < 3_000_000 + timer.withheld_s * 1e6
 
 
 def test_a_cancel_ends_the_running_task_or_takes_back_one_that_has_not_begun(node: WorkNode, worker: Worker) -> None:

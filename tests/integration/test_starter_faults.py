@@ -20,6 +20,7 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import EpochRecord
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, OnDisconnect
+from tests.harness.fair_time import FairTimer
 from tests.harness.proxy import Proxy
 from tests.harness.starter_rig import Rig, Running, call, wait_for
 
@@ -61,7 +62,7 @@ def pids(ledger: Path) -> list[int]:
 
 
 def no_orphans(ledger: Path) -> None:
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids(ledger)), f"orphans of {pids(ledger)}", 10.0)
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids(ledger)), f"orphans of {pids(ledger)}")
 
 
 # -- sessions and fences -----------------------------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ def test_after_a_lost_session_running_work_is_adopted_and_its_result_committed(r
     assert {outcome.state for outcome in found.values()} == {State.COMPLETED}
     assert len(lines(ledger)) == 4, "each ran once"
     assert rig.failed(number) == {}
-    assert len(rig.zk.children(paths.STARTERS).result(10) or []) == 1
+    assert len(rig.zk.children(paths.STARTERS).result(60) or []) == 1
 
 
 def test_a_lost_session_under_load_loses_and_doubles_nothing(rig: Rig) -> None:
@@ -104,9 +105,9 @@ def test_a_fenced_node_kills_its_work_and_registers_anew(rig: Rig, tmp_path: Pat
     number = rig.submit(ledgered(ledger, go))
     wait_for(lambda: lines(ledger), "it to run")
     rig.write(paths.EPOCH, EpochRecord(epoch=1))
-    found = rig.zk.get(paths.node("n1")).result(10)
+    found = rig.zk.get(paths.node("n1")).result(60)
     assert found is not None
-    outcome = rig.zk.commit(fence(0, record, found.version, "test")).result(10)
+    outcome = rig.zk.commit(fence(0, record, found.version, "test")).result(60)
     assert isinstance(outcome, Committed)
     again = rig.wait_registered(incarnation=2)
     assert again.guid != record.guid
@@ -153,11 +154,11 @@ def test_zookeeper_away_keep_work_runs_on_exclusive_work_is_dead(
             keep = rig.submit(ledgered(kept, go))
             exclusive = rig.submit(ledgered(killed, go), on_disconnect=OnDisconnect.EXCLUSIVE)
             wait_for(lambda: lines(kept) and lines(killed), "both to run")
-            started_s = time.monotonic()
-            proxy.refuse(True)
-            proxy.cut()
-            no_orphans(killed)
-            assert time.monotonic() - started_s < 0.95 * 6.0 - 0.5
+            with FairTimer() as timer:
+                proxy.refuse(True)
+                proxy.cut()
+                no_orphans(killed)
+            assert timer.elapsed_s < 0.95 * 6.0 - 0.5
             assert psutil.pid_exists(pids(kept)[0])
             go.touch()
             wait_for(lambda: "end" in kept.read_text(), "the kept one to finish")
@@ -176,7 +177,7 @@ def test_a_second_starter_of_the_same_name_is_refused(rig: Rig) -> None:
     first = rig.spawn()
     rig.wait_registered()
     second = rig.spawn(options=["--work-dir", str(rig.directory / "other")])
-    assert second.wait(20) != 0
+    assert second.wait(60) != 0
     assert f"node n1 is already served by pid {first.pid}" in rig.log_of("n1")
     number = rig.submit(lambda: 5)
     rig.outcomes(number, 1)
@@ -190,11 +191,11 @@ def test_a_starter_killed_and_restarted_takes_over_its_own_name_at_once(rig: Rig
     number = rig.submit(ledgered(ledger, go), [b""] * 2)
     wait_for(lambda: len(lines(ledger)) == 2, "both to run")
     first.kill()
-    first.wait(10)
-    started_s = time.monotonic()
-    rig.spawn()
-    record = rig.wait_registered(incarnation=2)
-    assert time.monotonic() - started_s < 4.0, "no waiting for the old session"
+    first.wait(60)
+    with FairTimer() as timer:
+        rig.spawn()
+        record = rig.wait_registered(incarnation=2)
+    assert timer.elapsed_s < 4.0, "no waiting for the old session"
     no_orphans(ledger)
     assert record.incarnation == 2
     failed = wait_for(lambda: len(rig.failed(number)) == 1 and rig.failed(number), "its block failed")
@@ -223,7 +224,7 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(rig: Rig, moment: str) 
     if "register" not in moment:
         rig.wait_registered()
     number = rig.submit(lambda n: b"x" * n, [call(size)] * 4)
-    assert first.wait(20) == -signal.SIGKILL
+    assert first.wait(60) == -signal.SIGKILL
     rig.spawn()
     done = 0
     end_s = time.monotonic() + 30
@@ -251,9 +252,9 @@ def test_a_paused_starter_wakes_up_fenced_and_commits_nothing(rig: Rig, tmp_path
     wait_for(lambda: lines(ledger), "it to run")
     process.send_signal(signal.SIGSTOP)
     rig.write(paths.EPOCH, EpochRecord(epoch=1))
-    found = rig.zk.get(paths.node("n1")).result(10)
+    found = rig.zk.get(paths.node("n1")).result(60)
     assert found is not None
-    assert isinstance(rig.zk.commit(fence(0, record, found.version, "test")).result(10), Committed)
+    assert isinstance(rig.zk.commit(fence(0, record, found.version, "test")).result(60), Committed)
     go.touch()
     wait_for(lambda: "end" in ledger.read_text(), "the work to finish meanwhile")
     process.send_signal(signal.SIGCONT)

@@ -42,11 +42,11 @@ def order(rig: Rig, what: Order, submission: int, index: int = -1, node: str = "
 
 
 def crossed_off(rig: Rig, guid: str, node: str = "n1") -> None:
-    wait_for(lambda: rig.zk.stat(paths.inbox(node, guid)).result(10) is None, "the order crossed off")
+    wait_for(lambda: rig.zk.stat(paths.inbox(node, guid)).result(60) is None, "the order crossed off")
 
 
 def delete(rig: Rig, path: str) -> None:
-    outcome = rig.zk.commit(Multi(name="TEST", ops=(Delete(path),), proof=Gone(path))).result(10)
+    outcome = rig.zk.commit(Multi(name="TEST", ops=(Delete(path),), proof=Gone(path))).result(60)
     assert isinstance(outcome, Committed)
 
 
@@ -151,7 +151,7 @@ def test_what_a_drained_node_returns_of_a_held_submission_is_set_aside(rig: Rig,
     wait_for((tmp_path / "s-0").exists, "it to run")
     delete(rig, paths.gate(number))
     rig.write(paths.drain("n1"), Drain(node="n1", reason="repair", user="op", since_us=1))
-    wait_for(lambda: rig.zk.children(paths.held("default")).result(10), "set aside")
+    wait_for(lambda: rig.zk.children(paths.held("default")).result(60), "set aside")
     assert rig.pending() == []
     go.touch()
     rig.outcomes(number, 1)
@@ -176,11 +176,11 @@ def test_sigterm_finishes_what_runs_and_ends_the_session_at_once(rig: Rig, tmp_p
     process.send_signal(signal.SIGTERM)
     wait_for(lambda: "stopping" in rig.log_of("n1"), "the signal")
     go.touch()
-    assert process.wait(20) == 0, rig.log_of("n1")
+    assert process.wait(60) == 0, rig.log_of("n1")
     found = rig.outcomes(number, 2)
     assert {outcome.state for outcome in found.values()} == {State.COMPLETED}
     assert rig.running() == []
-    assert rig.zk.children(paths.STARTERS).result(10) == []
+    assert rig.zk.children(paths.STARTERS).result(60) == []
     assert sum(key.count for key in rig.pending()) == 2
 
 
@@ -191,7 +191,7 @@ def test_work_that_outlives_the_grace_is_failed_as_a_loss(rig: Rig, tmp_path: Pa
     once = rig.submit(waiter(tmp_path / "never", tmp_path / "t"), resubmit=False)
     wait_for(lambda: (tmp_path / "s-0").exists() and (tmp_path / "t-0").exists(), "both to run")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0, rig.log_of("n1")
+    assert process.wait(60) == 0, rig.log_of("n1")
     assert [record.reason for record in rig.failed(number).values()] == [Reason.NODE_LOST]
     outcome = rig.outcomes(once, 1)[0]
     assert (outcome.state, outcome.reason) == (State.FAILED, Reason.NODE_LOST)

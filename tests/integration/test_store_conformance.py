@@ -142,7 +142,7 @@ def test_of_many_who_create_one_key_exactly_one_succeeds(store: Store, size: int
     won: list[int] = []
 
     def create(number: int) -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         try:
             store.put("k", (part for part in [pattern(size, number)]), overwrite=False)
         except KeyExists:

@@ -132,7 +132,7 @@ def test_a_writer_killed_in_mid_write_leaves_whole_values_only(durable: Adapter,
             threading.Event().wait(rng.uniform(0, 0.08))  # any moment of a later round
         finally:
             os.kill(child.pid, signal.SIGKILL)
-            child.wait(10)
+            child.wait(60)
             child.stdout.close()
         big, _ = store.get("big") or (b"", None)
         assert big in (b"a" * 6_000_000, b"b" * 6_000_000)

@@ -63,7 +63,7 @@ class Program:
         return out
 
 
-def until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
+def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"
@@ -90,7 +90,7 @@ def test_functions_of_the_main_program_and_its_modules_run_on_the_nodes(live: De
                 for function in (lambda x: x + K, closure(7), Point(3).plus, functools.partial(pow, 2), local_module.triple):
                     futures += queue.map(function, [4])
                 futures += queue.map(lambda point: Point(point.x + 1), [Point(8)])
-                print([f.result(30) for f in futures[:-1]], futures[-1].result(30).x)
+                print([f.result(60) for f in futures[:-1]], futures[-1].result(60).x)
     """
     program = Program(tmp_path, main, **{"local_module.py": "def triple(x): return 3 * x\n"})
     assert program.end() == "[10, 9, 11, 12, 16, 12] 9\n"
@@ -108,7 +108,7 @@ def test_a_shipped_package_is_found_where_it_is_not_installed(live: DevCluster, 
         from rmgr import TaskQueue
         with TaskQueue(travelling.answer, modules=[travelling]) as queue:
             shutil.rmtree({str(package)!r})       # the nodes cannot have it from here
-            print(queue.submit_call().result(30))
+            print(queue.submit_call().result(60))
     """
     assert Program(tmp_path / "app", main).end() == "42\n"
 
@@ -127,7 +127,7 @@ def test_an_interpreter_whose_cloudpickle_cannot_work_is_a_typed_error_naming_bo
 def test_a_registered_function_is_used_by_its_id(connection: Connection) -> None:
     identity = connection.register(lambda x: x + 1)
     with TaskQueue(identity, connection=connection) as queue:
-        assert queue.submit_call(1).result(30) == 2
+        assert queue.submit_call(1).result(60) == 2
     with pytest.raises(NotFound, match="there is no function"):
         TaskQueue("0" * 64, connection=connection)
 
@@ -186,17 +186,17 @@ def test_every_way_to_fail_is_told_with_its_reason(connection: Connection) -> No
             queue.map(lambda function: function(), [function])[0] for function in (_end_process, _segv, _lock, _raise_unpicklable, sys.exit)
         )
         with pytest.raises(TaskFailed, match="exit code 3") as caught:
-            exits.result(30)
+            exits.result(60)
         assert (caught.value.reason, caught.value.work_exit_code) == ("EXIT_CODE", 3)
         with pytest.raises(TaskFailed, match="SIGSEGV") as caught:
-            dies.result(30)
+            dies.result(60)
         assert caught.value.reason == "SIGNAL"
         with pytest.raises(PickleFailed, match=r"the result, a .*lock, cannot be pickled"):
-            result.result(30)
+            result.result(60)
         with pytest.raises(RemoteError, match="carries a lock"):
-            error.result(30)
+            error.result(60)
         with pytest.raises(SystemExit):
-            leaves.result(30)
+            leaves.result(60)
         counts, failed = queue.wait_all(timeout=30)
         assert (counts["FAILED"], len(failed)) == (5, 5)
 
@@ -210,7 +210,7 @@ def test_wrong_counts_and_missing_keys_fail_clearly(connection: Connection) -> N
         error = wrong.exception(30)
         assert "3 values for 2 output keys" in str(error)
         with pytest.raises(TaskFailed, match="nothing' does not exist"):
-            missing.result(30)
+            missing.result(60)
         queue.wait_all(timeout=30)
     until(lambda: connection.store.keys(prefix) == [f"{prefix}/in"])
     with pytest.raises(NotFound):
@@ -230,16 +230,16 @@ def test_a_task_that_fails_is_tried_again_as_often_as_it_may(connection: Connect
 
     with TaskQueue(sometimes, retries=3, backoff=0.05, connection=connection) as queue:
         future = queue.submit_call(3)
-        assert (future.result(30), future.attempt) == (3, 3)
+        assert (future.result(60), future.attempt) == (3, 3)
     ledger.unlink()
     with TaskQueue(sometimes, retries=1, connection=connection) as queue, pytest.raises(ValueError, match="attempt 2"):
-        queue.submit_call(9).result(30)
+        queue.submit_call(9).result(60)
     assert ledger.stat().st_size == 2
 
 
 def test_a_time_limit_ends_a_task_and_cancel_ends_running_ones(connection: Connection) -> None:
     with TaskQueue(time.sleep, time=0.3, connection=connection) as queue, pytest.raises(TaskFailed, match="TIME_LIMIT"):
-        queue.submit_call(60).result(30)
+        queue.submit_call(60).result(60)
     queue = TaskQueue(time.sleep, connection=connection)
     futures = queue.map(None, [60] * 20)
     until(lambda: _claimed(connection, queue.id))
@@ -250,8 +250,8 @@ def test_a_time_limit_ends_a_task_and_cancel_ends_running_ones(connection: Conne
 
 def _claimed(connection: Connection, number: int) -> bool:
     assert connection.coordinator is not None
-    nodes = connection.coordinator.children(paths.NODES).result(5) or []
-    names = [name for node in nodes for name in connection.coordinator.children(paths.running_node(node)).result(5) or []]
+    nodes = connection.coordinator.children(paths.NODES).result(60) or []
+    names = [name for node in nodes for name in connection.coordinator.children(paths.running_node(node)).result(60) or []]
     return any(paths.parse_block(name).submission == number for name in names)
 
 

@@ -200,13 +200,13 @@ def test_the_python_api_works_with_the_users_own_rights(connections: dict[str, C
     with TaskQueue(pow, connection=anna, name="rights-of-anna") as queue:
         futures = [queue.submit_call(2, n) for n in range(20)]
         queue.wait_all(timeout=60)
-        assert [future.result(1) for future in futures] == [2**n for n in range(20)]
+        assert [future.result(60) for future in futures] == [2**n for n in range(20)]
         with pytest.raises(RmgrError):
             TaskQueue.attach("rights-of-anna", connection=ben, timeout=5)
     with Executor(connection=ben) as pool:
         assert list(pool.map(abs, range(-5, 5), timeout=60)) == [abs(n) for n in range(-5, 5)]
         future = pool.submit(pow, 2, 2)
-        assert future.cancel() or future.result(30) == 4
+        assert future.cancel() or future.result(60) == 4
     anna.store.put("rights/shared", b"value", overwrite=True)
     assert ben.store.get("rights/shared") == b"value"
     assert anna.store.delete("rights/shared")
@@ -219,18 +219,18 @@ def test_a_client_that_says_something_else_is_refused(connections: dict[str, Con
     coordinator, store = ben.coordinator, ben.submitter.store
     assert coordinator is not None
     with pytest.raises(PermissionDenied, match="belongs to anna"):
-        coordinator.get(paths.sub(number)).result(10)
+        coordinator.get(paths.sub(number)).result(60)
     with pytest.raises(PermissionDenied, match="belongs to anna"):
-        coordinator.get(paths.fragment(number, 0)).result(10)
+        coordinator.get(paths.fragment(number, 0)).result(60)
     assert olga.coordinator is not None
-    found = olga.coordinator.get(paths.sub(number)).result(10)
+    found = olga.coordinator.get(paths.sub(number)).result(60)
     assert found is not None
     record = decode_record(found.data, Submission)
     order = leader_ops.order("n1", "forged", InboxOrder(order=Order.CANCEL, submission=number, index=-1))
     gate = ops.set_record(record, version=found.version, gate=False)
     for multi in (gate, order):
         with pytest.raises(PermissionDenied, match="belongs to anna"):
-            coordinator.commit(multi).result(10)
+            coordinator.commit(multi).result(60)
     for row in (keys.output(number, 0, 1), keys.log(number, 0, 1, "stdout", 0), keys.history_of_user("anna", number)):
         with pytest.raises(PermissionDenied, match="anna"):
             store.get(row)
@@ -243,12 +243,12 @@ def test_a_client_that_says_something_else_is_refused(connections: dict[str, Con
     assert [
         key for key in store.keys("") if key.startswith(("hist", "out/", "log/", "fn/")) and "ben" not in key and not _of_ben(store, key)
     ] == []
-    assert isinstance(olga.coordinator.commit(gate).result(10), Committed)
-    again = olga.coordinator.get(paths.sub(number)).result(10)
+    assert isinstance(olga.coordinator.commit(gate).result(60), Committed)
+    again = olga.coordinator.get(paths.sub(number)).result(60)
     assert again is not None
     assert decode_record(again.data, Submission).phase is Phase.OPEN
     open_again = ops.set_record(record, version=again.version, gate=True)
-    assert isinstance(olga.coordinator.commit(open_again).result(10), Committed)
+    assert isinstance(olga.coordinator.commit(open_again).result(60), Committed)
 
 
 def _of_ben(store: object, key: str) -> bool:
@@ -282,5 +282,5 @@ def test_a_users_work_survives_the_death_of_his_gateway(
         gateway.start()
         futures += [queue.submit_call(number) for number in range(60, 80)]
         assert queue.wait_all(timeout=90).failed == []
-    assert [future.result(1) for future in futures] == [number * number for number in range(80)]
+    assert [future.result(60) for future in futures] == [number * number for number in range(80)]
     assert sorted(int(line) for line in ledger.read_text().split()) == list(range(80)), "each of them, and at most once"

@@ -16,6 +16,7 @@ from rmgr.coord.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, free_port
 from rmgr.errors import CoordinationUnavailable, NotConnected, Unavailable
 from tests.harness.coordinators import States, wait_for
+from tests.harness.fair_time import FairTimer
 from tests.harness.proxy import Proxy
 
 CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
@@ -74,13 +75,13 @@ def test_a_server_killed_and_started_again_under_load_loses_and_doubles_nothing(
         seen = len(load.outcomes)
         wait_for(lambda seen=seen: len(load.outcomes) > seen + 20)
         server.restart()
-        states.wait(SUSPENDED, CONNECTED, timeout_s=15)
+        states.wait(SUSPENDED, CONNECTED)
         assert states.seen.count(SUSPENDED) >= round_
     seen = len(load.outcomes)
     wait_for(lambda: len(load.outcomes) > seen + 20)
     outcomes = load.stop()
     assert all(isinstance(outcome, Committed) for outcome in outcomes)
-    assert len(coord.children("/queue").result(5) or []) == len(outcomes)
+    assert len(coord.children("/queue").result(60) or []) == len(outcomes)
     assert LOST not in states.seen
     assert coord.session_id == session
 
@@ -88,19 +89,19 @@ def test_a_server_killed_and_started_again_under_load_loses_and_doubles_nothing(
 def test_after_an_outage_longer_than_the_session_it_is_back_within_three_seconds(server: ZooKeeperServer, coord: ZkCoordinator) -> None:
     states = States(coord)
     server.kill()
-    states.wait(SUSPENDED, timeout_s=3)
+    states.wait(SUSPENDED)
     time_down = threading.Event()
     assert not time_down.wait(2 * coord.session_timeout_s)  # the outage itself
     assert coord.state is SUSPENDED  # nobody has said that the session is gone
     server.start()
-    started = time.monotonic()
-    # A standalone server counts sessions from its start: this one may have lived on, or not. Either way it is usable.
-    first = coord.commit(enqueue(1), timeout_s=10).result(12)
-    if isinstance(first, Unknown):
-        assert states.seen[-2:] == [LOST, CONNECTED]
-        first = coord.commit(enqueue(2), timeout_s=10).result(12)
-    assert isinstance(first, Committed)
-    assert time.monotonic() - started < 3.0
+    with FairTimer() as timer:
+        # A standalone server counts sessions from its start: this one may have lived on, or not. Either way it is usable.
+        first = coord.commit(enqueue(1), timeout_s=60).result(70)
+        if isinstance(first, Unknown):
+            states.wait(LOST, CONNECTED)
+            first = coord.commit(enqueue(2), timeout_s=60).result(70)
+        assert isinstance(first, Committed)
+    assert timer.elapsed_s < 3.0
     assert states.seen[-1] is CONNECTED
 
 
@@ -114,16 +115,16 @@ def test_a_session_that_expired_behind_a_cut_is_lost_on_return(proxied: tuple[Zk
     proxy.refuse(False)
     states.wait(SUSPENDED, LOST, CONNECTED)
     assert coord.session_id != session
-    assert isinstance(waiting.result(5), Unknown)
+    assert isinstance(waiting.result(60), Unknown)
 
 
 def test_a_server_that_falls_silent_is_noticed_within_half_a_session(proxied: tuple[ZkCoordinator, Proxy]) -> None:
     coord, proxy = proxied
     states = States(coord)
     proxy.black_hole()
-    started = time.monotonic()
-    states.wait(SUSPENDED)
-    assert time.monotonic() - started < coord.session_timeout_s / 2 + 0.5
+    with FairTimer() as timer:
+        states.wait(SUSPENDED)
+    assert timer.elapsed_s < coord.session_timeout_s / 2 + 0.5
 
 
 def test_silence_is_noticed_while_requests_keep_going_out(proxied: tuple[ZkCoordinator, Proxy]) -> None:
@@ -131,17 +132,17 @@ def test_silence_is_noticed_while_requests_keep_going_out(proxied: tuple[ZkCoord
     coord, proxy = proxied
     states = States(coord)
     proxy.black_hole(to_client=True, to_server=False)
-    started = time.monotonic()
-    while states.seen[-1] is CONNECTED:
-        coord.get("/names", timeout_s=1.0)
-        threading.Event().wait(0.02)
-        assert time.monotonic() - started < coord.session_timeout_s / 2 + 0.5
+    with FairTimer() as timer:
+        while states.seen[-1] is CONNECTED:
+            coord.get("/names", timeout_s=1.0)
+            threading.Event().wait(0.02)
+            assert timer.elapsed_s < coord.session_timeout_s / 2 + 0.5
 
 
 def test_the_lease_stands_still_when_answers_do_not_come(proxied: tuple[ZkCoordinator, Proxy]) -> None:
     coord, proxy = proxied
     first = coord.last_answer_s()
-    wait_for(lambda: coord.last_answer_s() > first, 3.0)  # idle: pings count
+    wait_for(lambda: coord.last_answer_s() > first)  # idle: pings count
     proxy.black_hole(to_client=True, to_server=False)
     cut_s = time.monotonic()
     assert not threading.Event().wait(1.5)
@@ -153,13 +154,13 @@ def test_thousands_of_calls_in_an_outage_block_nobody_and_end_at_their_deadlines
     coord, proxy = proxied
     proxy.refuse()
     States(coord).wait(SUSPENDED)
-    started = time.monotonic()
-    commits = [coord.commit(enqueue(number), timeout_s=0.5) for number in range(5000)]
-    assert time.monotonic() - started < 2.0
-    assert all(isinstance(commit.result(5), Unknown) for commit in commits)
+    with FairTimer() as timer:
+        commits = [coord.commit(enqueue(number), timeout_s=0.5) for number in range(5000)]
+    assert timer.elapsed_s < 2.0
+    assert all(isinstance(commit.result(60), Unknown) for commit in commits)
     proxy.refuse(False)
-    assert isinstance(coord.commit(enqueue(0)).result(10), Committed)
-    assert coord.children("/names").result(5) == ["0"]
+    assert isinstance(coord.commit(enqueue(0)).result(60), Committed)
+    assert coord.children("/names").result(60) == ["0"]
 
 
 def test_the_connection_comes_back_when_its_thread_died(proxied: tuple[ZkCoordinator, Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +172,7 @@ def test_the_connection_comes_back_when_its_thread_died(proxied: tuple[ZkCoordin
 
     monkeypatch.setattr(coord._link._connection, "_read_frames", fail)
     monkeypatch.setattr(threading, "excepthook", lambda _args: None)  # the thread dies on purpose
-    assert isinstance(coord.commit(enqueue(1), timeout_s=15).result(20), Committed)
+    assert isinstance(coord.commit(enqueue(1), timeout_s=60).result(70), Committed)
     states.wait(CONNECTED)
     assert coord.session_id == session
 
@@ -190,19 +191,19 @@ def test_nobody_listening_is_told_apart_from_nobody_answering() -> None:
 def test_closing_does_not_wait_for_a_server_that_is_away(proxied: tuple[ZkCoordinator, Proxy]) -> None:
     coord, proxy = proxied
     proxy.refuse()
-    started = time.monotonic()
-    coord.close(timeout_s=2.0)
-    assert time.monotonic() - started < 2.5
+    with FairTimer() as timer:
+        coord.close(timeout_s=2.0)
+    assert timer.elapsed_s < 2.5
 
 
 def test_a_coordinator_may_be_made_before_the_server_is_up(zookeeper_parts: None, tmp_path: Path) -> None:
     server = ZooKeeperServer(tmp_path / "zk", tick_ms=200, heap_mb=64, die_with_parent=True)
     with ZkCoordinator(server.hosts, "/t", session_timeout_s=2.0) as coord:
         first = coord.commit(Multi(name="X", ops=(Create("/t2"),), proof=Exists("/t2")), timeout_s=0.2)
-        assert isinstance(first.result(1), Unknown)
+        assert isinstance(first.result(60), Unknown)
         with server:
             coord.ensure(["/queue", "/names"])
-            assert isinstance(coord.commit(enqueue(1)).result(5), Committed)
+            assert isinstance(coord.commit(enqueue(1)).result(60), Committed)
             coord.close()
 
 
@@ -221,20 +222,20 @@ def test_an_ensemble_loses_single_servers_and_no_session(zookeeper_parts: None, 
         assert leader is not None
         leader.kill()
         seen = len(load.outcomes)
-        wait_for(lambda: len(load.outcomes) > seen + 20, 20)
-        leader.start(wait_s=20)
-        wait_for(ensemble.is_whole, 15)
+        wait_for(lambda: len(load.outcomes) > seen + 20)
+        leader.start(wait_s=60)
+        wait_for(ensemble.is_whole)
         for server in ensemble.servers:  # whichever the client is on falls silent, and is left for another
             server.pause()
             seen = len(load.outcomes)
-            wait_for(lambda seen=seen: len(load.outcomes) > seen + 20, 20)
+            wait_for(lambda seen=seen: len(load.outcomes) > seen + 20)
             server.resume()
-            server.wait_ready(20)
-            wait_for(ensemble.is_whole, 15)
+            server.wait_ready(60)
+            wait_for(ensemble.is_whole)
         outcomes = load.stop()
         gaps = [later - earlier for earlier, later in zip(load.times_s, load.times_s[1:], strict=False)]
         assert all(isinstance(outcome, Committed) for outcome in outcomes)
-        assert len(coord.children("/queue").result(5) or []) == len(outcomes)
+        assert len(coord.children("/queue").result(60) or []) == len(outcomes)
         assert LOST not in states.seen
         assert max(gaps) < 12.0  # a paused leader: 2.5 s until its followers leave it, an election, 2 s until the client does
 
@@ -273,8 +274,8 @@ def test_missing_jars_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_deleting_what_is_gone_is_a_conflict_also_after_a_restart(server: ZooKeeperServer, coord: ZkCoordinator) -> None:
-    coord.commit(enqueue(1)).result(5)
+    coord.commit(enqueue(1)).result(60)
     server.restart()
     gone = Multi(name="DELETE", ops=(Delete("/names/1", 0),), proof=Exists("/never"))
-    assert isinstance(coord.commit(gone, timeout_s=10).result(12), Committed)
-    assert coord.children("/names").result(5) == []
+    assert isinstance(coord.commit(gone, timeout_s=60).result(70), Committed)
+    assert coord.children("/names").result(60) == []

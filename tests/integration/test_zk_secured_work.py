@@ -80,7 +80,7 @@ def test_after_real_work_every_znode_has_its_list_and_none_is_open(secured: DevC
     look()  # while it works
     secured.kill("n2")
     end = time.monotonic() + 40
-    while secured.coordinator.children(paths.running_node("n2")).result(5):
+    while secured.coordinator.children(paths.running_node("n2")).result(60):
         look()  # while a lost node's work moves
         assert time.monotonic() < end, "the leader takes back what n2 had"
     for which in (f"{number}_190", number):
@@ -98,7 +98,8 @@ def test_a_users_secret_neither_deletes_what_waits_nor_fences_nor_leads(secured:
     options = zookeeper_options(config, credentials_of(config))
     number = int(run(secured.environment(), "submit", "--parsable", "--hold", "--", "true").stdout)
     with ZkCoordinator.connect(secured.zookeeper.hosts, CHROOT, **options) as mallory:
-        waiting = [name for name in mallory.children(paths.held("default")).result(5) or [] if paths.parse_block(name).submission == number]
+        names = mallory.children(paths.held("default")).result(60) or []
+        waiting = [name for name in names if paths.parse_block(name).submission == number]
         assert len(waiting) == 1
         for op in (
             Delete(f"{paths.held('default')}/{waiting[0]}"),
@@ -109,7 +110,7 @@ def test_a_users_secret_neither_deletes_what_waits_nor_fences_nor_leads(secured:
             Set(paths.CONFIG, b"{}", -1),
         ):
             with pytest.raises(PermissionDenied):
-                mallory.commit(Multi(name="ATTACK", ops=(op,), proof=Exists("/never"))).result(5)
+                mallory.commit(Multi(name="ATTACK", ops=(op,), proof=Exists("/never"))).result(60)
     assert check_tree(secured.coordinator).deviations == []
 
 
@@ -149,10 +150,10 @@ def test_no_secret_lies_in_a_znode(secured: DevCluster) -> None:
     while level:
         below = []
         for path in level:
-            found = secured.coordinator.get(path).result(5)
+            found = secured.coordinator.get(path).result(60)
             if found is not None:
                 looked += 1
                 assert not [path for secret in (*secrets, b"PRIVATE KEY") if secret in found.data]
-                below += [f"{path.rstrip('/')}/{name}" for name in secured.coordinator.children(path).result(5) or []]
+                below += [f"{path.rstrip('/')}/{name}" for name in secured.coordinator.children(path).result(60) or []]
         level = below
     assert looked > 40

@@ -36,14 +36,14 @@ def test_an_access_list_keeps_strangers_out_and_says_so(zookeeper: ZooKeeperServ
     assert PASSWORD not in repr(security)
     with ZkCoordinator.connect(zookeeper.hosts, chroot, security=security, acl=acl) as owner:
         owner.ensure(["/"])
-        assert isinstance(owner.commit(make("/mine", b"secret")).result(5), Committed)
+        assert isinstance(owner.commit(make("/mine", b"secret")).result(60), Committed)
         with ZkCoordinator.connect(zookeeper.hosts, chroot) as stranger:
             with pytest.raises(PermissionDenied):
-                stranger.get("/mine").result(5)
+                stranger.get("/mine").result(60)
             with pytest.raises(PermissionDenied, match=r"MAKE: operation 0 on /theirs"):
-                stranger.commit(make("/theirs")).result(5)
+                stranger.commit(make("/theirs")).result(60)
         owner.drop_link()  # the identity is told again on every connection
-        found = owner.get("/mine").result(10)
+        found = owner.get("/mine").result(60)
         assert found is not None
         assert found.data == b"secret"
 
@@ -74,8 +74,8 @@ def test_an_ensemble_is_reached_by_tls_both_sides_checked(secure: ZooKeeperEnsem
     with ZkCoordinator.connect(secure.hosts, chroot, security=secure_client(), connect_timeout_s=15, session_timeout_s=5.0) as coord:
         coord.ensure(["/names"])
         commits = [coord.commit(make(f"/names/{'n' * 200}{number}")) for number in range(300)]
-        assert all(isinstance(commit.result(10), Committed) for commit in commits)
-        assert len(coord.children("/names").result(5) or []) == 300  # 60 kB: several records of TLS
+        assert all(isinstance(commit.result(60), Committed) for commit in commits)
+        assert len(coord.children("/names").result(60) or []) == 300  # 60 kB: several records of TLS
         session = coord.session_id
         for server in secure.servers:  # wherever the session is, it goes on elsewhere
             server.pause()

@@ -39,16 +39,16 @@ def session(zookeeper: ZooKeeperServer) -> Iterator[ZkCoordinator]:
 
 def _told(coordinator: SessionCoordinator, each: tuple[Op, ...]) -> object:
     try:
-        return coordinator.commit(Multi(name="ANY", ops=each, proof=Exists("/never"))).result(10)
+        return coordinator.commit(Multi(name="ANY", ops=each, proof=Exists("/never"))).result(60)
     except RmgrError as error:
         return error.message
 
 
 def _tree(coordinator: SessionCoordinator, path: str = "/") -> object:
-    found = coordinator.get(path).result(10)
+    found = coordinator.get(path).result(60)
     assert found is not None
     stat = found.stat
-    children = sorted(coordinator.children(path).result(10) or [])
+    children = sorted(coordinator.children(path).result(60) or [])
     below = {name: _tree(coordinator, f"{path.rstrip('/')}/{name}") for name in children}
     return found.data, stat.version, stat.children, stat.creates, stat.ephemeral_owner != 0, below
 

@@ -92,7 +92,7 @@ def ask_for(link: Link, *, is_write: bool = False, timeout_s: float = 5.0) -> An
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)

@@ -27,7 +27,7 @@ def square(x: int) -> int:
     return x * x
 
 
-def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
+def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"
@@ -117,7 +117,7 @@ def test_callbacks_may_submit_and_block_without_stopping_anything() -> None:
         def again(future: stdlib.Future[int]) -> None:
             total.append(future.result())
             if len(total) < 20:
-                total.append(executor.submit(square, 2).result(5))
+                total.append(executor.submit(square, 2).result(60))
                 executor.submit(square, len(total)).add_done_callback(again)
             else:
                 ended.set()
@@ -149,7 +149,7 @@ def test_arguments_and_results_are_let_go() -> None:
         assert gone() is None
         future = executor.submit(square, 3)
         kept = weakref.ref(future)
-        assert future.result(5) == 9
+        assert future.result(60) == 9
         del future
         until(lambda: gc.collect() >= 0 and kept() is None)
 
@@ -179,7 +179,7 @@ def test_shutdown_may_cancel_what_has_not_started(cluster: Cluster) -> None:
         capped.shutdown(wait=False, cancel_futures=True)
         assert [future.cancelled() for future in futures] == [False] * 2 + [True] * 8
         cluster.start()
-        assert [future.result(5) for future in futures[:2]] == [0, 1]
+        assert [future.result(60) for future in futures[:2]] == [0, 1]
 
 
 def test_an_argument_that_cannot_travel_is_told_at_once(cluster: Cluster) -> None:
@@ -215,7 +215,7 @@ def test_tasks_of_a_capped_block_run_one_after_another(cluster: Cluster) -> None
         executor = Executor(1, connection=connection)
         futures = [executor.submit(square, x) for x in range(100)]
         cluster.start()
-        assert [future.result(10) for future in futures] == [x * x for x in range(100)]
+        assert [future.result(60) for future in futures] == [x * x for x in range(100)]
         executor.shutdown()
         assert all(data.serial for key, data in cluster.claims if key.count > 1)
         assert any(data.serial for _, data in cluster.claims)
@@ -261,7 +261,7 @@ def test_a_failing_initializer_breaks_the_executor(cluster: Cluster) -> None:
         futures = [executor.submit(square, x) for x in range(10)]
         for future in futures:
             with pytest.raises(BrokenExecutor, match=r"the initializer of the workers failed: .*no licence"):
-                future.result(5)
+                future.result(60)
         assert isinstance(futures[0].exception(), stdlib.BrokenExecutor)
         assert isinstance(futures[0].exception(), RmgrError)
         with pytest.raises(stdlib.BrokenExecutor):
@@ -351,7 +351,7 @@ def test_inside_of_a_task_every_kind_of_wait_gives_the_slot_back(cluster: Cluste
         executor = Executor(connection=connection)
 
         def waits() -> Iterator[Callable[[list[Future]], object]]:
-            yield lambda futures: futures[0].result(5)
+            yield lambda futures: futures[0].result(60)
             yield lambda futures: stdlib.wait(futures, timeout=5)
             yield lambda futures: list(stdlib.as_completed(futures, timeout=5))
             yield lambda futures: executor.shutdown()
@@ -372,9 +372,9 @@ def test_many_threads_may_wait_for_one_future() -> None:
     with running() as (_, connection), Executor(connection=connection) as executor:
         future = executor.submit(square, 12)
         results: list[int] = []
-        threads = [threading.Thread(target=lambda: results.append(future.result(5))) for _ in range(10)]
+        threads = [threading.Thread(target=lambda: results.append(future.result(60))) for _ in range(10)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert results == [144] * 10

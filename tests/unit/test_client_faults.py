@@ -62,7 +62,7 @@ def moody(cluster: Cluster) -> tuple[Connection, Moody]:
 
 
 def subs(cluster: Cluster) -> list[str]:
-    return cluster.coordinator.children(f"{paths.SUBS}/0").result(5) or []
+    return cluster.coordinator.children(f"{paths.SUBS}/0").result(60) or []
 
 
 # -- SUBMIT
@@ -128,14 +128,14 @@ def test_the_thousandth_submission_gets_a_directory(cluster: Cluster) -> None:
     from rmgr.coord.multi import Gone, Multi, Set
     from rmgr.coord.records import encode_record
 
-    ids = cluster.coordinator.get(paths.IDS).result(5)
+    ids = cluster.coordinator.get(paths.IDS).result(60)
     assert ids is not None
-    cluster.coordinator.commit(Multi(name="SKIP", ops=(Set(paths.IDS, encode_record(2345), ids.version),), proof=Gone("/x"))).result(5)
+    cluster.coordinator.commit(Multi(name="SKIP", ops=(Set(paths.IDS, encode_record(2345), ids.version),), proof=Gone("/x"))).result(60)
     for expected in (2345, 2346):
         draft = draft_of(Options(name="x"), work=Work.COMMAND)
         made = submitting.submit(cluster.coordinator, draft, owner="", deadline_s=time.monotonic() + 5)
         assert made.submission.id == expected
-    assert sorted(cluster.coordinator.children(f"{paths.SUBS}/2").result(5) or []) == ["2345", "2346"]
+    assert sorted(cluster.coordinator.children(f"{paths.SUBS}/2").result(60) or []) == ["2345", "2346"]
 
 
 # -- ZooKeeper away
@@ -144,7 +144,7 @@ def test_the_thousandth_submission_gets_a_directory(cluster: Cluster) -> None:
 def test_while_zookeeper_is_away_waits_end_in_time_and_go_on_afterwards() -> None:
     with running() as (cluster, connection):
         queue = TaskQueue(double, connection=connection)
-        queue.submit_call(1).result(5)
+        queue.submit_call(1).result(60)
         coordinator: Any = connection.coordinator
         coordinator.auto = False
         coordinator.cut()
@@ -160,7 +160,7 @@ def test_while_zookeeper_is_away_waits_end_in_time_and_go_on_afterwards() -> Non
             TaskQueue(double, connection=connection, timeout=0.2)
         coordinator.auto = True
         coordinator.reconnect()
-        assert future.result(10) == 4
+        assert future.result(60) == 4
         queue.close()
         assert cluster.pending() == []
 
@@ -207,10 +207,10 @@ def test_while_the_store_is_away_submitting_fails_at_once_and_small_work_goes_on
         store.is_away = False
         connection.register(len)
         store.is_away = True
-        assert queue.submit_call(4).result(5) == 8
+        assert queue.submit_call(4).result(60) == 8
         lengths = queue.map(len, [bytes(9_000)] * 3)  # together they need a row: sent when the store is back
         store.is_away = False
-        assert [future.result(10) for future in lengths] == [9_000] * 3
+        assert [future.result(60) for future in lengths] == [9_000] * 3
         executor.shutdown()
 
 
@@ -222,9 +222,9 @@ def test_a_large_result_that_is_gone_is_told_as_lost(cluster: Cluster) -> None:
     with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
         first, second = queue.map(None, [1, 2])
         with pytest.raises(DataLost, match=r"task 1_0 completed, but row gone"):
-            first.result(5)
+            first.result(60)
         with pytest.raises(DataLost, match=r"the result of task 1_1 .* is missing"):
-            second.result(5)
+            second.result(60)
 
 
 def test_a_store_that_is_away_for_a_moment_does_not_spoil_a_large_result(cluster: Cluster) -> None:
@@ -239,9 +239,9 @@ def test_a_store_that_is_away_for_a_moment_does_not_spoil_a_large_result(cluster
         future.wait(5)
         store.is_away = True
         with pytest.raises(StoreUnavailable):
-            future.result(5)
+            future.result(60)
         store.is_away = False
-        assert future.result(5) == b"abc"
+        assert future.result(60) == b"abc"
 
 
 def test_arguments_above_the_limit_are_refused_before_anything_is_sent(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_outcomes_in_rows_and_pages_are_read_in_their_order() -> None:
         from rmgr.coord.records import decode_fragment
 
         fragments = [
-            decode_fragment(cluster.coordinator.get(paths.fragment(number, at)).result(5).data)  # type: ignore[union-attr]
+            decode_fragment(cluster.coordinator.get(paths.fragment(number, at)).result(60).data)  # type: ignore[union-attr]
             for at in range(4)
         ]
         cluster.store.put(keys.page(number, 0), encode_page(tuple(fragments[:2])))
@@ -287,13 +287,13 @@ def test_outcomes_in_rows_and_pages_are_read_in_their_order() -> None:
         row = Fragment(node="n1", base_us=1, row=keys.fragment(number, "g"), ranges=((State.COMPLETED, 2, 1),))
         cluster.coordinator.commit(
             Multi(name="X", ops=(Set(paths.fragment(number, 2), encode_fragment(row), 0),), proof=Gone("/x"))
-        ).result(5)
-        done = cluster.coordinator.get(paths.done(number)).result(5)
+        ).result(60)
+        done = cluster.coordinator.get(paths.done(number)).result(60)
         assert done is not None
         paged = Paged(base=2, counts={"COMPLETED": 2})
-        assert isinstance(cluster.coordinator.commit(page(number, paged, done.version, 0, 2)).result(5), Committed)
+        assert isinstance(cluster.coordinator.commit(page(number, paged, done.version, 0, 2)).result(60), Committed)
         with cluster.connect() as other:
             attached = TaskQueue.attach(number, connection=other)
-            assert [future.result(5) for future in attached.futures()] == [0, 2, 4, 6]
-        assert decode_record(cluster.coordinator.get(paths.done(number)).result(5).data, Paged).base == 2  # type: ignore[union-attr]
+            assert [future.result(60) for future in attached.futures()] == [0, 2, 4, 6]
+        assert decode_record(cluster.coordinator.get(paths.done(number)).result(60).data, Paged).base == 2  # type: ignore[union-attr]
     cluster.stop()

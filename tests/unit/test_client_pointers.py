@@ -30,7 +30,7 @@ class Cluster:
 
     def commit(self, *ops: Create | Set) -> None:
         multi = Multi(name="TEST", ops=ops, proof=Exists(paths.sub(SUB)))
-        assert isinstance(self.coordinator.commit(multi).result(5), Committed)
+        assert isinstance(self.coordinator.commit(multi).result(60), Committed)
 
     def end(self, *fragments: Fragment) -> None:
         for fragment in fragments:

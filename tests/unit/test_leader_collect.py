@@ -39,7 +39,7 @@ def test_old_fragments_are_paged_out_and_a_new_leader_reads_them_back() -> None:
     starter = bench.starter("n1")
     number = bench.submitter.submit(420, complete=False)
     bench.run_all(starter, take=1, cpu_us=1)
-    done = bench.outside.get(paths.done(number)).result(1)
+    done = bench.outside.get(paths.done(number)).result(60)
     assert done is not None
     paged = decode_record(done.data, Paged)
     assert paged.base == 360
@@ -115,7 +115,7 @@ def test_a_large_submission_is_collected_in_several_multis(bench: Bench) -> None
 
 
 def test_an_empty_directory_of_old_submissions_goes_and_the_present_one_stays(bench: Bench) -> None:
-    found = bench.outside.get(paths.IDS).result(1)
+    found = bench.outside.get(paths.IDS).result(60)
     assert found is not None
     committed(bench.outside, Multi(name="X", ops=(Set(paths.IDS, b"999", found.version),), proof=Holds(paths.IDS, b"999")))
     bench.lead()
@@ -159,7 +159,7 @@ def test_watches_that_nobody_needs_are_shed_with_the_connection(bench: Bench, mo
 
 def test_a_queue_that_is_added_to_the_settings_gets_its_directories(bench: Bench) -> None:
     leader = bench.lead()
-    found = bench.outside.get(paths.CONFIG).result(1)
+    found = bench.outside.get(paths.CONFIG).result(60)
     assert found is not None
     data = encode_record(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="night"))))
     committed(bench.outside, Multi(name="X", ops=(Set(paths.CONFIG, data, found.version),), proof=Holds(paths.CONFIG, data)))

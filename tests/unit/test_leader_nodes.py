@@ -265,6 +265,6 @@ def test_a_fence_that_meets_a_registration_loses(bench: Bench) -> None:
     version = starter.versions["n1"]
     record = bench.look.node("n1")
     bench.starter("n1")
-    outcome = bench.leader_coordinator.commit(fence(0, record, version, "late")).result(1)
+    outcome = bench.leader_coordinator.commit(fence(0, record, version, "late")).result(60)
     assert isinstance(outcome, Conflict)
     assert replace(bench.look.node("n1"), guid="").state is NodeState.UP

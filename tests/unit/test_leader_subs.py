@@ -88,7 +88,7 @@ def test_a_queue_that_nobody_owns_is_ended_after_retention(bench: Bench) -> None
     assert bench.phase(number) is Phase.OPEN
     bench.advance(20.0)
     assert bench.phase(number) is Phase.CLOSED
-    found = bench.outside.get(paths.tail(number)).result(1)
+    found = bench.outside.get(paths.tail(number)).result(60)
     assert found is not None
     assert decode_record(found.data, Tail).complete
 
@@ -187,7 +187,7 @@ def test_a_block_that_a_starter_returns_to_a_held_submission_is_set_aside_by_the
     key = starter.claim("n1")
     bench.submitter.change(number, gate=False, phase=Phase.HELD, reason=Reason.USER_HOLD)
     bench.advance(1.0)
-    found = starter.coordinator.get(paths.running_block("n1", key)).result(1)
+    found = starter.coordinator.get(paths.running_block("n1", key)).result(60)
     assert found is not None
     multi, _ = ops.give_back("n1", starter.versions["n1"], "default", key, decode_block(found.data), found.version, first=0)
     committed(starter.coordinator, multi)
@@ -209,7 +209,7 @@ def test_cancel_ends_what_waits_orders_what_runs_and_closes(bench: Bench) -> Non
     assert {i: (o.state, o.reason) for i, o in outcomes.items()} == dict.fromkeys(range(4, 12), (State.CANCELLED, Reason.USER_CANCEL))
     orders = bench.look.names(paths.inbox_node("n1"))
     assert orders == [f"cancel-{number}"]
-    found = bench.outside.get(paths.inbox("n1", orders[0])).result(1)
+    found = bench.outside.get(paths.inbox("n1", orders[0])).result(60)
     assert found is not None
     told = decode_record(found.data, InboxOrder)
     assert (told.submission, told.index, told.reason, told.detail) == (number, -1, "USER_CANCEL", "enough")

@@ -180,7 +180,7 @@ def test_a_signal_becomes_a_letter_and_the_second_ends_the_process() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "SIGTERM\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
 
 
 def test_signals_are_given_back() -> None:

@@ -26,7 +26,7 @@ def digests(directory: Path) -> dict[str, str]:
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def until(happened: object, seconds: float = 30.0) -> None:
+def until(happened: object, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not happened():  # type: ignore[operator]
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -56,7 +56,7 @@ class Doubtful(MemoryCoordinator):
             return super().commit(multi, timeout_s=timeout_s)
         self.doubt -= 1
         future = super().commit(multi if self.carried_out else replace(multi, ops=(multi.ops[0],)), timeout_s=timeout_s)
-        future.result(5)
+        future.result(60)
         answer = type(future)()
         answer.set_result(Unknown("lost"))
         return answer
@@ -90,7 +90,7 @@ def test_an_unknown_commit_that_was_not_made_is_made_then() -> None:
     world = doubtful(carried_out=False)
     world.commit(world.multi("a"))
     assert [type(one) for one in world.answers] == [Committed]
-    assert world.zk.stat("/things/a").result(5) is not None
+    assert world.zk.stat("/things/a").result(60) is not None
 
 
 def test_an_unknown_commit_behind_a_moved_fence_is_fenced() -> None:
@@ -98,7 +98,7 @@ def test_an_unknown_commit_behind_a_moved_fence_is_fenced() -> None:
     multi = world.multi("a")
     world.committer.commit(multi, world.answers.append)
     node = paths.node("n1")
-    world.zk.commit(Multi(name="F", ops=(Set(node, b"x", 0),), proof=Exists(node))).result(5)
+    world.zk.commit(Multi(name="F", ops=(Set(node, b"x", 0),), proof=Exists(node))).result(60)
     world.deliver()
     assert (world.answers, world.fenced) == ([], ["n1"])
 
@@ -107,7 +107,7 @@ def test_a_moved_fence_is_told_once_and_not_as_an_answer() -> None:
     world = World()
     node = paths.node("n1")
     multi = world.multi("a")
-    world.zk.commit(Multi(name="F", ops=(Set(node, b"x", 0),), proof=Exists(node))).result(5)
+    world.zk.commit(Multi(name="F", ops=(Set(node, b"x", 0),), proof=Exists(node))).result(60)
     world.commit(multi)
     assert (world.answers, world.fenced, world.counted) == ([], ["n1"], ["fenced_writes"])
 

@@ -23,6 +23,7 @@ from rmgr.daemons.starter_outputs import (
     discard,
     of_command,
     of_task,
+    plain_outcome,
     spill,
     write,
 )
@@ -92,6 +93,14 @@ def test_commands_tell_exit_codes_as_a_shell_does() -> None:
     failed = of_command(CommandEnd(seq=1, reason=Reason.EXIT_CODE, exit_code=3))
     assert (failed.exit_code, failed.error) == (3, "exit code 3")
     assert of_command(CommandEnd(seq=1, reason=Reason.SIGNAL, signal=9)).exit_code == 137
+
+
+def test_the_short_way_of_a_command_says_what_the_long_one_says() -> None:
+    block = a_block(past=(PastAttempt(Reason.EXIT_CODE),))
+    plain = CommandEnd(seq=1, exit_code=0, started_us=1500, elapsed_us=3, cpu_us=2, max_rss_kib=4, out=Output(size=1, data=b"x"))
+    assert end(block, of_command(plain)) == plain_outcome(block, 0, plain)
+    unusual = {"reason": Reason.EXIT_CODE, "signal": 9, "detail": "d", "directory": "/d", "out": Output(size=9000, path="/o")}
+    assert [name for name, value in unusual.items() if plain_outcome(block, 0, msgspec.structs.replace(plain, **{name: value}))] == []
 
 
 def test_an_exception_travels_as_the_value() -> None:

@@ -30,7 +30,7 @@ from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
 
 
-def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
+def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
     end_s = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end_s
