@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rmgr.adapters.zk_wire import four_letter
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.bench import Plan, Row, connected, row
+from rmgr.dev.bench_losses import losses
 from rmgr.dev.bench_tasks import no_op
+from rmgr.dev.children import Child
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.process_cost import cpu_s
 from rmgr.dev.virtual_starters import Spec
-from rmgr.errors import RmgrError, Unavailable
+from rmgr.errors import RmgrError
 
 _STARTERS, _TASKS = 200, 100_000
 #: Tasks of the one Starter are fewer: its two slots would take minutes for as many.
 _ALONE = 20
-_SLOTS, _TASK_S = 2, 0.01
+#: Tasks that a Starter commits in batches: those of 10 ms and more are committed as they end, whatever the number of Starters.
+_SLOTS, _TASK_S = 2, 0.005
 #: Starters of one process.
 _TOGETHER = 50
 #: Sessions as long as in production: nobody is to be declared dead because the processor is too small.
 _SESSION_S = 30.0
 _PATIENCE_S = 900.0
 _SETTLE_S = 1.0
-SETUP = "1 ZooKeeper (fsync), SQLite, virtual Starters of 2 slots with a session each, tasks of 10 ms, no credentials"
+SETUP = "1 ZooKeeper (fsync), SQLite, virtual Starters of 2 slots with a session each, tasks of 5 ms, no credentials"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,9 @@ class Used:
     client_s: float
     requests: float
     transactions: float
+    lists: float  #: readings of the queue by Starters
+    claims: float
+    refused: float  #: claims that somebody else made first
     lasted_s: float
     tasks: int
 
@@ -58,6 +61,9 @@ class Used:
             self.client_s - other.client_s,
             self.requests - other.requests,
             self.transactions - other.transactions,
+            self.lists - other.lists,
+            self.claims - other.claims,
+            self.refused - other.refused,
             self.lasted_s - other.lasted_s,
             self.tasks - other.tasks,
         )
@@ -70,8 +76,12 @@ class Used:
             "processor of the leader": ("us/task", self.leader_s / self.tasks * 1e6),
             "processor of ZooKeeper": ("us/task", self.zookeeper_s / self.tasks * 1e6),
             "processor of the Starters": ("us/task", self.starters_s / self.tasks * 1e6),
+            "processor of the client": ("us/task", self.client_s / self.tasks * 1e6),
             "requests to ZooKeeper": ("per task", self.requests / self.tasks),
             "transactions of ZooKeeper": ("per task", self.transactions / self.tasks),
+            "claims that were made": ("per task", self.claims / self.tasks),
+            "claims that were refused": ("per task", self.refused / self.tasks),
+            "readings of the queue": ("per task", self.lists / self.tasks),
         }
 
 
@@ -90,7 +100,7 @@ def scale(plan: Plan) -> list[Row]:
     for count, found in runs.items():
         system = f"{count} Starter{'s' if count > 1 else ''}"
         rows.append(row(system, SETUP, "tasks run, submit to last result", "tasks/s", [used.tasks / used.lasted_s for used in found]))
-    return rows
+    return rows + losses(plan)
 
 
 def _measured(plan: Plan, starters: int, tasks: int) -> list[Used]:
@@ -116,7 +126,9 @@ def _measured(plan: Plan, starters: int, tasks: int) -> list[Used]:
                 used = _used(cluster, processes, tasks) - before
                 found.append(used)
                 ran += tasks
-    begun = sum(process.ran for process in processes)
+            for process in processes:
+                process.finish()
+            begun = sum(process.told("ran") for process in processes)
     if begun != ran:
         raise RmgrError(f"{ran} tasks ended, but {begun} were run")
     return found
@@ -129,17 +141,23 @@ def _run(queue: TaskQueue, tasks: int) -> None:
         raise RmgrError(f"{tasks} tasks have {len(results)} results")
 
 
-def _used(cluster: DevCluster, processes: Sequence[VirtualProcess], tasks: int) -> Used:
+def _used(cluster: DevCluster, processes: Sequence[Child], tasks: int) -> Used:
     """All counters up to now."""
+    asked: Counter[str] = Counter()
+    for process in processes:
+        asked.update(process.asked("asked"))
     requests, transactions = _zookeeper_counts(cluster)
     client = time.process_time()
     return Used(
         cpu_s([cluster.process("w1").pid]),
         cpu_s([cluster.process("zk1").pid]),
-        cpu_s([process.child.pid for process in processes]),
+        cpu_s([process.pid for process in processes]),
         client,
         requests,
         transactions,
+        asked["children queues/pending"],
+        asked["CLAIM Committed"],
+        asked["CLAIM Conflict"],
         time.monotonic(),
         tasks,
     )
@@ -157,56 +175,22 @@ def _zookeeper_counts(cluster: DevCluster) -> tuple[float, float]:
 # -- processes ---------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class VirtualProcess:
-    """Some Starters. ran: how many tasks they have run, known after their end."""
-
-    child: subprocess.Popen[bytes]
-    ran: int = 0
-
-    def told(self, what: str) -> int:
-        """The number that it says next. Raises: Unavailable."""
-        assert self.child.stdout is not None
-        line = self.child.stdout.readline()
-        try:
-            answer: dict[str, Any] = json.loads(line)
-            return int(answer[what])
-        except (ValueError, KeyError):
-            raise Unavailable(f"virtual Starters ended instead of saying {what!r}") from None
-
-
 @contextlib.contextmanager
-def virtual_starters(cluster: DevCluster, directory: Path, count: int) -> Iterator[list[VirtualProcess]]:
-    """So many Starters in as few processes as will do, all registered; afterwards each process has said how many tasks it ran."""
-    processes: list[VirtualProcess] = []
-    try:
-        for first in range(0, count, _TOGETHER):
-            processes += [_spawn(cluster, directory, first, min(_TOGETHER, count - first))]
+def virtual_starters(cluster: DevCluster, directory: Path, count: int) -> Iterator[list[Child]]:
+    """So many Starters in as few processes as will do, all registered."""
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(_spawn(cluster, directory, first, min(_TOGETHER, count - first))) for first in range(0, count, _TOGETHER)
+        ]
         for process in processes:
             process.told("ready")
         yield processes
-        for process in processes:
-            assert process.child.stdin is not None
-            process.child.stdin.close()
-        for process in processes:
-            process.ran = process.told("ran")
-            process.child.wait(30.0)
-    finally:
-        for process in processes:
-            if process.child.poll() is None:
-                process.child.kill()
-                process.child.wait(10.0)
-            for pipe in (process.child.stdin, process.child.stdout):
-                if pipe is not None:
-                    pipe.close()
 
 
-def _spawn(cluster: DevCluster, directory: Path, first: int, count: int) -> VirtualProcess:
+def _spawn(cluster: DevCluster, directory: Path, first: int, count: int) -> Child:
     state = cluster.state
     spec = Spec(
         zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s, directory=str(directory / "virtual"),
         first=first, count=count, slots=_SLOTS, task_s=_TASK_S,
     )  # fmt: skip
-    with (directory / f"virtual-{first}.log").open("wb") as log:
-        command = [sys.executable, "-m", "rmgr.dev.virtual_starters", msgspec.json.encode(spec).decode()]
-        return VirtualProcess(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=directory))
+    return Child("rmgr.dev.virtual_starters", msgspec.json.encode(spec).decode(), log=directory / f"virtual-{first}.log")
