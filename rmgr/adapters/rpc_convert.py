@@ -7,7 +7,18 @@ import json
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from rmgr.model.states import Reason, State
-from rmgr.model.views import ExplainView, JobView, LeaderView, NodeView, QueueView, StatusView, WhyView
+from rmgr.model.views import (
+    ExplainView,
+    FaultView,
+    HeldView,
+    JobView,
+    LeaderView,
+    NodeView,
+    PolicyView,
+    QueueView,
+    StatusView,
+    WhyView,
+)
 from rmgr.v1 import views_pb2 as pb
 
 V = TypeVar("V")
@@ -17,6 +28,9 @@ MESSAGES: dict[type[Any], type[Any]] = {
     JobView: pb.JobView,
     NodeView: pb.NodeView,
     QueueView: pb.QueueView,
+    HeldView: pb.HeldView,
+    PolicyView: pb.PolicyView,
+    FaultView: pb.FaultView,
     LeaderView: pb.LeaderView,
     StatusView: pb.StatusView,
     WhyView: pb.WhyView,

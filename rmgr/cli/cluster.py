@@ -15,7 +15,7 @@ from rmgr.cli.render import Layout, clock, emit, now_us, paint, printable, table
 from rmgr.cli.tables import draw, table_options
 from rmgr.errors import NotFound
 from rmgr.model.units import format_duration
-from rmgr.model.views import StatusView
+from rmgr.model.views import PolicyView, StatusView
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 
@@ -74,7 +74,7 @@ def nodes(session: Session, names: tuple[str, ...], layout: Layout, watch: bool)
 @command("queues", examples="rmgr queues\nrmgr queues -o queue,partition,dispatch,maxcores,maxmem\nrmgr queues --json", exits=_EXITS)
 @table_options
 def queues(session: Session, layout: Layout, watch: bool) -> None:
-    """Queues: state, policy, tasks that wait and run, limits. They are set with rmgr config apply."""
+    """Queues: state, policy, tasks that wait and run, limits; and what is held for whom. They are set with rmgr config apply."""
 
     def once() -> None:
         found = session.query().queues()
@@ -82,6 +82,10 @@ def queues(session: Session, layout: Layout, watch: bool) -> None:
             emit({"queues": [shapes.queue(queue) for queue in found]})
         else:
             table(found, columns.QUEUE_COLUMNS, layout)
+            ledger = [held for queue in found for held in queue.held]
+            if ledger and not layout.columns:
+                sys.stdout.write("\n")
+                table(ledger, columns.HELD_COLUMNS, Layout(header=layout.header))
 
     draw(session, once, watch=watch)
 
@@ -161,9 +165,19 @@ def _draw_status(view: StatusView) -> None:
     ]
     for name, value in lines:
         out.write(f"{paint(f'{name:<9}', 'bold', out)}  {value}\n")
+    for item in view.policies:
+        out.write(f"{paint('placing  ', 'bold', out)}  {_placing(item)}\n")
+        for fault in item.faults:
+            told = f"{fault.policy} was skipped {fault.count} times, the last time: {fault.error}"
+            out.write(f"{paint('fault', 'red', out)}      {printable(told)}\n")
     for problem in view.problems:
         out.write(f"{paint('problem', 'red', out)}    {printable(problem)}\n")
     out.flush()
+
+
+def _placing(view: PolicyView) -> str:
+    passes = f"; {view.passes} passes, the last {view.last_pass_s * 1e3:.1f} ms" if view.passes else ""
+    return printable(f"{view.policy} in partition {view.partition}{passes}")
 
 
 def _part(facts: dict[str, object]) -> str:

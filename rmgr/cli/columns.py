@@ -56,6 +56,8 @@ def job_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="ENDED", text=lambda j: clock(j.ended_us), order=lambda j: j.ended_us, default=False),
         Column(name="EXIT", text=lambda j: _code(j.exit_code), order=lambda j: j.exit_code, right=True, default=False),
         Column(name="CORES", text=lambda j: str(j.cores), order=lambda j: j.cores, right=True, default=False),
+        Column(name="PROCESSES", text=lambda j: str(max(1, j.processes)), order=lambda j: j.processes, right=True, default=False),
+        Column(name="START", text=lambda j: clock(j.expected_start_us), order=lambda j: j.expected_start_us, default=False),
         Column(
             name="MEM", text=lambda j: format_size(j.memory_bytes) if j.memory_bytes else "", order=lambda j: j.memory_bytes, default=False
         ),
@@ -142,6 +144,11 @@ def _limit_size(queue: QueueView) -> str:
     return format_size(float(size)) if size else ""
 
 
+def _reserved(queue: QueueView) -> str:
+    cores = sum(held.cores for held in queue.held)
+    return f"{cores} cores for {', '.join(dict.fromkeys(held.job for held in queue.held))}" if cores else ""
+
+
 QUEUE_COLUMNS = (
     Column(name="QUEUE", text=lambda q: q.id, is_id=True),
     Column(name="STATE", text=lambda q: q.state, state=True),
@@ -150,10 +157,21 @@ QUEUE_COLUMNS = (
     Column(name="RUNNING", text=lambda q: str(q.running), order=lambda q: q.running, right=True),
     Column(name="MAXTIME", text=_max_time, order=lambda q: float(q.limits.get("max_time_s", 0)), right=True),
     Column(name="HELD", text=lambda q: str(q.held_tasks), order=lambda q: q.held_tasks, right=True, default=False),
+    Column(name="RESERVED", text=_reserved, order=lambda q: sum(held.cores for held in q.held), default=False),
     Column(name="PARTITION", text=lambda q: q.partition, default=False),
     Column(name="DISPATCH", text=lambda q: str(q.dispatch), default=False),
     Column(name="MAXCORES", text=lambda q: str(q.limits.get("max_cores", "")), right=True, default=False),
     Column(name="MAXMEM", text=_limit_size, right=True, default=False),
+)
+
+
+HELD_COLUMNS = (
+    Column(name="HELD FOR", text=lambda h: h.job, is_id=True),
+    Column(name="QUEUE", text=lambda h: h.queue),
+    Column(name="NODE", text=lambda h: h.node),
+    Column(name="CORES", text=lambda h: str(h.cores), order=lambda h: h.cores, right=True),
+    Column(name="SINCE", text=lambda h: clock(h.since_us), order=lambda h: h.since_us),
+    Column(name="EXPECTED START", text=lambda h: clock(h.expected_start_us), order=lambda h: h.expected_start_us),
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rmgr.cli.render import iso
 from rmgr.model.states import State
-from rmgr.model.views import AttemptView, ExplainView, JobView, LeaderView, NodeView, QueueView, StatusView, TaskView
+from rmgr.model.views import AttemptView, ExplainView, HeldView, JobView, LeaderView, NodeView, PolicyView, QueueView, StatusView, TaskView
 
 #: `counts` has these in this order, always all of them.
 COUNTED = tuple(str(s) for s in ("INITIAL", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED"))
@@ -52,6 +52,8 @@ def job(view: JobView) -> dict[str, Any]:
         "after": list(view.after),
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,
+        "processes": max(1, view.processes),
+        "expected_start": iso(view.expected_start_us),
     }
 
 
@@ -143,8 +145,31 @@ def queue(view: QueueView) -> dict[str, Any]:
         "pending": view.pending,
         "running": view.running,
         "limits": dict(view.limits),
-        "held": [],
+        "held": [held(item) for item in view.held],
         "held_tasks": view.held_tasks,
+    }
+
+
+def held(view: HeldView) -> dict[str, Any]:
+    """A line of the ledger: an element of `held`."""
+    return {
+        "for": view.job,
+        "node": view.node,
+        "cores": view.cores,
+        "since": iso(view.since_us),
+        "expected_start": iso(view.expected_start_us),
+    }
+
+
+def policy(view: PolicyView) -> dict[str, Any]:
+    """An element of `status.policies`."""
+    return {
+        "partition": view.partition,
+        "policy": view.policy,
+        "passes": view.passes,
+        "last_pass": view.last_pass_s,
+        "faults": [{"policy": fault.policy, "count": fault.count, "error": fault.error} for fault in view.faults],
+        "problem": view.problem,
     }
 
 
@@ -176,6 +201,7 @@ def status(view: StatusView) -> dict[str, Any]:
         "problems": list(view.problems),
         "watchdogs": view.watchdogs,
         "uptime": view.uptime_s,
+        "policies": [policy(item) for item in view.policies],
     }
 
 

@@ -150,6 +150,7 @@ def _draw_job(job: JobView, tasks: list[TaskView], attempts: Sequence[AttemptVie
         ("state", _state(job.state, job.reason, job.detail)),
         ("tasks", f"{job.tasks}: {counts}" if job.tasks != 1 else ""),
         ("submitted", clock(job.submitted_us)),
+        ("expected", f"to start at {clock(job.expected_start_us)}" if job.expected_start_us else ""),
         ("started", clock(job.started_us)),
         ("ended", clock(job.ended_us) + (f"  after {elapsed(job.started_us, job.ended_us, 0)}" if job.ended_us and job.started_us else "")),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
@@ -222,7 +223,8 @@ def _state(state: State, reason: str, detail: str) -> str:
 
 def _request(job: JobView) -> str:
     cores = f"{job.cores} core{'s' if job.cores != 1 else ''}"
-    return f"{cores}, {format_size(job.memory_bytes)}" if job.memory_bytes else cores
+    asked = f"{cores}, {format_size(job.memory_bytes)}" if job.memory_bytes else cores
+    return f"{job.processes} processes of {asked}" if job.processes > 1 else asked
 
 
 def _used(cpu_us: int, rss_kib: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter, defaultdict
 
+from rmgr.coord.placing_answers import REASONS, first_waits, placed_whys, policy_views
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
 from rmgr.errors import NotFound
@@ -17,21 +18,23 @@ from rmgr.model.queue import Dispatch
 from rmgr.model.resources import MIB
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Submission, Work
-from rmgr.model.views import ExplainView, JobView, LeaderView, NodeView, QueueView, StatusView, WhyView
+from rmgr.model.views import ExplainView, JobView, LeaderView, NodeView, PlacedView, QueueView, StatusView, WhyView
 
 #: States counted by `rmgr status` and `rmgr show`, in their order.
 COUNTED = (State.INITIAL, State.RUNNING, State.COMPLETED, State.FAILED, State.CANCELLED, State.HELD, State.SUSPENDED)
 
 
-def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBlock]) -> JobView:
-    """One submission. `claimed`: its blocks. Cost: O(blocks)."""
+def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBlock], waits: PlacedView | None = None) -> JobView:
+    """One submission. claimed: its blocks. waits: its first placed job that waits, as the leader knows it. Cost: O(blocks)."""
     running = running_count((block.key, block.done) for block in claimed)
     state = overall_state(submission, progress, running)
     counts = state_counts(submission, progress, running)
     claimed_at = min((block.claimed_us for block in claimed if block.claimed_us), default=0)
-    reason = submission.reason
+    reason, detail = submission.reason, submission.reason_detail
     if not reason and state is State.INITIAL:
         reason = Reason.RESOURCES if progress.total else ""
+        if waits is not None:
+            reason, detail = REASONS.get(waits.what, reason), waits.reason
     elif not reason and state is State.FAILED:
         reason = progress.reason
     return JobView(
@@ -41,13 +44,13 @@ def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBl
         queue=submission.queue,
         state=state,
         reason=reason,
-        detail=submission.reason_detail,
+        detail=detail,
         submitted_us=submission.submitted_us,
         started_us=progress.first_started_us or claimed_at,
         ended_us=(progress.last_ended_us or submission.closed_us) if state.is_final else 0,
         exit_code=progress.exit_code,
         counts={str(kind): counts[kind] for kind in COUNTED},
-        nodes=tuple(dict.fromkeys([block.node for block in claimed] or progress.nodes)),
+        nodes=tuple(dict.fromkeys([node for block in claimed for node in block.nodes] or progress.nodes)),
         tasks=progress.total,
         priority=submission.priority,
         cpu_us=progress.cpu_us,
@@ -57,6 +60,8 @@ def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBl
         cores=submission.request.cores,
         memory_bytes=submission.request.memory_bytes,
         after=tuple(f"{item.condition}:{item.submission}" for item in submission.after),
+        processes=submission.rigid.processes if submission.rigid is not None else 1,
+        expected_start_us=waits.expected_start_us if waits is not None and state is State.INITIAL else 0,
     )
 
 
@@ -70,7 +75,7 @@ def command_text(submission: Submission) -> str:
 
 def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
     """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
-    blocks = _claimed_by_submission(snapshot)
+    blocks, waits = _claimed_by_submission(snapshot), first_waits(snapshot)
     wanted = [number for number in ids if number in snapshot.submissions] if ids else sorted(snapshot.submissions)
     views = []
     for number in wanted:
@@ -79,22 +84,26 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
             continue
         if not ids and not ended and (progress.is_ended or submission.phase is Phase.CLOSED):
             continue
-        views.append(job_view(submission, progress, blocks.get(number, [])))
+        views.append(job_view(submission, progress, blocks.get(number, []), waits.get(number)))
     return views
 
 
 def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
     """All nodes, by name; load and memory in use are added by whoever can ask the Starters."""
     used: dict[str, list[ClaimedBlock]] = defaultdict(list)
+    helped: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for block in snapshot.claimed:
         used[block.node].append(block)
-    return [_node_view(snapshot, record, used.get(name, [])) for name, record in sorted(snapshot.nodes.items())]
+        if block.allocation is not None and not block.done:
+            for name, processes in block.allocation.helpers:
+                helped[name].append((processes * block.allocation.threads, processes * block.allocation.memory_mib * MIB))
+    return [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in sorted(snapshot.nodes.items())]
 
 
-def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[ClaimedBlock]) -> NodeView:
+def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[ClaimedBlock], helped: list[tuple[int, int]]) -> NodeView:
     alive = record.guid in snapshot.alive
     drain = snapshot.drains.get(record.node)
-    tasks = running_count((block.key, block.done) for block in claimed)
+    tasks = running_count((block.key, block.done) for block in claimed) + len(helped)
     if record.state is NodeState.FENCED:
         state, reason = (NodeState.DOWN, "stopped") if record.reason == "stopped" else (NodeState.FENCED, record.reason)
     elif not alive:
@@ -103,8 +112,9 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
         state, reason = (NodeState.DRAINING if tasks else NodeState.DRAINED), drain.reason
     else:
         state, reason = NodeState.UP, ""
-    wanted = sum(block.key.cores * (block.key.count - block.done.bit_count()) for block in claimed)
+    wanted = sum(block.key.cores * (block.key.count - block.done.bit_count()) for block in claimed) + sum(cores for cores, _ in helped)
     memory = sum(block.key.memory_mib * MIB * min(block.key.count - block.done.bit_count(), record.capacity.cores) for block in claimed)
+    memory += sum(size for _, size in helped)
     return NodeView(
         id=record.node,
         state=state,
@@ -153,12 +163,13 @@ def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
                 id=queue.name,
                 partition=queue.partition,
                 dispatch=queue.dispatch,
-                policy=queue.policy or ("fifo" if queue.dispatch is Dispatch.PULL else ""),
-                state=queue.state if queue.dispatch is Dispatch.PULL else "no placing policy yet",
+                policy=snapshot.settings.policy_of(queue),
+                state=queue.state,
                 pending=count[State.INITIAL],
                 running=count[State.RUNNING],
                 held_tasks=count[State.HELD],
                 limits=limits,
+                held=tuple(held for held in snapshot.placing.ledger if held.queue == queue.name),
             )
         )
     return views
@@ -193,6 +204,8 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
     if not states[NodeState.UP]:
         problems.append("no node is up: nothing can run (start one: rmgr starter)")
     problems += [f"node {view.id} is lost" for view in views if view.state == NodeState.LOST]
+    policies = policy_views(snapshot)
+    problems += [f"nobody places the jobs of partition {item.partition}: {item.problem}" for item in policies if item.problem]
     return StatusView(
         healthy=not problems,
         leader=leader,
@@ -209,6 +222,7 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
         problems=tuple(problems),
         watchdogs=snapshot.watchdogs,
         uptime_s=max(0, now_us - leader.since_us) / 1e6 if leader else 0.0,
+        policies=policies,
     )
 
 
@@ -218,9 +232,10 @@ def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Exp
         raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
     submission, progress = snapshot.submissions[number]
     blocks = [block for block in snapshot.claimed if block.key.submission == number]
-    job = job_view(submission, progress, blocks)
+    job = job_view(submission, progress, blocks, first_waits(snapshot).get(number))
     if position is None:
-        return ExplainView(id=str(number), state=job.state, reason=job.reason, why=tuple(_why(snapshot, submission, job)))
+        whys, start_us = _why(snapshot, submission, job, None)
+        return ExplainView(id=str(number), state=job.state, reason=job.reason, why=tuple(whys), expected_start_us=start_us)
     if position >= progress.total:
         raise NotFound(f"there is no task {number}_{position}: {number} has {progress.total} tasks", hint=f"rmgr tasks {number}")
     shown = f"{number}_{shown_index(submission.array, position)}"
@@ -230,17 +245,23 @@ def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Exp
         why = (WhyView(what="ended", id=shown, detail=f"it ended {final}: rmgr show {shown} tells how"),)
         return ExplainView(id=shown, state=final, reason="", why=why)
     if here is not None:
-        why = (WhyView(what="node", id=here.node, detail=f"claimed by {here.node}, attempt {here.key.attempt}"),)
+        why = (WhyView(what="node", id=here.node, detail=f"{_verb(here)} {', '.join(here.nodes)}, attempt {here.key.attempt}"),)
         return ExplainView(id=shown, state=State.RUNNING, reason="", why=why)
     state = State.HELD if submission.phase is Phase.HELD else State.INITIAL
-    return ExplainView(id=shown, state=state, reason=job.reason, why=tuple(_why(snapshot, submission, job)))
+    whys, start_us = _why(snapshot, submission, job, position)
+    return ExplainView(id=shown, state=state, reason=job.reason, why=tuple(whys), expected_start_us=start_us)
 
 
-def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView) -> list[WhyView]:
+def _verb(block: ClaimedBlock) -> str:
+    return "claimed by" if block.allocation is None else "placed on"
+
+
+def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, position: int | None) -> tuple[list[WhyView], int]:
+    """What it waits for, and when it is expected to start, 0 = unknown."""
     if job.state.is_final:
         ended = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
-        return [WhyView(what="ended", id=str(job.id), detail=f"all {job.tasks} tasks have ended: {ended}. {job.detail}".strip())]
-    why = []
+        return [WhyView(what="ended", id=str(job.id), detail=f"all {job.tasks} tasks have ended: {ended}. {job.detail}".strip())], 0
+    why, start_us = [], 0
     if submission.phase is Phase.HELD and submission.reason == Reason.DEPENDENCY:
         for item in submission.after:
             other = snapshot.submissions.get(item.submission)
@@ -255,22 +276,26 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView) -> lis
     if waiting := snapshot.waiting.get(job.id, 0):
         why.append(WhyView(what="backoff", id=str(job.id), detail=f"{waiting} tasks wait to run again after a failed attempt"))
     if running := job.counts[State.RUNNING]:
-        why.append(WhyView(what="running", id=str(job.id), detail=f"{running} of {job.tasks} tasks are claimed by {', '.join(job.nodes)}"))
+        told = "run on" if submission.rigid is not None else "are claimed by"
+        why.append(WhyView(what="running", id=str(job.id), detail=f"{running} of {job.tasks} tasks {told} {', '.join(job.nodes)}"))
     if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
-        why += _resources(snapshot, submission, job)
+        queue = snapshot.settings.queue(submission.queue)
+        if queue is not None and queue.dispatch is Dispatch.PLACE and queue.state != "stopped":
+            more, start_us = placed_whys(snapshot, submission, queue, position)
+            why += more
+        else:
+            why += _resources(snapshot, submission, job)
     if why:
-        return why
+        return why, start_us
     held = f"all {job.tasks} tasks have ended" if job.tasks else "it has no task yet"
     detail = f"{held}; its TaskQueue is still open for more (close() ends it, or rmgr cancel {job.id})"
-    return [WhyView(what="open", id=str(job.id), detail=detail)]
+    return [WhyView(what="open", id=str(job.id), detail=detail)], 0
 
 
 def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) -> list[WhyView]:
     queue = snapshot.settings.queue(submission.queue)
     if queue is None:
         return [WhyView(what="queue", id=submission.queue, detail="its queue is not configured any more: rmgr queues")]
-    if queue.dispatch is Dispatch.PLACE:
-        return [WhyView(what="policy", id=queue.name, detail="no placing policy yet for this queue")]
     if queue.state == "stopped":
         return [WhyView(what="queue", id=queue.name, detail="the queue is stopped")]
     views = [view for view in nodes(snapshot) if view.partition == queue.partition]

@@ -8,18 +8,26 @@ from dataclasses import dataclass, field
 from rmgr.coord.view import Progress
 from rmgr.model.block import BlockKey
 from rmgr.model.node import Drain, EpochRecord, NodeRecord
+from rmgr.model.placing import Allocation
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Submission
+from rmgr.model.views import PlacingView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedBlock:
-    """A block under `/running/<node>`. done: bit i = task first + i is not running there (any more)."""
+    """A block under `/running/<node>`. done: bit i = task first + i is not running there (any more). allocation: of a placed job."""
 
     node: str
     key: BlockKey
     done: int = 0
     claimed_us: int = 0
+    allocation: Allocation | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Where it runs, the head first."""
+        return tuple(name for name, _ in self.allocation.shares) if self.allocation is not None else (self.node,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +35,7 @@ class ClusterSnapshot:
     """Facts, read together as far as ZooKeeper allows (each is true, not all of the same instant).
 
     alive: guids of Starters with an entry. leader_alive: the recorded leader's candidate entry exists.
-    waiting: failed ranges that wait for the resubmit rule, as tasks by submission.
+    waiting: failed ranges that wait for the resubmit rule, as tasks by submission. placing: what only the leader knows.
     """
 
     cluster_id: str = ""
@@ -41,3 +49,4 @@ class ClusterSnapshot:
     alive: frozenset[str] = frozenset()
     drains: Mapping[str, Drain] = field(default_factory=dict)
     waiting: Mapping[int, int] = field(default_factory=dict)
+    placing: PlacingView = PlacingView()

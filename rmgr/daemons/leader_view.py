@@ -120,7 +120,7 @@ class LeaderAnswering:
             self._coordinator.sync(timeout_s=ANSWER_S).result(ANSWER_S + 1.0)
             while not self._in_loop(lambda leader: leader.hurry(), end_s) and time.monotonic() < end_s:
                 time.sleep(0.005)
-            facts = self._in_loop(lambda leader: leader.snapshot(), end_s)
+            facts = self._in_loop(lambda leader: replace(leader.snapshot(), placing=leader.placer.view()), end_s)
         except FutureTimeout:
             raise CoordinationUnavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
         return replace(facts, claimed=_without_final(claimed, facts), cluster_id=self._cluster_id())
@@ -141,7 +141,10 @@ class LeaderAnswering:
                 started_s = time.monotonic()
                 names = self._require_leader().node_names
                 found = read_claimed(self._coordinator, names, timeout_s=ANSWER_S)
-                blocks = tuple(ClaimedBlock(node=node, key=key, done=data.done, claimed_us=data.claimed_us) for node, key, data in found)
+                blocks = tuple(
+                    ClaimedBlock(node=node, key=key, done=data.done, claimed_us=data.claimed_us, allocation=data.allocation)
+                    for node, key, data in found
+                )
                 self._claimed = (started_s, blocks)
             return self._claimed[1]
 

@@ -64,7 +64,9 @@ class Reason(StrEnum):
     USER_HOLD = "USER_HOLD"
     RESOURCES = "RESOURCES"
     QUEUE_CLOSED = "QUEUE_CLOSED"
-    NO_POLICY = "NO_POLICY"  #: a queue with dispatch = place and no placing policy yet
+    NO_POLICY = "NO_POLICY"  #: nobody places in its partition: the pipeline that is set there cannot be used
+    BEGIN_TIME = "BEGIN_TIME"  #: a placed job that may not start before its --begin
+    LIMIT = "LIMIT"  #: a limit of its user, account or partition is reached
     OTHER = "OTHER"  #: one that only a newer release knows: read as final, never as a reason to run again
 
     @classmethod

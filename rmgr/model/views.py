@@ -75,6 +75,8 @@ class JobView:
     cores: int = 1
     memory_bytes: int = 0
     after: tuple[str, ...] = ()
+    processes: int = 1  #: of one task, `cores` each
+    expected_start_us: int = 0  #: as a placing policy promised, 0 = unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,18 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldView:
+    """A line of the ledger: cores of a node that are kept for a job until it starts. job: `42`, or `42_7` of several."""
+
+    queue: str
+    job: str
+    node: str
+    cores: int
+    since_us: int = 0
+    expected_start_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
     """One queue."""
 
@@ -115,6 +129,7 @@ class QueueView:
     running: int
     held_tasks: int = 0
     limits: dict[str, int | str] = field(default_factory=dict)
+    held: tuple[HeldView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +146,27 @@ class LeaderView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultView:
+    """A stage's policy that was skipped: it raised, slept, or asked for what cannot be. error: the last time's."""
+
+    policy: str
+    count: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyView:
+    """Who places in a partition, and how it does."""
+
+    partition: str
+    policy: str
+    passes: int = 0
+    last_pass_s: float = 0.0
+    faults: tuple[FaultView, ...] = ()
+    problem: str = ""  #: why nobody places there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     """Health and counts of the whole cluster."""
 
@@ -144,6 +180,7 @@ class StatusView:
     problems: tuple[str, ...] = ()
     watchdogs: int = 0
     uptime_s: float = 0.0
+    policies: tuple[PolicyView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,18 +228,6 @@ class PartitionView:
     last_pass_s: float = 0.0
     faults: tuple[tuple[str, int, str], ...] = ()
     problem: str = ""  #: why nobody places there: the configured pipeline cannot be used
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldView:
-    """A line of the ledger: cores of a node that are kept for a job until it starts. job: `42`, or `42_7` of several."""
-
-    queue: str
-    job: str
-    node: str
-    cores: int
-    since_us: int = 0
-    expected_start_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JobView(_message.Message):
-    __slots__ = ("id", "name", "user", "queue", "state", "reason", "detail", "submitted_us", "started_us", "ended_us", "exit_code", "counts", "nodes", "tasks", "priority", "cpu_us", "max_rss_kib", "work", "command", "cores", "memory_bytes", "after")
+    __slots__ = ("id", "name", "user", "queue", "state", "reason", "detail", "submitted_us", "started_us", "ended_us", "exit_code", "counts", "nodes", "tasks", "priority", "cpu_us", "max_rss_kib", "work", "command", "cores", "memory_bytes", "after", "processes", "expected_start_us")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,8 @@ class JobView(_message.Message):
     CORES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_START_US_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     user: str
@@ -58,7 +60,9 @@ class JobView(_message.Message):
     cores: int
     memory_bytes: int
     after: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_us: _Optional[int] = ..., started_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., exit_code: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ..., priority: _Optional[int] = ..., cpu_us: _Optional[int] = ..., max_rss_kib: _Optional[int] = ..., work: _Optional[str] = ..., command: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., after: _Optional[_Iterable[str]] = ...) -> None: ...
+    processes: int
+    expected_start_us: int
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_us: _Optional[int] = ..., started_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., exit_code: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ..., priority: _Optional[int] = ..., cpu_us: _Optional[int] = ..., max_rss_kib: _Optional[int] = ..., work: _Optional[str] = ..., command: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., after: _Optional[_Iterable[str]] = ..., processes: _Optional[int] = ..., expected_start_us: _Optional[int] = ...) -> None: ...
 
 class NodeView(_message.Message):
     __slots__ = ("id", "state", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "running", "load", "incarnation", "pid", "host", "reason", "partition", "site", "speed", "features", "endpoint", "seen_us", "version")
@@ -103,7 +107,7 @@ class NodeView(_message.Message):
     def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class QueueView(_message.Message):
-    __slots__ = ("id", "partition", "dispatch", "policy", "state", "pending", "running", "held_tasks", "limits")
+    __slots__ = ("id", "partition", "dispatch", "policy", "state", "pending", "running", "held_tasks", "limits", "held")
     class LimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +124,7 @@ class QueueView(_message.Message):
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     HELD_TASKS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     id: str
     partition: str
     dispatch: str
@@ -129,7 +134,24 @@ class QueueView(_message.Message):
     running: int
     held_tasks: int
     limits: _containers.ScalarMap[str, str]
-    def __init__(self, id: _Optional[str] = ..., partition: _Optional[str] = ..., dispatch: _Optional[str] = ..., policy: _Optional[str] = ..., state: _Optional[str] = ..., pending: _Optional[int] = ..., running: _Optional[int] = ..., held_tasks: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    held: _containers.RepeatedCompositeFieldContainer[HeldView]
+    def __init__(self, id: _Optional[str] = ..., partition: _Optional[str] = ..., dispatch: _Optional[str] = ..., policy: _Optional[str] = ..., state: _Optional[str] = ..., pending: _Optional[int] = ..., running: _Optional[int] = ..., held_tasks: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., held: _Optional[_Iterable[_Union[HeldView, _Mapping]]] = ...) -> None: ...
+
+class HeldView(_message.Message):
+    __slots__ = ("queue", "job", "node", "cores", "since_us", "expected_start_us")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_START_US_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    job: str
+    node: str
+    cores: int
+    since_us: int
+    expected_start_us: int
+    def __init__(self, queue: _Optional[str] = ..., job: _Optional[str] = ..., node: _Optional[str] = ..., cores: _Optional[int] = ..., since_us: _Optional[int] = ..., expected_start_us: _Optional[int] = ...) -> None: ...
 
 class LeaderView(_message.Message):
     __slots__ = ("id", "host", "pid", "epoch", "since_us", "endpoint", "version")
@@ -150,7 +172,7 @@ class LeaderView(_message.Message):
     def __init__(self, id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., since_us: _Optional[int] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class StatusView(_message.Message):
-    __slots__ = ("healthy", "leader", "zookeeper_json", "store_json", "counts", "nodes", "cluster_id", "problems", "watchdogs", "uptime_s")
+    __slots__ = ("healthy", "leader", "zookeeper_json", "store_json", "counts", "nodes", "cluster_id", "problems", "watchdogs", "uptime_s", "policies")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +197,7 @@ class StatusView(_message.Message):
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     WATCHDOGS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
     healthy: bool
     leader: LeaderView
     zookeeper_json: str
@@ -185,7 +208,34 @@ class StatusView(_message.Message):
     problems: _containers.RepeatedScalarFieldContainer[str]
     watchdogs: int
     uptime_s: float
-    def __init__(self, healthy: bool = ..., leader: _Optional[_Union[LeaderView, _Mapping]] = ..., zookeeper_json: _Optional[str] = ..., store_json: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Mapping[str, int]] = ..., cluster_id: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., watchdogs: _Optional[int] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+    policies: _containers.RepeatedCompositeFieldContainer[PolicyView]
+    def __init__(self, healthy: bool = ..., leader: _Optional[_Union[LeaderView, _Mapping]] = ..., zookeeper_json: _Optional[str] = ..., store_json: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Mapping[str, int]] = ..., cluster_id: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., watchdogs: _Optional[int] = ..., uptime_s: _Optional[float] = ..., policies: _Optional[_Iterable[_Union[PolicyView, _Mapping]]] = ...) -> None: ...
+
+class PolicyView(_message.Message):
+    __slots__ = ("partition", "policy", "passes", "last_pass_s", "faults", "problem")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    LAST_PASS_S_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    partition: str
+    policy: str
+    passes: int
+    last_pass_s: float
+    faults: _containers.RepeatedCompositeFieldContainer[FaultView]
+    problem: str
+    def __init__(self, partition: _Optional[str] = ..., policy: _Optional[str] = ..., passes: _Optional[int] = ..., last_pass_s: _Optional[float] = ..., faults: _Optional[_Iterable[_Union[FaultView, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class FaultView(_message.Message):
+    __slots__ = ("policy", "count", "error")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    count: int
+    error: str
+    def __init__(self, policy: _Optional[str] = ..., count: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class WhyView(_message.Message):
     __slots__ = ("what", "id", "detail")

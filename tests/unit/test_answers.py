@@ -14,10 +14,12 @@ from rmgr.errors import NotFound
 from rmgr.model.block import BlockData, BlockKey, PastAttempt
 from rmgr.model.node import Drain, EpochRecord, NodeRecord, NodeState
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.placing import Allocation, Rigid
+from rmgr.model.queue import ClusterSettings, PipelineSpec
 from rmgr.model.resources import Capacity, Request
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Condition, Dependency, Phase, Submission, Tail, Work
+from rmgr.model.views import FaultView, HeldView, PartitionView, PlacedView, PlacingView, PolicyView, WhyView
 
 SUB = Submission(id=42, name="x", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("echo", "a b")), submitted_us=5)
 NODE = NodeRecord(node="n1", incarnation=1, state=NodeState.UP, guid="g1", capacity=Capacity(cores=4, memory_bytes=8 << 30))
@@ -86,11 +88,85 @@ def test_cores_in_use_never_exceed_the_node():
     assert (view.cores_used, view.cores) == (4, 4)
 
 
-def test_a_placing_queue_says_that_it_has_no_policy():
-    settings = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="big", dispatch=Dispatch.PLACE, max_cores=64)))
-    big, default = queues(snapshot(settings=settings))
-    assert (big.id, big.state, big.limits["max_cores"]) == ("big", "no placing policy yet", 64)
-    assert (default.pending, default.running, default.state) == (1, 2, "open")
+JOB = replace(SUB, queue="batch", rigid=Rigid(processes=4))
+RESERVED = "waits for cores that job 41 holds"
+
+
+def placing(*waits, ledger=(), **part):
+    partition = PartitionView(policy="easy", passes=7, last_pass_s=0.25, **part)
+    return PlacingView(partitions={"default": partition}, jobs={(42, index): view for index, view in enumerate(waits)}, ledger=ledger)
+
+
+def waiting(what="hold", blocker="41", reason=RESERVED, start_us=0):
+    return PlacedView(state="waiting", what=what, blocker=blocker, reason=reason, expected_start_us=start_us)
+
+
+def placed_snapshot(view, tasks=1, **changes):
+    return snapshot(**({"submissions": {42: (JOB, progress(tasks))}, "claimed": (), "placing": view} | changes))
+
+
+def test_a_place_queue_tells_its_policy_and_what_is_held_for_whom():
+    held = HeldView(queue="batch", job="42", node="n1", cores=3, expected_start_us=9)
+    batch, default = queues(snapshot(placing=placing(ledger=(held,))))
+    assert (batch.id, batch.policy, batch.state, batch.held) == ("batch", "easy", "open", (held,))
+    assert (default.policy, default.pending, default.running, default.held) == ("fifo", 1, 2, ())
+    pipelines = (PipelineSpec(partition="default", document="{}", name="classes.toml"),)
+    assert queues(snapshot(settings=ClusterSettings(pipelines=pipelines)))[0].policy == "classes.toml"
+
+
+def test_a_waiting_job_says_what_it_waits_for_and_when_it_is_expected_to_start():
+    facts = placed_snapshot(placing(waiting(start_us=77)))
+    (job,) = jobs(facts)
+    assert (job.state, job.reason, job.detail, job.processes, job.expected_start_us) == (State.INITIAL, "RESOURCES", RESERVED, 4, 77)
+    told = explain(facts, 42, None)
+    assert (told.why, told.expected_start_us) == ((WhyView(what="hold", id="41", detail=RESERVED),), 77)
+    assert jobs(placed_snapshot(placing(waiting("begin"))))[0].reason == Reason.BEGIN_TIME
+
+
+def test_reasons_of_many_jobs_of_one_submission_are_counted():
+    facts = placed_snapshot(placing(waiting(start_us=9), waiting(start_us=5), waiting("order", "", "job 40 first")), tasks=3)
+    told = explain(facts, 42, None)
+    assert [(why.what, why.id, why.detail) for why in told.why] == [
+        ("hold", "41", f"2 of its jobs: {RESERVED}"),
+        ("order", "default", "1 of its jobs: job 40 first"),
+    ]
+    assert (told.expected_start_us, explain(facts, 42, 0).expected_start_us, explain(facts, 42, 2).expected_start_us) == (5, 9, 0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "told"),
+    [
+        (placed_snapshot(PlacingView()), "leader", "only the leader knows"),
+        (placed_snapshot(placing(waiting()), leader_alive=False), "leader", "no WatchDog leads"),
+        (placed_snapshot(placing(problem="no policy is called 'x'")), "policy", "nobody places here: no policy is called 'x'"),
+        (placed_snapshot(placing()), "pass", "the next scheduling pass"),
+    ],
+)
+def test_a_job_that_no_pass_has_looked_at_says_so(facts, what, told):
+    (why,) = explain(facts, 42, None).why
+    assert why.what == what
+    assert told in why.detail
+
+
+def test_a_running_job_shows_all_nodes_of_its_allocation():
+    block = replace(claimed(count=1, cores=2), allocation=Allocation(shares=(("n1", 2), ("n2", 2)), threads=1, memory_mib=64))
+    n2 = replace(NODE, node="n2", guid="g2")
+    facts = placed_snapshot(placing(), claimed=(block,), nodes={"n1": NODE, "n2": n2}, alive=frozenset({"g1", "g2"}))
+    assert jobs(facts)[0].nodes == ("n1", "n2")
+    assert [(node.cores_used, node.running) for node in nodes(facts)] == [(2, 1), (2, 1)]
+    assert nodes(facts)[1].memory_used_bytes == 128 << 20
+    assert explain(facts, 42, 0).why[0].detail == "placed on n1, n2, attempt 1"
+    assert explain(facts, 42, None).why[0].detail == "1 of 1 tasks run on n1, n2"
+
+
+def test_status_tells_who_places_and_what_went_wrong():
+    ok = {"ok": True}
+    view = status(snapshot(placing=placing(faults=(("mine", 3, "ZeroDivisionError"),))), zookeeper=ok, store=ok, now_us=1)
+    fault = FaultView(policy="mine", count=3, error="ZeroDivisionError")
+    assert view.policies == (PolicyView(partition="default", policy="easy", passes=7, last_pass_s=0.25, faults=(fault,)),)
+    assert view.healthy
+    broken = status(snapshot(placing=placing(problem="no policy is called 'x'")), zookeeper=ok, store=ok, now_us=1)
+    assert broken.problems == ("nobody places the jobs of partition default: no policy is called 'x'",)
 
 
 def test_status_is_healthy_only_with_a_leader_nodes_zookeeper_and_store():

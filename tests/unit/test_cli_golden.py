@@ -18,9 +18,12 @@ from rmgr.model.states import Reason, State
 from rmgr.model.views import (
     AttemptView,
     ExplainView,
+    FaultView,
+    HeldView,
     JobView,
     LeaderView,
     NodeView,
+    PolicyView,
     QueueView,
     StatusView,
     TaskView,
@@ -180,6 +183,19 @@ QUEUES = [
         held_tasks=1,
         limits={"max_time_s": 3600, "max_cores": 4},
     ),
+    QueueView(
+        id="batch",
+        partition="default",
+        dispatch="place",
+        policy="easy",
+        state="open",
+        pending=1,
+        running=2,
+        held=(
+            HeldView(queue="batch", job="1044", node="n1", cores=8, since_us=T0, expected_start_us=NOW + 60_000_000),
+            HeldView(queue="batch", job="1044", node="n2", cores=2),
+        ),
+    ),
 ]
 STATUS = StatusView(
     healthy=False,
@@ -192,6 +208,15 @@ STATUS = StatusView(
     problems=("store: disk full",),
     watchdogs=2,
     uptime_s=3725.0,
+    policies=(
+        PolicyView(
+            partition="default",
+            policy="mine, easy",
+            passes=120,
+            last_pass_s=0.0015,
+            faults=(FaultView(policy="mine", count=2, error="ZeroDivisionError: division by zero"),),
+        ),
+    ),
 )
 EXPLAIN = ExplainView(
     id="1043",
@@ -199,10 +224,34 @@ EXPLAIN = ExplainView(
     reason=Reason.DEPENDENCY,
     why=(WhyView(what="dependency", id="42", detail="waits for ok:42; it is RUNNING"),),
 )
+PLACED = JobView(
+    id=1044,
+    name="mpi",
+    user="ada",
+    queue="batch",
+    state=State.INITIAL,
+    reason=Reason.RESOURCES,
+    detail="waits for cores that job 42 has",
+    submitted_us=T0,
+    counts={"INITIAL": 1},
+    tasks=1,
+    work="command",
+    command="mpirun ./solve",
+    cores=2,
+    processes=8,
+    expected_start_us=NOW + 60_000_000,
+)
+EXPLAIN_PLACED = ExplainView(
+    id="1044",
+    state=State.INITIAL,
+    reason=Reason.RESOURCES,
+    why=(WhyView(what="resources", id="42", detail="waits for cores that job 42 has"),),
+    expected_start_us=NOW + 60_000_000,
+)
 
 DOCUMENTS = {
     "submit": {"id": "42", "tasks": 1},
-    "jobs": {"jobs": [shapes.job(job) for job in (RUNNING, WAITING, FAILED)]},
+    "jobs": {"jobs": [shapes.job(job) for job in (RUNNING, WAITING, FAILED, PLACED)]},
     "show": shapes.shown_job(FAILED, ATTEMPTS),
     "show_task": shapes.shown_task(TASKS[1], RUNNING),
     "tasks": {"tasks": [shapes.task(task) for task in TASKS], "next": None},
@@ -210,14 +259,16 @@ DOCUMENTS = {
     "queues": {"queues": [shapes.queue(queue) for queue in QUEUES]},
     "status": shapes.status(STATUS),
     "explain": shapes.explain(EXPLAIN),
+    "explain_placed": shapes.explain(EXPLAIN_PLACED),
     "history": {"history": [shapes.history(FAILED)]},
     "wait": {"items": [shapes.item("7", State.FAILED, Reason.EXIT_CODE, 3)]},
 }
 TABLES: dict[str, tuple[list[object], tuple[Column, ...]]] = {
-    "jobs": ([RUNNING, WAITING, FAILED], columns.job_columns(NOW)),
+    "jobs": ([RUNNING, WAITING, FAILED, PLACED], columns.job_columns(NOW)),
     "tasks": (list(TASKS), columns.task_columns(NOW)),
     "nodes": (list(NODES), columns.node_columns(NOW)),
     "queues": (list(QUEUES), columns.QUEUE_COLUMNS),
+    "held": ([held for queue in QUEUES for held in queue.held], columns.HELD_COLUMNS),
     "history": ([FAILED], columns.HISTORY_COLUMNS),
 }
 
@@ -293,5 +344,7 @@ def test_every_field_of_the_contract_is_there() -> None:
         assert set(fields.split()) <= set(DOCUMENTS[name][name][0]), name  # type: ignore[index]
     attempt = "attempt node state reason started ended exit_code"
     assert set(attempt.split()) <= set(DOCUMENTS["show"]["attempts"][0])  # type: ignore[index]
+    held = "for node cores since expected_start"
+    assert held.split() == list(DOCUMENTS["queues"]["queues"][2]["held"][0])  # type: ignore[index]
     counts = "INITIAL RUNNING COMPLETED FAILED CANCELLED HELD SUSPENDED"
     assert list(DOCUMENTS["show"]["counts"]) == counts.split()  # type: ignore[call-overload]

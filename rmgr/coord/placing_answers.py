@@ -1,0 +1,75 @@
+"""What is said of placed jobs: who places, what each job waits for, and when it is expected to start."""
+
+from __future__ import annotations
+
+from rmgr.coord.snapshot import ClusterSnapshot
+from rmgr.model.queue import QueueSpec
+from rmgr.model.states import Reason
+from rmgr.model.submission import Submission
+from rmgr.model.views import FaultView, PlacedView, PolicyView, WhyView
+
+#: Jobs of one submission whose waits are told one by one.
+_MOST = 5
+#: What a policy calls the thing that a job waits for -> the reason that `jobs` shows.
+REASONS = {"begin": Reason.BEGIN_TIME, "policy": Reason.NO_POLICY, "limits": Reason.LIMIT, "after": Reason.DEPENDENCY}
+
+
+def first_waits(snapshot: ClusterSnapshot) -> dict[int, PlacedView]:
+    """Submission -> the first of its jobs that waits to be placed. Cost: O(placed jobs)."""
+    found: dict[int, tuple[int, PlacedView]] = {}
+    for (submission, index), view in snapshot.placing.jobs.items():
+        if view.state != "running" and (submission not in found or index < found[submission][0]):
+            found[submission] = (index, view)
+    return {submission: view for submission, (_, view) in found.items()}
+
+
+def policy_views(snapshot: ClusterSnapshot) -> tuple[PolicyView, ...]:
+    """Who places in each partition with place queues, and how it does."""
+    found = []
+    for partition, queues in sorted(snapshot.settings.placed().items()):
+        view = snapshot.placing.partitions.get(partition)
+        policy = snapshot.settings.policy_of(queues[0])
+        if view is None:
+            found.append(PolicyView(partition=partition, policy=policy))
+            continue
+        faults = tuple(FaultView(policy=name, count=count, error=error) for name, count, error in view.faults)
+        found.append(
+            PolicyView(
+                partition=partition, policy=policy, passes=view.passes, last_pass_s=view.last_pass_s, faults=faults, problem=view.problem
+            )
+        )
+    return tuple(found)
+
+
+def placed_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueSpec, position: int | None) -> tuple[list[WhyView], int]:
+    """What waiting jobs of the submission (one of them) wait for, and the earliest expected start, 0 = unknown."""
+    number = submission.id
+    if not snapshot.leader_alive:
+        return [WhyView(what="leader", id=queue.partition, detail="no WatchDog leads, so nobody places jobs just now: rmgr status")], 0
+    part = snapshot.placing.partitions.get(queue.partition)
+    if part is None:
+        return [WhyView(what="leader", id=queue.partition, detail="only the leader knows, and it did not tell: ask again in a moment")], 0
+    if part.problem:
+        return [WhyView(what="policy", id=part.policy or queue.partition, detail=f"nobody places here: {part.problem}")], 0
+    mine = sorted(
+        (index, view)
+        for (owner, index), view in snapshot.placing.jobs.items()
+        if owner == number and view.state != "running" and position in {None, index}
+    )
+    if not mine:
+        return [WhyView(what="pass", id=queue.partition, detail="the next scheduling pass will look at it")], 0
+    told: dict[tuple[str, str, str], int] = {}
+    for _, view in mine:
+        key = (view.what or "order", view.blocker or queue.partition, view.reason)
+        told[key] = told.get(key, 0) + 1
+    whys = [
+        WhyView(what=what, id=blocker, detail=detail if len(mine) == 1 else f"{count} of its jobs: {detail}")
+        for (what, blocker, detail), count in list(told.items())[:_MOST]
+    ]
+    if len(told) > _MOST:
+        whys.append(WhyView(what="more", id=str(number), detail=f"{len(told) - _MOST} other reasons: rmgr explain {number}_INDEX"))
+    whys += [
+        WhyView(what="fault", id=name, detail=f"policy {name} was skipped {count} times, the last time because {error}")
+        for name, count, error in part.faults
+    ]
+    return whys, min((view.expected_start_us for _, view in mine if view.expected_start_us), default=0)
