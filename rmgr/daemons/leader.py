@@ -33,9 +33,10 @@ class Leader:
     Args:
         record: what TAKE-OVER wrote into /epoch.
         resync_s: mean time between two comparisons of memory and znodes.
+        inline_passes: the scheduler's passes run in the loop, not in a thread of their own.
     """
 
-    def __init__(self, desk: Desk, record: EpochRecord, *, resync_s: float) -> None:
+    def __init__(self, desk: Desk, record: EpochRecord, *, resync_s: float, inline_passes: bool = False) -> None:
         self.settings = ClusterSettings()
         self.record = record
         self._desk = desk
@@ -45,7 +46,7 @@ class Leader:
         self._watchdogs = names_below(desk, paths.WATCHDOGS, lambda: None)
         window_s = 2 * desk.coordinator.session_timeout_s
         self.nodes = NodeKeeper(desk, lambda: self.settings, self._queue_of, window_s=window_s, changed=self._on_nodes)
-        self.placer = Placer(desk, lambda: self.settings, self.nodes)
+        self.placer = Placer(desk, lambda: self.settings, self.nodes, inline=inline_passes)
         self._release = ReleaseKeeper(desk, self._living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(desk, lambda: self.settings, lambda: self.node_names)
         self._requests = RequestKeeper(desk)

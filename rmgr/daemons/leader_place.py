@@ -49,7 +49,7 @@ class Placer:
     there. policies: partition -> names.
     """
 
-    def __init__(self, desk: Desk, settings: Callable[[], ClusterSettings], nodes: NodeKeeper) -> None:
+    def __init__(self, desk: Desk, settings: Callable[[], ClusterSettings], nodes: NodeKeeper, *, inline: bool = False) -> None:
         self.state: ClusterState | None = None
         self.plan = Plan()
         self.book = Book()
@@ -63,7 +63,7 @@ class Placer:
         self._desk = desk
         self._settings = settings
         self._nodes = nodes
-        self._passes = Passes(desk, self.faults)
+        self._passes = Passes(desk, self.faults, inline=inline)
         self._orders = Orders(desk, self.book, self.names, nodes)
         self._rebuild_of: Rebuild | None = None
         self._stages: tuple[Stage, ...] = ()
@@ -350,5 +350,6 @@ class Placer:
         self._orders.look_for_holds(sorted(self._running))
         self._news = {mirror.path for mirror in (*self._pending.values(), *self._running.values())}
         self._nodes_changed = True
-        self._causes = frozenset({Cause.TAKE_OVER})
+        # Whatever had happened before, and was decided by a pass whose commit was never made, is decided now.
+        self._causes = frozenset({Cause.TAKE_OVER, Cause.JOB_ENDED, Cause.JOB_SUBMITTED})
 

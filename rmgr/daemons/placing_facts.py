@@ -165,13 +165,15 @@ _Shares: TypeAlias = tuple[tuple[int, _Where], ...]
 
 class _Records(msgspec.Struct, array_like=True):
     """`/jobs/<partition>`: reservations (job, start, where, policy), notes (policy, kind, job, value), holds (job, policy, waits, held),
-    usage (user, account, core-us, as of), routes (job, queue that was chosen for it)."""
+    usage (user, account, core-us, as of), routes (job, queue that was chosen for it); where use is
+    kept, runs (job, user, account, cpus, start): what one has used that is gone when this is read is charged then."""
 
     reservations: tuple[tuple[int, int, _Where, str], ...] = ()
     notes: tuple[tuple[str, str, int, tuple[int, ...]], ...] = ()
     holds: tuple[tuple[int, str, _Shares, _Shares], ...] = ()
     usage: tuple[tuple[str, str, int, int], ...] = ()
     routes: tuple[tuple[int, str], ...] = ()
+    runs: tuple[tuple[int, str, str, int, int], ...] = ()
 
 
 _pack = msgspec.msgpack.Encoder()
@@ -200,6 +202,7 @@ def encode_records(
             ),
             usage=tuple((u.user, u.account, u.core_us, u.at_us) for u in snapshot.usage) if with_usage else (),
             routes=tuple(sorted(routes.items())),
+            runs=tuple((r.job.id, r.job.user, r.job.account, r.job.cpus, r.start_us) for r in snapshot.running) if with_usage else (),
         )
     )
 
@@ -234,3 +237,13 @@ def decode_records(
 def decode_routes(data: bytes) -> dict[int, str]:
     """Job -> the queue that was chosen for it. Raises: msgspec.MsgspecError."""
     return dict(_unpack.decode(data).routes) if data else {}
+
+
+def charged(data: bytes, running: frozenset[int], usage: Iterable[Usage], now_us: int, half_life_us: int) -> list[Usage]:
+    """`usage`, with that of runs that were recorded and have ended since, as if they had ended now. Raises: msgspec.MsgspecError."""
+    found = {(use.user, use.account): use for use in usage}
+    for job, user, account, cpus, start_us in _unpack.decode(data).runs if data and half_life_us else ():
+        if job not in running:
+            had = found.get((user, account)) or Usage(user, account, 0, now_us)
+            found[user, account] = had.charged(cpus, start_us, now_us, half_life_us)
+    return sorted(found.values())

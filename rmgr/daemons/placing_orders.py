@@ -175,17 +175,17 @@ class Orders:
         """Records that are others now; their new bytes are taken for committed."""
         routes = self._book.routes
         remembered = any(p.reservations or p.notes or p.holds for p in state.partitions.values())
-        snapshot = state.snapshot() if remembered or state.usage or routes else None
+        snapshot = state.snapshot() if remembered or state.usage_half_life_us or routes else None
         found = []
         for at, partition in enumerate(sorted(self._records)):
             before, version = self._records[partition]
             part = state.partitions.get(partition)
             data = b""
             if snapshot is not None and part is not None:
-                homes = dict.fromkeys(part.jobs, partition)
+                homes, with_usage = dict.fromkeys(part.jobs, partition), not at and state.usage_half_life_us > 0
                 chosen = {job: queue for job, queue in routes.items() if job in part.jobs or job in part.running}
-                if part.reservations or part.notes or part.holds or chosen or (not at and state.usage):
-                    data = encode_records(snapshot, partition, homes, self._names, chosen, with_usage=not at)
+                if part.reservations or part.notes or part.holds or chosen or with_usage:
+                    data = encode_records(snapshot, partition, homes, self._names, chosen, with_usage=with_usage)
             if data == before or (not data and version is None):
                 continue
             if len(data) > MOST_BYTES:

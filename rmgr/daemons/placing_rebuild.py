@@ -19,7 +19,7 @@ from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror
 from rmgr.daemons.placing_book import Placed
-from rmgr.daemons.placing_facts import decode_records, decode_routes, job_of, node_mark, running_of
+from rmgr.daemons.placing_facts import charged, decode_records, decode_routes, job_of, node_mark, running_of
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, Allocation, job_id
@@ -147,7 +147,8 @@ class Rebuild:
             submission = placer.submission(number)
             if submission is not None and submission.rigid is not None:
                 placer.mark(node_mark(submission.rigid))
-        reservations, notes, holds, usage = self._remembered(frozenset(job.id for job in jobs), frozenset(run.job.id for run in running))
+        ids = frozenset(job.id for job in jobs), frozenset(run.job.id for run in running)
+        reservations, notes, holds, usage = self._remembered(*ids, half_life_us)
         return ClusterState.restored(
             Snapshot(
                 nodes=tuple(placer.machine()),
@@ -188,7 +189,7 @@ class Rebuild:
         return replace(job, queue=routes[job.id])
 
     def _remembered(
-        self, waiting: frozenset[int], running: frozenset[int]
+        self, waiting: frozenset[int], running: frozenset[int], half_life_us: int
     ) -> tuple[list[Reservation], list[Note], list[Hold], list[Usage]]:
         reservations: list[Reservation] = []
         notes: list[Note] = []
@@ -205,5 +206,5 @@ class Rebuild:
             reservations += found[0]
             notes += found[1]
             holds += found[2]
-            usage += found[3]
+            usage += charged(data, running, found[3], self._placer.now_us(), half_life_us)
         return reservations, notes, holds, usage

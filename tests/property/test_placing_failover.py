@@ -1,0 +1,140 @@
+"""A leader that dies before or after any of its placements, for every one of them: its successor decides what it would have decided.
+
+Nodes and users are played by hand on a tree in memory; what is compared is where each job was put, in which order, and what was remembered.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+
+from rmgr.coord import paths
+from rmgr.coord.records import decode_block
+from rmgr.model.block import BlockKey
+from rmgr.model.placing import Rigid
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.resources import Request
+from tests.harness.leader_bench import Bench
+from tests.property.test_leader_killed import Mortal
+
+NODES = ("n1", "n2", "n3", "n4")  # of two cores each
+#: Sizes of jobs in the order of their submission, and a completion of the oldest running job wherever there is a 0.
+STORY = (1, 1, 2, 1, 2, 1, 8, 1, 1, 0, 2, 0, 1, 0, 0, 4, 1, 0, 1, 0, 0, 0, 6, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+CLASSES = [
+    {"name": "small", "max_cpus": 2, "max_processes": 2, "max_threads": 2},
+    {"name": "large", "max_cpus": 8, "max_processes": 8, "max_threads": 2}
+    | {"reservation_threshold": 2, "max_reservations": 1, "head_trigger": True},
+]
+PIPELINES: dict[str, dict[str, object]] = {
+    "fcfs": {"stage": [{"policy": "fcfs"}]},
+    "easy": {"stage": [{"policy": "easy"}]},
+    "conservative": {"stage": [{"policy": "conservative"}]},
+    "fair_share": {"stage": [{"policy": "first_fit", "parameters": {"order": "fair_share"}}]},
+    "connection_reservation": {"stage": [{"policy": "connection_reservation"}], "queue": CLASSES},
+}
+
+
+@dataclass
+class Seen:
+    """(job, where) in the order in which they began."""
+
+    starts: list[tuple[int, tuple[tuple[str, int], ...]]] = field(default_factory=list)
+    running: dict[int, tuple[str, BlockKey]] = field(default_factory=dict)
+
+
+class Story:
+    """One run. Dies at the k-th commit of its first leader, before it is made or after."""
+
+    def __init__(self, policy: str, *, dies_at: int = -1, after: bool = False) -> None:
+        pipeline = PipelineSpec(partition="default", document=json.dumps(PIPELINES[policy]))
+        queues = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))
+        self.bench = Bench(ClusterSettings(queues=queues, pipelines=(pipeline,)))
+        self.mortal = Mortal(self.bench.tree, auto=True)
+        self.seen = Seen()
+        self.leaders = 1
+        self.bench.lead(self.mortal)
+        self.mortal.names.clear()
+        self.mortal.left, self.mortal.after = dies_at, after
+        self.nodes = self.bench.starter(*NODES)
+
+    def play(self) -> Seen:
+        for size in STORY:
+            if size:
+                self.bench.submitter.submit(
+                    1, block=1, queue="batch", rigid=Rigid(processes=size), request=Request(time_limit_us=60_000_000), user=f"u{size}"
+                )
+            elif self.seen.running:
+                number = min(self.seen.running)
+                node, key = self.seen.running.pop(number)
+                self.nodes.complete(node, key)
+            self.rest()
+        return self.seen
+
+    def rest(self) -> None:
+        """Until the leader, or its successor, has nothing to do; then what has begun is noted."""
+        self.bench.advance(0.5)
+        if self.mortal.dead and self.leaders == 1:
+            self.leaders = 2
+            assert self.bench.leader is not None
+            self.bench.leader.close()
+            self.bench.lead(self.bench.connect())
+            self.bench.advance(0.5)
+        begun = []
+        for node in NODES:
+            for key in self.bench.look.keys(paths.running_node(node)):
+                if key.submission not in self.seen.running:
+                    found = self.bench.outside.get(paths.running_block(node, key)).result(60)
+                    assert found is not None
+                    allocation = decode_block(found.data).allocation
+                    assert allocation is not None
+                    assert allocation.head == node
+                    begun.append((key.submission, allocation.shares))
+                    self.seen.running[key.submission] = (node, key)
+        self.seen.starts += sorted(begun)
+        self._check_cores()
+
+    def _check_cores(self) -> None:
+        """No node has more ranks than cores, whatever died; holds are those of what runs, and nothing else."""
+        taken = dict.fromkeys(NODES, 0)
+        expected: dict[str, set[str]] = {node: set() for node in NODES}
+        for number, (node, key) in self.seen.running.items():
+            found = self.bench.outside.get(paths.running_block(node, key)).result(60)
+            assert found is not None
+            allocation = decode_block(found.data).allocation
+            assert allocation is not None
+            for name, processes in allocation.shares:
+                taken[name] += processes
+            for name, _ in allocation.helpers:
+                expected[name].add(f"{number}.0.{key.attempt}")
+        assert max(taken.values()) <= 2, taken
+        assert {node: set(self.bench.look.names(paths.hold(node))) for node in NODES} == expected
+
+    def close(self) -> None:
+        self.bench.close()
+
+
+def told(policy: str, **fields: int | bool) -> tuple[Seen, Story]:
+    story = Story(policy, **fields)  # type: ignore[arg-type]
+    try:
+        return story.play(), story
+    finally:
+        story.close()
+
+
+@pytest.mark.parametrize("policy", PIPELINES)
+def test_a_successor_decides_what_the_dead_leader_would_have_decided(policy: str) -> None:
+    whole, story = told(policy)
+    jobs = sum(1 for size in STORY if size)
+    assert len(whole.starts) == jobs
+    assert not whole.running
+    assert story.leaders == 1
+    commits = sum(story.mortal.names.values())
+    assert story.mortal.names["PLACE"] >= 8
+    every = 1 if policy == "connection_reservation" else 5  # it remembers most; with the others each costs a second for little
+    for at in range(0, commits, every):
+        for after in (False, True):
+            other, killed = told(policy, dies_at=at, after=after)
+            assert killed.leaders == 2, (at, after)
+            assert other.starts == whole.starts, (at, after)
