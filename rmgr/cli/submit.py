@@ -12,8 +12,9 @@ from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.exits import WORK_EXITS
 from rmgr.cli.options import Work, read_work, work_options
-from rmgr.cli.render import emit
+from rmgr.cli.render import clock, emit, iso
 from rmgr.cli.sending import Draft, Sent, prepare, send
+from rmgr.model.placing import Rigid
 from rmgr.model.units import format_duration, format_size
 
 #: Options end at the first word: `rmgr submit -J x echo -n hello` submits `echo -n hello`.
@@ -39,6 +40,7 @@ def has_dashes(ctx: click.Context, words: tuple[str, ...]) -> bool:
     rmgr submit --array 1-100%8 --progress -- sh -c 'work.py $RMGR_ARRAY_INDEX'
     rmgr submit --each-line files.txt -- sh -c 'gzip "$RMGR_ENTRY"'
     rmgr submit -c 4 --mem 2G -t 1h --after ok:41 -- ./post.sh
+    rmgr submit -n 16 -N 4 -t 1h -- mpirun ./solve     a placed job: 16 processes on 4 nodes
     id=$(rmgr submit --parsable -- make test)
     printf '#!/bin/sh\\nhostname\\n' | rmgr submit -""",
     exits=_EXITS,
@@ -86,10 +88,13 @@ def _tell_id(session: Session, sent: Sent, work: Work, *, waits: bool) -> None:
 
 
 def tell_dry(session: Session, draft: Draft) -> None:
+    """What would be submitted; and of a placed job who would place it."""
     from rmgr.coord.answers import command_text
 
     record = draft.record
     limit = record.request.time_limit_us
+    queue = draft.settings.queue(record.queue)
+    policy = draft.settings.policy_of(queue) if queue is not None else ""
     if session.json:
         emit(
             {
@@ -103,16 +108,44 @@ def tell_dry(session: Session, draft: Draft) -> None:
                 "priority": record.priority,
                 "state": str(record.phase),
                 "command": command_text(record),
+                "partition": queue.partition if queue is not None else "",
+                "policy": policy,
             }
+            | ({"placed": _shape(record.rigid)} if record.rigid is not None else {})
         )
         return
     memory = f", {format_size(record.request.memory_bytes)}" if record.request.memory_bytes else ""
     time = f", at most {format_duration(limit / 1e6)}" if limit else ""
     out = sys.stdout
     out.write(f"would submit {record.name}: {draft.tasks} task{'s' if draft.tasks != 1 else ''} to queue {record.queue}\n")
+    rigid = record.rigid
+    several = f"{rigid.processes} processes of " if rigid is not None and rigid.processes > 1 else ""
     out.write(
-        f"  each: {record.request.cores} cores{memory}{time}, retries {record.retries}, resubmit {'yes' if record.resubmit else 'no'}\n"
+        f"  each: {several}{record.request.cores} cores{memory}{time}, retries {record.retries}, "
+        f"resubmit {'yes' if record.resubmit else 'no'}\n"
     )
+    if rigid is not None:
+        assert queue is not None
+        words = [f"on {rigid.nodes} node{'s' if rigid.nodes != 1 else ''}" if rigid.nodes else "wherever they fit"]
+        words += ["alone on its nodes"] if rigid.exclusive else []
+        words += [f"of {','.join(rigid.nodelist)}"] if rigid.nodelist else []
+        words += [f"without {','.join(rigid.exclude)}"] if rigid.exclude else []
+        words += [f"not before {clock(rigid.begin_us)}"] if rigid.begin_us else []
+        out.write(f"  placed by {policy} in partition {queue.partition}: {', '.join(words)}\n")
     out.write(f"  runs: {command_text(record)}\n")
     if record.after:
         out.write(f"  after {', '.join(f'{item.condition}:{item.submission}' for item in record.after)}\n")
+
+
+def _shape(rigid: Rigid) -> dict[str, Any]:
+    """Of a placed job, as JSON."""
+    return {
+        "processes": rigid.processes,
+        "nodes": rigid.nodes or None,
+        "exclusive": rigid.exclusive,
+        "nodelist": list(rigid.nodelist),
+        "exclude": list(rigid.exclude),
+        "begin": iso(rigid.begin_us),
+        "kill_on_bad_exit": rigid.kill_on_bad_exit,
+        "checkpoint_every": rigid.checkpoint_every_us / 1e6 or None,
+    }

@@ -113,7 +113,7 @@ def processes_on(node: NodeRecord, request: Request) -> int:
 
 
 def _check_spread(needs: Needs, rooms: list[int]) -> None:
-    """Processes spread evenly over exactly so many nodes: some have one more where they do not divide."""
+    """Processes spread evenly over exactly so many nodes, each with room for the largest share: that is how they are planned."""
     rigid = needs.rigid
     usable = [room for room in rooms if room]
     if rigid.nodes > len(usable):
@@ -121,13 +121,13 @@ def _check_spread(needs: Needs, rooms: list[int]) -> None:
             f"-N {rigid.nodes} nodes are more than {_where(needs)} has for this: {len(usable)}",
             hint=f"-N {len(usable)} at most, or without -N: wherever they fit; rmgr nodes",
         )
-    each, more = divmod(rigid.processes, rigid.nodes)
-    if usable[rigid.nodes - 1] < each or (more and usable[more - 1] < each + 1):
-        most = each + (1 if more else 0)
+    most = -(-rigid.processes // rigid.nodes)
+    if usable[rigid.nodes - 1] < most:
+        able = sum(room >= most for room in usable)
         raise Infeasible(
-            f"{needs.text}, spread over {rigid.nodes} nodes, are {most} on a node; the nodes of {_where(needs)} do not take that: "
-            f"the largest takes {usable[0]}",
-            hint="more nodes (-N), fewer processes (-n), or fewer cores each (-c); rmgr nodes",
+            f"{needs.text}, spread over {rigid.nodes} nodes, are {most} on a node; {_where(needs)} has {able or 'no'} such "
+            f"node{'s' if able != 1 else ''}",
+            hint="more nodes (-N), fewer processes (-n), fewer cores each (-c), or without -N: wherever they fit; rmgr nodes",
         )
 
 
