@@ -16,6 +16,7 @@ from rmgr.adapters.cgroup import CgroupConfig
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.leftovers import remove_tree
 from rmgr.adapters.process import NodeRunner
+from rmgr.adapters.rpc_ranks import Peers, handler_of
 from rmgr.adapters.trust import Trust, publish
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import read_settings
@@ -33,6 +34,7 @@ from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_loop import Call, Starter
 from rmgr.daemons.starter_metrics import StarterMetrics
 from rmgr.daemons.starter_node import NodeAgent, Shared
+from rmgr.daemons.starter_ranks import RanksAnswering
 from rmgr.daemons.starter_records import Records, expander
 from rmgr.daemons.starter_registry import Identity, Registry
 from rmgr.daemons.starter_service import NodeAnswering
@@ -129,10 +131,18 @@ class Parts:
     """A Starter put together: made by `build`, taken apart by `close`."""
 
     def __init__(
-        self, starter: Starter, io: StoreIO, runners: list[NodeRunner], metrics: StarterMetrics, disk: DiskWatch, files: list[Path]
+        self,
+        starter: Starter,
+        io: StoreIO,
+        runners: list[NodeRunner],
+        metrics: StarterMetrics,
+        disk: DiskWatch,
+        files: list[Path],
+        peers: Peers,
     ) -> None:
         self.starter = starter
         self._files = files
+        self._peers = peers
         self.io = io
         self.runners = runners
         self.metrics = metrics
@@ -143,6 +153,7 @@ class Parts:
         for runner in self.runners:
             runner.close(timeout_s=3.0)
         self.io.close()
+        self._peers.close()
         for directory in self._files:
             remove_tree(directory)
 
@@ -172,6 +183,7 @@ def build(
     mailbox: Mailbox[Call] = Mailbox()
     metrics = StarterMetrics()
     io = StoreIO(store, mailbox.put)
+    peers = Peers(credentials)
     runners: list[NodeRunner] = []
     agents: dict[str, NodeAgent] = {}
 
@@ -229,6 +241,8 @@ def build(
         metrics=metrics,
         settings=lambda: starter.settings,
         post=mailbox.put,
+        after=mailbox.after,
+        peers=peers,
         wake=nothing,
         environ=_way_to_the_cluster(config),
         output_cap=own.log_cap_bytes,
@@ -265,7 +279,7 @@ def build(
         store_note=store_note,
     )
     starter.use_settings(settings)
-    return Parts(starter, io, runners, metrics, disk, files)
+    return Parts(starter, io, runners, metrics, disk, files, peers)
 
 
 def _way_to_the_cluster(config: Config) -> dict[str, str]:
@@ -321,6 +335,7 @@ def _serve(
             log=log,
         )
     )
+    server.add_generic(handler_of(RanksAnswering(parts.starter)))
     address, end_metrics = serve_metrics(config.starter.metrics, parts.metrics.registry)
     server.start()
     log.info("starter_listens", endpoint=server.endpoint, address=address)

@@ -95,6 +95,8 @@ class ClaimedBlock:
     is_dropped: bool = False  #: over, or not the node's own any more; late ends of its tasks mean nothing
     cancel_all: str | None = None  #: the user's words: every task of it that has not ended is cancelled
     cancelled: dict[int, str] = field(default_factory=dict)  #: the same for single tasks
+    seat: Any = None  #: the lane that a job of several nodes holds until all of them are ready
+    is_revoked: bool = False  #: its start was not complete in time: it goes back to its queue
 
     def cancel_words(self, index: int) -> str | None:
         """The user's words if the task is to be cancelled, else None."""
@@ -128,6 +130,11 @@ class ClaimedBlock:
     def size(self) -> tuple[int, int]:
         """Cores and MiB of one task."""
         return self.key.cores, self.key.memory_mib
+
+    @property
+    def waits(self) -> bool:
+        """Tasks of it wait, and nothing is held for them."""
+        return bool(self.ready) and self.seat is None
 
     @property
     def is_placed(self) -> bool:

@@ -123,6 +123,9 @@ class Dispatch:
             if isinstance(kit, Failure):
                 self._on_unstartable(block, block.take_ready(), kit)
                 continue
+            if block.is_placed and self._jobs is not None and not self._jobs.barriers.may_start(block):
+                is_reserved = is_crowded = is_reserved or block.seat is None
+                continue
             waits_for_room = self._start(block, kit)
             if block.is_placed:
                 is_reserved = is_reserved or waits_for_room
@@ -326,15 +329,16 @@ class Dispatch:
         command = kit.command
         assert command is not None
         info: Info = block.info
+        is_staged, has_named = self._stager.is_needed(block), bool(command.out or command.err)
         items = []
         for index in indices:
             seq = self._lanes.runner.next_seq()
             lane.tasks[seq] = (block, index)
-            staged: Staged | None = self._stager.take(block, index) if self._stager.is_needed(block) else None
+            staged: Staged | None = self._stager.take(block, index) if is_staged else None
             payload = block.payload(index)
             payload = payload.read() if isinstance(payload, Piece) else payload
             environ = {"RMGR_ENTRY": os_text(payload)} if payload else None
-            out, err = self._stager.named_outputs(block, index)
+            out, err = self._stager.named_outputs(block, index) if has_named else ("", "")
             items.append(
                 CommandItem(
                     seq=seq,
@@ -355,7 +359,7 @@ class Dispatch:
                 cwd=command.cwd,
                 stdin=b"" if kit.stdin is None or kit.stdin.path else kit.stdin.data,
                 stdin_path=kit.stdin.path if kit.stdin is not None else "",
-                keep=bool(command.output_files) or self._stager.is_needed(block),
+                keep=bool(command.output_files) or is_staged,
                 append=self._stager.appends(block),
                 items=tuple(items),
             )

@@ -20,12 +20,14 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_block
 from rmgr.daemons.starter_accounts import hand_over
+from rmgr.daemons.starter_barrier import Barriers
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_holds import Holds
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import Shape
 from rmgr.model.node import InboxOrder
+from rmgr.model.states import Reason
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
@@ -54,6 +56,7 @@ class Jobs:
         self._directory = directory
         self._log = log
         self.holds = Holds(node, shared, log)
+        self.barriers = Barriers(node, shared, log)
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
         self._generation = 0
@@ -175,8 +178,19 @@ class Jobs:
         self._places[key] = place
         return place
 
+    def lost(self, block: ClaimedBlock, order: InboxOrder) -> None:
+        """A node of its allocation is gone: what has started ends as a loss, what has not goes back to its queue."""
+        if order.extra.get("block", paths.block_name(block.key)) != paths.block_name(block.key):
+            return  # of an attempt before
+        if block.ready:
+            block.is_revoked = True
+            self._node.return_unstarted(block)
+        else:
+            self._node.stop_tasks(block, None, Reason.NODE_LOST, 0)
+
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
+        self.barriers.forget(block)
         place = self._places.pop(block.key, None)
         if place is not None:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.adapters.process import NodeRunner
+from rmgr.adapters.rpc_ranks import Peers
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
 from rmgr.coord.ports import Coordinator, Store
@@ -78,6 +79,8 @@ class Shared:
     spool_cap: int
     python: str
     log: Any
+    after: Callable[[float, Callable[[], None]], object]
+    peers: Peers | None = None  #: how other Starters are asked
     gate: Gate | None = None  #: of a secured cluster
     users: Policy | None = None  #: work runs as its users; None: as the Starter
     separate: bool = False  #: users never share a worker
@@ -435,14 +438,18 @@ class NodeAgent:
     def _give_back_unstarted(self) -> None:
         self._dispatch.recall_all()
         for block in list(self.blocks.values()):
-            if block.ready and block.sending is None and block.key not in self._returning:
-                self._returning.add(block.key)
-                future = self._shared.coordinator.stat(paths.gate(block.key.submission))
-                future.add_done_callback(lambda done, block=block: self._shared.post(partial(self._gate_known, block, done)))  # type: ignore[misc]
+            self.return_unstarted(block)
+
+    def return_unstarted(self, block: ClaimedBlock) -> None:
+        """What of it has not started goes back to its queue."""
+        if block.ready and block.sending is None and block.key not in self._returning:
+            self._returning.add(block.key)
+            future = self._shared.coordinator.stat(paths.gate(block.key.submission))
+            future.add_done_callback(lambda done: self._shared.post(partial(self._gate_known, block, done)))
 
     def _gate_known(self, block: ClaimedBlock, done: Any) -> None:
         self._returning.discard(block.key)
-        if self.blocks.get(block.key) is not block or block.sending is not None or not self.is_draining:
+        if self.blocks.get(block.key) is not block or block.sending is not None or not (self.is_draining or block.is_revoked):
             return
         count = block.tail(256)
         if not self._shared.committer.may_commit or not count:

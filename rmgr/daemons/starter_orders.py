@@ -178,7 +178,9 @@ class Orders:
         for block in blocks:
             if index is not None and not block.key.first <= index < block.key.end:
                 continue
-            if order.order is Order.CANCEL:
+            if order.order is Order.LOST:
+                self._node.jobs.lost(block, order)
+            elif order.order is Order.CANCEL:
                 self._node.cancel(block, index, order.detail or order.reason, block.info.record.grace_us)
             elif order.order is not Order.CHECKPOINT:
                 self._tell(order, block, index)

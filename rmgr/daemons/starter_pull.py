@@ -235,11 +235,11 @@ class Puller:
     def _is_draining(self) -> bool:
         """A block that does not fit beside what runs is claimed already, and waits for room."""
         lanes = self._node.lanes
-        if lanes.is_owed or any(block.is_placed and block.ready and not lanes.fits(*block.size) for block in self._node.blocks.values()):
+        if lanes.is_owed or any(block.is_placed and block.waits and not lanes.fits(*block.size) for block in self._node.blocks.values()):
             return True  # an assignment outranks pulling
         if lanes.free_cores == 0:
             return False
-        waiting = [block.key for block in self._node.blocks.values() if block.ready and not block.info.queue.backfill_pull]
+        waiting = [block.key for block in self._node.blocks.values() if block.waits and not block.info.queue.backfill_pull]
         return any(not lanes.fits(key.cores, key.memory_mib) for key in [*waiting, *self._flying])
 
     # -- how much ------------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Puller:
     def _appetite(self) -> _Appetite:
         lanes, of = self._node.lanes, self._times.of
         cores, memory_mib, ahead_s = lanes.free_cores, lanes.free_memory_mib, 0.0
-        waiting = [(block.key, len(block.ready), block) for block in self._node.blocks.values() if block.ready]
+        waiting = [(block.key, len(block.ready), block) for block in self._node.blocks.values() if block.waits]
         waiting += [(key, key.count, None) for key in self._flying]
         for key, count, block in waiting:
             serial = self._flying[key].data.serial if block is None else block.data.serial

@@ -104,3 +104,25 @@ class StatsReply(_message.Message):
     version: str
     time_us: int
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStats, _Mapping]]] = ..., version: _Optional[str] = ..., time_us: _Optional[int] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("node", "hold")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    hold: str
+    def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ...) -> None: ...
+
+class PrepareReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LaunchChunk(_message.Message):
+    __slots__ = ("node", "hold", "data")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    hold: str
+    data: bytes
+    def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...

@@ -181,3 +181,123 @@ class Node(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RanksStub(object):
+    """Jobs of several nodes: asked by the Starter of the node that runs the script.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Prepare = channel.unary_unary(
+                '/rmgr.v1.Ranks/Prepare',
+                request_serializer=rmgr_dot_v1_dot_node__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=rmgr_dot_v1_dot_node__pb2.PrepareReply.FromString,
+                _registered_method=True)
+        self.Launch = channel.stream_stream(
+                '/rmgr.v1.Ranks/Launch',
+                request_serializer=rmgr_dot_v1_dot_node__pb2.LaunchChunk.SerializeToString,
+                response_deserializer=rmgr_dot_v1_dot_node__pb2.LaunchChunk.FromString,
+                _registered_method=True)
+
+
+class RanksServicer(object):
+    """Jobs of several nodes: asked by the Starter of the node that runs the script.
+    """
+
+    def Prepare(self, request, context):
+        """answers once the hold has its cores
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Launch(self, request_iterator, context):
+        """processes in the hold, until either side ends
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RanksServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=rmgr_dot_v1_dot_node__pb2.PrepareRequest.FromString,
+                    response_serializer=rmgr_dot_v1_dot_node__pb2.PrepareReply.SerializeToString,
+            ),
+            'Launch': grpc.stream_stream_rpc_method_handler(
+                    servicer.Launch,
+                    request_deserializer=rmgr_dot_v1_dot_node__pb2.LaunchChunk.FromString,
+                    response_serializer=rmgr_dot_v1_dot_node__pb2.LaunchChunk.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'rmgr.v1.Ranks', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('rmgr.v1.Ranks', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Ranks(object):
+    """Jobs of several nodes: asked by the Starter of the node that runs the script.
+    """
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rmgr.v1.Ranks/Prepare',
+            rmgr_dot_v1_dot_node__pb2.PrepareRequest.SerializeToString,
+            rmgr_dot_v1_dot_node__pb2.PrepareReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Launch(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/rmgr.v1.Ranks/Launch',
+            rmgr_dot_v1_dot_node__pb2.LaunchChunk.SerializeToString,
+            rmgr_dot_v1_dot_node__pb2.LaunchChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -29,7 +29,8 @@ from rmgr.adapters.rpc_gateway_forward import Forwarder
 from rmgr.adapters.rpc_gateway_rows import Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
 from rmgr.adapters.rpc_gateway_store import GatewayStore
-from rmgr.errors import NotConnected, PermissionDenied, RmgrError, Unavailable
+from rmgr.adapters.rpc_ranks import handler_of
+from rmgr.errors import NotConnected, NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.identity import Identity, Role
 from tests.harness.bundles import session_bundles
 from tests.harness.gateways import OpenGate
@@ -56,6 +57,14 @@ class AnyJoin:
         raise Unavailable("asked")
 
 
+class AnyRanks:
+    def prepare(self, node: str, hold: str) -> Any:
+        raise NotFound(f"{hold} on {node}")
+
+    def launch(self, node: str, hold: str) -> Any:
+        raise NotFound(f"{hold} on {node}")
+
+
 class Town:
     """One server with every service, in the role of each daemon in turn: what is allowed is the table's matter alone."""
 
@@ -72,7 +81,7 @@ class Town:
         tree = MemoryTree()
         self.gate = OpenGate(lambda _: MemoryCoordinator(tree), MemoryStore(""))
         self.sessions = Sessions(self.gate, is_revoked=lambda key_id: key_id in self.revoked)
-        for handler in (self.sessions.handler, Rows(self.gate).handler, rpc_join.handler(AnyJoin())):
+        for handler in (self.sessions.handler, Rows(self.gate).handler, rpc_join.handler(AnyJoin()), handler_of(AnyRanks())):
             self.server.add_generic(handler)
         if not forward:
             self.server.add_leader(Answers())

@@ -1,4 +1,4 @@
-"""Holds of jobs with another head: cores go out of a node's lanes, nothing is pulled meanwhile, and come back when a hold goes."""
+"""Jobs of several nodes on real Starters: cores held for them, the start when all are ready, revoked starts, lost nodes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pytest
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.node import Drain, Order
 from rmgr.model.placing import NodeHold
+from rmgr.model.states import Reason
 from rmgr.model.submission import Command
-from tests.harness.hand_leader import BOTH
+from tests.harness.hand_leader import BOTH, put, unhold, waiting
 from tests.harness.starter_rig import Rig, wait_for
-from tests.integration.test_starter_orders import delete, waiter
+from tests.integration.test_starter_orders import crossed_off, delete, order, waiter
 
 
 @pytest.fixture
@@ -46,3 +48,64 @@ def test_a_hold_takes_its_cores_when_they_are_free_and_gives_them_back_when_it_g
     delete(rig, path)
     rig.outcomes(wide, 1)
     wait_for(lambda: agent.lanes.free_cores == 3 and not agent.jobs.holds, "all cores free")
+
+
+def test_a_job_starts_when_all_its_nodes_are_ready(rig: Rig, tmp_path: Path) -> None:
+    head = rig.start("n1", cores=2, serves=True).agent("n1")
+    helper = rig.start("n2", cores=1, serves=True).agent("n2")
+    rig.wait_registered("n1")
+    rig.wait_registered("n2")
+    rig.write(paths.drain("n1"), Drain(node="n1", reason="let n2 have it", user="op", since_us=1))
+    go = tmp_path / "go"
+    pulled = rig.submit(waiter(go, tmp_path / "s"))
+    wait_for((tmp_path / "s-0").exists, "the helper's core in use")
+    delete(rig, paths.drain("n1"))
+    number = rig.submit(Command(argv=("sh", "-c", 'echo "$RMGR_NODELIST $RMGR_NPROCS"; cat "$RMGR_HOSTFILE"')), queue="batch")
+    job = put(rig, number, (("n1", 1), ("n2", 1)))
+    wait_for(lambda: any(block.seat is not None for block in head.blocks.values()), "the head's core taken")
+    other = rig.submit(Command(argv=("true",)))  # on the head's other core
+    rig.outcomes(other, 1)
+    assert [key.submission for key in rig.running("n1")] == [number]
+    go.touch()
+    assert rig.outcomes(number, 1)[0].log[0] == b"n1,n2 2\nn1 slots=1\nn2 slots=1\n"
+    rig.outcomes(pulled, 1)
+    assert helper.lanes.free_cores == 0  # until the leader says so
+    unhold(rig, job)
+    wait_for(lambda: (head.lanes.free_cores, helper.lanes.free_cores) == (2, 1), "all cores free")
+
+
+def test_a_start_that_is_not_complete_in_time_is_revoked(
+    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
+) -> None:
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH, barrier_us=500_000) as rig:
+        head = rig.start("n1", cores=1, serves=True).agent("n1")
+        rig.start("n2", cores=1)  # cannot be asked
+        rig.wait_registered("n1")
+        rig.wait_registered("n2")
+        number = rig.submit(Command(argv=("true",)), queue="batch")
+        place = waiting(rig, number).seq
+        job = put(rig, number, (("n1", 1), ("n2", 1)))
+        back = waiting(rig, number)
+        assert (back.seq, back.attempt) == (place, 1)
+        wait_for(lambda: not rig.running("n1") and head.lanes.free_cores == 1, "nothing left of it")
+        unhold(rig, job)
+        put(rig, number)
+        rig.outcomes(number, 1)
+
+
+def test_a_job_that_loses_a_node_ends_as_a_loss_and_one_that_has_not_started_goes_back(rig: Rig, tmp_path: Path) -> None:
+    rig.start("n1", cores=2, serves=True)
+    rig.wait_registered("n1")
+    runs = rig.submit(waiter(tmp_path / "never", tmp_path / "s"), queue="batch")
+    put(rig, runs)  # as far as the head can tell: it has started
+    wait_for((tmp_path / "s-0").exists, "it to run")
+    rig.start("n2", cores=1)
+    rig.wait_registered("n2")
+    starts = rig.submit(Command(argv=("true",)), queue="batch")
+    job = put(rig, starts, (("n1", 1), ("n2", 1)))
+    crossed_off(rig, order(rig, Order.LOST, runs, 0, reason="n2 is gone"))
+    crossed_off(rig, order(rig, Order.LOST, starts, 0, reason="n2 is gone"))
+    assert waiting(rig, starts).attempt == 1
+    wait_for(lambda: rig.failed(runs), "its attempt failed")
+    assert [record.reason for record in rig.failed(runs).values()] == [Reason.NODE_LOST]
+    unhold(rig, job)

@@ -1,0 +1,171 @@
+"""What Starters of one job ask of each other: hold your part ready (Prepare), and run processes in it (Launch)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Protocol
+
+import grpc
+
+from rmgr import errors
+from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.rpc import OPTIONS
+from rmgr.adapters.rpc_auth import open_channel
+from rmgr.adapters.rpc_errors import fail, rebuild
+from rmgr.model.identity import Role
+from rmgr.v1 import node_pb2, node_pb2_grpc
+
+#: Seconds a handler waits before it looks whether its caller is still there.
+_LOOK_S = 0.5
+#: Longest wait for a hold that is asked for without a deadline.
+_LONGEST_S = 600.0
+
+
+class Link(Protocol):
+    """Both directions of one launch, on the node that runs it."""
+
+    def send(self, data: bytes) -> bool:
+        """Passes bytes on; False: what runs there is gone."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """What comes back, until it ends."""
+
+    def close(self) -> None:
+        """Ends what runs, from any thread. Idempotent."""
+
+
+class RanksAnswers(Protocol):
+    """Implemented by the Starter; called on threads of the server."""
+
+    def prepare(self, node: str, hold: str) -> Future[Any]:
+        """Done once the hold stands on that node and has its cores. Raises: NotFound for a node that is not served here."""
+
+    def launch(self, node: str, hold: str) -> Link:
+        """Raises: NotFound where no such hold has its cores; Unavailable."""
+
+
+def handler_of(answers: RanksAnswers) -> Any:
+    """For `RpcServer.add_generic`."""
+    return grpc.method_handlers_generic_handler(
+        "rmgr.v1.Ranks",
+        {
+            "Prepare": grpc.unary_unary_rpc_method_handler(
+                _Servicer(answers).prepare,
+                request_deserializer=node_pb2.PrepareRequest.FromString,
+                response_serializer=node_pb2.PrepareReply.SerializeToString,
+            ),
+            "Launch": grpc.stream_stream_rpc_method_handler(
+                _Servicer(answers).launch,
+                request_deserializer=node_pb2.LaunchChunk.FromString,
+                response_serializer=node_pb2.LaunchChunk.SerializeToString,
+            ),
+        },
+    )
+
+
+class _Servicer:
+    def __init__(self, answers: RanksAnswers) -> None:
+        self._answers = answers
+
+    def prepare(self, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            ready = self._answers.prepare(request.node, request.hold)
+        except errors.RmgrError as error:
+            fail(context, error)
+        left_s = min(context.time_remaining() or _LONGEST_S, _LONGEST_S)
+        while left_s > 0 and context.is_active():
+            with suppress(TimeoutError):
+                ready.result(min(_LOOK_S, left_s))
+                return node_pb2.PrepareReply()
+            left_s -= _LOOK_S
+        ready.cancel()
+        return fail(context, errors.DeadlineExceeded(f"node {request.node} has no room for {request.hold} yet"))
+
+    def launch(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        first = next(requests, None)
+        if first is None:
+            return
+        try:
+            link = self._answers.launch(first.node, first.hold)
+        except errors.RmgrError as error:
+            fail(context, error)
+        context.add_callback(link.close)
+        threading.Thread(target=_feed, args=(requests, link, first.data), name="ranks-in", daemon=True).start()
+        try:
+            for piece in link.pieces():
+                yield node_pb2.LaunchChunk(data=piece)
+        finally:
+            link.close()
+
+
+def _feed(requests: Iterator[Any], link: Link, first: bytes) -> None:
+    """What the asking side sends, until it says no more (what runs goes on) or the call is over (the callback ends it)."""
+    with suppress(grpc.RpcError):
+        if first and not link.send(first):
+            return
+        for chunk in requests:
+            if not link.send(chunk.data):
+                return
+
+
+class Peers:
+    """The other Starters, as the one that runs a job's script asks them. Thread-safe; one channel an endpoint."""
+
+    def __init__(self, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
+        self._channels: dict[str, grpc.Channel] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self, endpoint: str, node: str, hold: str, timeout_s: float, done: Callable[[errors.RmgrError | None], None]) -> None:
+        """Asks, and tells `done` on some thread: None = ready, else why not."""
+        call = node_pb2_grpc.RanksStub(self._channel(endpoint)).Prepare.future(
+            node_pb2.PrepareRequest(node=node, hold=hold), timeout=timeout_s, wait_for_ready=True
+        )
+
+        def answered(future: Any) -> None:
+            try:
+                future.result()
+            except grpc.RpcError as error:
+                done(rebuild(error, endpoint))
+            except grpc.FutureCancelledError:
+                done(errors.Unavailable(f"{endpoint}: the question was withdrawn"))
+            else:
+                done(None)
+
+        call.add_done_callback(answered)
+
+    def launch(self, endpoint: str, node: str, hold: str, sent: Iterator[bytes]) -> tuple[Iterator[bytes], Callable[[], None]]:
+        """(what comes back until it ends, what ends it). Iterating raises errors of `rmgr.errors`."""
+
+        def chunks() -> Iterator[Any]:
+            yield node_pb2.LaunchChunk(node=node, hold=hold)
+            for data in sent:
+                yield node_pb2.LaunchChunk(data=data)
+
+        call = node_pb2_grpc.RanksStub(self._channel(endpoint)).Launch(chunks())
+
+        def pieces() -> Iterator[bytes]:
+            try:
+                for chunk in call:
+                    yield chunk.data
+            except grpc.RpcError as error:
+                raise rebuild(error, endpoint) from None
+
+        return pieces(), call.cancel
+
+    def close(self) -> None:
+        """Ends all channels. Idempotent."""
+        with self._lock:
+            channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.close()
+
+    def _channel(self, endpoint: str) -> grpc.Channel:
+        with self._lock:
+            channel = self._channels.get(endpoint)
+            if channel is None:
+                channel = self._channels[endpoint] = open_channel(endpoint, self._credentials, Role.STARTER, OPTIONS)
+            return channel

@@ -1,0 +1,135 @@
+"""The start of a job on several nodes: its script starts when every helper has said that it is ready, or the job goes back.
+
+The head takes its own cores first (a seat), so that nothing pulled gets between; asks each helper's Starter over gRPC; and
+gives the block back to its queue when the start is not complete within the cluster's `barrier_us`.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.records import decode_record
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockKey
+from rmgr.model.node import NodeRecord
+from rmgr.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter_node import NodeAgent, Shared
+
+#: Pause before a helper that could not be asked is asked again.
+_PAUSE_S = 0.2
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Barrier:
+    """The start of one block. asked: helpers that are being asked; ready: those that answered."""
+
+    block: ClaimedBlock
+    end_s: float
+    asked: set[str] = field(default_factory=set)
+    ready: set[str] = field(default_factory=set)
+    retry_s: dict[str, float] = field(default_factory=dict)
+    last: str = ""
+
+
+class Barriers:
+    """Starts of jobs whose script this node runs."""
+
+    def __init__(self, node: NodeAgent, shared: Shared, log: Any) -> None:
+        self._node = node
+        self._shared = shared
+        self._log = log
+        self._open: dict[BlockKey, _Barrier] = {}
+
+    def may_start(self, block: ClaimedBlock) -> bool:
+        """All its nodes are ready; sees to it that they get ready. Raises: OSError when no slot can be opened."""
+        allocation = block.data.allocation
+        if allocation is None or not allocation.helpers:
+            return True
+        now_s = time.monotonic()
+        barrier = self._open.get(block.key)
+        if barrier is None:
+            limit_s = self._shared.settings().barrier_us / 1e6
+            barrier = self._open[block.key] = _Barrier(block=block, end_s=now_s + limit_s)
+            self._shared.after(limit_s, self._shared.wake)
+        self._sit_down(block)
+        waiting = [node for node, _ in allocation.helpers if node not in barrier.ready]
+        if not waiting and block.seat is not None:
+            self._stand_up(block)
+            return True
+        if block.is_revoked:
+            self._node.return_unstarted(block)
+        elif now_s >= barrier.end_s:
+            block.is_revoked = True
+            why = f"not ready in time: {', '.join(waiting) or block.node}{f' ({barrier.last})' if barrier.last else ''}"
+            self._log.warning("start_revoked", block=paths.block_name(block.key), why=why)
+            self._node.return_unstarted(block)
+        else:
+            for helper in waiting:
+                if helper not in barrier.asked and now_s >= barrier.retry_s.get(helper, 0.0):
+                    self._ask(barrier, helper)
+        return False
+
+    def forget(self, block: ClaimedBlock) -> None:
+        """The block is over, or not the node's own any more."""
+        self._open.pop(block.key, None)
+        self._stand_up(block)
+
+    # -- the head's own cores ----------------------------------------------------------------------------------------------
+
+    def _sit_down(self, block: ClaimedBlock) -> None:
+        if block.seat is None or block.seat.owner is not block:
+            block.seat = self._node.lanes.open_for(block.info, None, *block.size)
+            if block.seat is not None:
+                block.seat.owner = block
+
+    def _stand_up(self, block: ClaimedBlock) -> None:
+        seat, block.seat = block.seat, None
+        if seat is not None and seat.owner is block:
+            self._node.lanes.give_up(seat)
+
+    # -- the helpers -------------------------------------------------------------------------------------------------------
+
+    def _ask(self, barrier: _Barrier, helper: str) -> None:
+        barrier.asked.add(helper)
+        future = self._shared.coordinator.get(paths.node(helper))
+        future.add_done_callback(lambda done: self._shared.post(partial(self._found, barrier, helper, done)))
+
+    def _found(self, barrier: _Barrier, helper: str, done: Future[Stamped | None]) -> None:
+        peers = self._shared.peers
+        try:
+            found = done.result()
+            record = decode_record(found.data, NodeRecord, helper) if found is not None else None
+        except RmgrError as error:
+            self._answered(barrier, helper, error)
+            return
+        if record is None or peers is None or not record.endpoint:
+            self._answered(barrier, helper, RmgrError(f"node {helper} has no Starter that could be asked"))
+            return
+        key = barrier.block.key
+        hold = f"{key.submission}.{key.first}.{key.attempt}"
+        left_s = max(0.1, barrier.end_s - time.monotonic())
+        failpoint("starter.before_prepare")
+
+        def answered(error: RmgrError | None) -> None:
+            self._shared.post(partial(self._answered, barrier, helper, error))
+
+        peers.prepare(record.endpoint, helper, hold, left_s, answered)
+
+    def _answered(self, barrier: _Barrier, helper: str, error: RmgrError | None) -> None:
+        barrier.asked.discard(helper)
+        if error is None:
+            barrier.ready.add(helper)
+        else:
+            barrier.last = error.message
+            barrier.retry_s[helper] = time.monotonic() + _PAUSE_S
+            self._shared.after(_PAUSE_S, self._shared.wake)
+        self._shared.wake()
