@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rmgr.cli.main import run
-from rmgr.dev import bench_idle, bench_mixed, bench_scale, bench_store
+from rmgr.dev import bench_commands, bench_idle, bench_mixed, bench_scale, bench_store
 from rmgr.dev.bench import Bench, Plan, two_slots
 from rmgr.dev.bench_mixed import Ran, shortest_s
 from rmgr.dev.process_cost import children_of, cost_of, pss_bytes
@@ -90,6 +90,17 @@ def test_no_schedule_is_shorter_than_its_longest_task_or_its_share() -> None:
     assert shortest_s([4.0, 1.0, 1.0], 2) == 4.0
     assert shortest_s([1.0, 1.0, 1.0], 2) == 1.5
     assert Ran(3.0, (1.0, 1.0, 1.0)).over_ideal == 2.0
+
+
+def test_whole_commands_are_measured_beside_a_python_that_does_nothing(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_commands, "_TIMES", 1)
+    base, *ours = bench_commands.commands(tiny)
+    assert (base.system, base.ratio, base.unit) == ("python -c pass", 1.0, "ms")
+    assert [row.system for row in ours] == ["rmgr --help", "rmgr status", "rmgr jobs", "rmgr submit --parsable -- true"]
+    assert all(row.detail["cpu_ms"] > base.detail["cpu_ms"] for row in ours)
+    # A session begins and ends, and the work is recorded; others of the cluster may write meanwhile.
+    at_least = {"rmgr status": 2, "rmgr jobs": 2, "rmgr submit --parsable -- true": 3}
+    assert all(row.detail["zookeeper_transactions"] >= at_least.get(row.system, 0) for row in ours)
 
 
 def test_a_process_is_measured_by_its_pid() -> None:
