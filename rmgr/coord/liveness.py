@@ -114,7 +114,7 @@ class Meter:
         """Takes one token: 0.0 when it was there, else how long to wait before asking again (nothing was taken)."""
         self._tokens = min(max(1.0, self._rate), self._tokens + (now_s - self._at_s) * self._rate)
         self._at_s = now_s
-        if self._tokens >= 1.0:
-            self._tokens -= 1.0
+        if self._tokens >= 1.0 - 1e-9:  # a wait may end a rounding error too early
+            self._tokens = max(0.0, self._tokens - 1.0)
             return 0.0
         return (1.0 - self._tokens) / self._rate

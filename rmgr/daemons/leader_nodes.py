@@ -230,7 +230,10 @@ class NodeKeeper:
         lost = set(liveness.lost(self.records, self.alive, self._revoked.value or ()))
         for name in [known for known in self._cases if known not in lost]:
             self._drop(name)
-        for name in sorted(lost - self._cases.keys()) if not self._unread else ():
+        new = sorted(lost - self._cases.keys()) if not self._unread else []
+        for name in new:
+            self._window.note(self.records[name].guid, self._desk.clock())
+        for name in new:
             self._open(name)
         for name, record in self.records.items():
             if record.state is not NodeState.FENCED:
@@ -250,7 +253,6 @@ class NodeKeeper:
     def _open(self, name: str) -> None:
         record = self.records[name]
         self._cases[name] = case = _Case(record.guid)
-        self._window.note(record.guid, self._desk.clock())
         self._desk.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid, epoch=self._desk.epoch)
         self._judge_mass()
         self._desk.children(
@@ -350,6 +352,7 @@ class NodeKeeper:
     # -- mass loss
 
     def _judge_mass(self) -> None:
+        self._window.share = self._settings().mass_loss_share
         verdict = self._window.verdict(len(self.alive), self._desk.clock())
         if (verdict is None) != (self.mass is None):
             self._desk.metrics.mass_loss.set(0 if verdict is None else 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -229,6 +230,39 @@ def test_losing_most_starters_at_once_is_requeued_slowly_and_told(bench: Bench) 
     bench.advance(10.0)
     assert sum(bench.look.node(f"n{i}").state is NodeState.FENCED for i in range(6)) == 5
     assert len(bench.look.pending()) == 5
+
+
+def test_starters_lost_together_are_fenced_together_except_the_one_that_comes_back_in_between() -> None:
+    # 80 are gone; n7 registers again when the first FENCE is on its way: that multi loses, the others of it are fenced singly
+    bench = Bench(ClusterSettings(grace_us=0, mass_loss_share=1.0))
+    leader = bench.lead()
+    doomed = [bench.starter(f"n{i}") for i in range(80)]
+    others = [bench.starter(f"other{i}") for i in range(3)]
+    bench.run()
+    coordinator, fences, lists = leader._desk.coordinator, [], []
+    commit, children = coordinator.commit, coordinator.children
+
+    def committing(multi: Multi, **options: Any) -> Any:
+        if multi.name == "FENCE":
+            fences.append(len(multi.ops) - 1)
+            if len(fences) == 1:
+                others.append(bench.starter("n7"))
+        return commit(multi, **options)
+
+    def listing(path: str, **options: Any) -> Any:
+        lists.append(path)
+        return children(path, **options)
+
+    coordinator.commit, coordinator.children = committing, listing
+    for starter in doomed:
+        starter.close()
+    bench.advance(5.0)
+    assert [name for i in range(80) if bench.look.node(name := f"n{i}").state is NodeState.UP] == ["n7"]
+    assert fences[:2] == [50, 30]
+    assert fences[2:] == [1] * 30
+    assert lists.count(paths.STARTERS) < 10, "not one for each loss"
+    assert leader.nodes.alive == {starter.guid for starter in others}
+    bench.close()
 
 
 def test_a_registration_under_a_new_name_is_seen(bench: Bench) -> None:
