@@ -64,7 +64,7 @@ class Placer:
         self._settings = settings
         self._nodes = nodes
         self._passes = Passes(desk, self.faults, inline=inline)
-        self._orders = Orders(desk, self.book, self.names, nodes)
+        self._orders = Orders(desk, self.book, self.names, nodes, self.watch_head)
         self._rebuild_of: Rebuild | None = None
         self._stages: tuple[Stage, ...] = ()
         self._half_life_us = 0
@@ -96,7 +96,8 @@ class Placer:
         if self.state is not None:
             self.book.submissions = {number: record for number, record in self.book.submissions.items() if number in kept}
         for mirror in (*self._pending.values(), *self._running.values()):
-            mirror.refresh()
+            if mirror.is_watched:
+                mirror.refresh()
 
     def settings_changed(self) -> None:
         """Queues, partitions or pipelines are others."""
@@ -194,12 +195,23 @@ class Placer:
 
     # -- facts
 
-    def _list(self, path: str) -> Mirror[list[str]]:
+    def _list(self, path: str, *, watched: bool = True) -> Mirror[list[str]]:
         mirror = names_below(self._desk, path, partial(self._listed, path))
-        mirror.is_chatty = True
+        mirror.is_chatty, mirror.is_watched = True, watched
         mirror.pace_s = PACE_S
         mirror.refresh()
         return mirror
+
+    def watch_head(self, node: str) -> None:
+        """A job runs there, or the last one has gone."""
+        mirror = self._running.get(node)
+        if mirror is None:
+            mirror = self._running[node] = self._list(paths.running_node(node))
+        wanted = self.book.has_jobs(node)
+        if wanted and not mirror.is_watched:
+            mirror.is_watched = True
+            mirror.refresh()
+        mirror.is_watched = wanted
 
     def _listed(self, path: str) -> None:
         self._news.add(path)
@@ -212,7 +224,8 @@ class Placer:
         self.names.learn(wanted)
         fresh = wanted - self._running.keys()
         for name in fresh:
-            self._running[name] = self._list(paths.running_node(name))
+            # Pulled blocks come and go there all the time: it is watched while jobs run on the node, and read once to find them.
+            self._running[name] = self._list(paths.running_node(name), watched=False)
         if fresh:
             self._orders.prepare(sorted(fresh))
 
@@ -248,6 +261,7 @@ class Placer:
 
     def _ended(self, state: ClusterState, job: int, now_us: int) -> None:
         placed = self.book.leave(job)
+        self.watch_head(placed.node)
         state.job_ended(job, placed.partition, now=now_us)
         self._orders.release(job, placed)
         self._causes |= {Cause.JOB_ENDED}
@@ -347,6 +361,8 @@ class Placer:
         records = self._rebuild_of.records
         self.state, self._rebuild_of = built, None
         self._orders.adopt(records)
+        for node in {placed.node for placed in self.book.placed.values()}:
+            self.watch_head(node)
         self._orders.look_for_holds(sorted(self._running))
         self._news = {mirror.path for mirror in (*self._pending.values(), *self._running.values())}
         self._nodes_changed = True

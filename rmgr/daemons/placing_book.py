@@ -123,6 +123,10 @@ class Book:
         self.placed[job] = placed
         self._there.setdefault(placed.node, set()).add(job)
 
+    def has_jobs(self, node: str) -> bool:
+        """Placed jobs have their head there."""
+        return bool(self._there.get(node))
+
     def leave(self, job: int) -> Placed:
         """It is not there any more."""
         self.routes.pop(job, None)

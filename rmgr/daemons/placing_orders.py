@@ -37,7 +37,8 @@ _RETRY_S = 1.0
 class Orders:
     """Carries out one plan at a time."""
 
-    def __init__(self, desk: Desk, book: Book, names: Names, nodes: NodeKeeper) -> None:
+    def __init__(self, desk: Desk, book: Book, names: Names, nodes: NodeKeeper, placed: Callable[[str], None]) -> None:
+        self._placed = placed  # told the head of each job that was placed
         self._desk = desk
         self._book = book
         self._names = names
@@ -200,6 +201,7 @@ class Orders:
             answered_s = self._desk.clock()
             for job, assigned in jobs:
                 self._book.place(job, assigned.running, assigned.allocation, answered_s)
+                self._placed(assigned.allocation.head)
                 key, head = assigned.key, assigned.allocation.head
                 self._desk.log.info("job_placed", submission=key.submission, first=key.first, node=head, epoch=self._desk.epoch)
             self._desk.metrics.placed.inc(len(jobs))
