@@ -129,6 +129,8 @@ class Progress:
 
     def _account(self, fragment: Fragment, outcome: Outcome) -> None:
         self.cpu_us += outcome.cpu_us
+        for name in outcome.helpers:
+            self.nodes.setdefault(name)
         self.max_rss_kib = max(self.max_rss_kib, outcome.max_rss_kib)
         if outcome.state is State.FAILED and not self.reason:
             self.reason = outcome.reason

@@ -182,6 +182,10 @@ class ClaimedBlock:
         """Final outcomes of tasks (no longer counted in ready, live or writing)."""
         if not self.arrived and not self.failed:
             self.arrived_s = now_s
+        allocation = self.data.allocation
+        if allocation is not None and allocation.helpers:
+            helpers = tuple(name for name, _ in allocation.helpers)
+            outcomes = [msgspec.structs.replace(outcome, helpers=helpers) for outcome in outcomes]
         self.arrived.extend(outcomes)
 
     def settle_failed(self, index: int, record: FailedRange, now_s: float) -> None:

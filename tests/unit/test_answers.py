@@ -159,6 +159,11 @@ def test_a_running_job_shows_all_nodes_of_its_allocation():
     assert explain(facts, 42, None).why[0].detail == "1 of 1 tasks run on n1, n2"
 
 
+def test_a_job_that_has_ended_is_remembered_with_all_its_nodes():
+    ended = snapshot(submissions={42: (JOB, progress(1, Outcome(index=0, helpers=("n3", "n2"))))}, claimed=())
+    assert jobs(ended, ended=True)[0].nodes == ("n1", "n3", "n2")
+
+
 def test_status_tells_who_places_and_what_went_wrong():
     ok = {"ok": True}
     view = status(snapshot(placing=placing(faults=(("mine", 3, "ZeroDivisionError"),))), zookeeper=ok, store=ok, now_us=1)
