@@ -324,7 +324,7 @@ def _loads(items: Sequence[Packed]) -> list[list[Packed]]:
 
 
 def put_rows(store: Any, rows: Sequence[tuple[str, bytes]]) -> None:
-    """Writes rows of arguments, named by their SHA-256: small ones together, large ones one by one, not hashed again if that can be told."""
+    """Writes rows of arguments, named by their SHA-256: small ones together, large ones one by one, hashed no second time."""
     small = [row for row in rows if len(row[1]) < MIB // 2]
     if small:
         store.put_many(small)
