@@ -26,6 +26,7 @@ from rmgr.errors import (
     TaskFailed,
     UsageError,
 )
+from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.submission import Phase, Submission, Tail
 from tests.harness.client_cluster import Cluster, running
@@ -96,6 +97,17 @@ def test_map_gives_futures_in_order_and_as_completed_each_once() -> None:
         assert queue.map(None, [1])[0].result(60) == 2
         assert queue.map(abs, [-3])[0].result(60) == 3
         assert queue.wait_all(timeout=5).counts["COMPLETED"] == 702
+
+
+def test_calls_of_a_place_queue_have_a_block_each(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        queue = TaskQueue(double, queue="placed", cores=2, connection=connection)
+        queue.map(None, range(5))
+        queue.close()
+        until(lambda: len(cluster.pending("placed")) == 5)
+        assert {(key.first, key.count, key.cores) for key in cluster.pending("placed")} == {(index, 1, 2) for index in range(5)}
+        assert record_of(cluster, 1).rigid == Rigid()
+        queue.cancel()
 
 
 def test_a_wait_that_takes_too_long_says_so_and_changes_nothing(cluster: Cluster) -> None:
