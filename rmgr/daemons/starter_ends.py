@@ -33,7 +33,7 @@ from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_lanes import Lanes, Task
 from rmgr.daemons.starter_logs import LiveLogs
-from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, discard, of_command, of_task, spill, write
+from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, discard, of_command, of_task, plain_outcome, spill, write
 from rmgr.daemons.starter_stage import Stager, inside
 from rmgr.errors import PermissionDenied, RmgrError, StoreUnavailable, ValueTooLarge
 from rmgr.log import audit
@@ -220,18 +220,33 @@ class Ends:
         if lane is None:
             return
         busy: dict[ClaimedBlock, list[int]] = {}
+        plain: dict[ClaimedBlock, list[Outcome]] = {}
         for end in event.ends:
             task = lane.tasks.get(end.seq)
             if task is None:
                 continue
             block, index = task
-            counts = busy.setdefault(block, [0, 0])
+            counts = busy.get(block)
+            if counts is None:
+                counts = busy[block] = [0, 0]
+                if not _leaves_files(block):
+                    plain[block] = []
             counts[0] += 1
             counts[1] += end.elapsed_us
+            outcomes = plain.get(block)
+            if outcomes is not None and not self._logs.has(end.seq) and (outcome := plain_outcome(block, index, end)) is not None:
+                outcomes.append(outcome)
+                if end.out.size or end.err.size:
+                    self._logs.remember(block.key.submission, block.key.attempt, outcome, index)
+                continue
             ending = of_command(end)
             ending.flushed = self._logs.take(end.seq)
             self._collect(block, index, end, ending)
             self.ended(block, index, ending, now_s)
+        for block, outcomes in plain.items():
+            if outcomes:
+                self._settle_quick(block, outcomes, now_s)
+                self._on_end(State.COMPLETED, len(outcomes), sum([one.elapsed_us for one in outcomes]) / 1e6 / len(outcomes))
         for block, (count, busy_us) in busy.items():
             self._times.observe(block.kind, count, busy_us / 1e6 + _COMMAND_S * count)
         self._lanes.ended(lane, [end.seq for end in event.ends], now_s)
@@ -377,6 +392,12 @@ class Ends:
             delete_pointers(store, key.submission, index, outputs)
 
         self._io.run(job, lambda _result: None)
+
+
+def _leaves_files(block: ClaimedBlock) -> bool:
+    """Its commands have files of their own to be collected or kept."""
+    command = block.info.record.command
+    return command is None or bool(command.output_files or command.out or command.err)
 
 
 def _remove(ending: Ending) -> None:

@@ -96,7 +96,7 @@ def test_commands_tell_exit_codes_as_a_shell_does() -> None:
 
 
 def test_the_short_way_of_a_command_says_what_the_long_one_says() -> None:
-    block = a_block(past=(PastAttempt(Reason.EXIT_CODE),))
+    block = a_block(past=(PastAttempt(1, "n2", Reason.EXIT_CODE),))
     plain = CommandEnd(seq=1, exit_code=0, started_us=1500, elapsed_us=3, cpu_us=2, max_rss_kib=4, out=Output(size=1, data=b"x"))
     assert end(block, of_command(plain)) == plain_outcome(block, 0, plain)
     unusual = {"reason": Reason.EXIT_CODE, "signal": 9, "detail": "d", "directory": "/d", "out": Output(size=9000, path="/o")}
