@@ -28,8 +28,8 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.timers import Timer
 
 _RETRY_S = 1.0
-#: A list of entries is read again no sooner than after this for each of its names: 0.1 s with 2,000 Starters.
-_PACE_S = 50e-6
+#: A long list is read again no sooner than after this for each of its names beyond the first ones: 0.1 s with 2,000 Starters.
+_PACE_S, _SHORT = 50e-6, 100
 #: Nodes fenced by one multi.
 _TOGETHER = 50
 #: Records read again at once, when there is reason to doubt what is known: nodes are never deleted, and may be thousands.
@@ -132,7 +132,9 @@ class NodeKeeper:
     # -- facts
 
     def _on_names(self) -> None:
-        for name in self._names.value or ():
+        names = self._names.value or ()
+        self._names.pace_s = _PACE_S * max(0, len(names) - _SHORT)
+        for name in names:
             if name not in self.records:
                 self._fetch(name)
         if not self._starters.is_known:
@@ -176,7 +178,7 @@ class NodeKeeper:
                 path = f"{paths.STARTERS}/{entry}"
                 self._desk.get(path, partial(self._on_entry, entry), failed=partial(self._on_entry, entry, None))
         self._entries = entries
-        self._starters.pace_s = _PACE_S * len(entries)
+        self._starters.pace_s = _PACE_S * max(0, len(entries) - _SHORT)
         alive = liveness.guids(entries)
         if self._listed:  # a Starter may have registered and gone again between two readings of the list
             gone = [record for record in self.records.values() if record.guid not in alive]
