@@ -64,7 +64,12 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 
-_COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+#: Inside a placed job: `run` starts its ranks, `agent` is what mpirun takes for ssh.
+_INSIDE = {
+    "ranks": ("ranks:ranks", "One process a rank, on all nodes of this job"),
+    "agent": ("ranks:agent", "Run a command on a node of this job"),
+}
+_COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()} | _INSIDE
 #: What people of other systems type -> what they mean here.
 _OTHER_NAMES = {
     "sbatch": "submit",
@@ -119,6 +124,8 @@ class _Table(TableGroup):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
+        if name == "run" and os.environ.get("RMGR_RANKS"):
+            return name, self.get_command(ctx, "ranks"), args[1:]
         if name not in _COMMANDS and not name.startswith("-"):
             meant = _OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, _COMMANDS, 1)), "")
             error = click.UsageError(f"there is no command {name!r}", ctx)

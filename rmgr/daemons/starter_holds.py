@@ -6,19 +6,27 @@ while one does not. When a hold goes, everything that ran in it is killed, and w
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rmgr.adapters.leftovers import remove_tree
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
+from rmgr.daemons.starter_accounts import Accounts, hand_over
+from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_lanes import Lane
 from rmgr.errors import RmgrError
+from rmgr.model.frames import CommandBatch, CommandItem, Shape
 from rmgr.model.placing import NodeHold
+from rmgr.model.resources import MIB
+from rmgr.runner import ranks
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
@@ -38,6 +46,8 @@ class Hold:
     attempt: int
     record: NodeHold | None = None
     lane: Lane | None = None
+    seq: int = 0  #: of the program that runs its processes
+    place: Path | None = None  #: its private directory, with the socket of that program
     is_reading: bool = False
     retry_s: float = 0.0
     is_too_large: bool = False
@@ -54,11 +64,13 @@ class Hold:
 
 
 class Holds:
-    """All holds of one node."""
+    """All holds of one node. accounts: whose rights work has, None = the Starter's. directory: for what belongs to a hold."""
 
-    def __init__(self, node: NodeAgent, shared: Shared, log: Any) -> None:
+    def __init__(self, node: NodeAgent, shared: Shared, *, accounts: Accounts | None, directory: Path, log: Any) -> None:
         self._node = node
         self._shared = shared
+        self._accounts = accounts
+        self._directory = directory
         self._log = log
         self._holds: dict[str, Hold] = {}
         self._waiters: dict[str, list[Future[Hold]]] = {}
@@ -115,7 +127,7 @@ class Holds:
         for hold in self._holds.values():
             if hold.record is None:
                 self._read(hold)
-            elif not hold.is_ready and not hold.is_too_large:
+            elif not hold.is_ready and not hold.is_too_large and time.monotonic() >= hold.retry_s:
                 owed = not self._take(hold, hold.record) or owed
         lanes.is_owed = owed
 
@@ -130,20 +142,52 @@ class Holds:
             hold.is_too_large = True
             self._log.error("hold_too_large", name=hold.name, cores=cores, memory_bytes=memory_mib << 20)
             return True
+        if self._accounts is not None:
+            account = self._accounts.get(info.record.user)
+            if account is None or isinstance(account, Failure):
+                return True  # one that does not come: the start is revoked in time
+            info.account = account
         lane = lanes.open_for(info, None, cores, memory_mib)
         if lane is None:
             return False
         hold.lane, lane.owner = lane, hold
+        hold.retry_s = time.monotonic() + _PAUSE_S  # should what serves it end at once
+        self._serve(hold, lane, info)
         self._log.info("hold_taken", name=hold.name, cores=cores)
         for waiter in self._waiters.pop(hold.name, ()):
             if waiter.set_running_or_notify_cancel():
                 waiter.set_result(hold)
         return True
 
+    def _serve(self, hold: Hold, lane: Lane, info: Info) -> None:
+        """Starts the program that runs the hold's processes; whatever they start is killed with it. Raises: OSError."""
+        place = self._directory / f"hold-{hold.name}"
+        if place.exists():
+            remove_tree(place)
+        place.mkdir(mode=0o700)
+        if info.account is not None:
+            hand_over(place, info.account)
+        hold.place, hold.seq = place, self._node.lanes.runner.next_seq()
+        shape = Shape(
+            submission=hold.submission,
+            cores=lane.cores,
+            memory_bytes=lane.memory_mib * MIB,
+            exclusive=info.is_exclusive,
+            environ={"RMGR_NODE": self._node.name},
+        )
+        argv = (sys.executable, "-I", "-S", ranks.__file__, str(place))
+        item = CommandItem(seq=hold.seq, index=hold.index, attempt=hold.attempt, label=info.label(hold.index))
+        lane.slot.run(CommandBatch(shape=shape, argv=argv, items=(item,)))
+
     def _end(self, hold: Hold) -> None:
-        lane, hold.lane = hold.lane, None
-        if lane is not None and lane.owner is hold:
-            self._node.lanes.give_up(lane)
+        """Its processes are killed; its lane is given up when they are dead."""
+        lane = hold.lane if hold.is_ready else None
+        hold.lane = None
+        if lane is not None:
+            lane.slot.stop(hold.seq, grace_us=0)
+        place = hold.place
+        if place is not None:
+            self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
 
     def _read(self, hold: Hold) -> None:
         if hold.is_reading or time.monotonic() < hold.retry_s:

@@ -19,10 +19,11 @@ from rmgr.adapters.leftovers import remove_tree
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_block
-from rmgr.daemons.starter_accounts import hand_over
+from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_barrier import Barriers
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_holds import Holds
+from rmgr.daemons.starter_ranks import Door
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import Shape
@@ -50,15 +51,16 @@ class _Coming:
 class Jobs:
     """The placed jobs of one node. directory: for what belongs to a job while it runs (its host file), made if absent."""
 
-    def __init__(self, node: NodeAgent, shared: Shared, *, directory: Path, log: Any) -> None:
+    def __init__(self, node: NodeAgent, shared: Shared, *, accounts: Accounts | None, directory: Path, log: Any) -> None:
         self._node = node
         self._shared = shared
         self._directory = directory
         self._log = log
-        self.holds = Holds(node, shared, log)
+        self.holds = Holds(node, shared, accounts=accounts, directory=directory, log=log)
         self.barriers = Barriers(node, shared, log)
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
+        self._doors: dict[BlockKey, Door] = {}
         self._generation = 0
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
@@ -157,7 +159,11 @@ class Jobs:
             "RMGR_NPROCS": str(allocation.processes),
             "RMGR_THREADS": threads,
             "RMGR_NODE": self._node.name,
+            "RMGR_RANKS": str(place / "ranks"),
         }
+        rigid = block.info.record.rigid
+        if rigid is not None and rigid.kill_on_bad_exit:
+            variables["RMGR_KILL_ON_BAD_EXIT"] = "1"
         return msgspec.structs.replace(shape, environ={"OMP_NUM_THREADS": threads} | shape.environ | variables)
 
     def _place(self, block: ClaimedBlock) -> Path:
@@ -173,9 +179,19 @@ class Jobs:
         place.mkdir(mode=0o700)
         hosts = place / "hosts"
         hosts.write_text("".join(f"{node} slots={count}\n" for node, count in allocation.shares))
-        if block.info.account is not None:
-            hand_over(place, block.info.account)
+        account = block.info.account
+        if account is not None:
+            hand_over(place, account)
         self._places[key] = place
+        if allocation.helpers and self._shared.peers is not None:
+            self._doors[key] = Door(
+                place / "ranks",
+                self._shared.coordinator,
+                self._shared.peers,
+                nodes=frozenset(node for node, _ in allocation.helpers),
+                hold=f"{key.submission}.{key.first}.{key.attempt}",
+                owner=(account.uid, account.gid) if account is not None else None,
+            )
         return place
 
     def lost(self, block: ClaimedBlock, order: InboxOrder) -> None:
@@ -191,6 +207,9 @@ class Jobs:
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
         self.barriers.forget(block)
+        door = self._doors.pop(block.key, None)
+        if door is not None:
+            door.close()
         place = self._places.pop(block.key, None)
         if place is not None:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)

@@ -140,7 +140,7 @@ class NodeAgent:
             spool=files,
             log=self.log,
         )
-        self.jobs = Jobs(self, shared, directory=files.with_name("jobs"), log=self.log)
+        self.jobs = Jobs(self, shared, accounts=accounts, directory=files.with_name("jobs"), log=self.log)
         self._dispatch = Dispatch(
             self.blocks,
             self.lanes,

@@ -1,19 +1,42 @@
-"""What a Starter answers to the Starters of jobs that have a part on its nodes: whether the part is ready, and its processes.
+"""The way of a job's processes to its other nodes: from its socket here over gRPC to the program that runs them there.
 
-Called on threads of the gRPC server; everything that looks at the nodes is asked of the thread that owns them.
+    rmgr run --socket--> Door (head's Starter) --gRPC Launch--> RanksAnswering (helper's Starter) --socket--> runner/ranks.py
+
+Both Starters pass bytes on and look into none. Called on threads of the gRPC server and of the door; everything that looks
+at the nodes is asked of the thread that owns them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmgr.adapters.rpc_ranks import Link
-from rmgr.errors import NotFound, Unavailable
+from rmgr.adapters.rpc_ranks import Link, Peers
+from rmgr.coord import paths
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_record
+from rmgr.errors import NotFound, RmgrError, Unavailable
+from rmgr.model.node import NodeRecord
+from rmgr.runner import ranks
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_loop import Starter
     from rmgr.daemons.starter_node import NodeAgent
+
+_CHUNK = 64 * 1024
+#: How long the program that runs ranks may take to listen.
+_CONNECT_S, _CONNECT_PAUSE_S = 15.0, 0.01
+_READ_S = 10.0
+#: Longest first line of a connection.
+_LINE_BYTES = 4096
 
 
 class RanksAnswering:
@@ -25,18 +48,152 @@ class RanksAnswering:
     def prepare(self, node: str, hold: str) -> Future[Any]:
         """See `RanksAnswers.prepare`."""
         agent = self._agent(node)
-        try:
-            return self._starter.ask(lambda: agent.jobs.holds.when_ready(hold))
-        except TimeoutError:
-            raise Unavailable(f"node {node} is too busy to answer") from None
+        ready: Future[Any] = self._ask(node, lambda: agent.jobs.holds.when_ready(hold))
+        return ready
 
     def launch(self, node: str, hold: str) -> Link:
         """See `RanksAnswers.launch`."""
-        self._agent(node)
-        raise NotFound(f"{hold} has no place on node {node}")
+        agent = self._agent(node)
+        found = self._ask(node, lambda: agent.jobs.holds.get(hold))
+        if found is None or found.place is None:
+            raise NotFound(f"the job has no cores on node {node} any more")
+        end_s = time.monotonic() + _CONNECT_S
+        while True:
+            try:
+                return _SocketLink(ranks.connect(str(found.place / "ranks")))
+            except OSError as error:
+                if time.monotonic() > end_s or not found.is_ready:
+                    raise Unavailable(f"node {node} does not start processes: {error.strerror}") from None
+                time.sleep(_CONNECT_PAUSE_S)
+
+    def _ask(self, node: str, question: Callable[[], Any]) -> Any:
+        try:
+            return self._starter.ask(question)
+        except TimeoutError:
+            raise Unavailable(f"node {node} is too busy to answer") from None
 
     def _agent(self, node: str) -> NodeAgent:
         agent = self._starter.agents.get(node)
         if agent is None:
             raise NotFound(f"this Starter does not serve node {node}")
         return agent
+
+
+class _SocketLink:
+    """`adapters.rpc_ranks.Link` over a socket."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+
+    def send(self, data: bytes) -> bool:
+        try:
+            self._link.sendall(data)
+        except OSError:
+            return False
+        return True
+
+    def pieces(self) -> Iterator[bytes]:
+        return _pieces(self._link)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        self._link.close()
+
+
+def _pieces(link: socket.socket) -> Iterator[bytes]:
+    """What arrives, until the other end is gone."""
+    with contextlib.suppress(OSError):
+        while data := link.recv(_CHUNK):
+            yield data
+
+
+class Door:
+    """The socket in the private directory of a job through which its processes reach its other nodes.
+
+    Args:
+        path: of the socket. nodes: the other nodes. hold: the job's name below /holds. uid, gid: whose the job is, None = the Starter's.
+    A connection says {"node": "n2"} in its first line; frames of runner/ranks.py follow.
+    """
+
+    def __init__(
+        self, path: Path, coordinator: Coordinator, peers: Peers, *, nodes: frozenset[str], hold: str, owner: tuple[int, int] | None
+    ) -> None:
+        self._coordinator = coordinator
+        self._peers = peers
+        self._nodes = nodes
+        self._hold = hold
+        self._users = frozenset((-1, 0, os.getuid(), *(owner or ())[:1]))
+        self._links: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._door = ranks.listen(str(path))
+        if owner is not None:
+            os.chown(path, *owner)
+        threading.Thread(target=self._accept, name="job-door", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends it and what came through it. Idempotent."""
+        for link in (self._door, *self._links):
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                link, _ = self._door.accept()
+            except OSError:
+                return
+            if ranks.peer_uid(link) not in self._users:
+                link.close()
+                continue
+            with self._lock:
+                self._links.add(link)
+            threading.Thread(target=self._serve, args=(link,), name="job-ranks", daemon=True).start()
+
+    def _serve(self, link: socket.socket) -> None:
+        try:
+            self._relay(link)
+        except RmgrError as error:
+            with contextlib.suppress(OSError):
+                link.sendall(ranks.frame(ranks.FAILED, -1, error.message.encode()))
+        except OSError:
+            pass  # the job's side is gone, and with it the call
+        finally:
+            with self._lock:
+                self._links.discard(link)
+            link.close()
+
+    def _relay(self, link: socket.socket) -> None:
+        line = b""
+        while not line.endswith(b"\n"):
+            byte = link.recv(1)
+            if not byte or len(line) > _LINE_BYTES:
+                return
+            line += byte
+        try:
+            node = str(json.loads(line)["node"])
+        except (ValueError, KeyError, TypeError):
+            raise NotFound("the connection does not say for which node it is") from None
+        if node not in self._nodes:
+            raise NotFound(f"node {node} is not one of the job's other nodes ({', '.join(sorted(self._nodes))})")
+        found = self._coordinator.get(paths.node(node)).result(_READ_S)
+        if found is None:
+            raise Unavailable(f"node {node} is gone")
+        endpoint = decode_record(found.data, NodeRecord, node).endpoint
+        cancel: list[Callable[[], None]] = []
+
+        def sent() -> Iterator[bytes]:
+            yield from _pieces(link)
+            for end in cancel:  # nobody asks any more: what runs there ends
+                end()
+
+        pieces, end = self._peers.launch(endpoint, node, self._hold, sent())
+        cancel.append(end)
+        try:
+            for piece in pieces:
+                link.sendall(piece)
+        finally:
+            end()
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,376 @@
+"""`rmgr run` inside a job: one process a rank on all of its nodes, their output, signals and codes; and the launcher of mpirun.
+
+Ranks of this node are children of this process; the others are started through the socket RMGR_RANKS (runner/ranks.py says what
+is spoken). Standard library alone: mpirun's launcher is run with nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rmgr.runner import ranks
+
+#: Ranks that are ended because one has failed get this long between SIGTERM and SIGKILL.
+_GRACE_S = 2.0
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: Output without an end of line is held back up to this many bytes.
+_LINE_BYTES = 64 * 1024
+_LOST = 125
+_CHUNK = 64 * 1024
+
+
+class NotInJob(ValueError):
+    """What the environment says of a job makes no sense."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The allocation around this process. shares: (node, processes), the node of the script first."""
+
+    here: str
+    shares: tuple[tuple[str, int], ...]
+    door: str
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Place:
+        """From the variables of the job. Raises: NotInJob."""
+        try:
+            with open(environ["RMGR_HOSTFILE"], encoding="utf-8") as file:
+                lines = [line.split() for line in file if line.strip()]
+            shares = tuple((line[0], int(line[1].removeprefix("slots="))) for line in lines)
+            return cls(here=environ["RMGR_NODE"], shares=shares, door=environ["RMGR_RANKS"])
+        except (KeyError, OSError, IndexError, ValueError) as error:
+            raise NotInJob(f"this is not the script of a placed job: {error}") from None
+
+    @property
+    def processes(self) -> int:
+        """Of all nodes."""
+        return sum(count for _, count in self.shares)
+
+    def spread(self, processes: int) -> list[tuple[str, int, int]]:
+        """(node, first rank, ranks): node after node, each as many as it has. Raises: NotInJob for more than there are."""
+        if not 0 < processes <= self.processes:
+            raise NotInJob(f"{processes} ranks in an allocation of {self.processes} processes")
+        found, first = [], 0
+        for node, count in self.shares:
+            taken = min(count, processes - first)
+            if taken:
+                found.append((node, first, taken))
+            first += taken
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class _Remote:
+    """The ranks of another node."""
+
+    node: str
+    link: socket.socket
+    waiting: set[int]
+    cutter: ranks.Cutter = field(default_factory=ranks.Cutter)
+
+
+class _Printer:
+    """Output of ranks to this process's own streams: lines stay whole; with labels each begins with its rank."""
+
+    def __init__(self, *, label: bool, is_single: bool) -> None:
+        self._label = label
+        self._is_plain = is_single and not label
+        self._rests: dict[tuple[int, int], bytes] = {}
+
+    def take(self, kind: int, rank: int, data: bytes) -> None:
+        if self._is_plain:
+            _write(kind, data)
+            return
+        data = self._rests.pop((kind, rank), b"") + data
+        whole, end, rest = data.rpartition(b"\n")
+        if len(rest) > _LINE_BYTES:
+            whole, end, rest = data, b"\n", b""
+        if rest:
+            self._rests[kind, rank] = rest
+        if end:
+            self._print(kind, rank, whole)
+
+    def finish(self, rank: int) -> None:
+        """What it has left without an end of line."""
+        for kind in (ranks.OUT, ranks.ERR):
+            rest = self._rests.pop((kind, rank), b"")
+            if rest:
+                self._print(kind, rank, rest)
+
+    def _print(self, kind: int, rank: int, lines: bytes) -> None:
+        if self._label:
+            lines = b"\n".join(b"%d: %b" % (rank, line) for line in lines.split(b"\n"))
+        _write(kind, lines + b"\n")
+
+
+def _write(kind: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1 if kind == ranks.OUT else 2, view) :]
+
+
+class Launch:
+    """One command on some ranks of a job, until the last of them has ended.
+
+    Args:
+        spread: (node, first rank, ranks). environ: of all ranks. passes_stdin: this process's standard input goes to the first rank.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        argv: Sequence[str],
+        spread: Sequence[tuple[str, int, int]],
+        *,
+        environ: Mapping[str, str],
+        label: bool = False,
+        kill_on_bad_exit: bool = False,
+        passes_stdin: bool = True,
+    ) -> None:
+        self._place = place
+        self._argv = list(argv)
+        self._spread = list(spread)
+        self._passes_stdin = passes_stdin
+        self._kill_on_bad_exit = kill_on_bad_exit
+        total = sum(count for _, _, count in spread)
+        self._environ = dict(environ) | {"RMGR_NPROCS": str(total)}
+        self._printer = _Printer(label=label, is_single=total == 1)
+        self._selector = selectors.DefaultSelector()
+        self._crew = ranks.Crew(self._selector, self._told)
+        self._remotes: list[_Remote] = []
+        self._codes: dict[int, int] = {}
+        self._total = total
+        self._names = {first + at: node for node, first, count in spread for at in range(count)}
+        self._kill_s = 0.0
+        self._first_bad = 0  #: code of the rank for which the others were ended
+        self._signals: list[tuple[int, int]] = []
+        self._wake_r, self._wake_w = os.pipe()
+
+    def run(self) -> int:
+        """The highest code of all ranks, or of the rank for which the others were ended; 125 when a node was lost."""
+        os.set_blocking(self._wake_r, False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ, self._on_signals)
+        old = {signum: signal.signal(signum, self._caught) for signum in _FORWARDED}
+        mask: set[int] | None = None  # of this thread before
+        try:
+            for node, first, count in self._spread:
+                self._start(node, first, count)
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # not before: ranks would have it, too
+            threading.Thread(target=self._catch, args=(_spawner(),), name="signals", daemon=True).start()
+            while len(self._codes) < self._total:
+                self._turn()
+        except BrokenPipeError:
+            self._kill()
+            return 128 + signal.SIGPIPE
+        finally:
+            for remote in self._remotes:
+                remote.link.close()
+            self._crew.kill()
+            for signum, handler in old.items():
+                signal.signal(signum, handler)
+            if mask is not None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return self._first_bad or max(self._codes.values())
+
+    def _turn(self) -> None:
+        waits = [self._crew.tick_s] if self._crew.tick_s is not None else []
+        if self._kill_s:
+            waits.append(max(0.0, self._kill_s - time.monotonic()))
+        for key, _ in self._selector.select(min(waits, default=None)):
+            if key.fd in self._selector.get_map():
+                key.data()
+        if self._crew.tick_s is not None:
+            self._crew.reap()
+        if self._kill_s and time.monotonic() >= self._kill_s:
+            self._kill()
+
+    # -- starting ----------------------------------------------------------------------------------------------------------
+
+    def _start(self, node: str, first: int, count: int) -> None:
+        is_local = node == self._place.here
+        gets_stdin = first == self._spread[0][1] and self._passes_stdin
+        spec = {
+            "argv": self._argv,
+            "environ": self._environ | {"RMGR_NODE": node},
+            "cwd": os.getcwd(),
+            "first": first,
+            "count": count,
+            "stdin": gets_stdin and not is_local,
+        }
+        if is_local:
+            self._crew.start(spec, stdin=0 if gets_stdin else None)
+            return
+        try:
+            link = ranks.connect(self._place.door)
+        except OSError as error:
+            self._complain(f"the Starter of this node cannot be asked: {error.strerror}")
+            self._lose(range(first, first + count))
+            return
+        remote = _Remote(node, link, set(range(first, first + count)))
+        self._remotes.append(remote)
+        link.sendall(json.dumps({"node": node}).encode() + b"\n" + ranks.frame(ranks.SPEC, 0, json.dumps(spec).encode()))
+        self._selector.register(link, selectors.EVENT_READ, lambda: self._hear(remote))
+        if spec["stdin"]:
+            try:
+                self._selector.register(0, selectors.EVENT_READ, lambda: self._feed(remote, first))
+            except (OSError, ValueError):  # a file: always ready, and at its end some time
+                while self._feed(remote, first):
+                    pass
+
+    def _feed(self, remote: _Remote, rank: int) -> bool:
+        try:
+            data = os.read(0, _CHUNK)
+            remote.link.sendall(ranks.frame(ranks.STDIN, rank, data))
+        except OSError:
+            data = b""
+        if not data:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(0)
+        return bool(data)
+
+    # -- what is told ------------------------------------------------------------------------------------------------------
+
+    def _hear(self, remote: _Remote) -> None:
+        try:
+            data = remote.link.recv(_CHUNK)
+        except OSError:
+            data = b""
+        for kind, number, rest in remote.cutter.feed(data):
+            if kind == ranks.EXIT:
+                remote.waiting.discard(number)
+            self._told(kind, number, rest)
+        if not data:
+            self._selector.unregister(remote.link)
+            if remote.waiting:
+                self._complain(f"node {remote.node} is lost, and with it {_ranks(remote.waiting)}")
+                self._lose(remote.waiting)
+
+    def _told(self, kind: int, number: int, rest: bytes) -> None:
+        if kind in {ranks.OUT, ranks.ERR}:
+            self._printer.take(kind, number, rest)
+        elif kind == ranks.FAILED:
+            where = f"rank {number} on node {self._names[number]}: " if number in self._names else ""
+            self._complain(where + rest.decode(errors="replace"))
+        elif kind == ranks.EXIT:
+            self._printer.finish(number)
+            code = self._codes[number] = int(rest)
+            if code and self._kill_on_bad_exit and not self._first_bad and len(self._codes) < self._total:
+                self._first_bad = code
+                self._complain(f"rank {number} on node {self._names[number]} ended with code {code}: the others are ended")
+                self._end()
+
+    def _lose(self, numbers: Sequence[int] | set[int] | range) -> None:
+        """These ranks are gone, nobody knows how they ended; the others end, too."""
+        for number in sorted(numbers):
+            self._codes[number] = _LOST
+        self._first_bad = self._first_bad or _LOST
+        if len(self._codes) < self._total:
+            self._end()
+
+    def _end(self) -> None:
+        self._forward(signal.SIGTERM, to_local=True)
+        self._kill_s = time.monotonic() + _GRACE_S
+
+    def _kill(self) -> None:
+        self._kill_s = 0.0
+        self._crew.kill()
+        for remote in self._remotes:
+            with contextlib.suppress(OSError):
+                remote.link.sendall(ranks.frame(ranks.KILL))
+
+    def _complain(self, words: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, f"rmgr run: {words}\n".encode())
+
+    # -- signals -----------------------------------------------------------------------------------------------------------
+
+    def _caught(self, signum: int, _frame: object) -> None:
+        self._post(signum, 0)
+
+    def _catch(self, spawner: int) -> None:
+        """Waits for signals with their senders: what the Starter sends to the job has reached the ranks of this node already."""
+        while True:
+            info = signal.sigwaitinfo(_FORWARDED)
+            self._post(info.si_signo, info.si_pid if info.si_pid == spawner else 0)
+
+    def _post(self, signum: int, spawner: int) -> None:
+        self._signals.append((signum, spawner))
+        with contextlib.suppress(OSError):
+            os.write(self._wake_w, b"s")
+
+    def _on_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+        while self._signals:
+            signum, spawner = self._signals.pop(0)
+            self._forward(signum, to_local=not spawner)
+
+    def _forward(self, signum: int, *, to_local: bool) -> None:
+        if to_local:
+            self._crew.signal(signum)
+        for remote in self._remotes:
+            with contextlib.suppress(OSError):
+                remote.link.sendall(ranks.frame(ranks.SIGNAL, int(signum)))
+
+
+def _ranks(numbers: set[int]) -> str:
+    return f"rank {', '.join(map(str, sorted(numbers)))}"
+
+
+def _spawner() -> int:
+    """The process that has started the job on this node: the parent of its session's leader; 0 = not known."""
+    with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{os.getsid(0)}/stat", "rb") as file:
+        return int(file.read().rpartition(b") ")[2].split()[1])
+    return 0
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    processes: int = 0,
+    label: bool = False,
+    kill_on_bad_exit: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> int:
+    """One process a rank, on all nodes of the job around us; returns the highest code. Raises: NotInJob.
+
+    Args:
+        processes: how many ranks, 0 = as many as the job has.
+    """
+    environ = os.environ if environ is None else environ
+    place = Place.of(environ)
+    spread = place.spread(processes or place.processes)
+    kill = kill_on_bad_exit or environ.get("RMGR_KILL_ON_BAD_EXIT") == "1"
+    theirs = {name: value for name, value in environ.items() if name != "RMGR_RANKS"}
+    return Launch(place, argv, spread, environ=theirs, label=label, kill_on_bad_exit=kill).run()
+
+
+def agent(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
+    """NODE CMD...: what ssh would be asked for; CMD goes to a shell there. What mpirun has set for itself does not travel."""
+    environ = os.environ if environ is None else environ
+    if len(words) < 2:
+        raise NotInJob("rmgr agent NODE CMD...")
+    node, argv = words[0], ["/bin/sh", "-c", " ".join(words[1:])]
+    place = Place.of(environ)
+    plain = {name: value for name, value in environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_"))}
+    return Launch(place, argv, [(node, 0, 1)], environ=plain).run()
+
+
+def main(words: Sequence[str]) -> int:
+    """The generated launcher of mpirun."""
+    try:
+        return agent(words)
+    except NotInJob as error:
+        sys.stderr.write(f"rmgr agent: {error}\n")
+        return 2

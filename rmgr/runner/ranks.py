@@ -1,0 +1,376 @@
+"""The ranks of a job on one node: k processes of a command with their output, and the program that runs them in a hold.
+
+`python -I -S ranks.py DIR` serves DIR/ranks: each connection is one launch, whose processes end with it; the spawner that
+started this program ends everything when it does. Standard library alone, and no package around it, so that it is there
+in a few milliseconds. The frames on every connection, either way:
+
+    length of the rest (4 bytes), kind (1), number (4: a rank, or a signal), the rest; integers little-endian
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+#: Asked: start these (JSON), bytes for a rank's standard input (none: its end), a signal for all, the end of all.
+SPEC, STDIN, SIGNAL, KILL = 1, 2, 3, 4
+#: Told: output of a rank, its end (code, or 128 + signal, as text), what went wrong (number -1: with all of them).
+OUT, ERR, EXIT, FAILED = 11, 12, 13, 14
+
+_HEAD = struct.Struct("<IBi")
+_CHUNK = 64 * 1024
+#: Where processes cannot be watched for their end they are looked at this often.
+_TICK_S = 0.05
+#: Variables of the asking side that mean nothing on another node.
+_THEIRS = ("RMGR_SLOT", "RMGR_RANKS", "RMGR_HOSTFILE")
+#: Unsent output of a launch above which its ranks are not read from.
+_MOST_UNSENT = 1 << 20
+
+Tell = Callable[[int, int, bytes], None]
+
+
+def frame(kind: int, number: int = 0, rest: bytes = b"") -> bytes:
+    """One frame."""
+    return _HEAD.pack(len(rest), kind, number) + rest
+
+
+class Cutter:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """(kind, number, rest) of all frames that `data` completes."""
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= _HEAD.size:
+            size, kind, number = _HEAD.unpack_from(buffer)
+            end = _HEAD.size + size
+            if len(buffer) < end:
+                return
+            rest = bytes(buffer[_HEAD.size : end])
+            del buffer[:end]
+            yield kind, number, rest
+
+
+@contextlib.contextmanager
+def address(path: str) -> Iterator[str]:
+    """A name for the socket at `path` that fits a socket address, however long the path is. Raises: OSError."""
+    if len(os.fsencode(path)) < 100:
+        yield path
+        return
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{os.path.basename(path)}"
+    finally:
+        os.close(directory)
+
+
+def listen(path: str) -> socket.socket:
+    """A listening socket that only its owner may use. Raises: OSError."""
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with address(path) as name:
+        door.bind(name)
+        os.chmod(name, 0o600)
+    door.listen(64)
+    return door
+
+
+def connect(path: str) -> socket.socket:
+    """Raises: OSError."""
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with address(path) as name:
+            link.connect(name)
+    except OSError:
+        link.close()
+        raise
+    return link
+
+
+def peer_uid(link: socket.socket) -> int:
+    """Whose process is at the other end; -1 where the system does not tell."""
+    wanted = getattr(socket, "SO_PEERCRED", None)
+    if wanted is None:
+        return -1
+    return int(struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, wanted, struct.calcsize("3i")))[1])
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------------
+
+
+class _Rank:
+    """One process. streams: its pipes that are open, by descriptor."""
+
+    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        self.number = number
+        self.process = process
+        self.streams: dict[int, int] = {}
+        self.pidfd = -1
+        self.input = process.stdin.fileno() if process.stdin is not None else -1
+
+
+class Crew:
+    """The processes of one launch on this node; what they do is told (kind, rank, bytes)."""
+
+    def __init__(self, selector: selectors.BaseSelector, tell: Tell, *, is_jammed: Callable[[], bool] = lambda: False) -> None:
+        self._selector = selector
+        self._tell = tell
+        self._is_jammed = is_jammed
+        self._ranks: dict[int, _Rank] = {}
+
+    @property
+    def alive(self) -> int:
+        """Processes whose end was not told yet."""
+        return len(self._ranks)
+
+    @property
+    def tick_s(self) -> float | None:
+        """How long to wait at most before `reap`, None: until something happens."""
+        return _TICK_S if any(rank.pidfd < 0 for rank in self._ranks.values()) or self._is_jammed() else None
+
+    def start(self, spec: Mapping[str, Any], *, stdin: int | None = None) -> None:
+        """Starts them all. stdin: of the first one; otherwise `spec["stdin"]` says whether it comes as frames."""
+        for local in range(spec["count"]):
+            number = spec["first"] + local
+            environ = spec["environ"] | {"RMGR_RANK": str(number), "RMGR_LOCAL_RANK": str(local)}
+            source: int = subprocess.DEVNULL
+            if local == 0 and stdin is not None:
+                source = stdin
+            elif local == 0 and spec.get("stdin"):
+                source = subprocess.PIPE
+            cwd = spec["cwd"] if os.path.isdir(spec["cwd"]) else None
+            try:
+                process = subprocess.Popen(
+                    spec["argv"], stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, cwd=cwd, start_new_session=True
+                )
+            except OSError as error:
+                self._tell(FAILED, number, f"{spec['argv'][0]} cannot be started: {error.strerror}".encode())
+                self._tell(EXIT, number, b"127" if isinstance(error, FileNotFoundError) else b"126")
+                continue
+            except ValueError as error:
+                self._tell(FAILED, number, f"the command cannot be started: {error}".encode())
+                self._tell(EXIT, number, b"126")
+                continue
+            self._watch(_Rank(number, process))
+
+    def _watch(self, rank: _Rank) -> None:
+        self._ranks[rank.number] = rank
+        assert rank.process.stdout is not None
+        assert rank.process.stderr is not None
+        for stream, kind in ((rank.process.stdout, OUT), (rank.process.stderr, ERR)):
+            fd = stream.fileno()
+            os.set_blocking(fd, False)
+            rank.streams[fd] = kind
+            self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._read(rank, fd))
+        with contextlib.suppress(OSError, AttributeError):
+            rank.pidfd = os.pidfd_open(rank.process.pid)
+            self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._ended(rank))
+
+    def _read(self, rank: _Rank, fd: int, *, to_the_end: bool = False) -> None:
+        while fd in rank.streams and (to_the_end or not self._is_jammed()):
+            try:
+                data = os.read(fd, _CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._selector.unregister(fd)
+                del rank.streams[fd]
+            else:
+                self._tell(rank.streams[fd], rank.number, data)
+                if not to_the_end:
+                    return
+
+    def reap(self) -> None:
+        """Looks whether some have ended."""
+        for rank in list(self._ranks.values()):
+            self._ended(rank)
+
+    def _ended(self, rank: _Rank) -> None:
+        code = rank.process.poll()
+        if code is None or rank.number not in self._ranks:
+            return
+        for fd in list(rank.streams):
+            self._read(rank, fd, to_the_end=True)
+            if fd in rank.streams:  # something that it left behind still has it
+                self._selector.unregister(fd)
+        if rank.pidfd >= 0:
+            self._selector.unregister(rank.pidfd)
+            os.close(rank.pidfd)
+        for stream in (rank.process.stdin, rank.process.stdout, rank.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        del self._ranks[rank.number]
+        self._tell(EXIT, rank.number, str(128 - code if code < 0 else code).encode())
+
+    def write(self, number: int, data: bytes) -> None:
+        """For the standard input of a rank; b"": it ends. Blocks while the rank does not read."""
+        rank = self._ranks.get(number)
+        if rank is None or rank.process.stdin is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            if data:
+                rank.process.stdin.write(data)
+                rank.process.stdin.flush()
+            else:
+                rank.process.stdin.close()
+
+    def signal(self, signum: int) -> None:
+        """To every process of every rank's session."""
+        for rank in self._ranks.values():
+            for pid in _session(rank.process.pid):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signum)
+
+    def kill(self) -> None:
+        """Ends them all, with what they have started; their ends are told later."""
+        pids = _descendants([rank.process.pid for rank in self._ranks.values()])
+        for rank in self._ranks.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(rank.process.pid, signal.SIGKILL)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _table() -> list[tuple[int, int, int]]:
+    """(pid, parent, session) of all processes; empty where there is no /proc."""
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
+                    rest = file.read().rpartition(b") ")[2].split()
+                    found.append((int(name), int(rest[1]), int(rest[3])))
+    return found
+
+
+def _session(leader: int) -> list[int]:
+    """Everything in the session of a rank, the rank itself where nothing else is known."""
+    return [pid for pid, _, session in _table() if session == leader] or [leader]
+
+
+def _descendants(roots: list[int]) -> list[int]:
+    """`roots`, what is below them, and what is in their sessions."""
+    found, table = set(roots), _table()
+    grew = bool(roots)
+    while grew:
+        more = {pid for pid, parent, session in table if parent in found or session in found} - found
+        found |= more
+        grew = bool(more)
+    return list(found)
+
+
+# -- the program ---------------------------------------------------------------------------------------------------------------
+
+
+class _Launch:
+    """One connection."""
+
+    def __init__(self, host: Host, link: socket.socket) -> None:
+        self.link = link
+        self._host = host
+        self._cutter = Cutter()
+        self._unsent = bytearray()
+        self.crew = Crew(host.selector, self._tell, is_jammed=lambda: len(self._unsent) > _MOST_UNSENT)
+        link.setblocking(False)
+        host.selector.register(link, selectors.EVENT_READ, self._ready)
+
+    def _tell(self, kind: int, number: int, rest: bytes) -> None:
+        self._unsent += frame(kind, number, rest)
+        self._push()
+
+    def _push(self) -> None:
+        try:
+            while self._unsent:
+                sent = self.link.send(self._unsent)
+                del self._unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()  # the read side sees the end
+        with contextlib.suppress(KeyError, ValueError):
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+            self._host.selector.modify(self.link, events, self._ready)
+
+    def _ready(self) -> None:
+        self._push()
+        try:
+            data = self.link.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._host.end(self)
+            return
+        for kind, number, rest in self._cutter.feed(data):
+            match kind:
+                case _ if kind == SPEC:
+                    spec = json.loads(rest)
+                    environ = {name: value for name, value in spec["environ"].items() if name not in _THEIRS}
+                    spec["environ"] = environ | self._host.own
+                    self.crew.start(spec)
+                case _ if kind == STDIN:
+                    self.crew.write(number, rest)
+                case _ if kind == SIGNAL:
+                    self.crew.signal(number)
+                case _ if kind == KILL:
+                    self.crew.kill()
+
+
+class Host:
+    """All launches of one hold. own: variables that every rank here has."""
+
+    def __init__(self, directory: str) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.own = {name: os.environ[name] for name in ("RMGR_SLOT", "RMGR_NODE") if name in os.environ}
+        self._door = listen(os.path.join(directory, "ranks"))
+        self._launches: set[_Launch] = set()
+        self._leaving: list[_Launch] = []
+        self.selector.register(self._door, selectors.EVENT_READ, self._accept)
+
+    def serve(self) -> None:
+        """For ever: whoever started this ends it."""
+        while True:
+            crews = [launch.crew for launch in (*self._launches, *self._leaving)]
+            ticks = [crew.tick_s for crew in crews]
+            for key, _ in self.selector.select(_TICK_S if any(tick is not None for tick in ticks) else None):
+                if key.fd in self.selector.get_map():
+                    key.data()
+            for crew in crews:
+                if crew.tick_s is not None:
+                    crew.reap()
+            self._leaving = [launch for launch in self._leaving if launch.crew.alive]
+
+    def end(self, launch: _Launch) -> None:
+        """Nobody listens to it any more: its processes end."""
+        self.selector.unregister(launch.link)
+        launch.link.close()
+        launch.crew.kill()
+        self._launches.discard(launch)
+        self._leaving.append(launch)
+
+    def _accept(self) -> None:
+        link, _ = self._door.accept()
+        if peer_uid(link) not in (-1, 0, os.getuid()):
+            link.close()
+            return
+        self._launches.add(_Launch(self, link))
+
+
+if __name__ == "__main__":
+    Host(sys.argv[1]).serve()

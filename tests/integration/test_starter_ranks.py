@@ -1,0 +1,118 @@
+"""Ranks of a job over two real Starters: environment, output, codes, signals, standard input; ended with launch, hold and node."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.node import Order
+from rmgr.model.states import State
+from rmgr.model.submission import Command
+from tests.harness.hand_leader import BOTH, put, unhold
+from tests.harness.starter_rig import Rig, wait_for
+from tests.integration.test_starter_orders import order
+
+#: What a user types; without a venv on the PATH of work.
+RUN = f"{shlex.quote(sys.executable)} -m rmgr.cli.main run"
+
+
+
+@pytest.fixture
+def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as made:
+        for node in ("n1", "n2"):
+            made.start(node, cores=2, serves=True)
+            made.wait_registered(node)
+        yield made
+
+
+def lives(pid_file: Path) -> bool:
+    """The process that has written its pid there."""
+    return psutil.pid_exists(int(pid_file.read_text()))
+
+
+def job(rig: Rig, script: str, shares: tuple[tuple[str, int], ...] = (("n1", 1), ("n2", 2)), **more: object) -> tuple[int, object]:
+    script = f"exec > {rig.directory}/out 2> {rig.directory}/err\n{script}"  # whole, whatever was flushed meanwhile
+    number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch", grace_us=500_000, **more)  # type: ignore[arg-type]
+    return number, put(rig, number, shares)
+
+
+def told(rig: Rig) -> list[str]:
+    return sorted((rig.directory / "out").read_text().splitlines())
+
+
+def complaints(rig: Rig) -> str:
+    return (rig.directory / "err").read_text()
+
+
+def test_ranks_have_their_environment_labels_input_and_codes(rig: Rig) -> None:
+    say = "sh -c 'echo $RMGR_RANK.$RMGR_LOCAL_RANK/$RMGR_NPROCS on $RMGR_NODE of $RMGR_JOB_ID: $FOO `cat`'"
+    script = f"""export FOO=bar
+    echo hello | {RUN} --label {say}
+    {RUN} sh -c 'exit $((RMGR_RANK+3))'; echo "code $?"
+    {RUN} -n 1 sh -c 'echo one; echo bad >&2; kill -9 $$'; echo "code $?"
+    {RUN} -n 4 true; echo "code $?"
+    {RUN} /no/such/program; echo "code $?" """
+    number, placed = job(rig, script)
+    rig.outcomes(number, 1)
+    assert told(rig) == sorted(
+        [
+            f"0: 0.0/3 on n1 of {number}: bar hello",
+            f"1: 1.0/3 on n2 of {number}: bar",
+            f"2: 2.1/3 on n2 of {number}: bar",
+            "code 5",
+            "one",
+            "code 137",
+            "code 2",
+            "code 127",
+        ]
+    ), complaints(rig)
+    assert "rank 2 on node n2: /no/such/program cannot be started" in complaints(rig)
+    unhold(rig, placed)  # type: ignore[arg-type]
+
+
+def test_one_bad_rank_ends_the_others_and_signals_reach_them_all(rig: Rig, tmp_path: Path) -> None:
+    bad = f"""trap "touch {tmp_path}/term-$RMGR_RANK; exit 1" TERM
+    if [ $RMGR_RANK = 1 ]; then exit 7; fi; while :; do sleep 0.02; done"""
+    user = f"""trap "touch {tmp_path}/usr-$RMGR_RANK; exit 0" USR1; touch {tmp_path}/up-$RMGR_RANK; while :; do sleep 0.02; done"""
+    (tmp_path / "bad.sh").write_text(bad)
+    (tmp_path / "user.sh").write_text(user)
+    script = f"""trap : USR1
+    {RUN} -K sh {tmp_path}/bad.sh; echo "code $?"
+    {RUN} sh {tmp_path}/user.sh & pid=$!
+    wait $pid; wait $pid; echo "code $?" """
+    number, placed = job(rig, script)
+    wait_for(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(3)), "all traps")
+    order(rig, Order.SIGNAL, number, signal=10)
+    rig.outcomes(number, 1)
+    assert told(rig) == ["code 0", "code 7"], complaints(rig)
+    assert sorted(path.name for path in tmp_path.glob("usr-*")) == ["usr-0", "usr-1", "usr-2"]
+    assert "rank 1 on node n2 ended with code 7" in complaints(rig)
+    unhold(rig, placed)  # type: ignore[arg-type]
+
+
+def test_ranks_end_with_their_launch_with_their_hold_and_with_the_job(rig: Rig, tmp_path: Path) -> None:
+    stay = f"sh -c 'echo $$ > {tmp_path}/$0-$RMGR_RANK; sleep 600 & echo $! > {tmp_path}/$0-child-$RMGR_RANK; wait'"
+    script = f"""{RUN} {stay} first & pid=$!
+    while [ ! -e {tmp_path}/first-child-0 -o ! -e {tmp_path}/first-child-2 ]; do sleep 0.02; done; kill -9 $pid
+    touch {tmp_path}/killed; {RUN} {stay} second; echo "code $?"; {RUN} {stay} third"""
+    number, placed = job(rig, script, (("n1", 1), ("n2", 2)), resubmit=False)
+    wait_for((tmp_path / "killed").exists, "the first launch killed")
+    wait_for(lambda: not lives(tmp_path / "first-2") and not lives(tmp_path / "first-child-2"), "its ranks gone")
+    wait_for(lambda: all((tmp_path / f"second-child-{rank}").exists() for rank in range(3)), "the second to run")
+    helper = rig.starters[1].agent("n2")
+    unhold(rig, placed)  # type: ignore[arg-type]  # as if the leader had lost the head
+    wait_for(lambda: not lives(tmp_path / "second-1") and not lives(tmp_path / "second-child-1"), "ranks of the hold gone")
+    wait_for(lambda: helper.lanes.free_cores == 2, "its cores free")
+    wait_for((tmp_path / "third-child-0").exists, "the script to go on")
+    order(rig, Order.CANCEL, number)
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.state, told(rig)) == (State.CANCELLED, ["code 125"])
+    assert not lives(tmp_path / "third-child-0")
