@@ -216,7 +216,7 @@ def write_files(directory: Path | str, files: Mapping[str, bytes], *, replace: b
 
 
 class _LateKey:
-    """The key of a bundle that was only shown so far: loaded, and compared with the key that tls.crt names, when something is signed."""
+    """The key of a bundle that was only shown so far: loaded, and the bundle proved, when something is signed."""
 
     def __init__(self, directory: Path, key_id: str) -> None:
         self._directory = directory
@@ -230,10 +230,18 @@ class _LateKey:
         return signature
 
     def _load(self) -> Any:
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+        """As much as `Credentials.load` looks at before something is signed, without X.509's library (20 ms)."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_private_key
 
-        with contextlib.suppress(ValueError, TypeError, AttributeError):
+        with contextlib.suppress(ValueError, TypeError, AttributeError, InvalidSignature):
             key: Any = load_pem_private_key(_read(self._directory / "sign.key"), password=None)
+            authority: Any = load_der_public_key(read_own(_read(self._directory / "ca.crt")).key_info)
+            for name in ("sign.crt", "tls.crt"):
+                said = read_own(_read(self._directory / name))
+                authority.verify(said.signature, said.signed, ECDSA(SHA256()))
             if key_id_of(key.public_key()) == self._key_id:
                 return key
         return Credentials.load(self._directory)  # says what is wrong

@@ -22,12 +22,18 @@ _BEFORE_KEY = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """uris: URIs among the holder's names. key: the raw public key. not_before_s, not_after_s: seconds since 1970."""
+    """uris: URIs among the holder's names. key: the raw public key. not_before_s, not_after_s: seconds since 1970.
+
+    key_info: the public key as libraries load it (DER). signed, signature: what the authority has signed, and how.
+    """
 
     uris: tuple[str, ...]
     key: bytes
     not_before_s: float
     not_after_s: float
+    key_info: bytes
+    signed: bytes
+    signature: bytes
 
 
 def read_own(pem: bytes) -> Said:
@@ -42,8 +48,8 @@ def read_own(pem: bytes) -> Said:
 
 
 def _read(der: bytes) -> Said:
-    certificate = _items(der)[0][1]
-    body = _items(_items(certificate)[0][1])
+    certificate = _items(_items(der)[0][1])
+    body = _items(certificate[0][1])
     fields = body[1:] if body[0][0] == _VERSION else body
     before, after = (_time(tag, value) for tag, value in _items(fields[_BEFORE_DATES][1])[:2])
     extensions = next((value for tag, value in fields if tag == _EXTENSIONS), b"")
@@ -52,8 +58,24 @@ def _read(der: bytes) -> Said:
         parts = _items(extension)
         if parts[0] == (_OID, _SUBJECT_ALT_NAME) and parts[-1][0] == _OCTETS:
             uris += [name.decode() for tag, name in _items(_items(parts[-1][1])[0][1]) if tag == _URI]
-    key = _items(fields[_BEFORE_KEY][1])[1][1][1:]  # a bit string: before it the number of its unused bits
-    return Said(uris=tuple(uris), key=key, not_before_s=before, not_after_s=after)
+    return Said(
+        uris=tuple(uris),
+        key=_items(fields[_BEFORE_KEY][1])[1][1][1:],  # a bit string: before it the number of its unused bits
+        not_before_s=before,
+        not_after_s=after,
+        key_info=_encoded(*fields[_BEFORE_KEY]),
+        signed=_encoded(*certificate[0]),
+        signature=certificate[2][1][1:],
+    )
+
+
+def _encoded(tag: int, content: bytes) -> bytes:
+    """A value as it stands in the certificate: DER has one form of each."""
+    size = len(content)
+    if size < 0x80:
+        return bytes((tag, size)) + content
+    length = size.to_bytes((size.bit_length() + 7) // 8, "big")
+    return bytes((tag, 0x80 | len(length))) + length + content
 
 
 def _items(data: bytes) -> list[tuple[int, bytes]]:
