@@ -22,7 +22,7 @@ from rmgr.adapters.rpc_auth import Caller, Doorkeeper, Refused, ServerIdentity, 
 from rmgr.adapters.rpc_convert import from_message, to_message
 from rmgr.adapters.rpc_errors import ERROR_KEY, fail, named_error, rebuild
 from rmgr.model.identity import Role
-from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
+from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
 from rmgr.v1 import leader_pb2, leader_pb2_grpc, node_pb2, node_pb2_grpc
 
 __all__ = [
@@ -78,6 +78,9 @@ class LeaderAnswers(Protocol):
 
     def explain(self, submission: int, index: int | None, *, caller: Caller | None = None) -> ExplainView:
         """Why it is in its state. Raises NotFound, PermissionDenied."""
+
+    def what_if(self, record: bytes) -> WhatIfView:
+        """Where and when the submission of this record would run. Raises NotFound (its queue), Unavailable, UsageError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +245,9 @@ class _LeaderServicer(leader_pb2_grpc.LeaderServicer):
         index = request.index if request.HasField("index") else None
         return to_message(_answer(context, lambda: self._answers.explain(request.submission, index, caller=caller_of(context))))
 
+    def WhatIf(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return to_message(_answer(context, lambda: self._answers.what_if(request.submission)))
+
 
 class _NodeServicer(node_pb2_grpc.NodeServicer):
     def __init__(self, answers: NodeAnswers) -> None:
@@ -355,6 +361,11 @@ class LeaderClient(_Client):
         """Why it is in its state. Raises NotFound."""
         request = leader_pb2.ExplainRequest(submission=submission, index=index)
         return from_message(ExplainView, self._call(leader_pb2_grpc.LeaderStub(self._channel).Explain, request))
+
+    def what_if(self, record: bytes) -> WhatIfView:
+        """Where and when the submission of this record would run."""
+        request = leader_pb2.WhatIfRequest(submission=record)
+        return from_message(WhatIfView, self._call(leader_pb2_grpc.LeaderStub(self._channel).WhatIf, request))
 
 
 class OwnClient(_Client):

@@ -33,7 +33,7 @@ _DAEMONS = frozenset({Role.WATCHDOG, Role.STARTER, Role.SUBMITTER})
 _STORE = ("Put", "PutRows", "Write", "Get", "GetMany", "Read", "Head", "Delete", "Keys", "Usage", "Sweep", "Bind", "Health")
 #: Full name of a method -> roles that may call it.
 METHODS: dict[str, frozenset[Role]] = {
-    **{f"/rmgr.v1.Leader/{name}": _ASKERS for name in ("Jobs", "Nodes", "Queues", "Status", "Explain")},
+    **{f"/rmgr.v1.Leader/{name}": _ASKERS for name in ("Jobs", "Nodes", "Queues", "Status", "Explain", "WhatIf")},
     **{f"/rmgr.v1.Node/{name}": _ASKERS for name in ("Logs", "Running", "Stats")},
     **{f"/rmgr.v1.Ranks/{name}": frozenset({Role.STARTER}) for name in ("Prepare", "Launch")},
     "/rmgr.v1.Gateway/Session": _PEOPLE,

@@ -16,7 +16,9 @@ from rmgr.model.views import (
     NodeView,
     PolicyView,
     QueueView,
+    ShareView,
     StatusView,
+    WhatIfView,
     WhyView,
 )
 from rmgr.v1 import views_pb2 as pb
@@ -35,6 +37,8 @@ MESSAGES: dict[type[Any], type[Any]] = {
     StatusView: pb.StatusView,
     WhyView: pb.WhyView,
     ExplainView: pb.ExplainView,
+    ShareView: pb.ShareView,
+    WhatIfView: pb.WhatIfView,
 }
 #: Fields that travel as JSON text because their shape is open.
 JSON_FIELDS = {(StatusView, "zookeeper"), (StatusView, "store")}

@@ -17,7 +17,7 @@ from rmgr.adapters.rpc_auth import caller_of, open_channel, speaking_for
 from rmgr.errors import QueueFull, RmgrError, Unavailable
 from rmgr.model.identity import Role
 
-LEADER_METHODS = ("Jobs", "Nodes", "Queues", "Status", "Explain")
+LEADER_METHODS = ("Jobs", "Nodes", "Queues", "Status", "Explain", "WhatIf")
 NODE_METHODS = ("Running", "Stats")
 NODE_STREAMS = ("Logs",)
 #: Logs followed at once through one gateway: each holds a thread.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from rmgr.errors import NotFound, Unavailable
-from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView
+from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView, WhatIfView
 
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.rpc_thin import ThinLeader
     from rmgr.cli.context import Session
     from rmgr.coord.snapshot import ClusterSnapshot
+    from rmgr.model.submission import Submission
 
 T = TypeVar("T")
 
@@ -99,6 +100,18 @@ class Query:
             return leader.explain(number, position)
 
         return self._ask(ask, local, ask)
+
+    def what_if(self, record: Submission) -> WhatIfView | None:
+        """Where and when it would run; None, with a note, when the leader cannot say."""
+        from rmgr.coord.records import encode_record
+        from rmgr.errors import RmgrError
+
+        try:
+            leader = self._find_leader()
+            return leader.what_if(encode_record(record)) if leader is not None else None
+        except RmgrError as error:
+            self._session.note(f"where and when it would run is not known: {error.message}")
+            return None
 
     def tasks(self, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
         """Tasks of one submission by dense position, at most `limit` (0 = all). Raises NotFound, DataLost."""

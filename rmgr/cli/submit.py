@@ -12,10 +12,12 @@ from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.exits import WORK_EXITS
 from rmgr.cli.options import Work, read_work, work_options
-from rmgr.cli.render import clock, emit, iso
+from rmgr.cli.render import clock, emit, iso, printable
 from rmgr.cli.sending import Draft, Sent, prepare, send
 from rmgr.model.placing import Rigid
+from rmgr.model.submission import Phase
 from rmgr.model.units import format_duration, format_size
+from rmgr.model.views import WhatIfView
 
 #: Options end at the first word: `rmgr submit -J x echo -n hello` submits `echo -n hello`.
 WORDS_AFTER_OPTIONS = {"allow_interspersed_args": False}
@@ -95,6 +97,7 @@ def tell_dry(session: Session, draft: Draft) -> None:
     limit = record.request.time_limit_us
     queue = draft.settings.queue(record.queue)
     policy = draft.settings.policy_of(queue) if queue is not None else ""
+    trial = session.query().what_if(record) if record.rigid is not None and record.phase is Phase.OPEN else None
     if session.json:
         emit(
             {
@@ -112,6 +115,7 @@ def tell_dry(session: Session, draft: Draft) -> None:
                 "policy": policy,
             }
             | ({"placed": _shape(record.rigid)} if record.rigid is not None else {})
+            | ({"would": _would(trial)} if trial is not None else {})
         )
         return
     memory = f", {format_size(record.request.memory_bytes)}" if record.request.memory_bytes else ""
@@ -132,6 +136,8 @@ def tell_dry(session: Session, draft: Draft) -> None:
         words += [f"without {','.join(rigid.exclude)}"] if rigid.exclude else []
         words += [f"not before {clock(rigid.begin_us)}"] if rigid.begin_us else []
         out.write(f"  placed by {policy} in partition {queue.partition}: {', '.join(words)}\n")
+    if trial is not None:
+        out.write(f"  {_would_text(trial)}\n")
     out.write(f"  runs: {command_text(record)}\n")
     if record.after:
         out.write(f"  after {', '.join(f'{item.condition}:{item.submission}' for item in record.after)}\n")
@@ -149,3 +155,26 @@ def _shape(rigid: Rigid) -> dict[str, Any]:
         "kill_on_bad_exit": rigid.kill_on_bad_exit,
         "checkpoint_every": rigid.checkpoint_every_us / 1e6 or None,
     }
+
+
+def _would(trial: WhatIfView) -> dict[str, Any]:
+    """Where and when, as JSON."""
+    return {
+        "start": iso(trial.start_us),
+        "at_once": trial.at_once,
+        "nodes": [{"id": share.node, "processes": share.processes} for share in trial.nodes],
+        "why": trial.reason,
+        "class": trial.route,
+    }
+
+
+def _would_text(trial: WhatIfView) -> str:
+    """Where and when, in a sentence."""
+    chosen = f"; queue class {trial.route}" if trial.route else ""
+    nodes = ", ".join(f"{share.node} ({share.processes})" for share in trial.nodes)
+    if trial.at_once:
+        return f"would start at once on {nodes}{chosen}"
+    waits = f"would wait: {printable(trial.reason)}" if trial.reason else "would wait"
+    if not nodes:
+        return f"{waits}; when it could start, nobody can say: something runs without a time limit{chosen}"
+    return f"{waits}; would start by {clock(trial.start_us)} on {nodes}, when nothing else comes{chosen}"

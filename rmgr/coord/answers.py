@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter, defaultdict
 
-from rmgr.coord.placing_answers import REASONS, first_waits, placed_whys, policy_views
+from rmgr.coord.placing_answers import REASONS, first_waits, placed_whys, policy_views, route_whys
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
 from rmgr.errors import NotFound
@@ -286,7 +286,7 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         else:
             why += _resources(snapshot, submission, job)
     if why:
-        return why, start_us
+        return (why + route_whys(snapshot, submission, position) if submission.rigid is not None else why), start_us
     held = f"all {job.tasks} tasks have ended" if job.tasks else "it has no task yet"
     detail = f"{held}; its TaskQueue is still open for more (close() ends it, or rmgr cancel {job.id})"
     return [WhyView(what="open", id=str(job.id), detail=detail)], 0

@@ -41,6 +41,16 @@ def policy_views(snapshot: ClusterSnapshot) -> tuple[PolicyView, ...]:
     return tuple(found)
 
 
+def route_whys(snapshot: ClusterSnapshot, submission: Submission, position: int | None) -> list[WhyView]:
+    """The queue classes that a policy chose for its jobs."""
+    routes = dict.fromkeys(
+        view.route
+        for (owner, index), view in sorted(snapshot.placing.jobs.items())
+        if owner == submission.id and view.route and position in {None, index}
+    )
+    return [WhyView(what="class", id=route, detail="the queue class that the policy chose for it") for route in routes]
+
+
 def placed_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueSpec, position: int | None) -> tuple[list[WhyView], int]:
     """What waiting jobs of the submission (one of them) wait for, and the earliest expected start, 0 = unknown."""
     number = submission.id

@@ -140,6 +140,18 @@ class Placer:
         """What is shown of it. In the loop."""
         return view_of(self)
 
+    @property
+    def is_passing(self) -> bool:
+        """A pass is under way: the state is not to be touched."""
+        return self._passes.is_running
+
+    @property
+    def pipeline(self) -> tuple[tuple[Stage, ...], int]:
+        """What passes are made of, and the half-life of use (us)."""
+        now_s = self._desk.clock()
+        stages = tuple(stage for stage in self._stages if self.faults.benched_until_s.get(stage.policy.name, 0.0) <= now_s)
+        return stages, self._half_life_us
+
     def stage_names(self, partition: str) -> list[str]:
         """Policies that place in this partition, in order."""
         return [stage.policy.name for stage in self._stages if partition in stage.partitions]
@@ -368,4 +380,3 @@ class Placer:
         self._nodes_changed = True
         # Whatever had happened before, and was decided by a pass whose commit was never made, is decided now.
         self._causes = frozenset({Cause.TAKE_OVER, Cause.JOB_ENDED, Cause.JOB_SUBMITTED})
-

@@ -19,11 +19,13 @@ from rmgr.adapters.rpc_auth import Caller
 from rmgr.client.snapshot import read_claimed
 from rmgr.coord import answers
 from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_record
 from rmgr.coord.rights import Person, check, may
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.daemons.people import audited, person_of
-from rmgr.errors import CoordinationUnavailable, Unavailable
-from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
+from rmgr.errors import CoordinationUnavailable, NotFound, Unavailable, UsageError
+from rmgr.model.submission import Submission
+from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader import Leader
@@ -33,6 +35,8 @@ T = TypeVar("T")
 #: Claimed blocks are at most so old.
 CLAIMED_S = 0.5
 ANSWER_S = 4.0
+#: The scheduler's state is copied between two passes: so long is waited for that.
+COPY_S = 1.0
 
 
 class LeaderAnswering:
@@ -92,6 +96,27 @@ class LeaderAnswering:
         if known is not None:
             self._check(person_of(caller, self._operators), submission, known[0].user)
         return answers.explain(snapshot, submission, index)
+
+    def what_if(self, record: bytes) -> WhatIfView:
+        """Where and when the submission of this record would run. Raises NotFound, Unavailable, UsageError."""
+        from rmgr.daemons.placing_what_if import copied, tried
+
+        submission = decode_record(record, Submission, "the request")
+        end_s = time.monotonic() + COPY_S
+        while True:
+            try:
+                trial = self._in_loop(lambda leader: copied(leader.placer, submission), end_s)
+            except KeyError:
+                raise NotFound(f"nothing is placed in queue {submission.queue}", hint="rmgr queues") from None
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+            except FutureTimeout:
+                trial = None
+            if trial is not None:
+                return tried(trial)
+            if time.monotonic() > end_s:
+                raise Unavailable("the scheduler is busy", hint="ask again in a moment")
+            time.sleep(0.02)
 
     def status(self) -> StatusView:
         """Health and counts."""

@@ -32,10 +32,15 @@ def view_of(placer: Placer) -> PlacingView:
     for job, waiting in placer.book.waiting.items():
         why = _NO_POLICY if waiting.partition in placer.problems else plan.why(job, waiting.partition) or _NOT_YET
         jobs[task_of(job)] = PlacedView(
-            state="waiting", what=why.rule, blocker=_blocker(why), reason=said(why), expected_start_us=promised.get(job, 0)
+            state="waiting",
+            what=why.rule,
+            blocker=_blocker(why),
+            reason=said(why),
+            expected_start_us=promised.get(job, 0),
+            route=placer.book.routes.get(job, ""),
         )
     for job, placed in placer.book.placed.items():
-        jobs[task_of(job)] = PlacedView(state="running", nodes=placed.allocation.shares)
+        jobs[task_of(job)] = PlacedView(state="running", nodes=placed.allocation.shares, route=placer.book.routes.get(job, ""))
     return PlacingView(partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state)))
 
 

@@ -217,6 +217,7 @@ class PlacedView:
     reason: str = ""
     expected_start_us: int = 0
     nodes: tuple[tuple[str, int], ...] = ()
+    route: str = ""  #: the queue class that a policy chose for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,3 +238,26 @@ class PlacingView:
     partitions: dict[str, PartitionView] = field(default_factory=dict)
     jobs: dict[tuple[int, int], PlacedView] = field(default_factory=dict)
     ledger: tuple[HeldView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareView:
+    """Processes of a job on one node."""
+
+    node: str
+    processes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfView:
+    """Where and when a request would run if it were submitted now, runs end at their limits, and nothing else comes.
+
+    start_us: 0 = nobody can say. nodes: the head first, () = nobody can say. at_once: it need not wait. reason: what it would wait for
+    first. route: the queue class that a policy chose for it.
+    """
+
+    start_us: int = 0
+    nodes: tuple[ShareView, ...] = ()
+    at_once: bool = False
+    reason: str = ""
+    route: str = ""

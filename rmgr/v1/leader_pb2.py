@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rmgr.v1 import views_pb2 as rmgr_dot_v1_dot_views__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14rmgr/v1/leader.proto\x12\x07rmgr.v1\x1a\x13rmgr/v1/views.proto\"7\n\x0bJobsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x03\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\x12\x0c\n\x04user\x18\x03 \x01(\t\"+\n\tJobsReply\x12\x1e\n\x04jobs\x18\x01 \x03(\x0b\x32\x10.rmgr.v1.JobView\"\x0e\n\x0cNodesRequest\".\n\nNodesReply\x12 \n\x05nodes\x18\x01 \x03(\x0b\x32\x11.rmgr.v1.NodeView\"\x0f\n\rQueuesRequest\"1\n\x0bQueuesReply\x12\"\n\x06queues\x18\x01 \x03(\x0b\x32\x12.rmgr.v1.QueueView\"\x0f\n\rStatusRequest\"B\n\x0e\x45xplainRequest\x12\x12\n\nsubmission\x18\x01 \x01(\x03\x12\x12\n\x05index\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x08\n\x06_index2\x98\x02\n\x06Leader\x12\x30\n\x04Jobs\x12\x14.rmgr.v1.JobsRequest\x1a\x12.rmgr.v1.JobsReply\x12\x33\n\x05Nodes\x12\x15.rmgr.v1.NodesRequest\x1a\x13.rmgr.v1.NodesReply\x12\x36\n\x06Queues\x12\x16.rmgr.v1.QueuesRequest\x1a\x14.rmgr.v1.QueuesReply\x12\x35\n\x06Status\x12\x16.rmgr.v1.StatusRequest\x1a\x13.rmgr.v1.StatusView\x12\x38\n\x07\x45xplain\x12\x17.rmgr.v1.ExplainRequest\x1a\x14.rmgr.v1.ExplainViewb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14rmgr/v1/leader.proto\x12\x07rmgr.v1\x1a\x13rmgr/v1/views.proto\"7\n\x0bJobsRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x03\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\x12\x0c\n\x04user\x18\x03 \x01(\t\"+\n\tJobsReply\x12\x1e\n\x04jobs\x18\x01 \x03(\x0b\x32\x10.rmgr.v1.JobView\"\x0e\n\x0cNodesRequest\".\n\nNodesReply\x12 \n\x05nodes\x18\x01 \x03(\x0b\x32\x11.rmgr.v1.NodeView\"\x0f\n\rQueuesRequest\"1\n\x0bQueuesReply\x12\"\n\x06queues\x18\x01 \x03(\x0b\x32\x12.rmgr.v1.QueueView\"\x0f\n\rStatusRequest\"B\n\x0e\x45xplainRequest\x12\x12\n\nsubmission\x18\x01 \x01(\x03\x12\x12\n\x05index\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x08\n\x06_index\"#\n\rWhatIfRequest\x12\x12\n\nsubmission\x18\x01 \x01(\x0c\x32\xcf\x02\n\x06Leader\x12\x30\n\x04Jobs\x12\x14.rmgr.v1.JobsRequest\x1a\x12.rmgr.v1.JobsReply\x12\x33\n\x05Nodes\x12\x15.rmgr.v1.NodesRequest\x1a\x13.rmgr.v1.NodesReply\x12\x36\n\x06Queues\x12\x16.rmgr.v1.QueuesRequest\x1a\x14.rmgr.v1.QueuesReply\x12\x35\n\x06Status\x12\x16.rmgr.v1.StatusRequest\x1a\x13.rmgr.v1.StatusView\x12\x38\n\x07\x45xplain\x12\x17.rmgr.v1.ExplainRequest\x1a\x14.rmgr.v1.ExplainView\x12\x35\n\x06WhatIf\x12\x16.rmgr.v1.WhatIfRequest\x1a\x13.rmgr.v1.WhatIfViewb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,6 +48,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREQUEST']._serialized_end=303
   _globals['_EXPLAINREQUEST']._serialized_start=305
   _globals['_EXPLAINREQUEST']._serialized_end=371
-  _globals['_LEADER']._serialized_start=374
-  _globals['_LEADER']._serialized_end=654
+  _globals['_WHATIFREQUEST']._serialized_start=373
+  _globals['_WHATIFREQUEST']._serialized_end=408
+  _globals['_LEADER']._serialized_start=411
+  _globals['_LEADER']._serialized_end=746
 # @@protoc_insertion_point(module_scope)

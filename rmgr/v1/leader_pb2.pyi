@@ -53,3 +53,9 @@ class ExplainRequest(_message.Message):
     submission: int
     index: int
     def __init__(self, submission: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class WhatIfRequest(_message.Message):
+    __slots__ = ("submission",)
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    submission: bytes
+    def __init__(self, submission: _Optional[bytes] = ...) -> None: ...

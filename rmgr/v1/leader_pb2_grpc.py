@@ -60,6 +60,11 @@ class LeaderStub(object):
                 request_serializer=rmgr_dot_v1_dot_leader__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=rmgr_dot_v1_dot_views__pb2.ExplainView.FromString,
                 _registered_method=True)
+        self.WhatIf = channel.unary_unary(
+                '/rmgr.v1.Leader/WhatIf',
+                request_serializer=rmgr_dot_v1_dot_leader__pb2.WhatIfRequest.SerializeToString,
+                response_deserializer=rmgr_dot_v1_dot_views__pb2.WhatIfView.FromString,
+                _registered_method=True)
 
 
 class LeaderServicer(object):
@@ -95,6 +100,12 @@ class LeaderServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WhatIf(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LeaderServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -122,6 +133,11 @@ def add_LeaderServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=rmgr_dot_v1_dot_leader__pb2.ExplainRequest.FromString,
                     response_serializer=rmgr_dot_v1_dot_views__pb2.ExplainView.SerializeToString,
+            ),
+            'WhatIf': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhatIf,
+                    request_deserializer=rmgr_dot_v1_dot_leader__pb2.WhatIfRequest.FromString,
+                    response_serializer=rmgr_dot_v1_dot_views__pb2.WhatIfView.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -259,6 +275,33 @@ class Leader(object):
             '/rmgr.v1.Leader/Explain',
             rmgr_dot_v1_dot_leader__pb2.ExplainRequest.SerializeToString,
             rmgr_dot_v1_dot_views__pb2.ExplainView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhatIf(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rmgr.v1.Leader/WhatIf',
+            rmgr_dot_v1_dot_leader__pb2.WhatIfRequest.SerializeToString,
+            rmgr_dot_v1_dot_views__pb2.WhatIfView.FromString,
             options,
             channel_credentials,
             insecure,

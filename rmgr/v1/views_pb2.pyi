@@ -260,3 +260,25 @@ class ExplainView(_message.Message):
     why: _containers.RepeatedCompositeFieldContainer[WhyView]
     expected_start_us: int
     def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., why: _Optional[_Iterable[_Union[WhyView, _Mapping]]] = ..., expected_start_us: _Optional[int] = ...) -> None: ...
+
+class ShareView(_message.Message):
+    __slots__ = ("node", "processes")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    processes: int
+    def __init__(self, node: _Optional[str] = ..., processes: _Optional[int] = ...) -> None: ...
+
+class WhatIfView(_message.Message):
+    __slots__ = ("start_us", "nodes", "at_once", "reason", "route")
+    START_US_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    start_us: int
+    nodes: _containers.RepeatedCompositeFieldContainer[ShareView]
+    at_once: bool
+    reason: str
+    route: str
+    def __init__(self, start_us: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[ShareView, _Mapping]]] = ..., at_once: bool = ..., reason: _Optional[str] = ..., route: _Optional[str] = ...) -> None: ...

@@ -13,7 +13,20 @@ from rmgr.adapters.rpc_convert import JSON_FIELDS, MESSAGES, from_message, to_me
 from rmgr.adapters.rpc_thin import ThinFailed, ThinLeader
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.states import State
-from rmgr.model.views import ExplainView, JobView, LeaderView, NodeView, QueueView, StatusView, WhyView
+from rmgr.model.views import (
+    ExplainView,
+    FaultView,
+    HeldView,
+    JobView,
+    LeaderView,
+    NodeView,
+    PolicyView,
+    QueueView,
+    ShareView,
+    StatusView,
+    WhatIfView,
+    WhyView,
+)
 
 JOB = JobView(
     id=42, name="x", user="u", queue="default", state=State.RUNNING, exit_code=0, counts={"RUNNING": 3}, nodes=("a", "b"), tasks=3
@@ -27,6 +40,11 @@ STATUS = StatusView(
     healthy=False, leader=LEADER, zookeeper={"ok": True, "ms": 1.5}, store={}, counts={"INITIAL": 1}, nodes={"up": 1}, problems=("p",)
 )
 EXPLAIN = ExplainView(id="42", state=State.INITIAL, reason="RESOURCES", why=(WhyView(what="node", id="n1", detail="busy"),))
+TRIAL = WhatIfView(start_us=5, nodes=(ShareView(node="n1", processes=2), ShareView(node="n2", processes=1)), at_once=True, route="ss8")
+HELD = dataclasses.replace(QUEUE, held=(HeldView(queue="q", job="42_7", node="n1", cores=2, since_us=1, expected_start_us=2),))
+PLACING = dataclasses.replace(
+    STATUS, policies=(PolicyView(partition="p", policy="easy", faults=(FaultView(policy="x", count=2, error="e"),)),)
+)
 
 
 class Answers:
@@ -46,6 +64,9 @@ class Answers:
         if submission == 1:
             raise NotFound("no submission 1", hint="rmgr jobs -a")
         return dataclasses.replace(EXPLAIN, id=f"{submission}_{index}")
+
+    def what_if(self, record):
+        return dataclasses.replace(TRIAL, reason=record.decode())
 
     def logs(self, submission, index, *, attempt, stream, follow, offsets, is_active, caller):
         assert is_active()
@@ -72,7 +93,7 @@ def server():
     server.stop()
 
 
-@pytest.mark.parametrize("view", [JOB, NODE, QUEUE, LEADER, STATUS, EXPLAIN], ids=lambda view: type(view).__name__)
+@pytest.mark.parametrize("view", [JOB, NODE, QUEUE, LEADER, STATUS, EXPLAIN, TRIAL, HELD, PLACING], ids=lambda view: type(view).__name__)
 def test_a_view_survives_the_wire(view):
     kind = type(view)
     assert view == from_message(kind, MESSAGES[kind].FromString(to_message(view).SerializeToString()))
@@ -93,6 +114,7 @@ def test_questions_to_the_leader(server):
         assert client.status() == STATUS
         assert client.explain(42, 0).id == "42_0"
         assert client.explain(42).id == "42_None"
+        assert client.what_if(b"{}") == dataclasses.replace(TRIAL, reason="{}")
 
 
 def test_without_the_library_the_leader_answers_the_same(server):

@@ -1,0 +1,81 @@
+"""Where and when a request would run: the scheduler's state played forward, under any policy."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmgr.daemons.placing_facts import Names, job_of
+from rmgr.daemons.placing_what_if import Trial, tried
+from rmgr.model.block import NO_SEQ, BlockKey
+from rmgr.model.placing import Rigid
+from rmgr.model.resources import Request
+from rmgr.model.submission import Submission, Work
+from rmgr.model.views import ShareView
+from rmgr.sched.job import Job, Node, Running
+from rmgr.sched.pipeline import configured
+from rmgr.sched.snapshot import Snapshot
+
+NOW = 1_000_000_000
+S = 1_000_000
+
+
+def run(job: int, node: int, cores: int, end_s: int) -> Running:
+    made = Job(id=job, submit_us=0, processes=cores, limit_us=end_s * S)
+    return Running(made, NOW, NOW + end_s * S if end_s else 1 << 60, ((node, node, cores),))
+
+
+def trial(rigid: Rigid, *running: Running, waiting: tuple[Job, ...] = (), policy: str = "easy", limit_s: int = 10) -> Trial:
+    names = Names()
+    names.learn(["n1", "n2", "n3"])
+    nodes = tuple(Node(id=number, cores=4, name=names.name(number)) for number in range(3))
+    request = Request(time_limit_us=limit_s * S)
+    record = Submission(id=0, name="x", user="ann", queue="batch", work=Work.COMMAND, request=request, rigid=rigid, submitted_us=NOW)
+    key = BlockKey(priority=0, seq=NO_SEQ, submission=99, first=0, count=1, attempt=1, cores=1, memory_mib=0)
+    return Trial(
+        snapshot=Snapshot(nodes=nodes, running=running, waiting=waiting),
+        job=job_of(record, key, "default", NOW),
+        submission=record,
+        names=names,
+        stages=configured(policy).stages,
+        half_life_us=0,
+        now_us=NOW,
+    )
+
+
+def shares(*pairs: tuple[str, int]) -> tuple[ShareView, ...]:
+    return tuple(ShareView(node=node, processes=processes) for node, processes in pairs)
+
+
+def test_what_fits_now_starts_at_once() -> None:
+    found = tried(trial(Rigid(processes=6), run(1, 0, 4, 60)))
+    assert (found.at_once, found.start_us, found.nodes) == (True, NOW, shares(("n2", 4), ("n3", 2)))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "easy", "conservative", "connection_reservation"])
+def test_what_does_not_fit_starts_when_enough_has_ended(policy: str) -> None:
+    found = tried(trial(Rigid(processes=8), run(1, 0, 4, 60), run(2, 1, 4, 30), run(3, 2, 4, 90), policy=policy))
+    assert (found.at_once, found.start_us, found.nodes) == (False, NOW + 60 * S, shares(("n1", 4), ("n2", 4)))
+    assert found.reason
+
+
+def test_those_that_wait_before_it_are_counted() -> None:
+    first = Job(id=50, submit_us=0, processes=12, limit_us=100 * S)
+    found = tried(trial(Rigid(processes=12), run(1, 0, 4, 60), waiting=(first,)))
+    assert found.start_us == NOW + 160 * S
+
+
+def test_behind_a_run_without_a_limit_nobody_can_say_when() -> None:
+    found = tried(trial(Rigid(processes=12), run(1, 0, 4, 0)))
+    assert (found.at_once, found.start_us, found.nodes) == (False, 0, ())
+    assert found.reason
+
+
+def test_a_begin_time_and_exact_nodes_are_kept() -> None:
+    found = tried(trial(Rigid(processes=4, nodes=2, begin_us=NOW + 5 * S), run(1, 0, 4, 60)))
+    assert (found.start_us, found.nodes) == (NOW + 5 * S, shares(("n2", 2), ("n3", 2)))
+
+
+def test_the_time_of_a_trial_is_bounded() -> None:
+    clock = iter(range(0, 10_000, 3))
+    found = tried(trial(Rigid(processes=12), run(1, 0, 4, 60)), clock=lambda: float(next(clock)))
+    assert found.start_us == 0
