@@ -298,21 +298,23 @@ class Dispatch:
         assert lane.worker is not None
         assert kit.blob is not None
         next_seq, label, attempt = self._lanes.runner.next_seq, block.info.label, block.key.attempt
-        plain = block.info.array is None
+        plain, keyed, tasks, argument = block.info.array is None, block.data.keyed, lane.tasks, block.payload
         items, size = [], 0
         for at, index in enumerate(indices):
-            staged = self._stager.take(block, index) if block.data.keyed else None
-            payload = block.payload(index) if staged is None else staged.payload
+            staged = self._stager.take(block, index) if keyed else None
+            payload = argument(index) if staged is None else staged.payload
             if self._accounts is not None and isinstance(payload, Piece):
                 payload = payload.read()  # the file is not its user's
-            size += len(payload) if isinstance(payload, bytes) else 0
+            where = None if isinstance(payload, bytes) else _where(payload)
+            size += len(payload) if where is None else 0
             if size > _BATCH_BYTES and items:
                 block.put_back(indices[at:])
                 del indices[at:]
                 break
             seq = next_seq()
-            lane.tasks[seq] = (block, index)
-            items.append(TaskItem(seq=seq, index=index, attempt=attempt, label=-1 if plain else label(index), **_where(payload)))
+            tasks[seq] = (block, index)
+            shown = -1 if plain else label(index)
+            items.append(TaskItem(seq, index, attempt, shown, payload) if where is None else TaskItem(seq, index, attempt, shown, **where))
         batch = TaskBatch(
             shape=kit.shape,
             function=kit.function,
@@ -416,10 +418,8 @@ class Dispatch:
         return any(block.ready for block in self._blocks.values())
 
 
-def _where(payload: bytes | str | Piece) -> dict[str, Any]:
-    """Where a worker finds the arguments of a task: in its message, in a file, in a part of one."""
-    if isinstance(payload, bytes):
-        return {"payload": payload}
+def _where(payload: str | Piece) -> dict[str, Any]:
+    """Where a worker finds the arguments of a task that are not in its message: in a file, in a part of one."""
     if isinstance(payload, str):
         return {"path": payload}
     return {"path": payload.path, "start": payload.start, "size": payload.size}

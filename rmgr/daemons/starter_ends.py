@@ -37,6 +37,7 @@ from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, dis
 from rmgr.daemons.starter_stage import Stager, inside
 from rmgr.errors import PermissionDenied, RmgrError, StoreUnavailable, ValueTooLarge
 from rmgr.log import audit
+from rmgr.model.block import PastAttempt
 from rmgr.model.frames import CommandEnd
 from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.states import Reason, State
@@ -129,37 +130,30 @@ class Ends:
         lane = self._lanes.of_worker(event.worker)
         if lane is None:
             return
-        tasks, over = lane.tasks, []
+        take, has_flushed, completed = lane.tasks.pop, self._logs.has, State.COMPLETED
         quick: list[Outcome] = []
         busy: dict[ClaimedBlock, list[int]] = {}  #: tasks, microseconds, and those that were not quick
         current: ClaimedBlock | None = None
         counts = [0, 0, 0]
+        base_us = 0
+        past: tuple[PastAttempt, ...] = ()
         for end in event.ends:
-            task = tasks.get(end.seq)
+            task = take(end.seq, None)
             if task is None:
                 continue
             block, index = task
-            over.append(end.seq)
             if block is not current:
                 if quick and current is not None:
                     self._settle_quick(current, quick, now_s)
                     quick = []
-                current = block
+                current, base_us, past = block, block.base_us, block.data.past
                 counts = busy.setdefault(block, [0, 0, 0])
+            elapsed_us, data = end.elapsed_us, end.data
             counts[0] += 1
-            counts[1] += end.elapsed_us
-            if end.extra is None and len(end.data) <= MAX_INLINE_VALUE and not self._logs.has(end.seq):
+            counts[1] += elapsed_us
+            if end.extra is None and len(data) <= MAX_INLINE_VALUE and not has_flushed(end.seq):
                 quick.append(
-                    Outcome(
-                        index,
-                        State.COMPLETED,
-                        end.started_us - block.base_us,
-                        end.elapsed_us,
-                        end.data,
-                        end.pickled,
-                        end.cpu_us,
-                        past=block.data.past,
-                    )
+                    Outcome(index, completed, end.started_us - base_us, elapsed_us, data, end.pickled, end.cpu_us, past=past)
                 )
             else:
                 counts[2] += 1
@@ -172,7 +166,7 @@ class Ends:
             self._times.observe(block.kind, count, busy_us / 1e6)
             if count > others:
                 self._on_end(State.COMPLETED, count - others, busy_us / 1e6 / count)
-        self._lanes.ended(lane, over, now_s)
+        self._lanes.left(lane, now_s)
 
     def _settle_quick(self, block: ClaimedBlock, outcomes: list[Outcome], now_s: float) -> None:
         block.live -= len(outcomes)

@@ -159,13 +159,17 @@ class Lanes:
         """These tasks of a lane ended (now_s None: were taken back): what they were; after the last one it is given up."""
         pop = lane.tasks.pop
         found = [task for task in [pop(seq, None) for seq in seqs] if task is not None]
+        self.left(lane, now_s)
+        return found
+
+    def left(self, lane: Lane, now_s: float | None) -> None:
+        """Tasks have been taken out of a lane (now_s: because they ended, None: otherwise); after the last one it is given up."""
         if now_s is not None:
             lane.since_s = now_s
         if lane.blocked_seq and lane.blocked_seq not in lane.tasks:
             lane.blocked_seq = 0
         if not lane.tasks:
             self.give_up(lane)
-        return found
 
     def give_up(self, lane: Lane) -> None:
         """The lane holds nothing any more."""
