@@ -1,4 +1,4 @@
-"""A Starter and the leader die in the middle of 200,000 tasks at full rate: rows 1 and 9 of the fault matrix where commits are large and many."""
+"""A Starter and the leader die in the middle of 200,000 tasks at full rate: rows 1 and 9 of the fault matrix."""
 
 from __future__ import annotations
 
