@@ -1,0 +1,62 @@
+"""Placed jobs on a live cluster, as their users see them: submitted, explained, tried out, waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from commands import Shell
+
+from rmgr import TaskQueue
+from rmgr.client.connection import Connection
+from rmgr.dev.cluster import DevCluster
+
+SCRIPT = """#!/bin/sh
+#RMGR -n 3 -N 3 --exclusive -t 5m
+#RMGR -J spread
+echo "$RMGR_NPROCS processes"; tr ' ' '\\n' < "$RMGR_HOSTFILE" | grep -c slots=1
+exit 3
+"""
+
+
+@pytest.fixture(scope="module")
+def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    return Shell(tmp_path_factory.mktemp("placed"), live_cluster.environment())
+
+
+def eventually(condition: Callable[[], object], what: str, deadline_s: float = 60.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.2)
+
+
+def test_a_script_that_asks_for_three_nodes_runs_once_with_all_of_them(sh: Shell) -> None:
+    sh.file("job.sh", SCRIPT)
+    ended = sh("submit", "--wait", "job.sh")
+    assert (ended.code, ended.out) == (3, "3 processes\n3\n")
+    shown = sh.ok("jobs", "-a", "--name", "spread", "--json").json["jobs"][-1]
+    assert (shown["queue"], shown["processes"], sorted(shown["nodes"])) == ("batch", 3, ["n1", "n2", "n3"])
+
+
+def test_a_job_that_waits_is_explained_and_starts_when_there_is_room(sh: Shell) -> None:
+    first = sh.submit("-n", "6", "-t", "5m", "--", "sleep", "200")
+    try:
+        eventually(lambda: len(sh.ok("show", first, "--json").json["nodes"]) == 3, "the first job has all nodes")
+        tried = sh.ok("submit", "--dry-run", "--json", "-n", "2", "-N", "2", "-t", "1m", "--", "true").json
+        assert (tried["policy"], tried["would"]["at_once"], len(tried["would"]["nodes"])) == ("easy", False, 2)
+        assert tried["would"]["start"]
+        second = sh.submit("-n", "2", "-N", "2", "-t", "1m", "--", "true")
+        eventually(lambda: sh.ok("explain", second, "--json").json["expected_start"], "it has been promised a start")
+        told = sh.ok("explain", second, "--json").json
+        assert (told["state"], told["reason"], [why["what"] for why in told["why"]]) == ("INITIAL", "RESOURCES", ["resources"])
+    finally:
+        sh.ok("cancel", first)
+    assert sh("wait", second).code == 0
+    assert len(sh.ok("show", second, "--json").json["nodes"]) == 2
+
+
+def test_calls_of_a_task_queue_can_be_placed(connection: Connection) -> None:
+    with TaskQueue(divmod, queue="batch", connection=connection) as queue:
+        assert [future.result(60) for future in queue.map(lambda n: n + 1, range(4))] == [1, 2, 3, 4]
