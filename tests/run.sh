@@ -27,6 +27,7 @@ wanted ensure_zookeeper39
 wanted ensure_python_testsuite
 wanted ensure_systemd_analyze
 wanted ensure_iproute
+wanted ensure_openmpi
 
 # Import-linter, ruff and mypy run inside pytest (tests/test_house.py), so that its summary is the last line.
 # Three files at a time: most of the time goes into waiting for sessions to expire. `tests/run.sh -n 0` runs one after the other.

@@ -104,6 +104,12 @@ ensure_iproute() {
   command -v ip >/dev/null || install_packages "ip, for tests with network namespaces" iproute2
 }
 
+# Open MPI and a C compiler, for tests/integration/test_mpi.py.
+ensure_openmpi() {
+  if command -v mpirun >/dev/null && command -v mpicc >/dev/null && command -v gcc >/dev/null; then return; fi
+  install_packages "Open MPI, for tests of MPI jobs" openmpi-bin libopenmpi-dev gcc libc6-dev
+}
+
 # systemd-analyze, which checks deploy/systemd in the tests. It needs no running systemd.
 ensure_systemd_analyze() {
   command -v systemd-analyze >/dev/null || install_packages "systemd-analyze" systemd

@@ -6,6 +6,8 @@ is what a pulled block is; only that it starts before all of them, and that noth
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -33,6 +35,12 @@ from rmgr.model.states import Reason
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
 
+#: What mpirun takes for ssh: `rmgr agent`, without the time that the command line's library takes to load.
+_PROGRAM = f"""import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+from rmgr.runner.rank_client import main
+sys.exit(main(sys.argv[1:]))"""
+_AGENT = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(_PROGRAM)} "$@"\n'
 #: Pause after a block could not be read.
 _PAUSE_S = 0.5
 
@@ -160,6 +168,11 @@ class Jobs:
             "RMGR_THREADS": threads,
             "RMGR_NODE": self._node.name,
             "RMGR_RANKS": str(place / "ranks"),
+            # Open MPI 4 starts its daemons through the agent, each of them from here, and waits for them as for ssh's.
+            "OMPI_MCA_plm_rsh_agent": str(place / "rmgr-agent"),
+            "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+            "OMPI_MCA_orte_leave_session_attached": "1",
+            "OMPI_MCA_orte_default_hostfile": str(hosts),
         }
         rigid = block.info.record.rigid
         if rigid is not None and rigid.kill_on_bad_exit:
@@ -179,6 +192,9 @@ class Jobs:
         place.mkdir(mode=0o700)
         hosts = place / "hosts"
         hosts.write_text("".join(f"{node} slots={count}\n" for node, count in allocation.shares))
+        launcher = place / "rmgr-agent"
+        launcher.write_text(_AGENT)
+        launcher.chmod(0o700)
         account = block.info.account
         if account is not None:
             hand_over(place, account)

@@ -26,6 +26,9 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, sign
 #: Output without an end of line is held back up to this many bytes.
 _LINE_BYTES = 64 * 1024
 _LOST = 125
+#: Two nodes that are one machine (`rmgr dev`): Open MPI 4 gives the memory that ranks of a node share a name that is the machine's,
+#: and its files, too, and crashes. So only one of the nodes has such memory; tests/integration/test_mpi.py would fail without this.
+_ON_ONE_MACHINE = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_orte_tmpdir_base": "{directory}"}
 _CHUNK = 64 * 1024
 
 
@@ -207,6 +210,8 @@ class Launch:
             "first": first,
             "count": count,
             "stdin": gets_stdin and not is_local,
+            "machine": socket.gethostname(),
+            "on_one_machine": _ON_ONE_MACHINE,
         }
         if is_local:
             self._crew.start(spec, stdin=0 if gets_stdin else None)

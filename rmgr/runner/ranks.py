@@ -322,7 +322,7 @@ class _Launch:
                 case _ if kind == SPEC:
                     spec = json.loads(rest)
                     environ = {name: value for name, value in spec["environ"].items() if name not in _THEIRS}
-                    spec["environ"] = environ | self._host.own
+                    spec["environ"] = self._host.shared(spec) | environ | self._host.own
                     self.crew.start(spec)
                 case _ if kind == STDIN:
                     self.crew.write(number, rest)
@@ -338,6 +338,7 @@ class Host:
     def __init__(self, directory: str) -> None:
         self.selector = selectors.DefaultSelector()
         self.own = {name: os.environ[name] for name in ("RMGR_SLOT", "RMGR_NODE") if name in os.environ}
+        self._directory = directory
         self._door = listen(os.path.join(directory, "ranks"))
         self._launches: set[_Launch] = set()
         self._leaving: list[_Launch] = []
@@ -355,6 +356,12 @@ class Host:
                 if crew.tick_s is not None:
                     crew.reap()
             self._leaving = [launch for launch in self._leaving if launch.crew.alive]
+
+    def shared(self, spec: Mapping[str, Any]) -> dict[str, str]:
+        """Variables for ranks of a node that is the same machine as that of the asking side."""
+        if spec["machine"] != socket.gethostname():
+            return {}
+        return {name: value.replace("{directory}", self._directory) for name, value in spec["on_one_machine"].items()}
 
     def end(self, launch: _Launch) -> None:
         """Nobody listens to it any more: its processes end."""

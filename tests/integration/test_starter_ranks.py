@@ -20,7 +20,7 @@ from tests.harness.starter_rig import Rig, wait_for
 from tests.integration.test_starter_orders import order
 
 #: What a user types; without a venv on the PATH of work.
-RUN = f"{shlex.quote(sys.executable)} -m rmgr.cli.main run"
+RUN, AGENT = (f"{shlex.quote(sys.executable)} -m rmgr.cli.main {name}" for name in ("run", "agent"))
 
 
 
@@ -59,6 +59,8 @@ def test_ranks_have_their_environment_labels_input_and_codes(rig: Rig) -> None:
     {RUN} sh -c 'exit $((RMGR_RANK+3))'; echo "code $?"
     {RUN} -n 1 sh -c 'echo one; echo bad >&2; kill -9 $$'; echo "code $?"
     {RUN} -n 4 true; echo "code $?"
+    {AGENT} n2 'echo agent on' '$RMGR_NODE; exit 9'; echo "code $?"
+    {AGENT} n3 true; echo "code $?"
     {RUN} /no/such/program; echo "code $?" """
     number, placed = job(rig, script)
     rig.outcomes(number, 1)
@@ -71,6 +73,9 @@ def test_ranks_have_their_environment_labels_input_and_codes(rig: Rig) -> None:
             "one",
             "code 137",
             "code 2",
+            "agent on n2",
+            "code 9",
+            "code 125",
             "code 127",
         ]
     ), complaints(rig)

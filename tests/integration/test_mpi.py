@@ -1,0 +1,62 @@
+"""Plain `mpirun` of Open MPI inside an allocation of two Starters: no ssh, no option; rmgr is its launcher."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.states import State
+from rmgr.model.submission import Command
+from tests.harness.hand_leader import BOTH, put, unhold
+from tests.harness.starter_rig import Rig
+
+PROGRAM = r"""
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char **argv) {
+    int rank, size, mine, sum;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    mine = rank + 1;
+    MPI_Allreduce(&mine, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    printf("rank %d of %d on %s: %d\n", rank, size, getenv("RMGR_NODE"), sum);
+    MPI_Finalize();
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("mpirun") is None or shutil.which("mpicc") is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("Open MPI is missing: openmpi-bin, libopenmpi-dev")
+    where = tmp_path_factory.mktemp("mpi")
+    (where / "sum.c").write_text(PROGRAM)
+    subprocess.run(["mpicc", "-o", str(where / "sum"), str(where / "sum.c")], check=True, timeout=120)
+    return where / "sum"
+
+
+def test_mpirun_runs_an_allreduce_over_two_starters(
+    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path, program: Path
+) -> None:
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as rig:
+        for node in ("n1", "n2"):
+            rig.start(node, cores=2, serves=True)
+            rig.wait_registered(node)
+        # As root in a container; two nodes on one machine, which Open MPI takes for several only if asked.
+        script = f"export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 && mpirun {program} > {tmp_path}/out 2> {tmp_path}/err"
+        number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
+        job = put(rig, number, (("n1", 2), ("n2", 2)))
+        outcome = rig.outcomes(number, 1, 120.0)[0]
+        assert outcome.state is State.COMPLETED, (tmp_path / "err").read_text()
+        lines = sorted((tmp_path / "out").read_text().splitlines())
+        assert lines == [f"rank {rank} of 4 on {node}: 10" for rank, node in enumerate(("n1", "n1", "n2", "n2"))]
+        unhold(rig, job)
