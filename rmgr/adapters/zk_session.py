@@ -26,7 +26,6 @@ from rmgr.errors import PermissionDenied
 
 _LOG = logging.getLogger("rmgr.zookeeper")
 _GUARD_S = 0.1  # how late a deadline may be noticed
-_REST_S = 5.0  # while nothing is on the way; a guard that looked ten times a second took a fifth of what an idle daemon needs
 
 
 class SessionCoordinator(abc.ABC):
@@ -59,7 +58,6 @@ class SessionCoordinator(abc.ABC):
         self._tell_lock = threading.RLock()  # never taken while _lock is held
         self._state = SessionState.LOST
         self._closing = threading.Event()
-        self._guarded = threading.Event()  # there is something for the guard to look at
         self._usable = threading.Event()
         self._dead_since_s: float | None = None
         self._revivals = 0
@@ -147,7 +145,6 @@ class SessionCoordinator(abc.ABC):
             if self._closing.is_set():
                 return
             self._closing.set()
-            self._guarded.set()
             told = self._carry_out(self._pipe.close("this client was closed"))
         _tell(told)
         with self._link_lock:  # the guard is not halfway through opening another, which nobody would end
@@ -191,8 +188,6 @@ class SessionCoordinator(abc.ABC):
             closed = self._closing.is_set()
             if not closed and self._pipe.give(op):
                 self._link.push(op.request, op)
-            if not self._guarded.is_set():
-                self._guarded.set()
         if closed:
             op.refuse("this client was closed")
 
@@ -271,7 +266,6 @@ class SessionCoordinator(abc.ABC):
                 self._lose_session()
             case LinkState.DEAD:
                 self._dead_since_s = self._clock()
-                self._guarded.set()
                 if not self._closing.is_set():
                     self._announce(SessionState.SUSPENDED)
 
@@ -313,13 +307,8 @@ class SessionCoordinator(abc.ABC):
         while not self._closing.wait(_GUARD_S):
             try:
                 self.guard()
-                self._guarded.clear()  # before the look: who comes after this line sets it again
-                with self._lock:
-                    if self._dead_since_s is not None or next(self._pipe.unresolved(), None) is not None:
-                        self._guarded.set()
             except Exception:  # noqa: BLE001 - without its guard no operation of this client would have a deadline
                 _LOG.exception("zookeeper_guard_raised")
-            self._guarded.wait(_REST_S)
 
     def guard(self) -> None:
         """Ends what is past its deadline; replaces a link that is dead for good. Called every 0.1 s."""
