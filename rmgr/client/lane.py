@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from rmgr.client.follower import Follower
+from rmgr.client.handing import Handing
 from rmgr.client.ports import Listener, TaskSpec
 from rmgr.client.repair import Repair
 from rmgr.client.sender import Sender
@@ -75,6 +76,7 @@ class Lane:
         self._sender = Sender(self, tail, tail_version, held=held or submission.phase is Phase.HELD)
         self._follower = Follower(self.number, engine, self._on_fragment, self.die, authenticity=engine.authenticity)
         self._repair = Repair(self)
+        self.handing = Handing(self)
         self._takeover = Takeover(self)
         self._released = False
         self._over = False
@@ -224,6 +226,7 @@ class Lane:
 
     def _on_fragment(self, number: int, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
         fresh = self.progress.apply(number, fragment, outcomes)
+        self.handing.ran_on = fragment.node
         if fresh:
             self.listener.on_outcomes(fragment, fresh)
         self._tell_progress()

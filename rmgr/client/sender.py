@@ -22,7 +22,7 @@ from rmgr.coord import keys, ops, paths
 from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Committed, Conflict, Create, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.records import decode_record, encode_fragment, encode_payloads
-from rmgr.errors import NotFound, RequestTooLarge, RmgrError, StateConflict, Unavailable
+from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, RmgrError, StateConflict, Unavailable
 from rmgr.model.block import runs
 from rmgr.model.outcome import Fragment
 from rmgr.model.outcome import Outcome as TaskOutcome
@@ -53,6 +53,7 @@ class _Round:
     rows_left: int = 0  #: writes of rows that have not ended
     refused: dict[int, str] = field(default_factory=dict)  #: tasks whose output keys somebody else has taken
     multi: Multi | None = None
+    is_queued: bool = False  #: no node takes it directly
 
 
 class Sender:
@@ -214,6 +215,11 @@ class Sender:
         gone = current.refused.keys() | set(current.dropped)
         if gone:
             blocks = [part for block in blocks for part in _without(block, gone)]
+        target = None if self.held or gone or current.is_queued else self._lane.handing.target(current.packed)
+        if target is not None:
+            node, version = target
+            (key, data), tail = blocks[0], current.tail
+            return ops.hand(submission.id, tail=tail, tail_version=self._version, key=key, data=data, node=node, node_version=version)
         multi = ops.enqueue(submission.id, submission.queue, tail=current.tail, tail_version=self._version, blocks=blocks, held=self.held)
         if not gone:
             return multi
@@ -265,6 +271,8 @@ class Sender:
                     f"submission {self._lane.number} was taken over by another Submitter", hint="TaskQueue.attach(name) follows it"
                 )
             )
+        elif isinstance(outcome, Conflict) and _is_handed(current):
+            self._queue_instead(outcome.path)
         elif isinstance(outcome, Conflict):
             self._lane.die(
                 StateConflict(
@@ -278,6 +286,8 @@ class Sender:
         current = self._round
         assert current is not None
         failpoint("submitter.after_enqueue")
+        if _is_handed(current):
+            self._lane.handing.taken()
         self._version += 1
         self._retry_s = 0.05
         self.trouble = None
@@ -285,6 +295,14 @@ class Sender:
             self.tail, self._round = current.tail, None
         self._lane.sent()
         self.send()
+
+    def _queue_instead(self, path: str | None) -> None:
+        """The node is not as it was thought to be: nothing was committed, the same tasks go into the queue."""
+        current = self._round
+        assert current is not None
+        self._lane.handing.refused(path)
+        current.multi, current.is_queued = None, True
+        self._commit()
 
     # -- trouble
 
@@ -301,6 +319,9 @@ class Sender:
             self._lane.notify()
             self._again(again)
         except RmgrError as error:
+            if isinstance(error, PermissionDenied) and self._round is not None and _is_handed(self._round):
+                self._queue_instead(None)  # an older release, or gateway, knows no such thing
+                return
             self._lane.die(error)
         else:
             then(value)
@@ -321,6 +342,10 @@ def _loads(items: Sequence[Packed]) -> list[list[Packed]]:
         loads[-1].append(item)
         size += sum(map(len, item.payloads))
     return loads
+
+
+def _is_handed(current: _Round) -> bool:
+    return current.multi is not None and current.multi.name == "HAND"
 
 
 def put_rows(store: Any, rows: Sequence[tuple[str, bytes]]) -> None:

@@ -89,12 +89,12 @@ TABLE: Mapping[str, Rights] = {
     f"{paths.QUEUES}/*/held": _line(starter=R | C, submitters=R | C, operators=D),  # RETURN of held work; SUBMIT; TAKE_OUT
     f"{paths.QUEUES}/*/held/*": _READ,
     paths.RUNNING: _line(starter=R | C),  # REGISTER
-    f"{paths.RUNNING}/*": _line(starter=R | C | D),  # CLAIM, COMPLETE
+    f"{paths.RUNNING}/*": _line(starter=R | C | D, submitters=R | C),  # CLAIM, COMPLETE; HAND
     f"{paths.RUNNING}/*/*": _line(starter=R | W),
     paths.INBOX: _line(starter=R | C),  # REGISTER
     f"{paths.INBOX}/*": _line(starter=R | D, submitters=R | C),  # OBEY; ORDER
     f"{paths.INBOX}/*/*": _READ,
-    paths.IDLE: _line(starter=R | C | D),
+    paths.IDLE: _line(starter=R | C | D, submitters=R | D),  # CLAIM, COMPLETE, IDLE; HAND
     f"{paths.IDLE}/*": _READ,
     paths.JOBS: _READ,
     paths.REQUESTS: _line(submitters=R | C),  # ASK

@@ -22,6 +22,8 @@ from rmgr.model.outcome import FailedRange, Fragment
 from rmgr.model.submission import Phase, Submission, Tail
 
 Block = tuple[BlockKey, BlockData]
+#: Place in the queue of a block that was handed over: it never stood in it, because nothing else did.
+HANDED_SEQ = 0
 
 
 # -- submitters ---------------------------------------------------------------------------------------------------------------
@@ -80,6 +82,30 @@ def enqueue(submission: int, queue: str, *, tail: Tail, tail_version: int, block
     ops: list[Op] = [Set(paths.tail(submission), data, tail_version)]
     ops += [enter(queue, key, block, held=held) for key, block in blocks]
     return Multi(name="ENQUEUE", ops=tuple(ops), proof=Holds(paths.tail(submission), data))
+
+
+def hand(
+    submission: int, *, tail: Tail, tail_version: int, key: BlockKey, data: BlockData, node: str, node_version: int
+) -> Multi:
+    """HAND: the submission grows by one block, which goes straight to a node that shows its hunger mark (protocol.md 5).
+
+    The mark goes with it, so that one node is handed one block; the Starter notices that, and finds the block. A conflict
+    anywhere but at the tail means: ENQUEUE it instead. What is given back or fails later stands at the front of its priority.
+
+    Args:
+        key: `seq` is ignored: it never had a place in the queue.
+        data: signed, and nothing else; the Starter that meets it stamps it with its first change.
+        node_version: of the node's record, as read from an incarnation that takes such blocks.
+    """
+    encoded = encode_record(tail)
+    ops: tuple[Op, ...] = (
+        Set(paths.tail(submission), encoded, tail_version),
+        Check(paths.gate(submission)),
+        fence_check(node, node_version),
+        Delete(paths.idle(node)),
+        Create(paths.running_block(node, replace(key, seq=HANDED_SEQ)), encode_block(data)),
+    )
+    return Multi(name="HAND", ops=ops, proof=Holds(paths.tail(submission), encoded))
 
 
 def set_record(submission: Submission, *, version: int, gate: bool | None, name: str = "GATE") -> Multi:

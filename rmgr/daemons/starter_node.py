@@ -19,7 +19,7 @@ from rmgr.adapters.process import NodeRunner
 from rmgr.adapters.rpc_ranks import Peers
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
-from rmgr.coord.ports import Coordinator, Store
+from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_block
 from rmgr.daemons.starter_accounts import Accounts, Policy
 from rmgr.daemons.starter_blocks import ClaimedBlock, Part, Return, split_share
@@ -29,6 +29,7 @@ from rmgr.daemons.starter_dispatch import Dispatch
 from rmgr.daemons.starter_ends import Ends, cancelled
 from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Fetcher
+from rmgr.daemons.starter_hands import Hands
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_jobs import Jobs
@@ -43,7 +44,6 @@ from rmgr.daemons.starter_strikes import Strikes
 from rmgr.daemons.starter_trust import Gate
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
-from rmgr.model.outcome import Fragment
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.resources import MIB, Capacity, NodeAttributes
 from rmgr.model.states import Reason, State
@@ -164,6 +164,7 @@ class NodeAgent:
             on_claim=shared.metrics.claimed,
             gate=shared.gate,
         )
+        self.hands = Hands(self, shared.coordinator, shared.records, post=shared.post, log=self.log)
         self.orders = Orders(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
         self._cores_shown = 0
 
@@ -195,6 +196,7 @@ class NodeAgent:
         self._mark_wrong_s = 0.0
         self._returning.clear()
         self.puller.reset()
+        self.hands.reset()
         self.orders.reset()
         self.jobs.reset()
 
@@ -222,7 +224,7 @@ class NodeAgent:
     @property
     def is_empty(self) -> bool:
         """Nothing is claimed, nothing runs, nothing waits for a commit."""
-        return not self.blocks and not self.jobs.holds and not self.puller.in_flight and self.lanes.is_idle
+        return not (self.blocks or self.jobs.holds or self.puller.in_flight or self.hands.is_taking) and self.lanes.is_idle
 
     def settle(self, boards: Sequence[Board], hungry_nodes: frozenset[str], now_s: float) -> None:
         """Does what can be done now; only while the Starter is registered and its lease is valid."""
@@ -233,6 +235,7 @@ class NodeAgent:
         elif "quarantine" in self.drains and not self.strikes.is_out(now_s):
             del self.drains["quarantine"]
             self.log.info("node_released", why="quarantine is over")
+        self.hands.settle(boards, now_s)
         if self.is_draining:
             self._give_back_unstarted()
         try:
@@ -291,7 +294,8 @@ class NodeAgent:
                 continue
             part = block.take_part()
             if part.row:
-                self._shared.io.run(partial(_put_row, part), partial(self._row_written, block, part), size=len(part.row_bytes))
+                written = partial(self._row_written, block, part)
+                self._shared.io.run(lambda store, part=part: store.put(part.row, part.row_bytes), written, size=len(part.row_bytes))
             else:
                 self._complete(block, part)
 
@@ -313,7 +317,7 @@ class NodeAgent:
         if part.go_idle:
             self.idle.changing = True
         gate = self._shared.gate
-        seal = partial(gate.sign, block.key.submission) if gate is not None else _unsealed
+        seal = partial(gate.sign, block.key.submission) if gate is not None else lambda bare: bare
         multi = block.complete(part, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12], sign=seal)
         failpoint("starter.before_complete")
         self._shared.committer.commit(multi, partial(self._completed, block, part))
@@ -394,9 +398,11 @@ class NodeAgent:
         multi = ops.mark_idle(self.name, self._shared.committer.fence(self.name), idle=hungry)
         self._shared.committer.commit(multi, partial(self._marked, hungry))
 
-    def _marked(self, idle: bool, _outcome: Outcome) -> None:
+    def _marked(self, idle: bool, outcome: Outcome) -> None:
         self.idle.changing = False
         self.idle.present = idle  # a Conflict says that it was so already
+        if not idle and isinstance(outcome, Conflict):
+            self.hands.look()
 
     def has_tail(self) -> bool:
         """Another node could be given something."""
@@ -433,7 +439,7 @@ class NodeAgent:
         self._given_s = now_s
         block = max(long_waiting, key=lambda one: (one.tail(256), one.key.sort_key()))
         count = split_share(block.tail(256), others)
-        self._give_back(block, count, name="SPLIT", held=False)
+        self.give_back(block, count, name="SPLIT", held=False)
 
     def _give_back_unstarted(self) -> None:
         self._dispatch.recall_all()
@@ -458,9 +464,9 @@ class NodeAgent:
             held = done.result() is None
         except RmgrError:
             return
-        self._give_back(block, count, name="RETURN", held=held)
+        self.give_back(block, count, name="RETURN", held=held)
 
-    def _give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> None:
+    def give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> None:
         for index in list(block.ready)[-count:]:
             self._stager.done(block, index)
         multi = block.give_back(count, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12], name=name, held=held)
@@ -490,11 +496,3 @@ class NodeAgent:
         if waiting:
             block.settle([cancelled(one, words) for one in waiting], now_s)
         self.stop_tasks(block, None if index is None else frozenset((index,)), Reason.USER_CANCEL, grace_us)
-
-
-def _unsealed(fragment: Fragment) -> Fragment:
-    return fragment
-
-
-def _put_row(part: Part, store: Store) -> None:
-    store.put(part.row, part.row_bytes)

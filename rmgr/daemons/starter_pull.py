@@ -22,6 +22,7 @@ from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_board import Board, Candidate
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import AHEAD_S, TaskTimes, claim_size, wants_more
+from rmgr.daemons.starter_hands import Hands
 from rmgr.daemons.starter_lanes import Lanes
 from rmgr.daemons.starter_records import Info, Records
 from rmgr.daemons.starter_trust import Gate
@@ -31,6 +32,8 @@ from rmgr.runtime.failpoint import failpoint
 
 #: How long the blocks of a submission without a gate are left alone.
 _GATE_PAUSE_S = 1.0
+#: Tasks shorter than this may be one of many that are submitted one after another.
+_SHORT_S = 0.1
 #: Claims in flight at most, and blocks held at most.
 _FLYING, _HELD = 16, 64
 #: Candidates whose data and records are fetched together, at most: as many as make up the work ahead.
@@ -47,6 +50,7 @@ class Claimer(Protocol):
     lanes: Lanes
     blocks: dict[BlockKey, ClaimedBlock]
     idle: IdleMark
+    hands: Hands
 
     def works_ahead(self) -> bool:
         """Work claimed beyond what runs would be run here, and soon."""
@@ -130,7 +134,9 @@ class Puller:
         return len(self._flying)
 
     def is_claiming(self, submission: int) -> bool:
-        """A claim of its blocks is in flight."""
+        """A claim of its blocks is in flight, or one may have been handed over."""
+        if self._node.hands.is_taking:
+            return True
         return any(key.submission == submission for key in self._flying)
 
     def in_doubt(self) -> dict[BlockKey, tuple[str, Info]]:
@@ -163,6 +169,8 @@ class Puller:
         while True:
             appetite = self._appetite()
             if not self._wants(appetite):
+                if self._is_nearly_done():  # so that the COMPLETE of a short task can tell that the node is hungry again
+                    board.look(now_s, hungry=True)
                 return False
             card = board.pick(now_s, passed)
             if card is None:
@@ -193,7 +201,7 @@ class Puller:
                 return None
             board.pause(key.submission, now_s, _GATE_PAUSE_S)
             return False
-        if not self._suits(info, key):
+        if not self.suits(info, key):
             card.is_unsuitable = True
             return False
         if card.data is None:
@@ -223,7 +231,8 @@ class Puller:
         self._claim(board, card, info, take)
         return True
 
-    def _suits(self, info: Info, key: BlockKey) -> bool:
+    def suits(self, info: Info, key: BlockKey) -> bool:
+        """The node could run it, if it ran nothing else."""
         capacity, request = self._node.capacity, info.record.request
         return (
             key.cores <= capacity.cores
@@ -231,6 +240,14 @@ class Puller:
             and set(request.features) <= set(self._node.attributes.features)
             and all(capacity.resources.get(name, 0) >= count for name, count in request.resources.items())
         )
+
+    def _is_nearly_done(self) -> bool:
+        """All that is claimed is one short task."""
+        if self._flying or len(self._node.blocks) != 1:
+            return False
+        (block,) = self._node.blocks.values()
+        task_s = self._times.of(block.kind)
+        return task_s is not None and task_s < _SHORT_S and block.unfinished == 1
 
     def _is_draining(self) -> bool:
         """A block that does not fit beside what runs is claimed already, and waits for room."""
@@ -343,6 +360,7 @@ class Puller:
             board.pause(flying.key.submission, now_s, _GATE_PAUSE_S)
         elif conflict.path == paths.idle(self._node.name):
             self._node.idle.present = False
+            self._node.hands.look()
             board.put_back(card, flying.rest)
         elif conflict.path == paths.running_block(self._node.name, flying.key) and conflict.kind is ConflictKind.NODE_EXISTS:
             self._log.error("claim_met_its_own_block", node=self._node.name, block=card.name)

@@ -150,6 +150,7 @@ class Registry:
                 version=release().version,
                 protocol=release().protocol,
                 key_id=self._identity.key_id,
+                takes_handed=True,
             )
             for agent, record in zip(agents, records, strict=True)
         ]

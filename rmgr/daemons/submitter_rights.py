@@ -44,6 +44,9 @@ class Place(Enum):
     DRAIN = auto()
     ORDER = auto()
     IDENTITY = auto()
+    NODE = auto()
+    IDLE = auto()
+    RUNNING = auto()
     OTHER = auto()
 
 
@@ -70,6 +73,7 @@ OPERATIONS: dict[str, _Allowed] = {
     # a Submitter
     "SUBMIT": _set(_P.IDS) | _create(_P.TOKEN, _P.BUCKET, _P.RECORD, _P.TAIL, _P.DONE, _P.FAILED, _P.GATE) | _ENTER_QUEUE,
     "ENQUEUE": _set(_P.TAIL) | _ENTER_QUEUE | _create(_P.FRAGMENT),
+    "HAND": _set(_P.TAIL) | {(Check, _P.GATE), (Check, _P.NODE)} | _delete(_P.IDLE) | _create(_P.RUNNING),
     "RESUBMIT": _delete(_P.FAILED_RANGE) | _ENTER_QUEUE,
     "GIVE_UP": _delete(_P.FAILED_RANGE) | _create(_P.FRAGMENT),
     "CANCEL_FAILED": _delete(_P.FAILED_RANGE) | _create(_P.FRAGMENT),
@@ -89,6 +93,9 @@ OPERATIONS: dict[str, _Allowed] = {
     "SETTINGS": _set(_P.CONFIG),
 }
 
+#: A HAND is exactly this: no mark goes for a block that is not there, and none is put anywhere without a mark.
+_HAND = (_P.TAIL, _P.GATE, _P.NODE, _P.IDLE, _P.RUNNING)
+
 #: What concerns all, not one submission.
 OF_OPERATORS = {"DRAIN": "draining a node", "RESUME": "resuming a node", "SETTINGS": "changing the settings of the cluster"}
 
@@ -104,7 +111,7 @@ def nobody_knows(_submission: int) -> str | None:
 def is_of_clients(multi: Multi) -> bool:
     """Whether a client does such a thing at all, whoever he is. Cost: O(operations)."""
     allowed = OPERATIONS.get(multi.name)
-    if allowed is None:
+    if allowed is None or (multi.name == "HAND" and tuple(place_of(op.path) for op in multi.ops) != _HAND):
         return False
     for op in multi.ops:
         if (type(op), place_of(op.path)) not in allowed:
@@ -251,6 +258,12 @@ def place_of(path: str) -> Place:
             return Place.ORDER
         case paths.IDENTITIES if len(parts) == 3:
             return Place.IDENTITY
+        case paths.NODES if len(parts) == 3:
+            return Place.NODE
+        case paths.IDLE if len(parts) == 3:
+            return Place.IDLE
+        case paths.RUNNING if len(parts) == 4:
+            return Place.RUNNING
     return Place.OTHER
 
 

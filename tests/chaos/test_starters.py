@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from breakable import RECOVERY_S, Chaos, T, eventually
@@ -23,6 +24,21 @@ def test_a_starter_killed_at_any_moment_loses_nothing(chaos: Chaos, moment: str)
     chaos.submit(24, 0.4, "--env", "PAD=20000")  # more output than rides inside a commit: it goes to the store
     eventually("the failpoint has killed the Starter", lambda: chaos.cluster.process("doomed").state == "dead", within=60)
     chaos.finish(within=RECOVERY_S + 60)
+
+
+def test_a_starter_killed_when_it_is_handed_a_block_loses_nothing(chaos: Chaos):
+    # calls one after another: each goes straight to the idle node (HAND), until that dies with one in its hands
+    chaos.start(nodes=1, cores=1)
+    chaos.add_node("doomed", cores=1, RMGR_FAILPOINT="starter.handed:2=kill")
+    chaos.cluster.wait_healthy(nodes=2, deadline_s=60)
+    chaos.cluster.kill("n1")
+    with chaos.connection() as connection, TaskQueue(work, connection=connection, retries=2) as queue, ThreadPoolExecutor(1) as caller:
+        calls = caller.submit(lambda: [queue.submit_call(str(chaos.ledger), 0.05).result(90) for _ in range(8)])
+        eventually("the failpoint has killed the Starter", lambda: chaos.cluster.process("doomed").state == "dead", within=40)
+        chaos.add_node("heir", cores=1)
+        assert len(calls.result(120)) == 8
+        chaos.submissions, chaos.acknowledged = [queue.id], 8
+    chaos.finish(within=60)
 
 
 def test_work_of_a_killed_starter_runs_elsewhere_in_time(chaos: Chaos):

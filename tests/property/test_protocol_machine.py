@@ -38,12 +38,14 @@ fates = st.sampled_from(("through", "through", "through", "executed", "waits"))
 ACTIONS = (
     *("submit",) * 2, *("claim",) * 6, "read", *("complete",) * 6, "give_back", *("clear",) * 2, "register", "take_over",
     *("fence",) * 2, *("fail",) * 3, *("resubmit",) * 4, *("world",) * 4, "cut", *("mend",) * 2, "expire",
+    *("hand",) * 2, *("meet_handed",) * 2,
 )  # fmt: skip
 
 
 class Protocol(World, RuleBasedStateMachine):
     def __init__(self) -> None:
         World.__init__(self)
+        self.known: dict[str, tuple[bytes, int]] = {}  #: what the user believes of nodes
         RuleBasedStateMachine.__init__(self)
 
     @invariant()
@@ -94,6 +96,10 @@ class Protocol(World, RuleBasedStateMachine):
                 if not flag or self.actors[node].seen is None:
                     self.read_pending(node, pick % 3)
                 self.claim(node, number, fate)
+            case "hand":
+                self.hand(node, number, pick, look=flag, fate=fate)
+            case "meet_handed":
+                self.meet_handed(node)
             case "read":
                 self.read_pending(node, pick)
             case "complete":
@@ -152,6 +158,44 @@ class Protocol(World, RuleBasedStateMachine):
         multi = ops.submit(record, ids_version=found[1], token_digest=self.fresh(), tail=tail, blocks=[(key, data)], make_bucket=False)
         self.actors["user"].send(multi, lambda _: None)
         self.meet("user", fate)
+
+    def hand(self, node: str, count: int, pick: int, look: bool, fate: str) -> None:
+        """A hungry node is handed the next tasks of a submission; what is known of the node may be old."""
+        starter, user = self.actors[node], self.actors["user"]
+        known = [(number, record, tail) for number, record, tail in self.submissions() if tail.next < 40]
+        if starter.fence is None or not known or user.flying:
+            return
+        if self.znode(paths.idle(node)) is None:
+            starter.send(ops.mark_idle(node, starter.fence, idle=True), lambda _: None)
+            self.meet(node, fate)
+        found = self.znode(paths.node(node))
+        if look or node not in self.known:
+            self.known[node] = found
+        data, fence = self.known[node]
+        if decode_record(data, NodeRecord).state is not NodeState.UP:
+            return
+        number, record, tail = known[pick % len(known)]
+        version = self.znode(paths.tail(number))[1]
+        key = BlockKey(priority=0, seq=0, submission=number, first=tail.next, count=count, attempt=1, cores=1, memory_mib=0)
+        payloads = tuple(bytes([index]) for index in range(key.first, key.end))
+        block = BlockData(resubmit=record.resubmit, retries=pick % 3, payloads=payloads, base=key.first)
+        block = seal_block(key, block, key_id="k", not_after_s=9, sign=bytes, **signed_by(record))
+        grown = Tail(next=key.end, complete=True, enqueued=self.fresh())
+        user.send(ops.hand(number, tail=grown, tail_version=version, key=key, data=block, node=node, node_version=fence), lambda _: None)
+        self.meet("user", fate)
+
+    def meet_handed(self, node: str) -> None:
+        """A Starter whose mark went finds what it was handed: blocks without an incarnation among those of its node."""
+        actor = self.actors[node]
+        found = self.znode(paths.node(node))
+        if actor.fence is None or found is None or found[1] != actor.fence:
+            return
+        for name in self.names(paths.running_node(node)):
+            key = paths.parse_block(name)
+            data, version = self.znode(f"{paths.running_node(node)}/{name}")
+            block = decode_block(data)
+            if key.seq == ops.HANDED_SEQ and not block.incarnation and key not in actor.claimed:
+                actor.claimed[key] = Held(key, msgspec.structs.replace(block, incarnation=actor.incarnation, stamp=self.fresh()), version)
 
     def resubmit_one(self, who: str, pick: int) -> None:
         waiting = [(number, record, name) for number, record, _ in self.submissions() for name in self.names(paths.failed(number))]
@@ -367,6 +411,7 @@ class Protocol(World, RuleBasedStateMachine):
             if found is None or actor.fence != found[1] or decode_record(found[0], NodeRecord).state is not NodeState.UP:
                 self.register(node, "waits")
                 self.drain()
+            self.meet_handed(node)
             self.clear_own_past(node, 0, "waits")
             self.read_pending(node, 0)
             self.drain()

@@ -59,6 +59,9 @@ AT = {
     Place.SUBMITTER: paths.submitter("g"),
     Place.DRAIN: paths.drain("n"),
     Place.ORDER: paths.inbox("n", "g"),
+    Place.NODE: paths.node("n"),
+    Place.IDLE: paths.idle("n"),
+    Place.RUNNING: f"{paths.running_node('n')}/{K}",
 }
 
 
@@ -85,7 +88,8 @@ def test_gateways_may_do_every_operation_of_their_clients(name: str) -> None:
 
 
 def test_users_may_do_what_submits_and_follows_and_nothing_of_operators() -> None:
-    for name in ("SUBMIT", "ENQUEUE", "RESUBMIT", "GIVE_UP", "CANCEL_FAILED", "ENTER", "TAKE_OWNERSHIP", "RELEASE", "GATE", "ORDER"):
+    clients = ("SUBMIT", "ENQUEUE", "HAND", "RESUBMIT", "GIVE_UP", "CANCEL_FAILED", "ENTER", "TAKE_OWNERSHIP", "RELEASE", "GATE", "ORDER")
+    for name in clients:
         for kind, place in OPERATIONS[name]:
             if place in AT:
                 assert allowed(Role.USER, kind, AT[place]), f"{name}: {kind.__name__} {place.name}"
@@ -100,7 +104,9 @@ def test_users_may_do_what_submits_and_follows_and_nothing_of_operators() -> Non
 def test_who_submits_neither_fences_nor_leads_nor_claims(role: Role) -> None:
     for path in (paths.EPOCH, paths.META, paths.node("n"), f"{paths.running_node('n')}/{K}", paths.ACL, paths.revoked("k")):
         assert not rights(path)[role] & (ALL & ~Right.READ), path
-    for path in (paths.NODES, paths.WATCHDOGS, paths.STARTERS, paths.running_node("n"), paths.REVOKED, paths.SECRETS, "/"):
+    assert rights(paths.running_node("n"))[role] == Right.READ | Right.CREATE, "HAND, to which a mark belongs"
+    assert rights(paths.IDLE)[role] == Right.READ | Right.DELETE
+    for path in (paths.NODES, paths.WATCHDOGS, paths.STARTERS, paths.RUNNING, paths.REVOKED, paths.SECRETS, "/"):
         assert not rights(path).get(role, Right.NONE) & (Right.CREATE | Right.DELETE), path
 
 

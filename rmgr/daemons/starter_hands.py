@@ -1,0 +1,212 @@
+"""Blocks that a Submitter hands straight to this node (HAND): its hunger mark goes, and the block is claimed already.
+
+The mark is watched while it stands. When it goes without this node's doing, the node's claimed blocks are listed, and one
+that nobody here knows is taken as if its claim had just been answered. Level-triggered, as everything here: a watch that
+was lost with its connection fires, a CLAIM that finds the mark gone looks, and a new registration fails what it never saw.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped, Stat
+from rmgr.coord.ops import HANDED_SEQ
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_block
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_board import Board
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter_node import NodeAgent
+    from rmgr.daemons.starter_records import Records
+
+_FAILED_PAUSE_S = 0.2
+
+
+class Hands:
+    """What one node is handed.
+
+    Args:
+        post, after: into the owner's mailbox, at once and later.
+    """
+
+    def __init__(
+        self,
+        node: NodeAgent,
+        coordinator: Coordinator,
+        records: Records,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        log: Any,
+    ) -> None:
+        self._node = node
+        self._coordinator = coordinator
+        self._records = records
+        self._post = post
+        self._log = log
+        self._generation = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """A new registration: what stood before it was adopted or failed."""
+        self._generation += 1
+        self._watched = self._listing = self._again = False
+        self._reading: set[BlockKey] = set()
+        self._met: dict[BlockKey, tuple[BlockData, int]] = {}
+        self._look_s = 0.0
+        self._next: BlockKey | None = None  #: what comes next, if it goes on as before
+
+    @property
+    def is_taking(self) -> bool:
+        """Something may have been handed over that is not among the node's blocks yet."""
+        return self._listing or bool(self._reading) or bool(self._met)
+
+    def settle(self, boards: Sequence[Board], now_s: float) -> None:
+        """Watches the mark while it stands; takes what has come."""
+        idle = self._node.idle
+        if idle.present and not idle.changing and not self._watched:
+            self._watch()
+        if self._look_s and now_s >= self._look_s:
+            self.look()
+        for key in list(self._met):
+            self._take(key, boards)
+
+    def look(self) -> None:
+        """The mark has gone: is there a block?"""
+        self._look_s = 0.0
+        if self._listing:
+            self._again = True
+            return
+        self._listing, self._again = True, False
+        if self._next is not None and not self._is_known(self._next):
+            key, self._next = self._next, None
+            future = self._coordinator.get(paths.running_block(self._node.name, key))
+            future.add_done_callback(lambda read: self._post(partial(self._guessed, self._generation, key, read)))
+        else:
+            self._list()
+
+    def _guessed(self, generation: int, key: BlockKey, done: Future[Stamped | None]) -> None:
+        """Somebody who submits one task after another hands over the next one: a reading less before it runs."""
+        if generation != self._generation:
+            return
+        try:
+            is_there = done.result() is not None
+        except RmgrError:
+            is_there = False
+        if not is_there or self._again:
+            self._list()
+            return
+        self._listing = False
+        self._read(generation, key, done)
+
+    def _list(self) -> None:
+        self._again = False
+        future = self._coordinator.children(paths.running_node(self._node.name))
+        future.add_done_callback(lambda done: self._post(partial(self._listed, self._generation, done)))
+
+    # -- the mark ----------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        self._watched = True
+        fired = partial(self._post, partial(self._fired, self._generation))
+        future = self._coordinator.stat(paths.idle(self._node.name), watch=fired)
+        future.add_done_callback(lambda done: self._post(partial(self._seen, self._generation, done)))
+
+    def _fired(self, generation: int) -> None:
+        if generation != self._generation:
+            return
+        self._watched = False
+        idle = self._node.idle
+        if idle.present and not idle.changing:  # else a commit of one's own took it away, or will tell that it was gone
+            idle.present = False
+            self.look()
+
+    def _seen(self, generation: int, done: Future[Stat | None]) -> None:
+        if generation != self._generation:
+            return
+        try:
+            is_there = done.result() is not None
+        except RmgrError:
+            return  # the watch fires with the connection
+        idle = self._node.idle
+        if not is_there and idle.present and not idle.changing:
+            idle.present = False
+            self.look()
+
+    # -- the block ---------------------------------------------------------------------------------------------------------
+
+    def _listed(self, generation: int, done: Future[list[str] | None]) -> None:
+        if generation != self._generation:
+            return
+        self._listing = False
+        try:
+            names = done.result() or []
+        except RmgrError:
+            self._look_s = time.monotonic() + _FAILED_PAUSE_S
+            return
+        for name in names:
+            try:
+                key = paths.parse_block(name)
+            except ValueError:
+                continue
+            if key.seq != HANDED_SEQ or self._is_known(key):
+                continue
+            self._reading.add(key)
+            future = self._coordinator.get(paths.running_block(self._node.name, key))
+            future.add_done_callback(lambda read, key=key: self._post(partial(self._read, generation, key, read)))  # type: ignore[misc]
+        if self._again:
+            self.look()
+
+    def _is_known(self, key: BlockKey) -> bool:
+        node = self._node
+        return key in node.blocks or key in self._reading or key in self._met or key in node.puller.in_doubt()
+
+    def _read(self, generation: int, key: BlockKey, done: Future[Stamped | None]) -> None:
+        if generation != self._generation:
+            return
+        self._reading.discard(key)
+        try:
+            found = done.result()
+        except RmgrError:
+            self._look_s = time.monotonic() + _FAILED_PAUSE_S
+            return
+        if found is None or self._is_known(key):
+            return
+        try:
+            data = decode_block(found.data)
+            if not data.incarnation:  # else it was given back and claimed here, and ended meanwhile
+                self._met[key] = data, found.version
+        except msgspec.MsgspecError:
+            self._log.warning("block_not_readable", node=self._node.name, block=paths.block_name(key))
+
+    def _take(self, key: BlockKey, boards: Sequence[Board]) -> None:
+        info = self._records.get(key.submission)
+        if info is None:
+            return  # it is on its way, or asked for again in a while
+        failpoint("starter.handed")
+        node = self._node
+        data, version = self._met.pop(key)
+        data = msgspec.structs.replace(
+            data, incarnation=node.incarnation, claimed_us=time.time_ns() // 1000, stamp=uuid.uuid4().hex[:12], started=0
+        )
+        block = ClaimedBlock.claimed(node.name, info.queue.name, key, data, version)
+        block.info = info
+        node.claimed(block)
+        self._next = replace(key, first=key.end)
+        is_open = any(board.spec.name == block.queue and board.spec.state != "stopped" for board in boards)
+        if not is_open or not node.puller.suits(info, key):
+            why = "its queue is not served here, or it does not fit"
+            self._log.warning("block_refused", node=node.name, block=paths.block_name(key), why=why)
+            node.give_back(block, block.tail(key.count), name="RETURN", held=False)

@@ -1,0 +1,100 @@
+"""A real Starter that is handed blocks: it notices its mark going, runs what it finds, and gives back what it must not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.coord import ops, paths
+from rmgr.coord.multi import Committed, Outcome
+from rmgr.coord.records import decode_record
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.node import InboxOrder, Order
+from rmgr.model.states import State
+from rmgr.model.submission import Command, Tail
+from tests.harness.starter_rig import Rig, wait_for
+
+
+@pytest.fixture
+def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
+        yield made
+
+
+def hand(rig: Rig, number: int, *, cores: int = 1) -> Outcome:
+    """The next task of a submission, straight to node n1."""
+    found = rig.zk.get(paths.tail(number)).result(10)
+    tail = decode_record(found.data, Tail)
+    key = BlockKey(priority=0, seq=0, submission=number, first=tail.next, count=1, attempt=1, cores=cores, memory_mib=0)
+    fence = rig.zk.stat(paths.node("n1")).result(10).version
+    grown = Tail(next=tail.next + 1, complete=True, enqueued=str(found.version))
+    multi = ops.hand(number, tail=grown, tail_version=found.version, key=key, data=BlockData(base=key.first), node="n1", node_version=fence)
+    return rig.zk.commit(multi).result(10)
+
+
+def has_mark(rig: Rig) -> bool:
+    return rig.zk.stat(paths.idle("n1")).result(10) is not None
+
+
+def test_a_hungry_node_runs_what_it_is_handed_one_after_another(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(Command(argv=("true",)))
+    for count in range(1, 6):
+        assert rig.outcomes(number, count)[count - 1].state is State.COMPLETED
+        wait_for(lambda: has_mark(rig), "the mark")
+        assert isinstance(hand(rig, number), Committed)
+    rig.outcomes(number, 6)
+    wait_for(lambda: not rig.running(), "nothing left over")
+
+
+def test_two_submitters_cannot_hand_over_to_the_same_mark(rig: Rig, tmp_path: Path) -> None:
+    rig.start(cores=1)
+    number = rig.submit(Command(argv=("sh", "-c", f'while [ ! -e "{tmp_path / "go"}" ]; do sleep 0.02; done')))
+    wait_for(rig.running, "the first one to run")
+    wait_for(lambda: not has_mark(rig), "no mark on a full node")
+    assert not isinstance(hand(rig, number), Committed)
+    (tmp_path / "go").touch()
+    rig.outcomes(number, 1)
+
+
+def test_what_does_not_fit_is_given_back_to_the_queue(rig: Rig) -> None:
+    rig.start(cores=2)
+    number = rig.submit(Command(argv=("true",)))
+    rig.outcomes(number, 1)
+    wait_for(lambda: has_mark(rig), "the mark")
+    assert isinstance(hand(rig, number, cores=16), Committed)
+    wait_for(rig.pending, "it waits in the queue")
+    assert [(key.first, key.cores, key.seq) for key in rig.pending()] == [(1, 16, ops.HANDED_SEQ)]
+    wait_for(lambda: not rig.running(), "nothing left on the node")
+
+
+def test_a_cancel_right_behind_it_is_not_lost(rig: Rig) -> None:
+    rig.start()
+    number = rig.submit(Command(argv=("sh", "-c", "[ $RMGR_ARRAY_INDEX = 0 ] || sleep 60")), grace_us=100_000)
+    rig.outcomes(number, 1)
+    wait_for(lambda: has_mark(rig), "the mark")
+    assert isinstance(hand(rig, number), Committed)
+    rig.write(paths.inbox("n1", "guid"), InboxOrder(order=Order.CANCEL, submission=number))
+    assert rig.outcomes(number, 2)[1].state is State.CANCELLED
+    wait_for(lambda: rig.zk.stat(paths.inbox("n1", "guid")).result(10) is None, "the order crossed off")
+
+
+def test_what_an_older_incarnation_was_handed_fails_and_may_run_again(rig: Rig) -> None:
+    first = rig.start()
+    number = rig.submit(Command(argv=("true",)))
+    rig.outcomes(number, 1)
+    wait_for(lambda: has_mark(rig), "the mark")
+    first.stop()
+    if not has_mark(rig):
+        fence = rig.zk.stat(paths.node("n1")).result(10).version
+        assert isinstance(rig.zk.commit(ops.mark_idle("n1", fence, idle=True)).result(10), Committed)
+    assert isinstance(hand(rig, number), Committed)
+    rig.start()
+    wait_for(lambda: rig.failed(number), "a failed attempt")
+    ((where, record),) = rig.failed(number).items()
+    assert where == (1, 1, 1)
+    assert str(record.reason) == "NODE_LOST"
