@@ -51,7 +51,7 @@ def _ask(pid: int, command: str) -> str:
 
 def _listening(pid: int, deadline_s: float) -> Path:
     """Where it listens; a file of a known name and SIGQUIT make it begin."""
-    path = Path(f"/proc/{pid}/root/tmp/.java_pid{pid}")
+    path = Path(f"/proc/{pid}/root", "tmp", f".java_pid{pid}")
     if path.exists():
         return path
     wish = Path(f"/proc/{pid}/cwd/.attach_pid{pid}")
