@@ -162,7 +162,7 @@ _OPTIONS = (
     click.option("--resource", "resources", type=RESOURCE, metavar="NAME=N", multiple=True, help="countable things of a node"),
     click.option("--account", metavar="NAME", default="", help="recorded with the work"),
     click.option("--token", metavar="T", default="", help="the same token again gives the same id"),
-    click.option("--dry-run", is_flag=True, help="check, say what would be submitted, submit nothing"),
+    click.option("--dry-run", is_flag=True, help="say what would be submitted, where and when; submit nothing"),
     *PLACED_OPTIONS,
 )  # fmt: skip
 

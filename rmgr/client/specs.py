@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmgr.errors import UsageError
+from rmgr.model.placing import Rigid
 from rmgr.model.resources import Request
 from rmgr.model.submission import OnDisconnect, PythonEnvironment, Submission, Work
 from rmgr.model.units import parse_duration_us, parse_size
@@ -36,6 +37,8 @@ class Options:
     queue: str = ""
     name: str = ""
     cores: int = 1
+    processes: int = 1  #: of one task, `cores` each; several make it a placed job
+    nodes: int = 0  #: exactly so many for one task, 0 = wherever its processes fit; without `processes` a process a node
     memory: Size = None
     time: Duration = None
     priority: int = 0
@@ -57,8 +60,12 @@ def draft_of(
         policy = OnDisconnect(options.on_disconnect)
     except ValueError:
         raise UsageError(f"on_disconnect = {options.on_disconnect!r} is neither 'keep' nor 'exclusive'") from None
-    if type(options.cores) is not int or options.cores < 1:
-        raise UsageError(f"cores = {options.cores!r} is not a number from 1")
+    for name, least in (("cores", 1), ("processes", 1), ("nodes", 0)):
+        value = getattr(options, name)
+        if type(value) is not int or value < least:
+            raise UsageError(f"{name} = {value!r} is not a number from {least}")
+    if options.processes > 1 or options.nodes:
+        fields.setdefault("rigid", Rigid(processes=options.processes if options.processes > 1 else options.nodes, nodes=options.nodes))
     return Submission(
         id=0,
         name=options.name or "python",

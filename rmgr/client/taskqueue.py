@@ -50,6 +50,8 @@ class TaskQueue:
     Args:
         function: a callable, or the id that `Connection.register` returned.
         cores, memory, time, features, resources: what each task needs and may use ("2G", "1h30m", or bytes and seconds).
+        processes, nodes: a task has so many processes (cores and memory are those of one), on so many nodes; it is placed by the leader,
+            and the function runs on the first node: RMGR_NODELIST, RMGR_HOSTFILE and RMGR_NPROCS say what it may start, and where.
         queue: the named queue of the cluster; priority within it, higher first.
         resubmit: tasks run again after a loss (their node died); else at most one attempt ever starts.
         retries, backoff: how often, and after how long, they run again after a failure of their own.
@@ -66,6 +68,8 @@ class TaskQueue:
         function: Callable[..., Any] | str,
         *,
         cores: int = 1,
+        processes: int = 1,
+        nodes: int = 0,
         queue: str = "",
         name: str = "",
         priority: int = 0,
@@ -94,6 +98,8 @@ class TaskQueue:
             queue=queue,
             name=name or ("python" if isinstance(function, str) else name_of(function)[:200]),
             cores=cores,
+            processes=processes,
+            nodes=nodes,
             memory=memory,
             time=time,
             priority=priority,

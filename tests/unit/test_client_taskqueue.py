@@ -110,6 +110,16 @@ def test_calls_of_a_place_queue_have_a_block_each(cluster: Cluster) -> None:
         queue.cancel()
 
 
+def test_tasks_of_several_processes_are_placed_without_naming_a_queue(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        queue = TaskQueue(double, cores=2, processes=2, connection=connection)
+        queue.submit_call(1)
+        until(lambda: len(cluster.pending("placed")) == 1)
+        assert (record_of(cluster, 1).queue, record_of(cluster, 1).rigid) == ("placed", Rigid(processes=2))
+        queue.cancel()
+        assert TaskQueue(double, nodes=1, connection=connection)._lane.submission.rigid == Rigid(processes=1, nodes=1)
+
+
 def test_a_wait_that_takes_too_long_says_so_and_changes_nothing(cluster: Cluster) -> None:
     with cluster.connect() as connection:
         queue = TaskQueue(double, connection=connection)
@@ -258,6 +268,10 @@ def test_text_in_place_of_a_list_of_keys_is_refused(cluster: Cluster) -> None:
         ({"queue": "closed"}, StateConflict, "queue closed is closed"),
         ({"queue": "theirs"}, PermissionDenied, "may not submit to queue theirs"),
         ({"cores": 0}, UsageError, "cores = 0"),
+        ({"processes": 0}, UsageError, "processes = 0"),
+        ({"processes": 9}, Infeasible, "9 processes of 1 core each are more than partition default ever has"),
+        ({"processes": 2, "nodes": 3}, UsageError, "-N 3 nodes are more than -n 2 processes"),
+        ({"processes": 2, "queue": "default"}, UsageError, "needs a queue whose jobs the leader places"),
         ({"retries": -1}, UsageError, "negative"),
         ({"priority": 2_000_000}, UsageError, "priority 2000000"),
         ({"memory": "lots"}, UsageError, "'lots' is not a size"),
