@@ -42,6 +42,8 @@ class Handing:
         if len(packed) != 1 or not self.ran_on or packed[0].solid or not packed[0].spec.resubmit:
             return None
         lane = self._lane
+        if lane.submission.rigid is not None:
+            return None  # only the leader places
         if lane.progress.final < packed[0].first or time.monotonic() < self._not_before_s:
             return None
         if self._node != self.ran_on:

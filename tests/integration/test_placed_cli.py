@@ -58,5 +58,13 @@ def test_a_job_that_waits_is_explained_and_starts_when_there_is_room(sh: Shell) 
 
 
 def test_calls_of_a_task_queue_can_be_placed(connection: Connection) -> None:
-    with TaskQueue(divmod, queue="batch", connection=connection) as queue:
-        assert [future.result(60) for future in queue.map(lambda n: n + 1, range(4))] == [1, 2, 3, 4]
+    def where(n: int) -> tuple[int, str]:
+        import os
+
+        return n + 1, os.environ.get("RMGR_NODELIST", "")  # of placed jobs only
+
+    with TaskQueue(where, queue="batch", connection=connection) as queue:
+        found = [future.result(60) for future in queue.map(None, range(4))]
+        assert [number for number, _ in found] == [1, 2, 3, 4]
+        found += [queue.submit_call(n).result(60) for n in range(3)]  # one after another: none goes past the leader
+        assert all(nodes for _, nodes in found), found
