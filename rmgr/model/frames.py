@@ -296,10 +296,7 @@ FromSpawner = SpawnerUp | WorkerForked | WorkerGone | CommandEnds | CommandsRetu
 
 
 class TaskItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """One function call. payload: pickle of (args, kwargs), b"" = no arguments. path: file with the payload instead.
-
-    start, size: the part of the file that is the payload; size 0: the whole file.
-    """
+    """One function call. payload: pickle of (args, kwargs), b"" = none. path: a file with it: `size` bytes from `start`, 0 = all."""
 
     seq: int
     index: int
