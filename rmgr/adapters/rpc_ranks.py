@@ -38,7 +38,9 @@ class Link(Protocol):
 
 
 class RanksAnswers(Protocol):
-    """Implemented by the Starter; called on threads of the server."""
+    """Implemented by the Starter; called on threads of the server. process: names this process of it."""
+
+    process: str
 
     def prepare(self, node: str, hold: str) -> Future[Any]:
         """Done once the hold stands on that node and has its cores. Raises: NotFound for a node that is not served here."""
@@ -79,7 +81,7 @@ class _Servicer:
         while left_s > 0 and context.is_active():
             with suppress(TimeoutError):
                 ready.result(min(_LOOK_S, left_s))
-                return node_pb2.PrepareReply()
+                return node_pb2.PrepareReply(process=self._answers.process)
             left_s -= _LOOK_S
         ready.cancel()
         return fail(context, errors.DeadlineExceeded(f"node {request.node} has no room for {request.hold} yet"))
@@ -119,21 +121,21 @@ class Peers:
         self._channels: dict[str, grpc.Channel] = {}
         self._lock = threading.Lock()
 
-    def prepare(self, endpoint: str, node: str, hold: str, timeout_s: float, done: Callable[[errors.RmgrError | None], None]) -> None:
-        """Asks, and tells `done` on some thread: None = ready, else why not."""
+    def prepare(self, endpoint: str, node: str, hold: str, timeout_s: float, done: Callable[[errors.RmgrError | None, str], None]) -> None:
+        """Asks, and tells `done` on some thread: (None, the Starter's process) = ready, else why not."""
         call = node_pb2_grpc.RanksStub(self._channel(endpoint)).Prepare.future(
             node_pb2.PrepareRequest(node=node, hold=hold), timeout=timeout_s, wait_for_ready=True
         )
 
         def answered(future: Any) -> None:
             try:
-                future.result()
+                reply = future.result()
             except grpc.RpcError as error:
-                done(rebuild(error, endpoint))
+                done(rebuild(error, endpoint), "")
             except grpc.FutureCancelledError:
-                done(errors.Unavailable(f"{endpoint}: the question was withdrawn"))
+                done(errors.Unavailable(f"{endpoint}: the question was withdrawn"), "")
             else:
-                done(None)
+                done(None, reply.process)
 
         call.add_done_callback(answered)
 

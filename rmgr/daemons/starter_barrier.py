@@ -30,12 +30,12 @@ _PAUSE_S = 0.2
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Barrier:
-    """The start of one block. asked: helpers that are being asked; ready: those that answered."""
+    """The start of one block. asked: helpers that are being asked; ready: those that answered, and by which process."""
 
     block: ClaimedBlock
     end_s: float
     asked: set[str] = field(default_factory=set)
-    ready: set[str] = field(default_factory=set)
+    ready: dict[str, str] = field(default_factory=dict)
     retry_s: dict[str, float] = field(default_factory=dict)
     last: str = ""
 
@@ -78,6 +78,11 @@ class Barriers:
                     self._ask(barrier, helper)
         return False
 
+    def process_of(self, block: ClaimedBlock, helper: str) -> str:
+        """The process that has promised the part of that node, "" = not known."""
+        barrier = self._open.get(block.key)
+        return barrier.ready.get(helper, "") if barrier is not None else ""
+
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over, or not the node's own any more."""
         self._open.pop(block.key, None)
@@ -119,15 +124,15 @@ class Barriers:
         left_s = max(0.1, barrier.end_s - time.monotonic())
         failpoint("starter.before_prepare")
 
-        def answered(error: RmgrError | None) -> None:
-            self._shared.post(partial(self._answered, barrier, helper, error))
+        def answered(error: RmgrError | None, process: str) -> None:
+            self._shared.post(partial(self._answered, barrier, helper, error, process))
 
         peers.prepare(record.endpoint, helper, hold, left_s, answered)
 
-    def _answered(self, barrier: _Barrier, helper: str, error: RmgrError | None) -> None:
+    def _answered(self, barrier: _Barrier, helper: str, error: RmgrError | None, process: str = "") -> None:
         barrier.asked.discard(helper)
         if error is None:
-            barrier.ready.add(helper)
+            barrier.ready[helper] = process
         else:
             barrier.last = error.message
             barrier.retry_s[helper] = time.monotonic() + _PAUSE_S

@@ -56,6 +56,7 @@ class Ends:
     Args:
         max_losses: of the cluster's settings. on_end: counts (kind, how many, seconds of each).
         on_strike: the node itself failed at something (what, detail). on_surprise: counts what slots report.
+        is_awaited: whether more must be known of an end (of a job of several nodes) before it is told, see `Verdicts.is_awaited`.
         spool: where values wait for a store that is away.
     """
 
@@ -71,9 +72,11 @@ class Ends:
         on_end: Callable[[State | None, int, float], None],
         on_strike: Callable[[str, str], None],
         on_surprise: Callable[[str], None],
+        is_awaited: Callable[[ClaimedBlock, Ending, Callable[[], None]], bool],
         spool: Path,
         log: Any,
     ) -> None:
+        self._is_awaited = is_awaited
         self._lanes = lanes
         self._io = io
         self._stager = stager
@@ -313,6 +316,11 @@ class Ends:
 
     def ended(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         """A live attempt is over."""
+        if block.is_placed and self._is_awaited(block, ending, lambda: self._told(block, index, ending, time.monotonic())):
+            return
+        self._told(block, index, ending, now_s)
+
+    def _told(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         block.live -= 1
         ending.account = block.info.account
         if block.payloads is not None and crowded(block, index, ending):

@@ -26,6 +26,7 @@ from rmgr.daemons.starter_barrier import Barriers
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_holds import Holds
 from rmgr.daemons.starter_ranks import Door
+from rmgr.daemons.starter_verdict import Verdicts
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import Shape
@@ -66,6 +67,7 @@ class Jobs:
         self._log = log
         self.holds = Holds(node, shared, accounts=accounts, directory=directory, log=log)
         self.barriers = Barriers(node, shared, log)
+        self.verdicts = Verdicts(node, shared, log)
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
         self._doors: dict[BlockKey, Door] = {}
@@ -217,12 +219,13 @@ class Jobs:
         if block.ready:
             block.is_revoked = True
             self._node.return_unstarted(block)
-        else:
+        elif not self.verdicts.lose(block, order.detail):
             self._node.stop_tasks(block, None, Reason.NODE_LOST, 0)
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
         self.barriers.forget(block)
+        self.verdicts.forget(block)
         door = self._doors.pop(block.key, None)
         if door is not None:
             door.close()

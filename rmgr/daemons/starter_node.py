@@ -127,6 +127,7 @@ class NodeAgent:
             uploads=shared.fetcher.uploads,
             accounts=accounts,
         )
+        self.jobs = Jobs(self, shared, accounts=accounts, directory=files.with_name("jobs"), log=self.log)
         self._ends = Ends(
             self.lanes,
             io=shared.io,
@@ -137,10 +138,10 @@ class NodeAgent:
             on_end=self._ended,
             on_strike=self._strike,
             on_surprise=shared.metrics.surprised,
+            is_awaited=self.jobs.verdicts.is_awaited,
             spool=files,
             log=self.log,
         )
-        self.jobs = Jobs(self, shared, accounts=accounts, directory=files.with_name("jobs"), log=self.log)
         self._dispatch = Dispatch(
             self.blocks,
             self.lanes,

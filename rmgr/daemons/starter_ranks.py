@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -44,6 +45,7 @@ class RanksAnswering:
 
     def __init__(self, starter: Starter) -> None:
         self._starter = starter
+        self.process = uuid.uuid4().hex
 
     def prepare(self, node: str, hold: str) -> Future[Any]:
         """See `RanksAnswers.prepare`."""
@@ -157,8 +159,8 @@ class Door:
         except RmgrError as error:
             with contextlib.suppress(OSError):
                 link.sendall(ranks.frame(ranks.FAILED, -1, error.message.encode()))
-        except OSError:
-            pass  # the job's side is gone, and with it the call
+        except (OSError, TimeoutError):
+            pass  # the job's side is gone, and with it the call; or ZooKeeper is away
         finally:
             with self._lock:
                 self._links.discard(link)

@@ -114,8 +114,10 @@ class PrepareRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("process",)
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    process: str
+    def __init__(self, process: _Optional[str] = ...) -> None: ...
 
 class LaunchChunk(_message.Message):
     __slots__ = ("node", "hold", "data")

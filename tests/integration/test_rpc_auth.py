@@ -58,6 +58,8 @@ class AnyJoin:
 
 
 class AnyRanks:
+    process = "any"
+
     def prepare(self, node: str, hold: str) -> Any:
         raise NotFound(f"{hold} on {node}")
 

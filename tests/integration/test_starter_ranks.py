@@ -13,7 +13,7 @@ import pytest
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import Order
-from rmgr.model.states import State
+from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold
 from tests.harness.starter_rig import Rig, wait_for
@@ -61,9 +61,10 @@ def test_ranks_have_their_environment_labels_input_and_codes(rig: Rig) -> None:
     {RUN} -n 4 true; echo "code $?"
     {AGENT} n2 'echo agent on' '$RMGR_NODE; exit 9'; echo "code $?"
     {AGENT} n3 true; echo "code $?"
-    {RUN} /no/such/program; echo "code $?" """
+    {RUN} /no/such/program; echo "code $?"; exit 6"""
     number, placed = job(rig, script)
-    rig.outcomes(number, 1)
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.reason, outcome.exit_code) == (Reason.EXIT_CODE, 6)
     assert told(rig) == sorted(
         [
             f"0: 0.0/3 on n1 of {number}: bar hello",
@@ -121,3 +122,24 @@ def test_ranks_end_with_their_launch_with_their_hold_and_with_the_job(rig: Rig, 
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.state, told(rig)) == (State.CANCELLED, ["code 125"])
     assert not lives(tmp_path / "third-child-0")
+
+
+def test_a_job_whose_helper_died_is_lost_though_its_script_failed_first(
+    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
+) -> None:
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as rig:
+        rig.start("n1", cores=1, serves=True)
+        helper = rig.spawn("n2", cores=1)
+        rig.wait_registered("n1")
+        rig.wait_registered("n2")
+        script = f"{RUN} sh -c 'touch {tmp_path}/up-$RMGR_RANK; sleep 600'; code=$?; echo $code; touch {tmp_path}/failed; exit $code"
+        number, placed = job(rig, script, (("n1", 1), ("n2", 1)))
+        wait_for(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists(), "both ranks")
+        helper.kill()
+        wait_for((tmp_path / "failed").exists, "the script to fail")
+        assert told(rig) == ["125"]
+        assert rig.failed(number) == {}  # why is not known yet
+        rig.spawn("n2", cores=1)  # another process by that name; nobody has fenced the first
+        wait_for(lambda: rig.failed(number), "its end told")
+        assert [(record.reason, record.exit_code) for record in rig.failed(number).values()] == [(Reason.NODE_LOST, 125)]
+        unhold(rig, placed)  # type: ignore[arg-type]

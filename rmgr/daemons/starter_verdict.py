@@ -1,0 +1,135 @@
+"""Why a job of several nodes ended badly: by itself, or because one of its nodes was lost.
+
+Whoever waits for ranks on a node that dies hears of it before the cluster does, and fails. So a bad end is told only when all
+other nodes of the job have said that they are still the same; one that has died makes it NODE_LOST, whatever the exit code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.records import decode_record
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_outputs import Ending
+from rmgr.errors import RmgrError
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.states import Reason
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter_node import NodeAgent, Shared
+
+#: Ends that a lost node may be the cause of.
+_DOUBTFUL = frozenset({Reason.EXIT_CODE, Reason.SIGNAL, Reason.EXCEPTION})
+#: How long one question may take, the pause before the next, and how long a node may be silent before the end is believed.
+_ASK_S, _PAUSE_S, _LONGEST_S = 2.0, 0.5, 60.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Case:
+    """One end that is not told yet. tell: takes the ending as it is then. left: nodes that have not answered."""
+
+    block: ClaimedBlock
+    ending: Ending
+    tell: Callable[[], None]
+    left: set[str]
+    end_s: float
+    is_decided: bool = field(default=False)
+
+
+class Verdicts:
+    """Ends of the jobs whose script one node runs."""
+
+    def __init__(self, node: NodeAgent, shared: Shared, log: Any) -> None:
+        self._node = node
+        self._shared = shared
+        self._log = log
+        self._open: dict[ClaimedBlock, _Case] = {}
+
+    def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
+        """True: `tell` is called later, when `ending` says what is known then."""
+        allocation = block.data.allocation
+        if allocation is None or not allocation.helpers or ending.reason not in _DOUBTFUL or self._shared.peers is None:
+            return False
+        helpers = {node for node, _ in allocation.helpers}
+        case = self._open[block] = _Case(
+            block=block, ending=ending, tell=tell, left=helpers, end_s=time.monotonic() + _LONGEST_S
+        )
+        for helper in sorted(helpers):
+            self._ask(case, helper)
+        return True
+
+    def lose(self, block: ClaimedBlock, node: str) -> bool:
+        """A node of the job is lost, the cluster says. False: its end is not awaited."""
+        case = self._open.get(block)
+        if case is None:
+            return False
+        self._decide(case, node)
+        return True
+
+    def forget(self, block: ClaimedBlock) -> None:
+        """The block is not the node's own any more."""
+        case = self._open.pop(block, None)
+        if case is not None:
+            case.is_decided = True
+
+    # -- asking ------------------------------------------------------------------------------------------------------------
+
+    def _ask(self, case: _Case, helper: str) -> None:
+        if not case.is_decided:
+            future = self._shared.coordinator.get(paths.node(helper))
+            future.add_done_callback(lambda done: self._shared.post(partial(self._found, case, helper, done)))
+
+    def _found(self, case: _Case, helper: str, done: Future[Stamped | None]) -> None:
+        try:
+            found = done.result()
+            record = decode_record(found.data, NodeRecord, helper) if found is not None else None
+        except RmgrError:
+            self._later(case, helper)
+            return
+        if case.is_decided:
+            return
+        if record is None or record.state is NodeState.FENCED:
+            self._decide(case, helper)
+            return
+        key, peers = case.block.key, self._shared.peers
+        assert peers is not None
+
+        def answered(error: RmgrError | None, process: str) -> None:
+            self._shared.post(partial(self._answered, case, helper, error, process))
+
+        peers.prepare(record.endpoint, helper, f"{key.submission}.{key.first}.{key.attempt}", _ASK_S, answered)
+
+    def _answered(self, case: _Case, helper: str, error: RmgrError | None, process: str) -> None:
+        if case.is_decided:
+            return
+        if error is not None:
+            self._later(case, helper)
+            return
+        known = self._node.jobs.barriers.process_of(case.block, helper)
+        if known and process != known:  # another Starter by the same name: what ran there died with the first
+            self._decide(case, helper)
+            return
+        case.left.discard(helper)
+        if not case.left:
+            self._decide(case, "")
+
+    def _later(self, case: _Case, helper: str) -> None:
+        if time.monotonic() >= case.end_s:
+            self._decide(case, "")
+        elif not case.is_decided:
+            self._shared.after(_PAUSE_S, partial(self._ask, case, helper))
+
+    def _decide(self, case: _Case, lost: str) -> None:
+        case.is_decided = True
+        self._open.pop(case.block, None)
+        if lost:
+            self._log.warning("job_lost_a_node", block=paths.block_name(case.block.key), target=lost, exit_code=case.ending.exit_code)
+            case.ending.reason, case.ending.error = Reason.NODE_LOST, f"node {lost} was lost ({case.ending.error})"
+        case.tell()
