@@ -46,7 +46,7 @@ def eventually(what: str, condition: Callable[[], object], *, within: float) -> 
                 return value
             assert timer.elapsed_s < within, f"not within {within:.1f} s: {what}"
             assert time.monotonic() < last_s, f"not at all: {what}"
-            time.sleep(0.03)
+            time.sleep(0.1)  # a look reads the tree and the ledger: oftener costs more than the cluster
 
 
 class Chaos:

@@ -29,7 +29,7 @@ def fine(value: int) -> int:
 
 
 def test_poison_ends_alone_and_others_go_on(chaos: Chaos):
-    chaos.start(nodes=2, cores=2)
+    chaos.start(nodes=2, cores=2, watchdogs=1)
     connection = chaos.connection()
     try:
         with Executor(connection=connection) as executor:
@@ -47,7 +47,7 @@ def test_poison_ends_alone_and_others_go_on(chaos: Chaos):
 
 
 def test_a_gigabyte_of_output_and_a_task_that_ignores_sigterm_hurt_nobody(chaos: Chaos):
-    chaos.start(nodes=1, cores=2)
+    chaos.start(nodes=1, cores=2, watchdogs=1)
     loud = chaos.rmgr("submit", "--parsable", "--", "sh", "-c", "head -c 1000000000 /dev/zero | tr '\\0' x")
     stubborn = chaos.rmgr("submit", "--parsable", "--time", "1", "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
     waited = chaos.rmgr("wait", loud.stdout.strip(), timeout=120)
@@ -61,7 +61,7 @@ def test_a_gigabyte_of_output_and_a_task_that_ignores_sigterm_hurt_nobody(chaos:
 
 
 def test_a_flood_is_refused_at_the_cap_and_drains(chaos: Chaos):
-    chaos.start(nodes=1, cores=2)
+    chaos.start(nodes=1, cores=2, watchdogs=1)
     settings = chaos.directory / "settings.toml"
     settings.write_text('[queues.default]\nmax_pending_blocks = 20\n')
     applied = chaos.rmgr("config", "apply", str(settings))
@@ -88,7 +88,7 @@ def test_a_flood_is_refused_at_the_cap_and_drains(chaos: Chaos):
 
 
 def test_oversized_requests_are_typed_errors_and_the_connection_stays(chaos: Chaos):
-    chaos.start(nodes=1, cores=2)
+    chaos.start(nodes=1, cores=2, watchdogs=1)
     connection = chaos.connection()
     try:
         with Executor(connection=connection) as executor:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.chaos
 
 @pytest.mark.parametrize("moment", ["before_claim", "after_claim", "running", "output_written", "after_complete"])
 def test_a_starter_killed_at_any_moment_loses_nothing(chaos: Chaos, moment: str):
-    chaos.start(nodes=1, cores=2)
+    chaos.start(nodes=1, cores=2, watchdogs=1)
     chaos.add_node("doomed", cores=2, RMGR_FAILPOINT=f"starter.{moment}:2=kill")
     chaos.cluster.wait_healthy(nodes=2, deadline_s=60)
     chaos.submit(24, 0.4, "--env", "PAD=20000")  # more output than rides inside a commit: it goes to the store
@@ -28,7 +28,7 @@ def test_a_starter_killed_at_any_moment_loses_nothing(chaos: Chaos, moment: str)
 
 def test_a_starter_killed_when_it_is_handed_a_block_loses_nothing(chaos: Chaos):
     # calls one after another: each goes straight to the idle node (HAND), until that dies with one in its hands
-    chaos.start(nodes=1, cores=1)
+    chaos.start(nodes=1, cores=1, watchdogs=1)
     chaos.add_node("doomed", cores=1, RMGR_FAILPOINT="starter.handed:2=kill")
     chaos.cluster.wait_healthy(nodes=2, deadline_s=60)
     chaos.cluster.kill("n1")
@@ -42,7 +42,7 @@ def test_a_starter_killed_when_it_is_handed_a_block_loses_nothing(chaos: Chaos):
 
 
 def test_work_of_a_killed_starter_runs_elsewhere_in_time(chaos: Chaos):
-    chaos.start(nodes=2, cores=2)
+    chaos.start(nodes=2, cores=2, watchdogs=1)
     number = chaos.submit(4, 5.0)
     eventually("all run", lambda: chaos.started() == 4, within=60)
     lost = {span.task for span in read_ledger(chaos.ledger) if span.node == "n1"}
@@ -59,7 +59,7 @@ def test_work_of_a_killed_starter_runs_elsewhere_in_time(chaos: Chaos):
 
 
 def test_a_frozen_starter_that_wakes_commits_nothing(chaos: Chaos):
-    chaos.start(nodes=2, cores=2)
+    chaos.start(nodes=2, cores=2, watchdogs=1)
     chaos.submit(4, 2.0)
     eventually("all run", lambda: chaos.started() == 4, within=60)
     chaos.cluster.kill("n1", signal.SIGSTOP)
@@ -70,7 +70,7 @@ def test_a_frozen_starter_that_wakes_commits_nothing(chaos: Chaos):
 
 
 def test_exclusive_work_never_overlaps_itself(chaos: Chaos):
-    chaos.start(nodes=2, cores=1)
+    chaos.start(nodes=2, cores=1, watchdogs=1)
     chaos.submit(2, 8.0, "--on-disconnect", "exclusive")
     eventually("both run", lambda: chaos.started() == 2, within=60)
     chaos.cluster.kill("n1", signal.SIGSTOP)
@@ -80,7 +80,7 @@ def test_exclusive_work_never_overlaps_itself(chaos: Chaos):
 
 
 def test_a_starter_restarted_within_the_timeout_is_one_node(chaos: Chaos):
-    chaos.start(nodes=1, cores=2)
+    chaos.start(nodes=1, cores=2, watchdogs=1)
     chaos.submit(6, 0.5)
     eventually("it works", lambda: chaos.started() >= 2, within=60)
     before = chaos.cluster.snapshot().nodes["n1"].incarnation
@@ -92,7 +92,7 @@ def test_a_starter_restarted_within_the_timeout_is_one_node(chaos: Chaos):
 
 
 def test_two_starters_of_one_name_are_refused(chaos: Chaos):
-    chaos.start(nodes=1)
+    chaos.start(nodes=1, watchdogs=1)
     pid = chaos.cluster.process("n1").pid
     mine = chaos.cluster.daemon_environment("starter", "n1")
     done = chaos.rmgr("starter", "--node", "n1", "--cores", "1", "--work-dir", str(chaos.directory / "second"), timeout=T + 30, **mine)
@@ -104,7 +104,7 @@ def test_two_starters_of_one_name_are_refused(chaos: Chaos):
 
 
 def test_a_starter_that_is_asked_to_go_fails_no_attempt(chaos: Chaos):
-    chaos.start(nodes=2, cores=2)
+    chaos.start(nodes=2, cores=2, watchdogs=1)
     number = chaos.submit(30, 0.4)
     eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=60)
     chaos.cluster.kill("n1", signal.SIGTERM)
@@ -127,7 +127,7 @@ def test_forced_expiry_of_a_session_costs_no_task(chaos: Chaos):
 
 
 def test_results_are_those_of_the_committed_attempt(chaos: Chaos):
-    chaos.start(nodes=3, cores=2)
+    chaos.start(nodes=3, cores=2, watchdogs=1)
     connection = chaos.connection()
     try:
         with TaskQueue(work, connection=connection) as queue:
@@ -147,7 +147,7 @@ def test_results_are_those_of_the_committed_attempt(chaos: Chaos):
 
 
 def test_resubmit_false_runs_at_most_once(chaos: Chaos):
-    chaos.start(nodes=2, cores=2)
+    chaos.start(nodes=2, cores=2, watchdogs=1)
     number = chaos.submit(8, 1.0, "--no-resubmit")
     eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=60)
     chaos.cluster.kill("n1")

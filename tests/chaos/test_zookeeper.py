@@ -44,7 +44,7 @@ def test_an_outage_longer_than_the_session_ends_with_everything_done(chaos: Chao
 @pytest.mark.parametrize("nth", [1, 2, 3, 5])
 def test_a_starter_whose_answers_get_lost_commits_once(chaos: Chaos, nth: int):
     with Proxy(chaos.cluster.zookeeper.hosts) as proxy:
-        chaos.start(nodes=1, cores=2)
+        chaos.start(nodes=1, cores=2, watchdogs=1)
         chroot = chaos.cluster.state.zookeeper.partition("/")[2]
         chaos.add_node("far", cores=2, RMGR_ZK=f"{proxy.hosts}/{chroot}")
         chaos.cluster.wait_healthy(nodes=2, deadline_s=60)
@@ -58,7 +58,7 @@ def test_a_starter_whose_answers_get_lost_commits_once(chaos: Chaos, nth: int):
 
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_submit_whose_answer_gets_lost_is_one_submission(chaos: Chaos, nth: int):
-    chaos.start(nodes=1, cores=2)
+    chaos.start(nodes=1, cores=2, watchdogs=1)
     with Proxy(chaos.cluster.zookeeper.hosts) as proxy:
         chroot = chaos.cluster.state.zookeeper.partition("/")[2]
         proxy.lose_reply(nth)

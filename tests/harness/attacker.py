@@ -39,7 +39,7 @@ def until(what: str, condition: Callable[[], Any]) -> Any:
     end_s = time.monotonic() + DEADLINE_S
     while not (answer := condition()):
         assert time.monotonic() < end_s, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.01)
+        time.sleep(0.03)
     return answer
 
 

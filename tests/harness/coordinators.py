@@ -24,7 +24,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = 
         if value:
             return value
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s"
-        threading.Event().wait(0.01)
+        threading.Event().wait(0.02)
 
 
 class States:

@@ -52,7 +52,7 @@ def wait_for(condition: Callable[[], Any], what: str = "", deadline_s: float = D
             return answer
         if time.monotonic() > end_s:
             raise AssertionError(f"not within {deadline_s} s: {what or condition}")
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 @dataclass

@@ -90,7 +90,7 @@ def wait_until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, "the condition did not become true in time"
-        time.sleep(0.01)
+        time.sleep(0.03)
 
 
 def run_threads(work: Callable[[int], None], count: int) -> None:

@@ -31,7 +31,7 @@ def until(what: Callable[[], T], *, deadline_s: float = PATIENCE_S, told: str = 
         if answer:
             return answer
         assert time.monotonic() < end_s, f"not within {deadline_s:g} s: {told or what}"
-        time.sleep(0.01)
+        time.sleep(0.03)
 
 
 class WatchdogProcess:

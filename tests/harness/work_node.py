@@ -179,7 +179,7 @@ def until(condition: Callable[[], Any], timeout_s: float = DEADLINE_S, what: str
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, what or f"not in {timeout_s} s"
-        time.sleep(0.01)
+        time.sleep(0.03)
     return value
 
 

@@ -21,9 +21,10 @@ import pytest
 
 from rmgr.adapters import leftovers
 from rmgr.adapters.process import NodeRunner, Slot, WorkerSpec
-from rmgr.adapters.workevents import SlotLost, Surprised, TasksReturned, WorkerEnded
+from rmgr.adapters.workevents import SlotLost, Surprised, TasksEnded, TasksReturned, WorkerEnded
 from rmgr.model.frames import Shape
 from rmgr.model.states import Reason
+from tests.harness.fair_time import FairTimer
 from tests.harness.work_node import WorkNode, boottime_ns, is_alive, marked, pid_in, until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -274,37 +275,46 @@ def test_exclusive_work_ends_with_its_lease_and_other_work_does_not(node: WorkNo
     worker.send(batch)
     until(lambda: worker.running()[0])
     now = boottime_ns()
-    node.runner.renew_lease(now + SECOND_NS // 2)
-    gone = node.wait(WorkerEnded)
-    assert (Reason.LEASE_LOST, batch.items[0].seq) == (gone.reason, gone.seq)
-    end = node.end_of(command)
-    assert end.reason is Reason.LEASE_LOST
-    assert 0.5 <= (boottime_ns() - now) / SECOND_NS < 2
+    with FairTimer() as timer:
+        node.runner.renew_lease(now + SECOND_NS // 2)
+        gone = node.wait(WorkerEnded)
+        assert (Reason.LEASE_LOST, batch.items[0].seq) == (gone.reason, gone.seq)
+        end = node.end_of(command)
+        assert end.reason is Reason.LEASE_LOST
+    assert boottime_ns() - now >= SECOND_NS // 2
+    assert timer.elapsed_s < 2
     returned = node.wait(TasksReturned, lambda event: event.worker is None)
     assert ((queued,), Reason.LEASE_LOST) == (returned.seqs, returned.reason)
     assert node.end_of(keep).out.data == b"kept\n"
 
 
-def test_exclusive_tasks_do_not_start_without_a_lease(node: WorkNode, slot: Slot) -> None:
-    worker = node.worker(slot)
+def test_exclusive_tasks_do_not_start_without_a_lease(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    """The worker refuses it, or its spawner sees first that it has one."""
+    worker, ran = node.worker(slot), tmp_path / "ran"
     node.runner.renew_lease(0)
-    end = node.ended(node.call(worker, int, shape=Shape(submission=1, exclusive=True)))
-    assert end.extra is not None
-    assert end.extra.reason is Reason.LEASE_LOST
+    seq = node.call(worker, ran.touch, shape=Shape(submission=1, exclusive=True))
+    event = node.wait((TasksEnded, WorkerEnded), lambda event: event.worker is worker)
+    if isinstance(event, WorkerEnded):
+        assert (event.reason, event.seq) == (Reason.LEASE_LOST, seq)
+    else:
+        end = node.ends[seq]
+        assert end.extra is not None
+        assert end.extra.reason is Reason.LEASE_LOST
+    assert not ran.exists()
 
 
 # -- the Starter dies -----------------------------------------------------------------------------------------------------------
 
 STARTER = textwrap.dedent(
     """
-    import sys, time, pickle, hashlib, cloudpickle
+    import os, sys, time, pickle, hashlib, cloudpickle
     from rmgr.adapters.process import *
     from rmgr.model.frames import *
 
     directory, cgroups, out, exclusive = sys.argv[1], sys.argv[2] == "1", sys.argv[3], sys.argv[4] == "1"
     runner = NodeRunner(directory=directory, node="n2", on_events=lambda events: None, cgroups=CgroupConfig() if cgroups else None)
     slot = runner.open_slot(0)
-    runner.renew_lease(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 3 * 10**9 // 2)
+    runner.renew_lease(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 60 * 10**9)
     shape = Shape(submission=1, exclusive=exclusive)
     text = f"{sys.executable} {out}/daemon.py {out}/daemon; echo $$ > {out}/command; trap '' TERM; while :; do sleep 1; done"
     slot.run(CommandBatch(shape=shape, argv=("sh", "-c", text), items=(CommandItem(runner.next_seq(), 0),)))
@@ -318,6 +328,9 @@ STARTER = textwrap.dedent(
     worker = slot.start_worker(WorkerSpec())
     worker.send(TaskBatch(shape=shape, function="w", blob=blob, items=(TaskItem(runner.next_seq(), 0, payload=pickle.dumps(((), {}))),)))
     open(out + "/spawner", "w").write(f"{slot.pid}\\n")
+    while not all(os.path.exists(f"{out}/{name}") for name in ("command", "task", "daemon")):
+        time.sleep(0.01)
+    runner.renew_lease(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 3 * 10**9 // 2)  # now that all of it runs
     print(slot.marker, flush=True)
     time.sleep(600)
     """
@@ -365,7 +378,7 @@ def test_nothing_outlives_a_killed_starter(starter: tuple[subprocess.Popen[str],
     assert all(is_alive(pid) for pid in pids)
     process.kill()
     process.wait(60)
-    until(lambda: not any(is_alive(pid) for pid in pids) and not marked(marker), timeout_s=5)
+    until(lambda: not any(is_alive(pid) for pid in pids) and not marked(marker))
     assert not list(Path("/sys/fs/cgroup").glob(f"*/rmgr-n2-{marker.partition('-')[0]}"))
     runner = NodeRunner(directory=str(directory), node="n2", on_events=lambda events: None)
     runner.close()
@@ -393,7 +406,9 @@ def test_a_new_starter_ends_what_a_killed_starter_and_spawner_left(starter: tupl
 def test_exclusive_work_of_a_stopped_starter_ends_with_the_lease(starter: tuple[subprocess.Popen[str], Path, list[int], str]) -> None:
     process, _, pids, _ = starter
     process.send_signal(signal.SIGSTOP)
-    until(lambda: not any(is_alive(pid) for pid in pids[1:]), timeout_s=6, what="work outlived the lease of its stopped Starter")
+    with FairTimer() as timer:
+        until(lambda: not any(is_alive(pid) for pid in pids[1:]), what="work outlived the lease of its stopped Starter")
+    assert timer.elapsed_s < 6
     assert is_alive(pids[0])
     assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
 
