@@ -281,8 +281,11 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
     if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
         queue = snapshot.settings.queue(submission.queue)
         if queue is not None and queue.dispatch is Dispatch.PLACE and queue.state != "stopped":
-            more, start_us = placed_whys(snapshot, submission, queue, position)
-            why += more
+            if any(view.state == NodeState.UP for view in nodes(snapshot) if view.partition == queue.partition):
+                more, start_us = placed_whys(snapshot, submission, queue, position)
+                why += more
+            else:
+                why.append(WhyView(what="nodes", id=queue.partition, detail=f"no node of partition {queue.partition} is up: rmgr nodes"))
         else:
             why += _resources(snapshot, submission, job)
     if why:

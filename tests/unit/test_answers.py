@@ -142,6 +142,7 @@ def test_reasons_of_many_jobs_of_one_submission_are_counted():
         (placed_snapshot(placing(waiting()), leader_alive=False), "leader", "no WatchDog leads"),
         (placed_snapshot(placing(problem="no policy is called 'x'")), "policy", "nobody places here: no policy is called 'x'"),
         (placed_snapshot(placing()), "pass", "the next scheduling pass"),
+        (placed_snapshot(placing(waiting()), alive=frozenset()), "nodes", "no node of partition default is up"),
     ],
 )
 def test_a_job_that_no_pass_has_looked_at_says_so(facts, what, told):
