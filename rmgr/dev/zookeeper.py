@@ -167,6 +167,12 @@ class ZooKeeperServer(ServerProcess):
         """How many others have everything that this leader has; 0 when it does not lead."""
         return int(float(self._say("zk_synced_followers", "mntr") or 0))
 
+    def clients(self) -> tuple[int, int]:
+        """Connections that are open here, and watches that were set on them."""
+        found = (self._say(what, "mntr") for what in ("zk_num_alive_connections", "zk_watch_count"))
+        connections, watches = (int(float(number or 0)) for number in found)
+        return connections, watches
+
     def _say(self, what: str, command: str = "srvr") -> str:
         try:
             tls = self.tls.context(self.data_dir) if self.tls else None

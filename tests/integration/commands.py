@@ -106,13 +106,15 @@ def wait_line(process: subprocess.Popen[str], text: str, *, stream: str = "stdou
     end = time.monotonic() + deadline_s
     source = process.stdout if stream == "stdout" else process.stderr
     assert source is not None
+    lines = []
     while time.monotonic() < end:
         line = source.readline()
         if text in line:
             return line
         if not line:
             break
-    raise AssertionError(f"{text!r} did not come")
+        lines.append(line)
+    raise AssertionError(f"{text!r} did not come after {lines} (exit code {process.poll()})")
 
 
 def interrupt(process: subprocess.Popen[str]) -> None:

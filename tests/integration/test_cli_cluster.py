@@ -16,6 +16,7 @@ import pytest
 from commands import Shell, cluster_and_shell, wait_line
 
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 
 
 @pytest.fixture(scope="module")
@@ -210,16 +211,29 @@ def test_without_a_leader_commands_read_znodes_and_say_so(sh: Shell, cluster: De
     eventually(lambda: sh("status").code == 0, "a new leader")
 
 
+def follows(server: ZooKeeperServer | None, before: tuple[int, int]) -> bool:
+    """There is one more connection, with watches; and it has read what it wanted: a command that still begins gives up sooner."""
+    assert server is not None
+    now = server.clients()
+    if not all(here > then for here, then in zip(now, before, strict=True)):
+        return False
+    time.sleep(2.0)
+    return server.clients() == now
+
+
 def test_waiting_goes_on_while_zookeeper_restarts(sh: Shell, cluster: DevCluster) -> None:
     gate = sh.directory / sh.file("gate", "")
     number = sh.submit("--", "sh", "-c", f"while [ -e {gate} ]; do sleep 0.1; done; exit 3")
+    eventually(lambda: "RUNNING" in sh.ok("jobs", number).out, "it runs")
+    assert cluster.zookeeper is not None
+    before = cluster.zookeeper.clients()
     with sh.running("wait", number) as process:
-        eventually(lambda: "RUNNING" in sh.ok("jobs", number).out, "it runs")
-        cluster.zookeeper.pause()  # type: ignore[union-attr]
+        eventually(lambda: follows(cluster.zookeeper, before), "it follows")
+        cluster.zookeeper.pause()
         try:
             wait_line(process, "ZooKeeper does not answer", stream="stderr")
         finally:
-            cluster.zookeeper.resume()  # type: ignore[union-attr]
+            cluster.zookeeper.resume()
         gate.unlink()
         _, err = process.communicate(timeout=60)
     assert process.returncode == 3
