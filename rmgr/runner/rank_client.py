@@ -159,6 +159,9 @@ class Launch:
         self._first_bad = 0  #: code of the rank for which the others were ended
         self._signals: list[tuple[int, int]] = []
         self._wake_r, self._wake_w = os.pipe()
+        self._input: tuple[_Remote, int] | None = None  #: whose standard input ours is, if it is on another node
+        self._input_ahead = 0  #: bytes sent that the rank has not taken
+        self._input_is_watched = False
 
     def run(self) -> int:
         """The highest code of all ranks, or of the rank for which the others were ended; 125 when a node was lost."""
@@ -227,22 +230,36 @@ class Launch:
         link.sendall(json.dumps({"node": node}).encode() + b"\n" + ranks.frame(ranks.SPEC, 0, json.dumps(spec).encode()))
         self._selector.register(link, selectors.EVENT_READ, lambda: self._hear(remote))
         if spec["stdin"]:
-            try:
-                self._selector.register(0, selectors.EVENT_READ, lambda: self._feed(remote, first))
-            except (OSError, ValueError):  # a file: always ready, and at its end some time
-                while self._feed(remote, first):
-                    pass
+            self._input = (remote, first)
+            self._watch_input()
 
-    def _feed(self, remote: _Remote, rank: int) -> bool:
+    def _watch_input(self) -> None:
+        """Reads our standard input while the rank takes it."""
+        wanted = self._input is not None and self._input_ahead < ranks.MOST_INPUT
+        if wanted and not self._input_is_watched:
+            try:
+                self._selector.register(0, selectors.EVENT_READ, self._feed)
+                self._input_is_watched = True
+            except (OSError, ValueError):  # a file: always ready, and at its end some time
+                while self._input is not None and self._input_ahead < ranks.MOST_INPUT:
+                    self._feed()
+        elif not wanted and self._input_is_watched:
+            self._selector.unregister(0)
+            self._input_is_watched = False
+
+    def _feed(self) -> None:
+        assert self._input is not None
+        remote, rank = self._input
         try:
             data = os.read(0, _CHUNK)
             remote.link.sendall(ranks.frame(ranks.STDIN, rank, data))
         except OSError:
             data = b""
+        self._input_ahead += len(data)
         if not data:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(0)
-        return bool(data)
+            self._input = None
+        if self._input_is_watched:
+            self._watch_input()
 
     # -- what is told ------------------------------------------------------------------------------------------------------
 
@@ -254,6 +271,9 @@ class Launch:
         for kind, number, rest in remote.cutter.feed(data):
             if kind == ranks.EXIT:
                 remote.waiting.discard(number)
+            elif kind == ranks.TAKEN:
+                self._input_ahead -= int(rest)
+                self._watch_input()
             self._told(kind, number, rest)
         if not data:
             self._selector.unregister(remote.link)

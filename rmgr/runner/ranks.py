@@ -23,8 +23,10 @@ from typing import Any
 
 #: Asked: start these (JSON), bytes for a rank's standard input (none: its end), a signal for all, the end of all.
 SPEC, STDIN, SIGNAL, KILL = 1, 2, 3, 4
-#: Told: output of a rank, its end (code, or 128 + signal, as text), what went wrong (number -1: with all of them).
-OUT, ERR, EXIT, FAILED = 11, 12, 13, 14
+#: Told: output of a rank, its end (code, or 128 + signal, as text), what went wrong (number -1: with all of them), how many
+#: bytes of its input it has taken (as text): no more than `MOST_INPUT` are sent ahead.
+OUT, ERR, EXIT, FAILED, TAKEN = 11, 12, 13, 14, 15
+MOST_INPUT = 1 << 20
 
 _HEAD = struct.Struct("<IBi")
 _CHUNK = 64 * 1024
@@ -117,7 +119,8 @@ class _Rank:
         self.process = process
         self.streams: dict[int, int] = {}
         self.pidfd = -1
-        self.input = process.stdin.fileno() if process.stdin is not None else -1
+        self.input = bytearray()  #: not written to its standard input yet
+        self.input_ends = self.is_writing = False
 
 
 class Crew:
@@ -209,6 +212,7 @@ class Crew:
         if rank.pidfd >= 0:
             self._selector.unregister(rank.pidfd)
             os.close(rank.pidfd)
+        self._unwatch_input(rank)
         for stream in (rank.process.stdin, rank.process.stdout, rank.process.stderr):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -217,16 +221,40 @@ class Crew:
         self._tell(EXIT, rank.number, str(128 - code if code < 0 else code).encode())
 
     def write(self, number: int, data: bytes) -> None:
-        """For the standard input of a rank; b"": it ends. Blocks while the rank does not read."""
+        """For the standard input of a rank; b"": it ends. What the rank does not read yet is kept."""
         rank = self._ranks.get(number)
         if rank is None or rank.process.stdin is None:
+            self._tell(TAKEN, number, str(len(data)).encode())
             return
-        with contextlib.suppress(OSError, ValueError):
-            if data:
-                rank.process.stdin.write(data)
-                rank.process.stdin.flush()
-            else:
-                rank.process.stdin.close()
+        rank.input += data
+        rank.input_ends = rank.input_ends or not data
+        if not rank.is_writing:
+            os.set_blocking(rank.process.stdin.fileno(), False)
+            self._selector.register(rank.process.stdin, selectors.EVENT_WRITE, lambda: self._write(rank))
+            rank.is_writing = True
+
+    def _write(self, rank: _Rank) -> None:
+        stdin = rank.process.stdin
+        assert stdin is not None
+        try:
+            taken = os.write(stdin.fileno(), rank.input[:_CHUNK]) if rank.input else 0
+        except BlockingIOError:
+            return
+        except OSError:  # it has closed it
+            taken, rank.input_ends = len(rank.input), True
+        del rank.input[:taken]
+        if taken:
+            self._tell(TAKEN, rank.number, str(taken).encode())
+        if not rank.input:
+            self._unwatch_input(rank)
+            if rank.input_ends:
+                stdin.close()
+                rank.process.stdin = None
+
+    def _unwatch_input(self, rank: _Rank) -> None:
+        if rank.is_writing and rank.process.stdin is not None:
+            self._selector.unregister(rank.process.stdin)
+        rank.is_writing = False
 
     def signal(self, signum: int) -> None:
         """To every process of every rank's session."""

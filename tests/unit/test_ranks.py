@@ -1,0 +1,99 @@
+"""Ranks of a job without a cluster: frames, the spread over nodes, the program of a hold and its client on one machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.runner import rank_client, ranks
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_frames_are_found_wherever_the_stream_is_cut(size: int) -> None:
+    frames = [(ranks.OUT, 3, b"x" * 50), (ranks.EXIT, -1, b""), (ranks.SPEC, 0, b"{}")]
+    stream = b"".join(ranks.frame(*frame) for frame in frames)
+    cutter = ranks.Cutter()
+    assert [one for at in range(0, len(stream), size) for one in cutter.feed(stream[at : at + size])] == frames
+
+
+def test_ranks_fill_node_after_node() -> None:
+    place = rank_client.Place(here="a", shares=(("a", 1), ("b", 2), ("c", 2)), door="")
+    assert place.spread(5) == [("a", 0, 1), ("b", 1, 2), ("c", 3, 2)]
+    assert place.spread(2) == [("a", 0, 1), ("b", 1, 1)]
+    with pytest.raises(rank_client.NotInJob, match="6 ranks in an allocation of 5"):
+        place.spread(6)
+
+
+def test_without_a_job_around_it_there_are_no_ranks() -> None:
+    with pytest.raises(rank_client.NotInJob, match="RMGR_HOSTFILE"):
+        rank_client.run(["true"], environ={})
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A hold of node b, its program running; a door that leads straight to it. The variables of the job's script on node a."""
+    deep = tmp_path / ("d" * 60) / ("e" * 60)  # longer than a socket's address may be
+    deep.mkdir(parents=True)
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
+    host = subprocess.Popen([sys.executable, "-I", "-S", ranks.__file__, str(deep)], env={**os.environ, "RMGR_NODE": "b"})
+    door = ranks.listen(str(tmp_path / "door"))
+
+    def serve() -> None:
+        while True:
+            try:
+                link, _ = door.accept()
+            except OSError:
+                return
+            while not link.recv(1).endswith(b"\n"):
+                continue
+            while True:
+                try:
+                    other = ranks.connect(str(deep / "ranks"))
+                    break
+                except OSError:
+                    continue
+            for source, target in ((link, other), (other, link)):
+                threading.Thread(target=pump, args=(source, target), daemon=True).start()
+
+    def pump(source: object, target: object) -> None:
+        try:
+            while data := source.recv(65536):  # type: ignore[attr-defined]
+                target.sendall(data)  # type: ignore[attr-defined]
+        except OSError:
+            pass
+        for end in (source, target):
+            try:
+                end.shutdown(2)  # type: ignore[attr-defined]
+            except OSError:
+                continue
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield {"RMGR_NODE": "a", "RMGR_HOSTFILE": str(tmp_path / "hosts"), "RMGR_RANKS": str(tmp_path / "door")}
+    host.kill()
+    host.wait()
+    door.shutdown(2)
+    door.close()
+
+
+def agent(place: dict[str, str], *words: str, **more: object) -> subprocess.CompletedProcess[bytes]:
+    root = str(Path(ranks.__file__).parents[2])
+    program = f"import sys; sys.path.insert(0, {root!r}); from rmgr.runner import rank_client as c; sys.exit(c.main(sys.argv[1:]))"
+    command = [sys.executable, "-I", "-S", "-c", program, *words]
+    return subprocess.run(command, env={**os.environ, **place}, capture_output=True, timeout=60, check=False, **more)  # type: ignore[call-overload,no-any-return]
+
+
+def test_large_input_and_output_pass_through_another_node(place: dict[str, str], tmp_path: Path) -> None:
+    data = os.urandom(5 << 20)
+    assert agent(place, "b", "cat", input=data).stdout == data
+    (tmp_path / "file").write_bytes(data)
+    with (tmp_path / "file").open("rb") as file:
+        ended = agent(place, "b", "sha256sum; exit 4", stdin=file)
+    assert ended.returncode == 4
+    assert agent(place, "b", "true", input=data).returncode == 0  # what nobody reads holds up nothing
+    assert agent(place, "a", "cat", input=b"here").stdout == b"here"
