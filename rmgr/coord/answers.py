@@ -200,7 +200,7 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
             version=record.version,
         )
     else:
-        problems.append("no WatchDog leads: pulled work goes on, jobs are not placed, lost nodes not noticed (start one: rmgr watchdog)")
+        problems.append("no WatchDog leads: pulled work goes on, jobs are not placed, losses are not noticed (start one: rmgr watchdog)")
     if not states[NodeState.UP]:
         problems.append("no node is up: nothing can run (start one: rmgr starter)")
     problems += [f"node {view.id} is lost" for view in views if view.state == NodeState.LOST]

@@ -38,7 +38,7 @@ def check_cluster(meta: Meta, expected: str | None) -> None:
 
 def check_release(meta: Meta) -> None:
     """Raises VersionMismatch when this release is too old or too new for the cluster: the message names both."""
-    if version.refusal(Release(), protocol=meta.protocol, oldest=meta.oldest) is None:
+    if version.refusal(Release(protocol=version.PROTOCOL), protocol=meta.protocol, oldest=meta.oldest) is None:
         return
     refused = version.refusal(release(), protocol=meta.protocol, oldest=meta.oldest)
     if refused is not None:

@@ -37,7 +37,8 @@ class Job:
     """A rigid parallel job: `processes` x `threads` cores; the threads of one process share a node, processes may be spread.
 
     limit_us: requested elapsed time, the longest it may run; 0 = not limited, planned as `UNLIMITED_US`.
-    memory_bytes: of one process, 0 = not counted. exclusive: no other job on its nodes. spread: each process on a node of its own. priority: larger goes first under `priority`.
+    memory_bytes: of one process, 0 = not counted. exclusive: no other job on its nodes. spread: each process on a node of its own.
+    priority: larger goes first under `priority`.
     queued_us: when it last entered the queue (-1: at submit_us), later than its submit time after a migration or preemption.
     after: ids that must have left the cluster first; one that the state does not know has left. begin_us: not before this time.
     restarts: how often it was sent back to the queue.

@@ -16,6 +16,7 @@ from rmgr.daemons.placing_pass import BENCH_S, Faults, Passes
 from rmgr.model.placing import Rigid, job_id
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.sched.draft import Draft
+from rmgr.sched.job import Node
 from rmgr.sched.pipeline import Configuration
 from rmgr.sched.plan import Plan, Why
 from rmgr.sched.policies.first_fit import FirstFit
@@ -113,7 +114,7 @@ def test_a_policy_that_sleeps_is_left_behind_and_left_out_for_a_while() -> None:
     lost: list[str] = []
 
     def run(then: Callable[[Plan, float], None] = lambda plan, _: plans.append(plan)) -> None:
-        passes.run(ClusterState(), frozenset({Cause.TIMER}), (Stage(policy),), now_us=1, then=then, lost=lost.append)
+        passes.run(ClusterState([Node(id=0)]), frozenset({Cause.TIMER}), (Stage(policy),), now_us=1, then=then, lost=lost.append)
 
     try:
         state_free = threading.Event()
