@@ -197,10 +197,8 @@ class Jobs:
         launcher = place / "rmgr-agent"
         launcher.write_text(_AGENT)
         launcher.chmod(0o700)
-        account = block.info.account
-        if account is not None:
-            hand_over(place, account)
         self._places[key] = place
+        account = block.info.account
         if allocation.helpers and self._shared.peers is not None:
             self._doors[key] = Door(
                 place / "ranks",
@@ -208,8 +206,10 @@ class Jobs:
                 self._shared.peers,
                 nodes=frozenset(node for node, _ in allocation.helpers),
                 hold=f"{key.submission}.{key.first}.{key.attempt}",
-                owner=(account.uid, account.gid) if account is not None else None,
+                uid=account.uid if account is not None else -1,
             )
+        if account is not None:  # last: nothing is made where he could have put something else
+            hand_over(place, account)
         return place
 
     def lost(self, block: ClaimedBlock, order: InboxOrder) -> None:

@@ -24,7 +24,7 @@ from rmgr.adapters.rpc_ranks import Link, Peers
 from rmgr.coord import paths
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
-from rmgr.errors import NotFound, RmgrError, Unavailable
+from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.node import NodeRecord
 from rmgr.runner import ranks
 
@@ -60,9 +60,15 @@ class RanksAnswering:
         if found is None or found.place is None:
             raise NotFound(f"the job has no cores on node {node} any more")
         end_s = time.monotonic() + _CONNECT_S
+        account = found.info.account if found.info is not None else None
+        user = account.uid if account is not None else os.getuid()
         while True:
             try:
-                return _SocketLink(ranks.connect(str(found.place / "ranks")))
+                link = ranks.connect(str(found.place / "ranks"))
+                if ranks.peer_uid(link) not in (-1, user):  # his directory: he may have put the way to somebody else's socket there
+                    link.close()
+                    raise PermissionDenied(f"what listens for the job on node {node} is not its user's")
+                return _SocketLink(link)
             except OSError as error:
                 if time.monotonic() > end_s or not found.is_ready:
                     raise Unavailable(f"node {node} does not start processes: {error.strerror}") from None
@@ -114,23 +120,21 @@ class Door:
     """The socket in the private directory of a job through which its processes reach its other nodes.
 
     Args:
-        path: of the socket. nodes: the other nodes. hold: the job's name below /holds. uid, gid: whose the job is, None = the Starter's.
+        path: of the socket. nodes: the other nodes. hold: the job's name below /holds. uid: whose the job is, -1 = the Starter's.
     A connection says {"node": "n2"} in its first line; frames of runner/ranks.py follow.
     """
 
     def __init__(
-        self, path: Path, coordinator: Coordinator, peers: Peers, *, nodes: frozenset[str], hold: str, owner: tuple[int, int] | None
+        self, path: Path, coordinator: Coordinator, peers: Peers, *, nodes: frozenset[str], hold: str, uid: int = -1
     ) -> None:
         self._coordinator = coordinator
         self._peers = peers
         self._nodes = nodes
         self._hold = hold
-        self._users = frozenset((-1, 0, os.getuid(), *(owner or ())[:1]))
+        self._users = frozenset((-1, 0, os.getuid(), uid))
         self._links: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._door = ranks.listen(str(path))
-        if owner is not None:
-            os.chown(path, *owner)
         threading.Thread(target=self._accept, name="job-door", daemon=True).start()
 
     def close(self) -> None:
@@ -164,6 +168,8 @@ class Door:
         finally:
             with self._lock:
                 self._links.discard(link)
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)  # wakes whoever reads it
             link.close()
 
     def _relay(self, link: socket.socket) -> None:
@@ -197,5 +203,3 @@ class Door:
                 link.sendall(piece)
         finally:
             end()
-            with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +14,14 @@ import psutil
 import pytest
 
 from rmgr.adapters.zk import ZkCoordinator
+from rmgr.daemons import starter
+from rmgr.daemons.starter_accounts import Policy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import Order
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold
+from tests.harness.local_accounts import LocalAccounts
 from tests.harness.starter_rig import Rig, wait_for
 from tests.integration.test_starter_orders import order
 
@@ -143,3 +149,36 @@ def test_a_job_whose_helper_died_is_lost_though_its_script_failed_first(
         wait_for(lambda: rig.failed(number), "its end told")
         assert [(record.reason, record.exit_code) for record in rig.failed(number).values()] == [(Reason.NODE_LOST, 125)]
         unhold(rig, placed)  # type: ignore[arg-type]
+
+
+def test_ranks_are_their_users_and_no_other_socket_is_reached_through_them(
+    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalAccounts() as accounts:
+        anna = accounts.make("a")
+        monkeypatch.setattr(starter, "policy_of", lambda _security, _directory: Policy(min_uid=1000))
+        directory = Path(tempfile.mkdtemp(prefix="rmgr-ranks-", dir="/var/tmp"))  # pytest's own is closed to users
+        directory.chmod(0o777)
+        try:
+            with Rig(coordinator, zookeeper.hosts, chroot, directory, **BOTH) as rig:
+                helper = [rig.start(node, cores=1, serves=True).agent(node) for node in ("n1", "n2")][1]
+                for node in ("n1", "n2"):
+                    rig.wait_registered(node)
+                script = f"""{AGENT} n2 id -un; {AGENT} n1 id -un; touch {directory}/first
+                while [ ! -e {directory}/go ]; do sleep 0.02; done; {AGENT} n2 true; echo "code $?" """
+                number, placed = job(rig, script, (("n1", 1), ("n2", 1)), user=anna.name)
+                wait_for((directory / "first").exists, "two commands run")
+                hold = helper.jobs.holds.get(f"{number}.0.1")
+                assert hold.place.stat().st_uid == anna.uid
+                (hold.place / "ranks").unlink()  # as he might
+                with socket.socket(socket.AF_UNIX) as roots:
+                    roots.bind(str(directory / "roots"))
+                    roots.listen()
+                    (hold.place / "ranks").symlink_to(directory / "roots")
+                    (directory / "go").touch()
+                    rig.outcomes(number, 1)
+                assert told(rig) == sorted([anna.name, anna.name, "code 125"]), complaints(rig)
+                assert "is not its user's" in complaints(rig)
+                unhold(rig, placed)  # type: ignore[arg-type]
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
