@@ -17,9 +17,9 @@ from rmgr.errors import RmgrError
 from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Migrate, Plan, Preempt, Reject, ReleaseHold, Resume, Route, Start, Suspend, WakeAt
 from rmgr.sched.policy import Cause
+from rmgr.sched.recorder import Recorder
 from rmgr.sim.kernel import Rank
 from rmgr.sim.outcome import Result
-from rmgr.sim.record import Recorder
 from rmgr.sim.setting import Setting
 from rmgr.sim.upsets import Upsets
 from rmgr.sim.workload import Job, Workload

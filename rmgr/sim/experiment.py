@@ -11,6 +11,7 @@ from rmgr.errors import UsageError
 from rmgr.sched.job import Node
 from rmgr.sched.pipeline import Configuration, configured
 from rmgr.sched.policy import Stage
+from rmgr.sched.recorder import Recorder
 from rmgr.sim.driver import simulate
 from rmgr.sim.events import Failures, LimitsChange
 from rmgr.sim.events_file import read_events
@@ -19,7 +20,6 @@ from rmgr.sim.grid import MINUTE_US, Grid, drawn
 from rmgr.sim.machine import Machine
 from rmgr.sim.models.catalogue import is_model, model_named, refuse_misspelt
 from rmgr.sim.outcome import Result
-from rmgr.sim.record import Recorder
 from rmgr.sim.setting import Setting
 from rmgr.sim.validate import check
 from rmgr.sim.workload import Workload, read_trace

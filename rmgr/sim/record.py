@@ -1,4 +1,4 @@
-"""A simulation's log (rmgr/sched/event_log.py): every fact and every pass as it happens; and the files such logs are in."""
+"""The files in which logs of schedulers are (rmgr/sched/event_log.py): written whole or not at all, checked when they are read."""
 
 from __future__ import annotations
 
@@ -6,66 +6,16 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from rmgr.errors import UsageError
-from rmgr.sched.event_log import AT_ONCE, End, Entry, LogError, Opening, Passed, decode, described, encode, fact
-from rmgr.sched.plan import Plan
-from rmgr.sched.policy import Cause
-from rmgr.sched.state import ClusterState
+from rmgr.sched.event_log import End, Entry, LogError, Opening, Passed, decode
 from rmgr.sim.output import not_written, refuse_existing
 
 _GZIP = b"\x1f\x8b"
-
-
-class Recorder:
-    """Writes one log. `because`: the reason of the facts that are told next."""
-
-    def __init__(self, write: Callable[[str], object], *, policy: str, parameters: Mapping[str, str], about: Mapping[str, Any]) -> None:
-        self._write = write
-        self._policy, self._parameters, self._about = policy, dict(parameters), about
-        self._facts = self._passes = 0
-        self.because = ""
-
-    def begin(self, state: ClusterState, *, seed: int, half_life_us: int) -> None:
-        """The first line."""
-        self._line(Opening(self._policy, self._parameters, seed, state.snapshot(), AT_ONCE, half_life_us, self._about))
-
-    def around(self, state: ClusterState, now: Callable[[], int]) -> ClusterState:
-        """The state, where each fact is also written down."""
-        return _Telling(state, self, now)  # type: ignore[return-value]  # it has its facts, and nothing else is asked of it
-
-    def told(self, now_us: int, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        self._facts += 1
-        self._line(fact(now_us, name, arguments, named, self.because))
-
-    def passed(self, now_us: int, causes: frozenset[Cause], plan: Plan) -> None:
-        self._passes += 1
-        self._line(Passed(now_us, self._passes, tuple(sorted(causes)), described(plan.decisions)))
-
-    def end(self, now_us: int) -> None:
-        """The last line."""
-        self._line(End(now_us, self._facts, self._passes))
-
-    def _line(self, entry: Entry) -> None:
-        self._write(encode(entry) + "\n")
-
-
-class _Telling:
-    def __init__(self, state: ClusterState, recorder: Recorder, now: Callable[[], int]) -> None:
-        self._state, self._recorder, self._now = state, recorder, now
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        tell = getattr(self._state, name)
-
-        def told(*arguments: Any, **named: Any) -> Any:
-            self._recorder.told(self._now(), name, arguments, named)
-            return tell(*arguments, **named)
-
-        return told
 
 
 @contextmanager

@@ -17,13 +17,13 @@ from rmgr.sched import job as sched
 from rmgr.sched.job import Running
 from rmgr.sched.plan import Decision, GangSet, Migrate, Preempt, Reject, Resume, Route, Suspend
 from rmgr.sched.policy import Cause
+from rmgr.sched.recorder import Recorder
 from rmgr.sched.snapshot import Snapshot
 from rmgr.sched.state import ClusterState
 from rmgr.sim.events import Event
 from rmgr.sim.kernel import Kernel, Rank
 from rmgr.sim.machine import Machine
 from rmgr.sim.outcome import Parting
-from rmgr.sim.record import Recorder
 from rmgr.sim.setting import Setting
 from rmgr.sim.stays import Stay, Stays
 from rmgr.sim.streams import stream

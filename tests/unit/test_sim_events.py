@@ -18,6 +18,7 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.recorder import Recorder
 from rmgr.sched.records import Limits
 from rmgr.sim.driver import simulate
 from rmgr.sim.events import Cancel, Event, FailOver, Failures, LimitsChange, NodesDrain, NodesFail, NodesRepaired, NodesUndrain, Window
@@ -27,7 +28,6 @@ from rmgr.sim.experiment import Experiment
 from rmgr.sim.metrics import summary
 from rmgr.sim.outcome import Result
 from rmgr.sim.output import write_run
-from rmgr.sim.record import Recorder
 from rmgr.sim.setting import Setting
 from rmgr.sim.validate import check, violations
 from rmgr.sim.workload import SECOND, Job, Workload, read_trace

@@ -19,6 +19,7 @@ from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.recorder import Recorder
 from rmgr.sched.records import Share
 from rmgr.sim import driver
 from rmgr.sim.driver import simulate
@@ -28,7 +29,6 @@ from rmgr.sim.grid import UNIT, Grid
 from rmgr.sim.metrics import summary
 from rmgr.sim.outcome import Outcome, Result
 from rmgr.sim.output import write_run
-from rmgr.sim.record import Recorder
 from rmgr.sim.replay import verify
 from rmgr.sim.setting import Setting
 from rmgr.sim.validate import check
