@@ -52,6 +52,7 @@ class Book:
     placed: dict[int, Placed] = field(default_factory=dict)
     submissions: dict[int, Submission | None] = field(default_factory=dict)
     routes: dict[int, str] = field(default_factory=dict)  #: job -> the queue that a policy has chosen for it
+    since: dict[int, int] = field(default_factory=dict)  #: job -> when cores began to be held for it (us)
     odd: set[str] = field(default_factory=set)  #: names that are no jobs: told once
     _seen: dict[str, set[str]] = field(default_factory=dict)  # queue -> names that are accounted for
     _there: dict[str, set[int]] = field(default_factory=dict)  # head -> its placed jobs
@@ -61,6 +62,7 @@ class Book:
         """Everything will be read again; records of submissions stay."""
         self.waiting.clear()
         self.routes.clear()
+        self.since.clear()
         self.placed.clear()
         self._there.clear()
         self._seen.clear()
@@ -95,6 +97,7 @@ class Book:
             if waiting is not None and waiting.name == name:
                 del self.waiting[job]
                 self.routes.pop(job, None)
+                self.since.pop(job, None)
                 found.append(job)
         return sorted(found)
 
@@ -114,6 +117,7 @@ class Book:
     def place(self, job: int, key: BlockKey, allocation: Allocation, answered_s: float) -> None:
         """A waiting job was given to its nodes."""
         waiting = self.waiting.pop(job)
+        self.since.pop(job, None)
         self._seen[waiting.queue].discard(waiting.name)
         self._taken[waiting.queue, waiting.name] = answered_s
         self.run(job, Placed(waiting.queue, waiting.partition, key, paths.block_name(key), allocation, answered_s))

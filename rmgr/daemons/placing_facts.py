@@ -166,7 +166,8 @@ _Shares: TypeAlias = tuple[tuple[int, _Where], ...]
 class _Records(msgspec.Struct, array_like=True):
     """`/jobs/<partition>`: reservations (job, start, where, policy), notes (policy, kind, job, value), holds (job, policy, waits, held),
     usage (user, account, core-us, as of), routes (job, queue that was chosen for it); where use is
-    kept, runs (job, user, account, cpus, start): what one has used that is gone when this is read is charged then."""
+    kept, runs (job, user, account, cpus, start): what one has used that is gone when this is read is charged then; since (job, us): when
+    the first cores were held for it."""
 
     reservations: tuple[tuple[int, int, _Where, str], ...] = ()
     notes: tuple[tuple[str, str, int, tuple[int, ...]], ...] = ()
@@ -174,6 +175,7 @@ class _Records(msgspec.Struct, array_like=True):
     usage: tuple[tuple[str, str, int, int], ...] = ()
     routes: tuple[tuple[int, str], ...] = ()
     runs: tuple[tuple[int, str, str, int, int], ...] = ()
+    since: tuple[tuple[int, int], ...] = ()
 
 
 _pack = msgspec.msgpack.Encoder()
@@ -181,9 +183,20 @@ _unpack = msgspec.msgpack.Decoder(_Records)
 
 
 def encode_records(
-    snapshot: Snapshot, partition: str, homes: Mapping[int, str], names: Names, routes: Mapping[int, str], *, with_usage: bool
+    snapshot: Snapshot,
+    partition: str,
+    homes: Mapping[int, str],
+    names: Names,
+    routes: Mapping[int, str],
+    *,
+    since: Mapping[int, int] | None = None,
+    with_usage: bool,
 ) -> bytes:
-    """What policies remember of a partition. homes: partition of each job that reservations and holds may name; routes: of its jobs."""
+    """What policies remember of a partition. homes: partition of each job that reservations and holds may name; routes: of its jobs.
+
+    since: when cores began to be held for a job (us); of those with a hold it is kept.
+    """
+    since = since or {}
 
     def named(placement: Placement) -> _Where:
         return tuple((names.name(node), count) for first, last, count in placement for node in range(first, last + 1))
@@ -203,6 +216,7 @@ def encode_records(
             usage=tuple((u.user, u.account, u.core_us, u.at_us) for u in snapshot.usage) if with_usage else (),
             routes=tuple(sorted(routes.items())),
             runs=tuple((r.job.id, r.job.user, r.job.account, r.job.cpus, r.start_us) for r in snapshot.running) if with_usage else (),
+            since=tuple((h.job_id, since[h.job_id]) for h in snapshot.holds if homes.get(h.job_id) == partition and h.job_id in since),
         )
     )
 
@@ -237,6 +251,11 @@ def decode_records(
 def decode_routes(data: bytes) -> dict[int, str]:
     """Job -> the queue that was chosen for it. Raises: msgspec.MsgspecError."""
     return dict(_unpack.decode(data).routes) if data else {}
+
+
+def decode_since(data: bytes) -> dict[int, int]:
+    """Job -> when cores began to be held for it (us). Raises: msgspec.MsgspecError."""
+    return dict(_unpack.decode(data).since) if data else {}
 
 
 def charged(data: bytes, running: frozenset[int], usage: Iterable[Usage], now_us: int, half_life_us: int) -> list[Usage]:

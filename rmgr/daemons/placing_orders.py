@@ -100,6 +100,10 @@ class Orders:
         for decision in decisions:
             if type(decision) is Route:
                 self._book.routes[decision.job_id] = decision.to
+            elif type(decision) is HoldCores:
+                self._book.since.setdefault(decision.job_id, now_us)
+            elif type(decision) is ReleaseHold:
+                self._book.since.pop(decision.job_id, None)
             if type(decision) is not Start:
                 state.carried_out(decision, now_us)
                 if type(decision) is Reject:
@@ -186,7 +190,7 @@ class Orders:
                 homes, with_usage = dict.fromkeys(part.jobs, partition), not at and state.usage_half_life_us > 0
                 chosen = {job: queue for job, queue in routes.items() if job in part.jobs or job in part.running}
                 if part.reservations or part.notes or part.holds or chosen or with_usage:
-                    data = encode_records(snapshot, partition, homes, self._names, chosen, with_usage=with_usage)
+                    data = encode_records(snapshot, partition, homes, self._names, chosen, since=self._book.since, with_usage=with_usage)
             if data == before or (not data and version is None):
                 continue
             if len(data) > MOST_BYTES:

@@ -19,7 +19,7 @@ from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror
 from rmgr.daemons.placing_book import Placed
-from rmgr.daemons.placing_facts import charged, decode_records, decode_routes, job_of, node_mark, running_of
+from rmgr.daemons.placing_facts import charged, decode_records, decode_routes, decode_since, job_of, node_mark, running_of
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, Allocation, job_id
@@ -178,6 +178,7 @@ class Rebuild:
         for data, _ in self.records.values():
             try:
                 found |= decode_routes(data)
+                self._placer.book.since |= decode_since(data)
             except msgspec.MsgspecError:
                 continue  # told when the rest is read
         return found

@@ -129,8 +129,16 @@ def _ledger(placer: Placer, state: ClusterState | None) -> list[HeldView]:
                     for node in range(first, last + 1):
                         cores[node] = cores.get(node, 0) + count
             queue = waiting.queue if waiting is not None else ""
+            since_us = placer.book.since.get(job, 0)
             found += [
-                HeldView(queue=queue, job=label(job), node=placer.names.name(node), cores=count, expected_start_us=expected_us)
+                HeldView(
+                    queue=queue,
+                    job=label(job),
+                    node=placer.names.name(node),
+                    cores=count,
+                    since_us=since_us,
+                    expected_start_us=expected_us,
+                )
                 for node, count in sorted(cores.items())
             ]
     return found
