@@ -154,7 +154,7 @@ def shuffled(snapshot: Snapshot, rng: random.Random) -> Snapshot:
 
 
 def test_a_pass_over_ten_thousand_jobs_stays_in_the_budget() -> None:
-    """First-Fit <= 50 ms (issue 6, section 5); the queue of 40 users of 8 accounts is sorted in it."""
+    """First-Fit <= 50 ms of a processor (issue 6, section 5); the queue of 40 users of 8 accounts is sorted in it."""
     state = ClusterState((Node(id=i, cores=4) for i in range(1000)), usage_half_life_us=24 * HOUR_US)
     for user in range(40):
         now = used(state, f"a{user % 8}/u{user}", user % 7, job_id=1_000_000 + user)
@@ -163,9 +163,9 @@ def test_a_pass_over_ten_thousand_jobs_stays_in_the_budget() -> None:
     policy = policy_named("first_fit", {"order": "fair_share"})
     took = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         plan = run_pass(state, frozenset({Cause.JOB_SUBMITTED}), now=now, seed=0, pipeline=(Stage(policy),))
-        took.append(time.perf_counter() - began)
+        took.append(time.process_time() - began)
     assert plan.decisions
     assert min(took) < 0.05
 

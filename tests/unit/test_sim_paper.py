@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-import time
 import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from rmgr.sim.papers.paper001_runs import Cell, measure
 from rmgr.sim.papers.report import Bounds, Check, Figure, Point, Report, Table, Within, is_selected, spread
 from rmgr.sim.papers.runs import measured
 from rmgr.sim.setting import Setting
+from tests.harness.fair_time import FairTimer
 
 Captured = pytest.CaptureFixture[str]
 
@@ -126,15 +126,15 @@ def test_processes_end_in_the_middle_of_a_pass() -> None:
     def fail(_done: int, _total: int) -> None:
         nonlocal interrupted
         if len(children()) >= 2:
-            interrupted = time.monotonic()
+            interrupted = timer.elapsed_s
             raise KeyboardInterrupt
 
     def children() -> list[psutil.Process]:
         return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
 
-    with pytest.raises(KeyboardInterrupt):
+    with FairTimer() as timer, pytest.raises(KeyboardInterrupt):
         measured([1, 2, 3], answers_once, processes=2, on_progress=fail)
-    assert time.monotonic() - interrupted < 4  # it unwound; a process that does not is killed after 5 s
+    assert timer.elapsed_s - interrupted < 4  # it unwound; a process that does not is killed after 5 s
     assert children() == []
 
 
