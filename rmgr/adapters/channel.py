@@ -80,7 +80,9 @@ class Loop:
         self._selector.unregister(fd)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Ends the thread; sockets are their owners' to close."""
+        """Ends the thread; sockets are their owners' to close. Idempotent: the descriptors may be somebody else's by the second time."""
+        if self._closed:
+            return
         self._closed = True
         self._wake()
         if not self.is_inside:
