@@ -6,6 +6,7 @@ is what a pulled block is; only that it starts before all of them, and that noth
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -36,12 +37,14 @@ from rmgr.model.states import Reason
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
 
-#: What mpirun takes for ssh: `rmgr agent`, without the time that the command line's library takes to load.
+#: `rmgr` as the script of a job finds it, whatever its PATH was: without the time that the command line's library takes to load.
 _PROGRAM = f"""import sys
 sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
 from rmgr.runner.rank_client import main
 sys.exit(main(sys.argv[1:]))"""
-_AGENT = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(_PROGRAM)} "$@"\n'
+_RMGR = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(_PROGRAM)} "$@"\n'
+#: What mpirun takes for ssh.
+_AGENT = '#!/bin/sh\nexec "${0%/*}/bin/rmgr" agent "$@"\n'
 #: Pause after a block could not be read.
 _PAUSE_S = 0.5
 
@@ -176,6 +179,8 @@ class Jobs:
             "OMPI_MCA_orte_leave_session_attached": "1",
             "OMPI_MCA_orte_default_hostfile": str(hosts),
         }
+        path = shape.environ.get("PATH") or self._node.runner.environ.get("PATH", os.defpath)
+        variables["PATH"] = f"{place / 'bin'}{os.pathsep}{path}"
         rigid = block.info.record.rigid
         if rigid is not None and rigid.kill_on_bad_exit:
             variables["RMGR_KILL_ON_BAD_EXIT"] = "1"
@@ -194,9 +199,10 @@ class Jobs:
         place.mkdir(mode=0o700)
         hosts = place / "hosts"
         hosts.write_text("".join(f"{node} slots={count}\n" for node, count in allocation.shares))
-        launcher = place / "rmgr-agent"
-        launcher.write_text(_AGENT)
-        launcher.chmod(0o700)
+        (place / "bin").mkdir(mode=0o700)
+        for program, text in ((place / "rmgr-agent", _AGENT), (place / "bin" / "rmgr", _RMGR)):
+            program.write_text(text)
+            program.chmod(0o700)
         self._places[key] = place
         account = block.info.account
         if allocation.helpers and self._shared.peers is not None:

@@ -15,8 +15,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rmgr.runner import ranks
 
@@ -26,6 +27,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, sign
 #: Output without an end of line is held back up to this many bytes.
 _LINE_BYTES = 64 * 1024
 _LOST = 125
+_FLAGS = {"-l": "label", "--label": "label", "-K": "kill", "--kill-on-bad-exit": "kill"}
 #: Two nodes that are one machine (`rmgr dev`): Open MPI 4 gives the memory that ranks of a node share a name that is the machine's,
 #: and its files, too, and crashes. So only one of the nodes has such memory; tests/integration/test_mpi.py would fail without this.
 _ON_ONE_MACHINE = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_orte_tmpdir_base": "{directory}"}
@@ -393,9 +395,34 @@ def agent(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int
 
 
 def main(words: Sequence[str]) -> int:
-    """The generated launcher of mpirun."""
+    """What stands as `rmgr` on the PATH of a job's script, and as the launcher of mpirun: `run` and `agent` are quick here."""
     try:
-        return agent(words)
+        if words[:1] == ["agent"]:
+            return agent(words[1:])
+        plain = _plain_run(words)
+        if plain is not None:
+            return plain()
     except NotInJob as error:
-        sys.stderr.write(f"rmgr agent: {error}\n")
+        sys.stderr.write(f"rmgr {words[0]}: {error}\n")
         return 2
+    return os.execv(sys.executable, [sys.executable, "-m", "rmgr.cli.main", *words])  # noqa: S606 - the rest is the whole command line's
+
+
+def _plain_run(words: Sequence[str]) -> Callable[[], int] | None:
+    """`run` with options that need no explanation, None for everything else."""
+    if words[:1] != ["run"]:
+        return None
+    rest, processes, flags = list(words[1:]), 0, set()
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        if word in _FLAGS:
+            flags.add(_FLAGS[word])
+        elif word in {"-n", "--processes"} and rest and rest[0].isdigit():
+            processes = int(rest.pop(0))
+        else:
+            return None
+    if not rest or (processes == 0 and "-n" in words[: len(words) - len(rest)]):
+        return None
+    return partial(run, rest, processes=processes, label="label" in flags, kill_on_bad_exit="kill" in flags)

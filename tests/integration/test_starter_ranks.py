@@ -25,8 +25,9 @@ from tests.harness.local_accounts import LocalAccounts
 from tests.harness.starter_rig import Rig, wait_for
 from tests.integration.test_starter_orders import order
 
-#: What a user types; without a venv on the PATH of work.
-RUN, AGENT = (f"{shlex.quote(sys.executable)} -m rmgr.cli.main {name}" for name in ("run", "agent"))
+#: What a user types, and what he gets from the whole command line.
+RUN, AGENT = "rmgr run", "rmgr agent"
+WHOLE = f"{shlex.quote(sys.executable)} -m rmgr.cli.main"
 
 
 
@@ -62,11 +63,12 @@ def test_ranks_have_their_environment_labels_input_and_codes(rig: Rig) -> None:
     say = "sh -c 'echo $RMGR_RANK.$RMGR_LOCAL_RANK/$RMGR_NPROCS on $RMGR_NODE of $RMGR_JOB_ID: $FOO `cat`'"
     script = f"""export FOO=bar
     echo hello | {RUN} --label {say}
-    {RUN} sh -c 'exit $((RMGR_RANK+3))'; echo "code $?"
+    {WHOLE} run sh -c 'exit $((RMGR_RANK+3))'; echo "code $?"
     {RUN} -n 1 sh -c 'echo one; echo bad >&2; kill -9 $$'; echo "code $?"
     {RUN} -n 4 true; echo "code $?"
     {AGENT} n2 'echo agent on' '$RMGR_NODE; exit 9'; echo "code $?"
-    {AGENT} n3 true; echo "code $?"
+    {WHOLE} agent n3 true; echo "code $?"
+    {RUN} --help | grep -c kill-on-bad-exit; {RUN} -n 0 true; echo "code $?"
     {RUN} /no/such/program; echo "code $?"; exit 6"""
     number, placed = job(rig, script)
     outcome = rig.outcomes(number, 1)[0]
@@ -83,6 +85,8 @@ def test_ranks_have_their_environment_labels_input_and_codes(rig: Rig) -> None:
             "agent on n2",
             "code 9",
             "code 125",
+            "2",
+            "code 2",
             "code 127",
         ]
     ), complaints(rig)

@@ -84,7 +84,7 @@ def place(tmp_path: Path) -> Iterator[dict[str, str]]:
 def agent(place: dict[str, str], *words: str, **more: object) -> subprocess.CompletedProcess[bytes]:
     root = str(Path(ranks.__file__).parents[2])
     program = f"import sys; sys.path.insert(0, {root!r}); from rmgr.runner import rank_client as c; sys.exit(c.main(sys.argv[1:]))"
-    command = [sys.executable, "-I", "-S", "-c", program, *words]
+    command = [sys.executable, "-I", "-S", "-c", program, "agent", *words]
     return subprocess.run(command, env={**os.environ, **place}, capture_output=True, timeout=60, check=False, **more)  # type: ignore[call-overload,no-any-return]
 
 
