@@ -11,6 +11,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init-store": ("admin_store:init_store", "Make the data store, or bring its schema to this release"),
     "add-node": ("admin_nodes:add_node", "Invite a machine: prints the one command to type there"),
     "add-user": ("admin_users:add_user", "Make credentials for a person"),
+    "export-events": ("admin_events:export_events", "The scheduler's log of a leader, to be replayed"),
     "identities": ("admin_nodes:identities", "Who is known to the cluster, and who was revoked"),
     "revoke": ("admin_nodes:revoke", "Believe a node or a user no longer"),
     "rotate": ("admin_rotate:rotate", "New secrets of ZooKeeper while the cluster works"),

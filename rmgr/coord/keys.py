@@ -15,6 +15,7 @@
 | `hist/<inverted sub>` | summary of a finished submission | owner, else leader |
 | `histu/<user>/<inverted sub>` | the same, by user | owner, else leader |
 | `metric/<node>/<inverted minute>` | measurements of a node | Starter |
+| `events/<epoch>/<log>/<piece>` | lines of the scheduler's event log | leader |
 | `meta/<name>` | the store's own facts: `meta/cluster_id` | `rmgr admin init-store`, `rmgr dev` |
 
 All but `name/` and `meta/` are immutable and may be written again with the same bytes. Numbers are padded, so
@@ -266,6 +267,27 @@ def metric(node: str, minute: int) -> str:
 def metrics_of(node: str) -> str:
     """Prefix of the measurements of a node; lists newest first."""
     return f"{_METRIC}{_part(node)}/"
+
+
+# -- the scheduler's event log ------------------------------------------------------------------------------------------------
+
+
+def events(epoch: int, log: int, piece: int) -> str:
+    """`events/<epoch>/<log>/<piece>`: one log for each state that this leader has built."""
+    return f"{events_of(epoch, log)}{_number(piece)}"
+
+
+def events_of(epoch: int | None = None, log: int | None = None) -> str:
+    """Prefix of all pieces, of those of a reign, or of one log."""
+    if epoch is None:
+        return "events/"
+    return f"events/{_number(epoch)}/" + ("" if log is None else f"{_number(log)}/")
+
+
+def parse_events(key: str) -> tuple[int, int, int]:
+    """The reverse of `events`. Raises: `UsageError`."""
+    epoch, log, piece = _numbers(key, "events", 3)
+    return epoch, log, piece
 
 
 # -- prefixes --------------------------------------------------------------------------------------------------------------

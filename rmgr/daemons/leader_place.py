@@ -21,8 +21,9 @@ from rmgr.daemons.placing_book import Book
 from rmgr.daemons.placing_facts import Names, allows, job_of, node_mark, node_of
 from rmgr.daemons.placing_orders import Orders
 from rmgr.daemons.placing_pass import Faults, Passes
-from rmgr.daemons.placing_pipeline import configuration
+from rmgr.daemons.placing_pipeline import configuration, document_of, pipeline_of
 from rmgr.daemons.placing_rebuild import Rebuild
+from rmgr.daemons.placing_record import Recording
 from rmgr.daemons.placing_view import view_of
 from rmgr.errors import ConfigError, StateConflict, WrongCluster
 from rmgr.model.node import NodeState
@@ -65,6 +66,7 @@ class Placer:
         self._nodes = nodes
         self._passes = Passes(desk, self.faults, inline=inline)
         self._orders = Orders(desk, self.book, self.names, nodes, self.watch_head)
+        self._record = Recording(desk)
         self._rebuild_of: Rebuild | None = None
         self._stages: tuple[Stage, ...] = ()
         self._half_life_us = 0
@@ -89,6 +91,7 @@ class Placer:
         """The reign is over."""
         self._closed = True
         self._passes.close()
+        self._record.end(self._now_us)
 
     def resync(self) -> None:
         """Reads the lists again, watches or not; records of submissions that have left are forgotten."""
@@ -172,7 +175,8 @@ class Placer:
         if self._causes and any(part.jobs or part.notes or part.gangs.by_name for part in self.state.partitions.values()):
             causes, self._causes = self._causes, frozenset()
             now_us = self.now_us()
-            self._passes.run(self.state, causes, self._stages, now_us=now_us, then=self._planned, lost=self._stuck)
+            then = partial(self._planned, self.state, causes, now_us)
+            self._passes.run(self.state, causes, self._stages, now_us=now_us, then=then, lost=self._stuck)
         self._desk.metrics.waiting_jobs.set(len(self.book.waiting))
 
     def now_us(self) -> int:
@@ -180,7 +184,11 @@ class Placer:
         self._now_us = max(self._now_us, self._desk.wall_us())
         return self._now_us
 
-    def _planned(self, plan: Plan, took_s: float) -> None:
+    def _planned(self, state: ClusterState, causes: frozenset[Cause], now_us: int, plan: Plan, took_s: float) -> None:
+        """A pass has ended. All that follows from it has its time, as in the simulator: a log of it can be run again."""
+        if state is not self.state or self._closed:
+            self.wake()  # it is not believed any more
+            return
         self.plan = plan
         self.passes += 1
         self.last_pass_s = took_s
@@ -189,8 +197,8 @@ class Placer:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._desk.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), self._on_time) if wakes else None
-        assert self.state is not None
-        self._orders.carry_out(self.state, plan, now_us=self.now_us(), done=self._carried_out)
+        self._record.passed(now_us, causes, plan)
+        self._orders.carry_out(state, plan, now_us=now_us, done=self._carried_out)
 
     def _stuck(self, policy: str) -> None:
         self.rebuild(f"policy {policy} is stuck with the old one")
@@ -200,6 +208,11 @@ class Placer:
             self.rebuild(problem)
         else:
             self.wake()
+
+    def _tell(self, state: ClusterState, fact: str, *arguments: object, **named: object) -> None:
+        """One fact: into the state, and into the log."""
+        getattr(state, fact)(*arguments, **named)
+        self._record.told(self._now_us, fact, *arguments, **named)
 
     def _on_time(self) -> None:
         self._causes |= {Cause.TIMER}
@@ -274,7 +287,7 @@ class Placer:
     def _ended(self, state: ClusterState, job: int, now_us: int) -> None:
         placed = self.book.leave(job)
         self.watch_head(placed.node)
-        state.job_ended(job, placed.partition, now=now_us)
+        self._tell(state, "job_ended", job, placed.partition, now=now_us)
         self._orders.release(job, placed)
         self._causes |= {Cause.JOB_ENDED}
 
@@ -282,12 +295,12 @@ class Placer:
         for node in self.machine():
             part = state.partitions.get(node.partition)
             if part is None or part.nodes.get(node.id) != node:
-                state.node_changed(node)
+                self._tell(state, "node_changed", node)
                 self._causes |= {Cause.NODES_CHANGED}
 
     def _tell_waiting(self, state: ClusterState, queue: str, mirror: Mirror[list[str]], now_us: int) -> None:
         for gone in self.book.went(queue, mirror):
-            state.job_withdrawn(gone, self.queues[queue].partition)
+            self._tell(state, "job_withdrawn", gone, self.queues[queue].partition)
             self._causes |= {Cause.JOB_WITHDRAWN}
         for name, key in list(self.book.came(queue, mirror)):
             submission = self.submission(key.submission)
@@ -309,7 +322,7 @@ class Placer:
             if submission.rigid is not None and self.mark(node_mark(submission.rigid)):
                 self._tell_nodes(state)
             self.book.wait(queue, job.partition, name, key)
-            state.job_submitted(job)
+            self._tell(state, "job_submitted", job)
             self._causes |= {Cause.JOB_SUBMITTED}
 
     def _odd(self, queue: str, name: str, why: str) -> None:
@@ -354,6 +367,7 @@ class Placer:
         if self.state is not None:
             self._desk.log.warning("placing_rebuilt", why=why)
         self.state = None
+        self._record.end(self._now_us)
         self._rebuild_of = None
         self.wake()
 
@@ -372,6 +386,7 @@ class Placer:
             return
         records = self._rebuild_of.records
         self.state, self._rebuild_of = built, None
+        self._record.begin(built, *self._recorded_policy(), half_life_us=self._half_life_us)
         self._orders.adopt(records)
         for node in {placed.node for placed in self.book.placed.values()}:
             self.watch_head(node)
@@ -380,3 +395,10 @@ class Placer:
         self._nodes_changed = True
         # Whatever had happened before, and was decided by a pass whose commit was never made, is decided now.
         self._causes = frozenset({Cause.TAKE_OVER, Cause.JOB_ENDED, Cause.JOB_SUBMITTED})
+
+    def _recorded_policy(self) -> tuple[str, dict[str, str]]:
+        """The policy and its parameters where there is one; else what is set has to be given to whoever replays the log."""
+        if len(self._stages) != 1:
+            return "pipeline", {}
+        stage = document_of(pipeline_of(self._settings(), self._stages[0].partitions[0])).get("stage", [{}])[0]
+        return str(stage.get("policy", "")), {name: str(value) for name, value in stage.get("parameters", {}).items()}

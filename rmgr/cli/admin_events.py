@@ -1,0 +1,92 @@
+"""`rmgr admin export-events`: the live event log of the placing leader as a file for `rmgr sim replay`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from rmgr.cli.command import command
+from rmgr.cli.context import Session
+from rmgr.cli.render import emit
+from rmgr.errors import NotFound
+
+if TYPE_CHECKING:
+    from rmgr.coord.ports import Store
+
+_PAGE = 1000
+
+
+@command(
+    "export-events",
+    examples="""\
+    rmgr admin export-events -o live.jsonl       the newest log: one leader, from its take-over on
+    rmgr admin export-events --list              which logs there are
+    rmgr sim replay live.jsonl --policy fcfs     what another policy would have done""",
+    exits="0 written; 2 the file exists; 3 there is no such log; 5 the store is away",
+)
+@click.option("-o", "--out", metavar="FILE", default="", help="where to; .gz packs it  [stdout]")
+@click.option("--log", "which", metavar="EPOCH[.LOG]", default="", help="of this leader; a leader that read everything again has several")
+@click.option("--list", "listed", is_flag=True, help="show the logs, write none")
+def export_events(session: Session, out: str, which: str, listed: bool) -> None:
+    """Facts and decisions of the scheduler as they happened, one JSON object a line. The last seconds may be missing."""
+    from rmgr.coord import keys
+
+    store = session.data_store()
+    logs = _logs(store)
+    if listed:
+        found = [{"log": f"{epoch}.{log}", "pieces": count} for (epoch, log), count in sorted(logs.items())]
+        if session.json:
+            emit({"logs": found})
+        else:
+            sys.stdout.writelines(f"{one['log']}\t{one['pieces']} pieces\n" for one in found)
+        return
+    epoch, log = _chosen(logs, which)
+    rows = (store.get(keys.events(epoch, log, piece)) for piece in range(logs[epoch, log]))
+    pieces = (row[0].decode() for row in rows if row is not None)
+    if not out:
+        sys.stdout.writelines(pieces)
+        return
+    _write(out, pieces)
+    session.note(f"log {epoch}.{log} is in {out}; rmgr sim replay {out}" + ("" if session.json else " --partial if its leader still leads"))
+    if session.json:
+        emit({"log": f"{epoch}.{log}", "file": out})
+
+
+def _logs(store: Store) -> dict[tuple[int, int], int]:
+    """(epoch, log) -> how many pieces it has."""
+    from rmgr.coord import keys
+
+    found: dict[tuple[int, int], int] = {}
+    after = ""
+    while page := store.keys(keys.events_of(), after=after, limit=_PAGE):
+        for key in page:
+            epoch, log, piece = keys.parse_events(key)
+            found[epoch, log] = max(found.get((epoch, log), 0), piece + 1)
+        after = page[-1]
+    return found
+
+
+def _chosen(logs: dict[tuple[int, int], int], which: str) -> tuple[int, int]:
+    if not logs:
+        raise NotFound("no scheduler's log is in the data store", hint="the leader writes one as soon as a queue has dispatch = place")
+    if not which:
+        return max(logs)
+    epoch, _, log = which.partition(".")
+    fitting = [known for known in logs if str(known[0]) == epoch and log in ("", str(known[1]))]
+    if not fitting:
+        names = ", ".join(f"{epoch}.{log}" for epoch, log in sorted(logs))
+        raise NotFound(f"there is no log {which}; there are {names}", hint="rmgr admin export-events --list")
+    return max(fitting)
+
+
+def _write(out: str, pieces: Iterator[str]) -> None:
+    from pathlib import Path
+
+    from rmgr.sim.record import new_log
+
+    with new_log(Path(out)) as write:
+        for piece in pieces:
+            write(piece)

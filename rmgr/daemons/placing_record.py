@@ -1,0 +1,91 @@
+"""The live event log: every fact and pass of the leader's scheduler, in pieces in the data store, to be exported and replayed.
+
+One state, from the moment it was built to the moment it was no longer believed, is one log: `events/<epoch>/<log>/<piece>`. What was not
+written when a leader dies is missing at the end of its log; nothing that happens waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from rmgr.coord import keys
+from rmgr.daemons.leader_desk import Desk
+from rmgr.errors import RmgrError
+from rmgr.runtime.timers import Timer
+from rmgr.sched.plan import Plan
+from rmgr.sched.policy import Cause
+from rmgr.sched.recorder import Recorder
+from rmgr.sched.state import ClusterState
+
+#: Lines are written after so long, or when there are so many bytes of them.
+EVERY_S, PIECE_BYTES = 2.0, 256 * 1024
+#: Pieces that wait for a store that is away; more are not kept.
+MOST_PIECES = 64
+
+
+class Recording:
+    """The logs of one leader."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._log = -1
+        self._piece = 0
+        self._lines: list[str] = []
+        self._bytes = 0
+        self._unwritten = 0
+        self._recorder: Recorder | None = None
+        self._timer: Timer | None = None
+
+    def begin(self, state: ClusterState, policy: str, parameters: Mapping[str, str], *, half_life_us: int) -> None:
+        """Another state, another log."""
+        self.end()
+        self._log += 1
+        self._piece = 0
+        self._recorder = Recorder(self._line, policy=policy, parameters=parameters, about={"epoch": self._desk.epoch})
+        self._recorder.begin(state, seed=0, half_life_us=half_life_us)
+
+    def told(self, now_us: int, name: str, *arguments: Any, **named: Any) -> None:
+        """A fact."""
+        if self._recorder is not None:
+            self._recorder.told(now_us, name, arguments, named)
+
+    def passed(self, now_us: int, causes: frozenset[Cause], plan: Plan) -> None:
+        """A pass whose plan is carried out at this time."""
+        if self._recorder is not None:
+            self._recorder.passed(now_us, causes, plan)
+
+    def end(self, now_us: int = 0) -> None:
+        """The state is not believed any more, or the reign is over."""
+        if self._recorder is not None:
+            self._recorder.end(now_us)
+            self._recorder = None
+        self._write()
+
+    def _line(self, line: str) -> None:
+        self._lines.append(line)
+        self._bytes += len(line)
+        if self._bytes >= PIECE_BYTES:
+            self._write()
+        elif self._timer is None:
+            self._timer = self._desk.after(EVERY_S, self._write)
+
+    def _write(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lines, self._lines, self._bytes = self._lines, [], 0
+        if not lines or self._unwritten >= MOST_PIECES:
+            return
+        key, data = keys.events(self._desk.epoch, self._log, self._piece), "".join(lines).encode()
+        self._piece += 1
+        self._unwritten += 1
+        self._desk.store(lambda store: store.put(key, data), self._written, partial(self._failed, key))
+
+    def _written(self, _: object) -> None:
+        self._unwritten -= 1
+
+    def _failed(self, key: str, error: RmgrError) -> None:
+        self._unwritten -= 1
+        self._desk.log.warning("events_not_written", key=key, error=error.message)
