@@ -249,7 +249,7 @@ def test_a_damaged_value_is_taken_from_another_node(cluster: FakeCluster, link: 
     with pytest.raises(DataLost, match="'k'"):
         reader.get("k", Deadline(5))
     cluster.others = lambda _: [[(tuple(bad),)], [], [(tuple(good),)]]
-    assert reader.get("k", Deadline(5)) == (b"value", Encoding.RAW, good.sha256)
+    assert reader.get("k", Deadline(5)) == (b"value", Encoding.RAW, good.digest)
 
 
 def test_a_chunk_is_taken_from_another_node_and_wrong_bytes_from_none(cluster: FakeCluster, link: Callable[[], Link]) -> None:
