@@ -42,7 +42,7 @@ class RanksAnswers(Protocol):
 
     process: str
 
-    def prepare(self, node: str, hold: str) -> Future[Any]:
+    def prepare(self, node: str, hold: str, *, head: str, cores: int) -> Future[Any]:
         """Done once the hold stands on that node and has its cores. Raises: NotFound for a node that is not served here."""
 
     def launch(self, node: str, hold: str) -> Link:
@@ -74,7 +74,7 @@ class _Servicer:
 
     def prepare(self, request: Any, context: grpc.ServicerContext) -> Any:
         try:
-            ready = self._answers.prepare(request.node, request.hold)
+            ready = self._answers.prepare(request.node, request.hold, head=request.head, cores=request.cores)
         except errors.RmgrError as error:
             fail(context, error)
         left_s = min(context.time_remaining() or _LONGEST_S, _LONGEST_S)
@@ -121,10 +121,20 @@ class Peers:
         self._channels: dict[str, grpc.Channel] = {}
         self._lock = threading.Lock()
 
-    def prepare(self, endpoint: str, node: str, hold: str, timeout_s: float, done: Callable[[errors.RmgrError | None, str], None]) -> None:
+    def prepare(
+        self,
+        endpoint: str,
+        node: str,
+        hold: str,
+        *,
+        head: str,
+        cores: int,
+        timeout_s: float,
+        done: Callable[[errors.RmgrError | None, str], None],
+    ) -> None:
         """Asks, and tells `done` on some thread: (None, the Starter's process) = ready, else why not."""
         call = node_pb2_grpc.RanksStub(self._channel(endpoint)).Prepare.future(
-            node_pb2.PrepareRequest(node=node, hold=hold), timeout=timeout_s, wait_for_ready=True
+            node_pb2.PrepareRequest(node=node, hold=hold, head=head, cores=cores), timeout=timeout_s, wait_for_ready=True
         )
 
         def answered(future: Any) -> None:

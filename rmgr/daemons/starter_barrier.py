@@ -119,15 +119,17 @@ class Barriers:
         if record is None or peers is None or not record.endpoint:
             self._answered(barrier, helper, RmgrError(f"node {helper} has no Starter that could be asked"))
             return
-        key = barrier.block.key
-        hold = f"{key.submission}.{key.first}.{key.attempt}"
+        key, allocation = barrier.block.key, barrier.block.data.allocation
+        assert allocation is not None
+        cores = next(count * allocation.threads for node, count in allocation.helpers if node == helper)
         left_s = max(0.1, barrier.end_s - time.monotonic())
         failpoint("starter.before_prepare")
 
         def answered(error: RmgrError | None, process: str) -> None:
             self._shared.post(partial(self._answered, barrier, helper, error, process))
 
-        peers.prepare(record.endpoint, helper, hold, left_s, answered)
+        hold = f"{key.submission}.{key.first}.{key.attempt}"
+        peers.prepare(record.endpoint, helper, hold, head=self._node.name, cores=cores, timeout_s=left_s, done=answered)
 
     def _answered(self, barrier: _Barrier, helper: str, error: RmgrError | None, process: str = "") -> None:
         barrier.asked.discard(helper)

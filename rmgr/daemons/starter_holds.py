@@ -49,8 +49,15 @@ class Hold:
     seq: int = 0  #: of the program that runs its processes
     place: Path | None = None  #: its private directory, with the socket of that program
     is_reading: bool = False
-    retry_s: float = 0.0
+    is_stale: bool = False  #: something has changed since it was asked for
+    retry_s: float = 0.0  #: of reading
+    again_s: float = 0.0  #: when it may be taken again, should what serves it have ended
     is_too_large: bool = False
+
+    def suits(self, head: str, cores: int) -> bool:
+        """It has its cores, and is what was asked for (cores 0 = any)."""
+        record = self.record
+        return self.is_ready and record is not None and record.head == head and cores in (0, record.cores)
 
     @property
     def is_ready(self) -> bool:
@@ -73,7 +80,7 @@ class Holds:
         self._directory = directory
         self._log = log
         self._holds: dict[str, Hold] = {}
-        self._waiters: dict[str, list[Future[Hold]]] = {}
+        self._waiters: dict[str, list[tuple[str, int, Future[Hold]]]] = {}
 
     def __iter__(self) -> Iterator[Hold]:
         return iter(self._holds.values())
@@ -86,15 +93,15 @@ class Holds:
         hold = self._holds.get(name)
         return hold if hold is not None and hold.is_ready else None
 
-    def when_ready(self, name: str) -> Future[Hold]:
-        """Done once the hold stands and has its cores; whoever gives up waiting cancels it."""
+    def when_ready(self, name: str, *, head: str, cores: int) -> Future[Hold]:
+        """Done once the hold stands, is what was asked for, and has its cores; whoever gives up waiting cancels it."""
         future: Future[Hold] = Future()
-        hold = self.get(name)
-        if hold is not None:
+        hold = self._holds.get(name)
+        if hold is not None and hold.suits(head, cores):
             future.set_result(hold)
         else:
-            waiting = [other for other in self._waiters.get(name, ()) if not other.done()]
-            self._waiters[name] = [*waiting, future]
+            waiting = [other for other in self._waiters.get(name, ()) if not other[2].done()]
+            self._waiters[name] = [*waiting, (head, cores, future)]
         return future
 
     # -- facts -------------------------------------------------------------------------------------------------------------
@@ -105,6 +112,9 @@ class Holds:
         for name in [name for name in self._holds if name not in standing]:
             self._log.info("hold_gone", name=name)
             self._end(self._holds.pop(name))
+        for hold in self._holds.values():
+            if hold.record is not None:
+                self._read(hold)  # one of the same name may have come after it: the attempt that was given back is placed again
         for name in standing - self._holds.keys():
             try:
                 submission, index, attempt = paths.parse_hold(name)
@@ -125,9 +135,9 @@ class Holds:
         lanes = self._node.lanes
         owed = False
         for hold in self._holds.values():
-            if hold.record is None:
+            if hold.record is None or hold.is_stale:
                 self._read(hold)
-            elif not hold.is_ready and not hold.is_too_large and time.monotonic() >= hold.retry_s:
+            elif not hold.is_ready and not hold.is_too_large and time.monotonic() >= hold.again_s:
                 owed = not self._take(hold, hold.record) or owed
         lanes.is_owed = owed
 
@@ -151,23 +161,25 @@ class Holds:
         if lane is None:
             return False
         hold.lane, lane.owner = lane, hold
-        hold.retry_s = time.monotonic() + _PAUSE_S  # should what serves it end at once
+        hold.again_s = time.monotonic() + _PAUSE_S
         self._serve(hold, lane, info)
         self._log.info("hold_taken", name=hold.name, cores=cores)
-        for waiter in self._waiters.pop(hold.name, ()):
-            if waiter.set_running_or_notify_cancel():
+        waiting = self._waiters.pop(hold.name, [])
+        for head, asked, waiter in waiting:
+            if hold.suits(head, asked) and waiter.set_running_or_notify_cancel():
                 waiter.set_result(hold)
+        left = [entry for entry in waiting if not entry[2].done()]
+        if left:
+            self._waiters[hold.name] = left
         return True
 
     def _serve(self, hold: Hold, lane: Lane, info: Info) -> None:
         """Starts the program that runs the hold's processes; whatever they start is killed with it. Raises: OSError."""
-        place = self._directory / f"hold-{hold.name}"
-        if place.exists():
-            remove_tree(place)
+        hold.seq = self._node.lanes.runner.next_seq()
+        place = hold.place = self._directory / f"hold-{hold.name}-{hold.seq}"
         place.mkdir(mode=0o700)
         if info.account is not None:
             hand_over(place, info.account)
-        hold.place, hold.seq = place, self._node.lanes.runner.next_seq()
         shape = Shape(
             submission=hold.submission,
             cores=lane.cores,
@@ -191,8 +203,9 @@ class Holds:
 
     def _read(self, hold: Hold) -> None:
         if hold.is_reading or time.monotonic() < hold.retry_s:
+            hold.is_stale = True
             return
-        hold.is_reading = True
+        hold.is_reading, hold.is_stale = True, False
         future = self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{hold.name}")
         future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, hold, done)))
 
@@ -202,11 +215,18 @@ class Holds:
             return
         try:
             found = done.result()
-            if found is None:
-                del self._holds[hold.name]
-            else:
-                hold.record = decode_record(found.data, NodeHold, hold.name)
+            record = decode_record(found.data, NodeHold, hold.name) if found is not None else None
+            if record is None:
+                self._end(self._holds.pop(hold.name))
+            elif hold.record is None:
+                hold.record = record
+            elif record != hold.record:
+                self._log.info("hold_replaced", name=hold.name)
+                self._end(hold)
+                fresh = Hold(name=hold.name, submission=hold.submission, index=hold.index, attempt=hold.attempt, record=record)
+                self._holds[hold.name] = fresh
         except RmgrError as error:
             self._log.warning("hold_not_readable", name=hold.name, error=error.message)
             hold.retry_s = time.monotonic() + _PAUSE_S
+            hold.is_stale = True
         self._shared.wake()

@@ -47,10 +47,10 @@ class RanksAnswering:
         self._starter = starter
         self.process = uuid.uuid4().hex
 
-    def prepare(self, node: str, hold: str) -> Future[Any]:
+    def prepare(self, node: str, hold: str, *, head: str, cores: int) -> Future[Any]:
         """See `RanksAnswers.prepare`."""
         agent = self._agent(node)
-        ready: Future[Any] = self._ask(node, lambda: agent.jobs.holds.when_ready(hold))
+        ready: Future[Any] = self._ask(node, lambda: agent.jobs.holds.when_ready(hold, head=head, cores=cores))
         return ready
 
     def launch(self, node: str, hold: str) -> Link:

@@ -104,7 +104,8 @@ class Verdicts:
         def answered(error: RmgrError | None, process: str) -> None:
             self._shared.post(partial(self._answered, case, helper, error, process))
 
-        peers.prepare(record.endpoint, helper, f"{key.submission}.{key.first}.{key.attempt}", _ASK_S, answered)
+        hold = f"{key.submission}.{key.first}.{key.attempt}"
+        peers.prepare(record.endpoint, helper, hold, head=self._node.name, cores=0, timeout_s=_ASK_S, done=answered)
 
     def _answered(self, case: _Case, helper: str, error: RmgrError | None, process: str) -> None:
         if case.is_decided:

@@ -106,12 +106,16 @@ class StatsReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStats, _Mapping]]] = ..., version: _Optional[str] = ..., time_us: _Optional[int] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("node", "hold")
+    __slots__ = ("node", "hold", "head", "cores")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
     node: str
     hold: str
-    def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ...) -> None: ...
+    head: str
+    cores: int
+    def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ..., head: _Optional[str] = ..., cores: _Optional[int] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
     __slots__ = ("process",)

@@ -60,7 +60,7 @@ class AnyJoin:
 class AnyRanks:
     process = "any"
 
-    def prepare(self, node: str, hold: str) -> Any:
+    def prepare(self, node: str, hold: str, **_: Any) -> Any:
         raise NotFound(f"{hold} on {node}")
 
     def launch(self, node: str, hold: str) -> Any:

@@ -9,6 +9,8 @@ import pytest
 
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import paths
+from rmgr.coord.multi import Committed, Create, Delete, Holds, Multi
+from rmgr.coord.records import encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import Drain, Order
 from rmgr.model.placing import NodeHold
@@ -48,6 +50,24 @@ def test_a_hold_takes_its_cores_when_they_are_free_and_gives_them_back_when_it_g
     delete(rig, path)
     rig.outcomes(wide, 1)
     wait_for(lambda: agent.lanes.free_cores == 3 and not agent.jobs.holds, "all cores free")
+
+
+def test_a_hold_that_was_replaced_between_two_looks_is_taken_anew(rig: Rig) -> None:
+    agent = rig.start(cores=3).agent()
+    rig.wait_registered()
+    job = rig.submit(Command(argv=("true",)), queue="batch")
+    rig.zk.ensure([paths.hold("n1")])
+    path = paths.hold_of("n1", job, 0, 1)
+    rig.write(path, NodeHold(head="n2", key="k", cores=1))
+    before = wait_for(lambda: agent.jobs.holds.get(f"{job}.0.1"), "the hold to have its core")
+    data = encode_record(NodeHold(head="n3", key="k", cores=2))
+    outcome = rig.zk.commit(Multi(name="TEST", ops=(Delete(path), Create(path, data)), proof=Holds(path, data))).result(10)
+    assert isinstance(outcome, Committed)
+    ready = rig.starters[0].parts.starter.ask(lambda: agent.jobs.holds.when_ready(f"{job}.0.1", head="n3", cores=2))
+    assert ready.result(30) is not before
+    wait_for(lambda: agent.lanes.free_cores == 1, "the old one's core free")
+    delete(rig, path)
+    wait_for(lambda: agent.lanes.free_cores == 3, "all cores free")
 
 
 def test_a_job_starts_when_all_its_nodes_are_ready(rig: Rig, tmp_path: Path) -> None:
