@@ -128,4 +128,4 @@ def test_a_filter_by_a_queue_that_is_not_there_is_told(sh: Shell, words: list[st
     ended = sh(*words)
     assert ended.code == 3, ended
     assert "there is no queue 'nope'" in ended.err
-    assert "queues: default" in ended.err
+    assert "queues: batch, default" in ended.err
