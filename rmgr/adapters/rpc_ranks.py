@@ -45,6 +45,9 @@ class RanksAnswers(Protocol):
     def prepare(self, node: str, hold: str, *, head: str, cores: int) -> Future[Any]:
         """Done once the hold stands on that node and has its cores. Raises: NotFound for a node that is not served here."""
 
+    def suspend(self, node: str, hold: str, *, resume: bool) -> None:
+        """Stops or continues everything in the hold. Raises: NotFound, Unavailable."""
+
     def launch(self, node: str, hold: str) -> Link:
         """Raises: NotFound where no such hold has its cores; Unavailable."""
 
@@ -58,6 +61,11 @@ def handler_of(answers: RanksAnswers) -> Any:
                 _Servicer(answers).prepare,
                 request_deserializer=node_pb2.PrepareRequest.FromString,
                 response_serializer=node_pb2.PrepareReply.SerializeToString,
+            ),
+            "Suspend": grpc.unary_unary_rpc_method_handler(
+                _Servicer(answers).suspend,
+                request_deserializer=node_pb2.SuspendRequest.FromString,
+                response_serializer=node_pb2.SuspendReply.SerializeToString,
             ),
             "Launch": grpc.stream_stream_rpc_method_handler(
                 _Servicer(answers).launch,
@@ -85,6 +93,13 @@ class _Servicer:
             left_s -= _LOOK_S
         ready.cancel()
         return fail(context, errors.DeadlineExceeded(f"node {request.node} has no room for {request.hold} yet"))
+
+    def suspend(self, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            self._answers.suspend(request.node, request.hold, resume=request.resume)
+        except errors.RmgrError as error:
+            fail(context, error)
+        return node_pb2.SuspendReply()
 
     def launch(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         first = next(requests, None)
@@ -146,6 +161,25 @@ class Peers:
                 done(errors.Unavailable(f"{endpoint}: the question was withdrawn"), "")
             else:
                 done(None, reply.process)
+
+        call.add_done_callback(answered)
+
+    def suspend(
+        self, endpoint: str, node: str, hold: str, *, resume: bool, timeout_s: float, done: Callable[[errors.RmgrError | None], None]
+    ) -> None:
+        """Asks, and tells `done` on some thread: None = done, else why not."""
+        request = node_pb2.SuspendRequest(node=node, hold=hold, resume=resume)
+        call = node_pb2_grpc.RanksStub(self._channel(endpoint)).Suspend.future(request, timeout=timeout_s, wait_for_ready=True)
+
+        def answered(future: Any) -> None:
+            try:
+                future.result()
+            except grpc.RpcError as error:
+                done(rebuild(error, endpoint))
+            except grpc.FutureCancelledError:
+                done(errors.Unavailable(f"{endpoint}: the order was withdrawn"))
+            else:
+                done(None)
 
         call.add_done_callback(answered)
 

@@ -104,6 +104,14 @@ class Holds:
             self._waiters[name] = [*waiting, (head, cores, future)]
         return future
 
+    def suspend(self, name: str, *, resume: bool) -> bool:
+        """Stops or continues everything that runs in a hold. False: there is none."""
+        hold = self.get(name)
+        if hold is None or hold.lane is None:
+            return False
+        (hold.lane.slot.resume if resume else hold.lane.slot.suspend)(hold.seq)
+        return True
+
     # -- facts -------------------------------------------------------------------------------------------------------------
 
     def seen(self, names: Sequence[str] | None) -> None:

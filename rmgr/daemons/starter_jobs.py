@@ -21,7 +21,7 @@ import msgspec
 from rmgr.adapters.leftovers import remove_tree
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
-from rmgr.coord.records import decode_block
+from rmgr.coord.records import decode_block, decode_record
 from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_barrier import Barriers
 from rmgr.daemons.starter_blocks import ClaimedBlock
@@ -31,7 +31,7 @@ from rmgr.daemons.starter_verdict import Verdicts
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import Shape
-from rmgr.model.node import InboxOrder
+from rmgr.model.node import InboxOrder, NodeRecord
 from rmgr.model.states import Reason
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ sys.exit(main(sys.argv[1:]))"""
 _RMGR = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(_PROGRAM)} "$@"\n'
 #: What mpirun takes for ssh.
 _AGENT = '#!/bin/sh\nexec "${0%/*}/bin/rmgr" agent "$@"\n'
+#: How long a node is tried to be reached with an order to suspend.
+_SUSPEND_S = 10.0
 #: Pause after a block could not be read.
 _PAUSE_S = 0.5
 
@@ -227,6 +229,30 @@ class Jobs:
             self._node.return_unstarted(block)
         elif not self.verdicts.lose(block, order.detail):
             self._node.stop_tasks(block, None, Reason.NODE_LOST, 0)
+
+    def suspend(self, block: ClaimedBlock, *, resume: bool) -> None:
+        """Its processes on its other nodes stand still or go on, as those here do."""
+        allocation = block.data.allocation
+        for helper, _ in allocation.helpers if allocation is not None else ():
+            future = self._shared.coordinator.get(paths.node(helper))
+            future.add_done_callback(lambda done, helper=helper: self._shared.post(partial(self._suspend, block, helper, resume, done)))  # type: ignore[misc]
+
+    def _suspend(self, block: ClaimedBlock, helper: str, resume: bool, done: Future[Stamped | None]) -> None:
+        def answered(error: RmgrError | None) -> None:
+            if error is not None:
+                what = "not_resumed" if resume else "not_suspended"
+                self._log.warning(what, block=paths.block_name(block.key), target=helper, error=error.message)
+
+        try:
+            found = done.result()
+            endpoint = decode_record(found.data, NodeRecord, helper).endpoint if found is not None else ""
+        except RmgrError as error:
+            answered(error)
+            return
+        if self._shared.peers is not None and endpoint:
+            key = block.key
+            hold = f"{key.submission}.{key.first}.{key.attempt}"
+            self._shared.peers.suspend(endpoint, helper, hold, resume=resume, timeout_s=_SUSPEND_S, done=answered)
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""

@@ -184,6 +184,8 @@ class Orders:
                 self._node.cancel(block, index, order.detail or order.reason, block.info.record.grace_us)
             elif order.order is not Order.CHECKPOINT:
                 self._tell(order, block, index)
+                if block.is_placed and order.order in {Order.SUSPEND, Order.RESUME}:
+                    self._node.jobs.suspend(block, resume=order.order is Order.RESUME)
 
     def _tell(self, order: InboxOrder, block: ClaimedBlock, index: int | None) -> None:
         for lane in list(self._node.lanes):

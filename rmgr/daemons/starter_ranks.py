@@ -53,6 +53,12 @@ class RanksAnswering:
         ready: Future[Any] = self._ask(node, lambda: agent.jobs.holds.when_ready(hold, head=head, cores=cores))
         return ready
 
+    def suspend(self, node: str, hold: str, *, resume: bool) -> None:
+        """See `RanksAnswers.suspend`."""
+        agent = self._agent(node)
+        if not self._ask(node, lambda: agent.jobs.holds.suspend(hold, resume=resume)):
+            raise NotFound(f"the job has no cores on node {node} any more")
+
     def launch(self, node: str, hold: str) -> Link:
         """See `RanksAnswers.launch`."""
         agent = self._agent(node)

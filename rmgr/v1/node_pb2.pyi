@@ -123,6 +123,20 @@ class PrepareReply(_message.Message):
     process: str
     def __init__(self, process: _Optional[str] = ...) -> None: ...
 
+class SuspendRequest(_message.Message):
+    __slots__ = ("node", "hold", "resume")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    hold: str
+    resume: bool
+    def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ..., resume: bool = ...) -> None: ...
+
+class SuspendReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class LaunchChunk(_message.Message):
     __slots__ = ("node", "hold", "data")
     NODE_FIELD_NUMBER: _ClassVar[int]

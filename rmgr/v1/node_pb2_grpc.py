@@ -198,6 +198,11 @@ class RanksStub(object):
                 request_serializer=rmgr_dot_v1_dot_node__pb2.PrepareRequest.SerializeToString,
                 response_deserializer=rmgr_dot_v1_dot_node__pb2.PrepareReply.FromString,
                 _registered_method=True)
+        self.Suspend = channel.unary_unary(
+                '/rmgr.v1.Ranks/Suspend',
+                request_serializer=rmgr_dot_v1_dot_node__pb2.SuspendRequest.SerializeToString,
+                response_deserializer=rmgr_dot_v1_dot_node__pb2.SuspendReply.FromString,
+                _registered_method=True)
         self.Launch = channel.stream_stream(
                 '/rmgr.v1.Ranks/Launch',
                 request_serializer=rmgr_dot_v1_dot_node__pb2.LaunchChunk.SerializeToString,
@@ -211,6 +216,13 @@ class RanksServicer(object):
 
     def Prepare(self, request, context):
         """answers once the hold has its cores
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Suspend(self, request, context):
+        """stops or continues all processes of the hold in place
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,6 +242,11 @@ def add_RanksServicer_to_server(servicer, server):
                     servicer.Prepare,
                     request_deserializer=rmgr_dot_v1_dot_node__pb2.PrepareRequest.FromString,
                     response_serializer=rmgr_dot_v1_dot_node__pb2.PrepareReply.SerializeToString,
+            ),
+            'Suspend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Suspend,
+                    request_deserializer=rmgr_dot_v1_dot_node__pb2.SuspendRequest.FromString,
+                    response_serializer=rmgr_dot_v1_dot_node__pb2.SuspendReply.SerializeToString,
             ),
             'Launch': grpc.stream_stream_rpc_method_handler(
                     servicer.Launch,
@@ -265,6 +282,33 @@ class Ranks(object):
             '/rmgr.v1.Ranks/Prepare',
             rmgr_dot_v1_dot_node__pb2.PrepareRequest.SerializeToString,
             rmgr_dot_v1_dot_node__pb2.PrepareReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Suspend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rmgr.v1.Ranks/Suspend',
+            rmgr_dot_v1_dot_node__pb2.SuspendRequest.SerializeToString,
+            rmgr_dot_v1_dot_node__pb2.SuspendReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,6 +63,9 @@ class AnyRanks:
     def prepare(self, node: str, hold: str, **_: Any) -> Any:
         raise NotFound(f"{hold} on {node}")
 
+    def suspend(self, node: str, hold: str, **_: Any) -> Any:
+        raise NotFound(f"{hold} on {node}")
+
     def launch(self, node: str, hold: str) -> Any:
         raise NotFound(f"{hold} on {node}")
 

@@ -7,6 +7,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +112,25 @@ def test_one_bad_rank_ends_the_others_and_signals_reach_them_all(rig: Rig, tmp_p
     assert told(rig) == ["code 0", "code 7"], complaints(rig)
     assert sorted(path.name for path in tmp_path.glob("usr-*")) == ["usr-0", "usr-1", "usr-2"]
     assert "rank 1 on node n2 ended with code 7" in complaints(rig)
+    unhold(rig, placed)  # type: ignore[arg-type]
+
+
+def test_a_suspended_job_stands_still_on_all_its_nodes(rig: Rig, tmp_path: Path) -> None:
+    tick = f"while [ ! -e {tmp_path}/go ]; do echo >> {tmp_path}/ticks-$RMGR_RANK; sleep 0.01; done"
+    number, placed = job(rig, f"{RUN} sh -c {shlex.quote(tick)}")
+    files = [tmp_path / f"ticks-{rank}" for rank in range(3)]
+    wait_for(lambda: all(file.exists() and file.stat().st_size > 3 for file in files), "ticks")
+    order(rig, Order.SUSPEND, number)
+
+    def still() -> bool:
+        before = [file.stat().st_size for file in files]
+        time.sleep(0.2)
+        return [file.stat().st_size for file in files] == before
+
+    wait_for(still, "no more ticks")
+    (tmp_path / "go").touch()
+    order(rig, Order.RESUME, number)
+    assert rig.outcomes(number, 1)[0].state is State.COMPLETED
     unhold(rig, placed)  # type: ignore[arg-type]
 
 
