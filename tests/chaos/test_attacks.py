@@ -24,7 +24,8 @@ from rmgr.client.connection import connect
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
 from rmgr.coord import join_ops, keys, paths
-from rmgr.coord.multi import Committed, Create
+from rmgr.coord.multi import Committed, Create, Delete, Set
+from rmgr.coord.ops import HANDED_SEQ
 from rmgr.coord.records import decode_fragment, encode_fragment, encode_outcomes, encode_payloads
 from rmgr.coord.seal import seal_block, seal_fragment, spec_digest
 from rmgr.daemons.starter_trust import FRESH_S
@@ -419,11 +420,29 @@ def test_garbage_among_the_outcomes_stops_nobody(scene: Scene) -> None:
 
 
 def test_a_user_may_not_touch_what_a_node_has_claimed_nor_its_records(scene: Scene) -> None:
-    key = BlockKey(priority=0, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=0)
-    nodes_own = (paths.running_block("n1", key), paths.node("other"), f"{paths.STARTERS}/s-x-0", paths.inbox_node("x"))
+    nodes_own = (paths.node("other"), f"{paths.STARTERS}/s-x-0", paths.inbox_node("x"), paths.running_node("x"))
     for path in (*nodes_own, paths.revoked("2" * 32)):
         with pytest.raises(RmgrError):
             scene.mallory.commit(Create(path, b"x"))
+    # A block may be handed to a node (HAND); what is there already belongs to the node.
+    key = BlockKey(priority=0, seq=HANDED_SEQ, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=0)
+    path = paths.running_block("n1", key)
+    scene.mallory.commit(Create(path, b"x"))
+    for touch in (Set(path, b"y", -1), Delete(path)):
+        with pytest.raises(RmgrError):
+            scene.mallory.commit(touch)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"x", b"\xff" * 4096])
+def test_garbage_in_the_hands_of_a_node_stops_nobody(scene: Scene, garbage: bytes) -> None:
+    key = BlockKey(priority=0, seq=HANDED_SEQ, submission=2**31, first=0, count=1, attempt=1, cores=1, memory_mib=0)
+    scene.mallory.commit(Create(paths.running_block("n1", key), garbage))
+    mark = paths.idle("n1")
+    if scene.mallory.zk.stat(mark).result(60) is not None:
+        scene.mallory.commit(Delete(mark))  # the node looks what it was handed
+    number = scene.submit()
+    [outcome] = scene.outcomes(number)
+    assert outcome.state is State.COMPLETED
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------------------

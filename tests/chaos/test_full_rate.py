@@ -13,7 +13,7 @@ from breakable import RECOVERY_S, Chaos, eventually
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.model.states import State
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(420)]
 
 TASKS = 200_000
 #: Bytes in the ledger when both are killed: a task writes about 100.
