@@ -36,7 +36,7 @@ _NAMES = ("tasks", "latency", "shell", "backlog", "commands", "store", "mixed", 
 @click.option("--scale", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True, help="of the number of tasks, jobs, nodes")
 @click.option("--trace", default="", metavar="FILE", help="sim: this workload (SWF, plain or gz) instead of 28467 jobs of lublin99")
 @click.option("--large", is_flag=True, help="sim, pass: a million jobs on 100000 nodes instead, and their memory")
-@click.option("--cassandra", is_flag=True, help="store: through one Cassandra too, started for it")
+@click.option("--cassandra", is_flag=True, help="store, tasks: on one Cassandra too (tasks: with three ZooKeepers)")
 def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, trace: str, large: bool, cassandra: bool) -> None:
     """Measures rmgr on a cluster of its own (one ZooKeeper, SQLite, two slots) beside a baseline in the same run.
 

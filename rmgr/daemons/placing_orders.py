@@ -262,6 +262,6 @@ class Orders:
                 if record is not None and record.state is NodeState.FENCED:
                     placed.is_lost = True
                     submission, index = task_of(job)
-                    order = InboxOrder(order=Order.LOST, submission=submission, index=index, detail=node)
+                    order = InboxOrder(order=Order.LOST, submission=submission, index=index, detail=node, extra={"block": placed.name})
                     self._desk.commit(leader_ops.order(placed.node, uuid.uuid4().hex[:12], order), urgent=True)
                     break

@@ -45,7 +45,7 @@ class Plan:
     progress: Callable[[str], None] = lambda _: None
     trace: str = ""  #: a workload of one's own for `sim`
     large: bool = False  #: `sim` and `pass` with a million jobs on 100,000 nodes instead
-    cassandra: bool = False  #: `store` through one Cassandra too
+    cassandra: bool = False  #: `store` through one Cassandra too, `tasks` on three ZooKeepers and one Cassandra
 
     def count(self, tasks: int) -> int:
         """`tasks`, scaled."""
@@ -65,10 +65,10 @@ class Bench:
 
 
 @contextlib.contextmanager
-def two_slots(plan: Plan, *, directory: Path | None = None, store: str = "") -> Iterator[Bench]:
-    """One Starter with two cores, two WatchDogs, one ZooKeeper, SQLite (or `store`), in a directory that goes afterwards."""
+def two_slots(plan: Plan, *, directory: Path | None = None, store: str = "", zookeepers: int = 1) -> Iterator[Bench]:
+    """One Starter with two cores, two WatchDogs, ZooKeeper, SQLite (or `store`), in a directory that goes afterwards."""
     with tempfile.TemporaryDirectory(prefix="rmgr-bench-", dir=directory, ignore_cleanup_errors=True) as where:
-        cluster = DevCluster(Path(where) / "cluster", nodes=1, cores=SLOTS, store=store)
+        cluster = DevCluster(Path(where) / "cluster", nodes=1, cores=SLOTS, store=store, zookeepers=zookeepers)
         plan.progress("starting a cluster")
         try:
             cluster.start(deadline_s=180.0 if store else 60.0)

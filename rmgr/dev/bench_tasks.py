@@ -15,7 +15,9 @@ from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.bench import SETUP, SLOTS, Bench, Plan, Row, paired, percentile, row, two_slots
+from rmgr.dev.cluster import OWN_CASSANDRA
 
+_REPLICATED = "3 ZooKeepers (fsync), 1 Cassandra, 2 slots"
 _TASKS = 5_000
 _SINGLES = 300
 #: Many, for the rate; and few, of whose time the start of `rmgr submit` is a good part.
@@ -27,9 +29,21 @@ no_op = operator.index
 
 
 def tasks(plan: Plan) -> list[Row]:
-    """No-op Python tasks, results read back: `map` and one future a call, durable, against `ProcessPoolExecutor(2)`."""
+    """No-op Python tasks, results read back: `map` and one future a call, durable, against `ProcessPoolExecutor(2)`.
+
+    With `plan.cassandra` on three ZooKeepers and one Cassandra of this machine as well.
+    """
+    with two_slots(plan) as bench:
+        rows = _tasks(plan, bench, SETUP)
+    if plan.cassandra:
+        with two_slots(plan, store=OWN_CASSANDRA, zookeepers=3) as bench:
+            rows += _tasks(plan, bench, _REPLICATED)
+    return rows
+
+
+def _tasks(plan: Plan, bench: Bench, setup: str) -> list[Row]:
     count = plan.count(_TASKS)
-    with two_slots(plan) as bench, ProcessPoolExecutor(SLOTS) as pool:
+    with ProcessPoolExecutor(SLOTS) as pool:
         list(pool.map(no_op, range(100)))
         _by_map(bench.connection, 500)
         rows = paired(
@@ -37,7 +51,7 @@ def tasks(plan: Plan) -> list[Row]:
             what="no-op tasks by map",
             unit="tasks/s",
             baseline=("ProcessPoolExecutor(2).map", lambda: _rate(count, lambda: list(pool.map(no_op, range(count))))),
-            ours=("rmgr TaskQueue.map", SETUP, lambda: _rate(count, lambda: _by_map(bench.connection, count))),
+            ours=("rmgr TaskQueue.map", setup, lambda: _rate(count, lambda: _by_map(bench.connection, count))),
         )
         rows += paired(
             plan,
@@ -47,7 +61,7 @@ def tasks(plan: Plan) -> list[Row]:
                 "ProcessPoolExecutor(2).submit",
                 lambda: _rate(count, lambda: [f.result() for f in [pool.submit(no_op, i) for i in range(count)]]),
             ),
-            ours=("rmgr Executor.submit", SETUP, lambda: _rate(count, lambda: _by_submit(bench.connection, count))),
+            ours=("rmgr Executor.submit", setup, lambda: _rate(count, lambda: _by_submit(bench.connection, count))),
         )
     return rows
 
