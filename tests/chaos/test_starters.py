@@ -29,7 +29,7 @@ def test_a_starter_killed_at_any_moment_loses_nothing(chaos: Chaos, moment: str)
 def test_a_starter_killed_when_it_is_handed_a_block_loses_nothing(chaos: Chaos):
     # calls one after another: each goes straight to the idle node (HAND), until that dies with one in its hands
     chaos.start(nodes=1, cores=1, watchdogs=1)
-    chaos.add_node("doomed", cores=1, RMGR_FAILPOINT="starter.handed:2=kill")
+    chaos.add_node("doomed", cores=2, RMGR_FAILPOINT="starter.handed:2=kill")  # a slot is free: it shows its mark
     chaos.cluster.wait_healthy(nodes=2, deadline_s=60)
     chaos.cluster.kill("n1")
     with chaos.connection() as connection, TaskQueue(work, connection=connection, retries=2) as queue, ThreadPoolExecutor(1) as caller:

@@ -87,9 +87,8 @@ def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
 @pytest.fixture(scope="module")
 def node(rig: Rig) -> Running:
     """A Starter of two cores whose work runs as its users (whose names are proven elsewhere: that the policy holds is given here)."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(starter, "policy_of", lambda _security, _directory: Policy(min_uid=1000))
-    with patch.context():
+    with pytest.MonkeyPatch.context() as patch:  # undone at once: other tests of this process have Starters of their own
+        patch.setattr(starter, "policy_of", lambda _security, _directory: Policy(min_uid=1000))
         running = rig.start("n1", log_cap_bytes=1 << 20)
     rig.wait_registered()
     return running
