@@ -241,20 +241,18 @@ def _ends(item: Followed, fragment: Fragment, outcomes: Sequence[Outcome]) -> li
 
 def read_ends(session: Session, number: int) -> list[End]:
     """How the ended tasks of a submission ended, read once, without following it. Raises NotFound, DataLost."""
-    from rmgr.client.snapshot import fetch, outcomes_of, read_fragments, read_pages, read_submission
+    from rmgr.client.snapshot import fetch, outcomes_of, read_pages, read_submission, read_whole
     from rmgr.coord import paths
-    from rmgr.coord.records import decode_record
-    from rmgr.model.submission import Paged
 
     coordinator, timeout_s = session.coordinator(), session.left_s(30.0) or 30.0
     item = Followed(number, submission=read_submission(coordinator, number, timeout_s=timeout_s))
     (done,) = fetch([paths.done(number)], coordinator.get, timeout_s=timeout_s)
     if done is None:
         raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
-    paged = decode_record(done.data, Paged, paths.done(number)) if done.data else Paged()
+    paged, recent = read_whole(coordinator, number, done, timeout_s=timeout_s)
     store = session.store_or_none()
     fragments = [*read_pages(store, number, paged)] if store is not None else []
-    fragments += [fragment for _, fragment in read_fragments(coordinator, number, paged.base, done, timeout_s=timeout_s)]
+    fragments += [fragment for _, fragment in recent]
     for fragment in fragments:
         fresh = [outcome for outcome in outcomes_of(fragment, store) if outcome.index not in item.ends]
         _ends(item, fragment, fresh)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rmgr.client.snapshot import fetch, outcomes_of, read_fragments, read_pages
+from rmgr.client.snapshot import fetch, outcomes_of, read_pages, read_whole
 from rmgr.coord import keys, paths
 from rmgr.coord.owner_ops import reign_of
 from rmgr.coord.ports import Coordinator, Store
@@ -16,7 +16,7 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import NotFound
 from rmgr.model.outcome import Fragment
 from rmgr.model.states import State
-from rmgr.model.submission import Paged, Tail
+from rmgr.model.submission import Tail
 
 
 def locate(coordinator: Coordinator, store: Store, user_key: str, pointer: keys.Pointer, *, timeout_s: float) -> str:
@@ -36,8 +36,8 @@ def locate(coordinator: Coordinator, store: Store, user_key: str, pointer: keys.
     record = decode_record(tail.data, Tail, paths.tail(pointer.sub))
     if pointer.index >= record.next or (pointer.by and reign_of(record, pointer.index) not in ("", pointer.by)):
         raise NotFound(f"{user_key!r} is the output of a task that was never submitted", hint="submit it again")
-    paged = decode_record(done.data, Paged, paths.done(pointer.sub)) if done.data else Paged()
-    recent = [fragment for _, fragment in read_fragments(coordinator, pointer.sub, paged.base, done, timeout_s=timeout_s)]
+    paged, fragments = read_whole(coordinator, pointer.sub, done, timeout_s=timeout_s)
+    recent = [fragment for _, fragment in fragments]
     for state, attempt in _ends(store, [*read_pages(store, pointer.sub, paged), *recent], pointer.index):
         if state is State.COMPLETED:
             return keys.output(pointer.sub, pointer.index, attempt, pointer.n)

@@ -116,11 +116,34 @@ def read_progress(
         return None
     progress = Progress()
     progress.tail = decode_record(tail.data, Tail, paths.tail(number))
-    paged = decode_record(done.data, Paged, paths.done(number)) if done.data else Paged()
+    try:
+        paged, fragments = read_whole(coordinator, number, done, timeout_s=timeout_s)
+    except NotFound:
+        return None
     progress.skip_to(paged)
-    for at, fragment in read_fragments(coordinator, number, paged.base, done, timeout_s=timeout_s):
+    for at, fragment in fragments:
         progress.apply(at, fragment, outcomes_of(fragment, store))
     return decode_record(record.data, Submission, paths.sub(number)), progress
+
+
+def read_whole(
+    coordinator: Coordinator, number: int, done: Stamped, *, timeout_s: float = 10.0
+) -> tuple[Paged, list[tuple[int, Fragment]]]:
+    """What was paged out, and every fragment that was not, with its number: read again when a page was written in between.
+
+    Raises: NotFound when the submission is collected meanwhile.
+    """
+    while True:
+        paged = decode_record(done.data, Paged, paths.done(number)) if done.data else Paged()
+        fragments = read_fragments(coordinator, number, paged.base, done, timeout_s=timeout_s)
+        if len(fragments) >= done.stat.creates - paged.base:
+            return paged, fragments
+        again = coordinator.get(paths.done(number), timeout_s=timeout_s).result(timeout_s)
+        if again is None:
+            raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
+        if again.version == done.version:
+            return paged, fragments  # they are gone for good: what is there is told
+        done = again
 
 
 def read_fragments(
@@ -179,12 +202,9 @@ def read_tasks(
     tail, done = fetch([paths.tail(number), paths.done(number)], coordinator.get, timeout_s=timeout_s)
     if tail is None or done is None:
         raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
-    paged = decode_record(done.data, Paged, paths.done(number)) if done.data else Paged()
+    paged, fragments = read_whole(coordinator, number, done, timeout_s=timeout_s)
     applied: list[Applied] = [(fragment, tuple(outcomes_of(fragment, store))) for fragment in read_pages(store, number, paged)]
-    applied += [
-        (fragment, tuple(outcomes_of(fragment, store)))
-        for _, fragment in read_fragments(coordinator, number, paged.base, done, timeout_s=timeout_s)
-    ]
+    applied += [(fragment, tuple(outcomes_of(fragment, store))) for _, fragment in fragments]
     nodes = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s) or []
     claimed: list[Claimed] = read_claimed(coordinator, nodes, submission=number, timeout_s=timeout_s)
     return submission, task_views(

@@ -1,0 +1,72 @@
+"""What is read of a submission while the leader writes pages: nothing that has ended is taken for unended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from rmgr.adapters.memory import MemoryCoordinator
+from rmgr.client.snapshot import read_progress, read_tasks
+from rmgr.coord import keys, leader_ops, paths
+from rmgr.coord.closing import paged_with
+from rmgr.coord.multi import Committed, Stamped
+from rmgr.coord.records import join_page, read_fragment
+from rmgr.model.states import State
+from rmgr.model.submission import Paged
+from tests.harness.leader_bench import Bench
+
+TASKS = 24
+
+
+class Late(MemoryCoordinator):
+    """Between the reading of /done and that of the fragments something happens, once."""
+
+    between: Callable[[], None] | None = None
+
+    def get(self, path: str, **options: Any) -> Future[Stamped | None]:
+        if path.rpartition("/")[2].startswith("r-") and self.between is not None:
+            happens, self.between = self.between, None
+            happens()
+        return super().get(path, **options)
+
+
+@pytest.fixture
+def bench() -> Any:
+    made = Bench()
+    yield made
+    made.close()
+
+
+def page(bench: Bench, number: int, count: int) -> None:
+    """The oldest fragments go to a page, as the leader does it."""
+    found = [bench.outside.get(paths.fragment(number, at)).result(60) for at in range(count)]
+    data = [item.data for item in found if item is not None]
+    bench.store.put(keys.page(number, 0), join_page(data))
+    done = bench.outside.get(paths.done(number)).result(60)
+    assert done is not None
+    paged = paged_with(Paged(), tuple(map(read_fragment, data)))
+    assert isinstance(bench.outside.commit(leader_ops.page(number, paged, done.version, 0, count)).result(60), Committed)
+
+
+@pytest.mark.parametrize("reader", ["tasks", "progress"])
+def test_fragments_that_are_paged_out_while_they_are_read_are_read_from_the_page(bench: Bench, reader: str) -> None:
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(TASKS, block=4)
+    for _ in range(TASKS // 4):
+        starter.complete("n1", starter.claim("n1"))
+    late = Late(bench.tree, auto=True)
+    late.between = lambda: page(bench, number, 4)
+    try:
+        if reader == "tasks":
+            states = {view.state for view in read_tasks(late, bench.store, number)[1]}
+            assert states == {State.COMPLETED}
+        else:
+            found = read_progress(late, bench.store, number)
+            assert found is not None
+            assert found[1].final == TASKS
+    finally:
+        late.close()
+    assert late.between is None
