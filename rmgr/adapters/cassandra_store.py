@@ -84,7 +84,8 @@ class CassandraStore:
         self.url = target.url
         self._target = target
         self._clock = WriteClock()
-        self._link = Link(lambda: make(target), where=target.where, verdict_s=target.connect_timeout_s * 0.8)
+        # Nodes that say nothing are known before the driver is asked; what it takes then is the machine's slowness, and a hanging peer.
+        self._link = Link(lambda: make(target), where=target.where, verdict_s=target.connect_timeout_s * 1.6)
         self._calls = Calls(self._link, request_timeout_s=target.request_timeout_s)
         self._reader = Reader(self._calls)
         self._listing = Listing(self._calls)
