@@ -41,6 +41,7 @@ from rmgr.sched.state import ClusterState
 PACE_S = 0.005
 #: A list that cannot be read, or a gate that was shut: looked at again after this.
 _PAUSE_S = 1.0
+_RETRY_S = 0.1
 
 
 class Placer:
@@ -205,7 +206,7 @@ class Placer:
 
     def _carried_out(self, problem: str) -> None:
         if problem:
-            self.rebuild(problem)
+            self.rebuild(problem, pause_s=_RETRY_S)  # a gate that was just shut: its block is swept aside in a moment
         else:
             self.wake()
 
@@ -362,14 +363,17 @@ class Placer:
 
     # -- everything again
 
-    def rebuild(self, why: str) -> None:
-        """The state is not believed any more: it is made from the znodes again."""
+    def rebuild(self, why: str, *, pause_s: float = 0.0) -> None:
+        """The state is not believed any more: it is made from the znodes again (in a while, where it would only go wrong again)."""
         if self.state is not None:
             self._desk.log.warning("placing_rebuilt", why=why)
         self.state = None
         self._record.end(self._now_us)
         self._rebuild_of = None
-        self.wake()
+        if pause_s:
+            self._desk.after(pause_s, self.wake)
+        else:
+            self.wake()
 
     def _try_build(self) -> None:
         """One step of it; what comes wakes us."""

@@ -27,8 +27,8 @@ from rmgr.sched.state import ClusterState
 
 #: Operations of one commit.
 MOST_OPS = 180
-#: What a policy remembers of a partition, at most: a znode has no room for more.
-MOST_BYTES = 512 * 1024
+#: What a policy remembers of a partition, at most: with the rest of a PLACE below the cap of a multi.
+MOST_BYTES = 128 * 1024
 #: Decisions that are records, and nothing else.
 _RECORDS = (Reserve, Unreserve, Noted, HoldCores, ReleaseHold, Route)
 _RETRY_S = 1.0
