@@ -291,6 +291,11 @@ def parse_block(name: str) -> BlockKey:
     )
 
 
+def claim_order(name: str) -> str:
+    """What block names are sorted by: (priority, seq, first), without parsing them all."""
+    return name[:7] + name[-10:] + name[19:29]
+
+
 def pending_block(queue_name: str, key: BlockKey) -> str:
     """A waiting block with its sequence number."""
     return f"{QUEUES}/{queue_name}/pending/{block_name(key)}"

@@ -72,7 +72,7 @@ class Book:
 
     def came(self, queue: str, mirror: Mirror[list[str]]) -> Iterator[tuple[str, BlockKey]]:
         """Names under `pending` that are not accounted for; `settle` or `wait` accounts for them."""
-        for name in sorted(set(mirror.value or ()) - self._seen.setdefault(queue, set()), key=_claim_order):
+        for name in sorted(set(mirror.value or ()) - self._seen.setdefault(queue, set()), key=paths.claim_order):
             taken_s = self._taken.get((queue, name))
             if taken_s is not None:
                 if mirror.asked_s <= taken_s:
@@ -143,8 +143,3 @@ class Book:
         names = frozenset(mirror.value or ())
         there = ((job, self.placed[job]) for job in self._there.get(node, ()))
         return sorted(job for job, placed in there if placed.name not in names and mirror.asked_s > placed.since_s)
-
-
-def _claim_order(name: str) -> str:
-    """(priority, arrival, index), without parsing."""
-    return name[:7] + name[-10:] + name[19:29]

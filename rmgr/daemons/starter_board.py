@@ -61,11 +61,6 @@ class Candidate:
     is_own: bool = False  #: what a claim of ours has left: nobody else knows it before reading the list
 
 
-def claim_order(name: str) -> str:
-    """What block names are sorted by: (priority, seq, first), without parsing them all."""
-    return name[:7] + name[-10:] + name[19:29]
-
-
 class Board:
     """One queue.
 
@@ -192,7 +187,7 @@ class Board:
         key, data = rest
         left = Candidate(paths.block_name(key), key, data, is_own=True)
         self._cards[left.name] = left
-        insort(self._names, left.name, lo=self._at, key=claim_order)
+        insort(self._names, left.name, lo=self._at, key=paths.claim_order)
         return left
 
     def taken(self, card: Candidate) -> None:
@@ -295,7 +290,7 @@ class Board:
             self._late = min(_YIELDS, self._late + 1)
         self._was_called = self._has_won = False
         self._gone = 0
-        self._names = sorted([name for name in names or () if len(name) == _NAME_LENGTH], key=claim_order)
+        self._names = sorted([name for name in names or () if len(name) == _NAME_LENGTH], key=paths.claim_order)
         self._at = 0
         listed = set(self._names)
         # A name that was gone when this list was asked for and stands in it is a block that came back.

@@ -12,7 +12,7 @@ from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Delete, Exists, Multi
 from rmgr.coord.records import encode_block
-from rmgr.daemons.starter_board import Board, Candidate, claim_order
+from rmgr.daemons.starter_board import Board, Candidate
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
 
@@ -67,7 +67,7 @@ def world() -> Iterator[World]:
 
 def test_names_sort_as_blocks_do() -> None:
     keys = [block(seq, priority=priority, first=first) for seq in (3, 12) for priority in (-5, 0, 7) for first in (0, 99, 100)]
-    by_name = sorted((paths.block_name(key) for key in keys), key=claim_order)
+    by_name = sorted((paths.block_name(key) for key in keys), key=paths.claim_order)
     assert [paths.parse_block(name) for name in by_name] == sorted(keys, key=BlockKey.sort_key)
 
 
