@@ -92,7 +92,7 @@ def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | No
     return Multi(name="PLACE", ops=tuple(ops), proof=Holds(paths.placing(partition), data))
 
 
-def unhold(node: str, name: str) -> Multi:
+def unhold(node: str, submission: int, index: int, attempt: int) -> Multi:
     """UNHOLD: the block that this hold belongs to is gone."""
-    path = f"{paths.hold(node)}/{name}"
+    path = paths.hold_of(node, submission, index, attempt)
     return Multi(name="UNHOLD", ops=(Delete(path),), proof=Gone(path))

@@ -152,9 +152,7 @@ class Placer:
     @property
     def pipeline(self) -> tuple[tuple[Stage, ...], int]:
         """What passes are made of, and the half-life of use (us)."""
-        now_s = self._desk.clock()
-        stages = tuple(stage for stage in self._stages if self.faults.benched_until_s.get(stage.policy.name, 0.0) <= now_s)
-        return stages, self._half_life_us
+        return self.faults.served(self._stages, self._desk.clock()), self._half_life_us
 
     def stage_names(self, partition: str) -> list[str]:
         """Policies that place in this partition, in order."""

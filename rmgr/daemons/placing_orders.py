@@ -16,7 +16,8 @@ from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.placing_book import Book, Placed
-from rmgr.daemons.placing_facts import Names, allocation_of, encode_records
+from rmgr.daemons.placing_facts import Names, allocation_of
+from rmgr.daemons.placing_records import encode_records
 from rmgr.daemons.placing_view import said
 from rmgr.model.node import InboxOrder, NodeState, Order
 from rmgr.model.placing import job_id, task_of
@@ -48,7 +49,6 @@ class Orders:
         self._problem = ""
         self._blocks: dict[int, Stamped | None] = {}
         self._records: dict[str, tuple[bytes, int | None]] = {}
-        self._told: set[str] = set()
         self.unsupported: dict[str, int] = {}  #: decisions that nobody here can carry out yet, by name
 
     @property
@@ -166,31 +166,24 @@ class Orders:
         some: list[tuple[int, Assigned]] = []
         size = len(records)
         for job in jobs:
-            ops = 4 + len(job[1].fences) * 2
-            if some and size + ops > MOST_OPS:
+            more = 4 + len(job[1].fences) * 2
+            if some and size + more > MOST_OPS:
                 found.append((place_ops.place([one for _, one in some], records), some))
                 records, some, size = [], [], 0
             some.append(job)
-            size += ops
+            size += more
         if some or records:
             found.append((place_ops.place([one for _, one in some], records), some))
         return found
 
     def _changed(self, state: ClusterState) -> list[tuple[str, bytes, int | None]]:
         """Records that are others now; their new bytes are taken for committed."""
-        routes = self._book.routes
-        remembered = any(p.reservations or p.notes or p.holds for p in state.partitions.values())
-        snapshot = state.snapshot() if remembered or state.usage_half_life_us or routes else None
         found = []
         for at, partition in enumerate(sorted(self._records)):
             before, version = self._records[partition]
             part = state.partitions.get(partition)
-            data = b""
-            if snapshot is not None and part is not None:
-                homes, with_usage = dict.fromkeys(part.jobs, partition), not at and state.usage_half_life_us > 0
-                chosen = {job: queue for job, queue in routes.items() if job in part.jobs or job in part.running}
-                if part.reservations or part.notes or part.holds or chosen or with_usage:
-                    data = encode_records(snapshot, partition, homes, self._names, chosen, since=self._book.since, with_usage=with_usage)
+            users = state if state.usage_half_life_us and not at else None
+            data = b"" if part is None else encode_records(part, self._names, self._book.routes, self._book.since, users=users)
             if data == before or (not data and version is None):
                 continue
             if len(data) > MOST_BYTES:
@@ -241,16 +234,13 @@ class Orders:
             submission, index, attempt = paths.parse_hold(name)
             placed = self._book.placed.get(job_id(submission, index))
             if placed is None or placed.key.attempt != attempt:
-                self._unhold(node, name)
+                self._desk.commit(place_ops.unhold(node, submission, index, attempt))
 
     def release(self, job: int, placed: Placed) -> None:
         """It has ended: nothing is held for it any more."""
         submission, index = task_of(job)
         for node, _ in placed.allocation.helpers:
-            self._unhold(node, f"{submission}.{index}.{placed.key.attempt}")
-
-    def _unhold(self, node: str, name: str) -> None:
-        self._desk.commit(place_ops.unhold(node, name))
+            self._desk.commit(place_ops.unhold(node, submission, index, placed.key.attempt))
 
     def look_for_losses(self) -> None:
         """Heads of jobs that have lost a node elsewhere are told, once."""

@@ -37,6 +37,11 @@ class Faults:
         return new
 
 
+    def served(self, stages: tuple[Stage, ...], now_s: float) -> tuple[Stage, ...]:
+        """Without those of policies that are left out for a while."""
+        return tuple(stage for stage in stages if self.benched_until_s.get(stage.policy.name, 0.0) <= now_s)
+
+
 class _Named:
     """A policy that says when its turn is."""
 
@@ -83,10 +88,8 @@ class Passes:
     ) -> None:
         """One pass; `then` gets the plan and its time (s), or `lost` the policy that did not come back: the state is lost with it."""
         now_s = self._desk.clock()
-        benched = {name for name, until_s in self.faults.benched_until_s.items() if until_s > now_s}
-        pipeline = tuple(
-            Stage(_Named(stage.policy, self._at_turn), stage.partitions) for stage in stages if stage.policy.name not in benched  # type: ignore[arg-type]
-        )
+        served = self.faults.served(stages, now_s)
+        pipeline = tuple(Stage(_Named(stage.policy, self._at_turn), stage.partitions) for stage in served)  # type: ignore[arg-type]
         mark = self._running = object()
         end_s = now_s + self._limit_s
 

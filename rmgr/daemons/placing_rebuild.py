@@ -19,12 +19,12 @@ from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror
 from rmgr.daemons.placing_book import Placed
-from rmgr.daemons.placing_facts import charged, decode_records, decode_routes, decode_since, job_of, node_mark, running_of
+from rmgr.daemons.placing_facts import job_of, node_mark, running_of
+from rmgr.daemons.placing_records import Records, decode_records
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, Allocation, job_id
-from rmgr.sched.job import Job, Reservation, Running
-from rmgr.sched.records import Hold, Note, Usage
+from rmgr.sched.job import Job, Running
 from rmgr.sched.snapshot import Snapshot
 from rmgr.sched.state import ClusterState
 
@@ -125,7 +125,10 @@ class Rebuild:
         self, waiting: list[tuple[str, str, BlockKey]], placed: list[tuple[BlockKey, str, Allocation]], half_life_us: int
     ) -> ClusterState:
         placer, now_us = self._placer, self._placer.now_us()
-        routes = self._routes()
+        remembered = self._remembered()
+        routes = {job: queue for records in remembered.values() for job, queue in records.routes}
+        for records in remembered.values():
+            placer.book.since |= dict(records.since)
         running: list[Running] = []
         for key, queue, allocation in placed:
             job = self._job(queue, key, now_us)
@@ -147,17 +150,17 @@ class Rebuild:
             submission = placer.submission(number)
             if submission is not None and submission.rigid is not None:
                 placer.mark(node_mark(submission.rigid))
-        ids = frozenset(job.id for job in jobs), frozenset(run.job.id for run in running)
-        reservations, notes, holds, usage = self._remembered(*ids, half_life_us)
+        waits, runs = frozenset(job.id for job in jobs), frozenset(run.job.id for run in running)
+        kept = [records.of_jobs(partition, placer.names, waits, runs) for partition, records in remembered.items()]
         return ClusterState.restored(
             Snapshot(
                 nodes=tuple(placer.machine()),
                 waiting=tuple(jobs),
                 running=tuple(running),
-                reservations=tuple(reservations),
-                notes=tuple(notes),
-                holds=tuple(holds),
-                usage=tuple(usage),
+                reservations=tuple(one for reservations, _, _ in kept for one in reservations),
+                notes=tuple(one for _, notes, _ in kept for one in notes),
+                holds=tuple(one for _, _, holds in kept for one in holds),
+                usage=tuple(use for records in remembered.values() for use in records.charged(runs, now_us, half_life_us)),
             ),
             half_life_us,
         )
@@ -173,39 +176,18 @@ class Rebuild:
             self._desk.log.error("job_not_placeable", queue=queue, submission=key.submission, error=str(error))
             return None
 
-    def _routes(self) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for data, _ in self.records.values():
-            try:
-                found |= decode_routes(data)
-                self._placer.book.since |= decode_since(data)
-            except msgspec.MsgspecError:
-                continue  # told when the rest is read
-        return found
-
     def _routed(self, job: Job, routes: Mapping[int, str]) -> Job:
         if job.id not in routes:
             return job
         self._placer.book.routes[job.id] = routes[job.id]
         return replace(job, queue=routes[job.id])
 
-    def _remembered(
-        self, waiting: frozenset[int], running: frozenset[int], half_life_us: int
-    ) -> tuple[list[Reservation], list[Note], list[Hold], list[Usage]]:
-        reservations: list[Reservation] = []
-        notes: list[Note] = []
-        holds: list[Hold] = []
-        usage: list[Usage] = []
+    def _remembered(self) -> dict[str, Records]:
+        """By partition; what cannot be read is told, and forgotten."""
+        found = {}
         for partition, (data, _) in sorted(self.records.items()):
-            if not data:
-                continue
             try:
-                found = decode_records(data, partition, self._placer.names, waiting, running)
+                found[partition] = decode_records(data)
             except msgspec.MsgspecError as error:
                 self._desk.log.error("placing_records_unreadable", partition=partition, error=str(error))
-                continue
-            reservations += found[0]
-            notes += found[1]
-            holds += found[2]
-            usage += charged(data, running, found[3], self._placer.now_us(), half_life_us)
-        return reservations, notes, holds, usage
+        return found

@@ -6,6 +6,7 @@ integers: the lowest node id is taken first, the lowest job id wins a tie.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -173,6 +174,17 @@ class Reservation(NamedTuple):
     start_us: int
     placement: Placement = ()  #: () where any nodes will do
     policy: str = ""  #: whose promise it is; it goes when that policy is no longer in the pipeline
+
+
+def spans_of(counts: Iterable[tuple[int, int]]) -> Placement:
+    """(node id, processes), ascending -> the same as spans."""
+    spans: list[Span] = []
+    for node, processes in counts:
+        if spans and spans[-1][1] == node - 1 and spans[-1][2] == processes:
+            spans[-1] = (spans[-1][0], node, processes)
+        else:
+            spans.append((node, node, processes))
+    return tuple(spans)
 
 
 def nodes_of(placement: Placement) -> list[int]:

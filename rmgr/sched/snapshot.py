@@ -38,7 +38,7 @@ def records_of(parts: Iterable[Partition], usage: Mapping[tuple[str, str], Usage
         running=tuple(sorted((run for part in parts for run in part.running.values()), key=lambda run: run.job.id)),
         suspended=tuple(sorted((stop for part in parts for stop in part.suspended.values()), key=lambda stop: stop.run.job.id)),
         reservations=tuple(sorted(r for part in parts for r in part.reservations.values())),
-        notes=tuple(sorted(note for part in parts for note in _notes(part))),
+        notes=tuple(sorted(note for part in parts for note in notes_of(part))),
         holds=tuple(sorted(hold for part in parts for hold in part.holds.values())),
         gangs=tuple(sorted(gang for part in parts for gang in part.gangs)),
         windows=tuple(sorted(window for part in parts for window in part.windows.values())),
@@ -49,7 +49,7 @@ def records_of(parts: Iterable[Partition], usage: Mapping[tuple[str, str], Usage
     )
 
 
-def _notes(part: Partition) -> Iterable[Note]:
+def notes_of(part: Partition) -> Iterable[Note]:
     for policy, kinds in part.notes.items():
         for kind, notes in kinds.items():
             for job_id, value in notes.items():

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from itertools import accumulate, pairwise
 
 from rmgr.errors import UsageError
-from rmgr.sched.job import Node, Placement
+from rmgr.sched.job import Node, Placement, spans_of
 
 #: A gang of nodes beyond this is a slip of the keyboard.
 MOST_NODES = 10_000_000
@@ -83,7 +83,6 @@ class Machine:
 
     def placed(self, cores: Cores, threads: int) -> Placement:
         """Where a job of so many threads a process stands that holds these cores: what `take` was asked for. Cost: O(nodes)."""
-        spans: list[tuple[int, int, int]] = []
         held: dict[int, int] = {}
         for first, last in cores:
             core = first
@@ -92,13 +91,7 @@ class Machine:
                 high = min(last, self._cores_of(at)[1] - 1)
                 held[at] = held.get(at, 0) + high - core + 1
                 core = high + 1
-        for at, count in sorted(held.items()):
-            node, processes = self._nodes[at].id if self._nodes else at, count // threads
-            if spans and spans[-1][1] == node - 1 and spans[-1][2] == processes:
-                spans[-1] = (spans[-1][0], node, processes)
-            else:
-                spans.append((node, node, processes))
-        return tuple(spans)
+        return spans_of((self._nodes[at].id if self._nodes else at, count // threads) for at, count in sorted(held.items()))
 
     def cores_of(self, node: int) -> tuple[int, int]:
         """First and last core of the node with this id. Raises: KeyError for one that is not there."""

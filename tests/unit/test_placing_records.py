@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from rmgr.daemons.placing_facts import Names, decode_records, decode_routes, decode_since, encode_records
+from rmgr.daemons.placing_facts import Names
+from rmgr.daemons.placing_records import decode_records, encode_records
+from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.records import Hold, Share
 from rmgr.sched.snapshot import Snapshot
+from rmgr.sched.state import ClusterState
 
 
 def test_since_when_cores_are_held_is_recorded_with_the_hold() -> None:
     names = Names()
     names.learn(["n1", "n2"])
     hold = Hold(5, (Share(7, ((0, 0, 2),)),), (), "connection_reservation")
-    data = encode_records(Snapshot(holds=(hold,)), "default", {5: "default"}, names, {5: "big"}, since={5: 77, 6: 1}, with_usage=False)
-    assert (decode_since(data), decode_routes(data)) == ({5: 77}, {5: "big"})
-    assert decode_records(data, "default", names, frozenset({5}), frozenset({7}))[2] == [hold]
-    assert decode_since(b"") == {}
+    nodes = tuple(Node(id=number, cores=2) for number in range(2))
+    runs = Running(Job(id=7, submit_us=0, processes=2), 0, 1000, ((0, 0, 2),))
+    state = ClusterState.restored(Snapshot(nodes=nodes, waiting=(Job(id=5, submit_us=0),), running=(runs,), holds=(hold,)))
+    data = encode_records(state.partitions["default"], names, {5: "big"}, {5: 77, 6: 1})
+    records = decode_records(data)
+    assert (dict(records.since), dict(records.routes)) == ({5: 77}, {5: "big"})
+    assert records.of_jobs("default", names, frozenset({5}), frozenset({7}))[2] == [hold]
+    assert dict(decode_records(b"").since) == {}
