@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 from rmgr.model.placing import MAX_INDEX, task_of
 from rmgr.model.views import HeldView, PartitionView, PlacedView, PlacingView
+from rmgr.sched.holds import by_node
+from rmgr.sched.job import UNLIMITED_US
+from rmgr.sched.partition import Partition
 from rmgr.sched.plan import Plan, Reserve, Why
 from rmgr.sched.records import Hold
 from rmgr.sched.state import ClusterState
@@ -41,7 +44,7 @@ def view_of(placer: Placer) -> PlacingView:
         )
     for job, placed in placer.book.placed.items():
         jobs[task_of(job)] = PlacedView(state="running", nodes=placed.allocation.shares, route=placer.book.routes.get(job, ""))
-    return PlacingView(partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state)))
+    return PlacingView(partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state, promised)))
 
 
 def said(why: Why) -> str:
@@ -86,20 +89,17 @@ def _blocker(why: Why) -> str:
 
 
 def _promised(state: ClusterState | None, plan: Plan) -> Mapping[int, int]:
-    """Job -> the start that it was promised (us)."""
+    """Job -> the start that it was promised (us); not behind a run without a limit, of which nobody knows when it ends."""
     found = {decision.job_id: decision.start_us for decision in plan.decisions if type(decision) is Reserve}
     for part in state.partitions.values() if state is not None else ():
-        found.update({job: held.start_us for job, held in part.reservations.items()})
-        found.update({job: _complete_us(state, hold, part.name) for job, hold in part.holds.items()} if state is not None else {})
-    return found
+        found |= {job: held.start_us for job, held in part.reservations.items()}
+        found |= {job: _complete_us(part, hold) for job, hold in part.holds.items()}
+    return {job: at_us for job, at_us in found.items() if at_us < UNLIMITED_US}
 
 
-def _complete_us(state: ClusterState, hold: Hold, partition: str) -> int:
-    """When the last run that it waits for must have ended, 0 = nobody knows."""
-    running = state.partitions[partition].running
-    ends = [running[share.run_id].end_us for share in hold.waits_for if share.run_id in running]
-    latest = max(ends, default=0)
-    return latest if latest < 1 << 59 else 0
+def _complete_us(part: Partition, hold: Hold) -> int:
+    """When the last run that it waits for must have ended, 0 when it waits for none any more."""
+    return max((part.running[share.run_id].end_us for share in hold.waits_for if share.run_id in part.running), default=0)
 
 
 def _partitions(placer: Placer) -> dict[str, PartitionView]:
@@ -117,28 +117,20 @@ def _partitions(placer: Placer) -> dict[str, PartitionView]:
     return found
 
 
-def _ledger(placer: Placer, state: ClusterState | None) -> list[HeldView]:
+def _ledger(placer: Placer, state: ClusterState | None, promised: Mapping[int, int]) -> list[HeldView]:
     found = []
     for part in state.partitions.values() if state is not None else ():
         for job, hold in sorted(part.holds.items()):
-            expected_us = _complete_us(state, hold, part.name) if state is not None else 0
             waiting = placer.book.waiting.get(job)
-            cores: dict[int, int] = {}
-            for share in hold.held:
-                for first, last, count in share.cores:
-                    for node in range(first, last + 1):
-                        cores[node] = cores.get(node, 0) + count
-            queue = waiting.queue if waiting is not None else ""
-            since_us = placer.book.since.get(job, 0)
             found += [
                 HeldView(
-                    queue=queue,
+                    queue=waiting.queue if waiting is not None else "",
                     job=label(job),
                     node=placer.names.name(node),
                     cores=count,
-                    since_us=since_us,
-                    expected_start_us=expected_us,
+                    since_us=placer.book.since.get(job, 0),
+                    expected_start_us=promised.get(job, 0),
                 )
-                for node, count in sorted(cores.items())
+                for node, count in by_node(share.cores for share in hold.held).items()
             ]
     return found
