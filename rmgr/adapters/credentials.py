@@ -85,19 +85,7 @@ class Credentials:
             )
         key = _private_key(where / "sign.key", files["sign.key"], signer)
         _private_key(where / "tls.key", files["tls.key"], link)
-        secret = _read(where / "zookeeper.secret").decode().strip() if (where / "zookeeper.secret").exists() else ""
-        return cls(
-            directory=where,
-            identity=who,
-            ca_pem=files["ca.crt"],
-            tls_pair=(files["tls.crt"], files["tls.key"]),
-            certificate_pem=files["sign.crt"],
-            roles=_mapping(where / "roles.json", files["roles.json"]),
-            not_after_s=min(signer.not_after_s, link.not_after_s),
-            zookeeper_auth=("digest", secret) if secret else None,
-            zookeeper_secrets=_secrets(where),
-            _key=key,
-        )
+        return cls._of(where, files, who, min(signer.not_after_s, link.not_after_s), key)
 
     @classmethod
     def shown(cls, directory: Path | str, *, now_s: float | None = None) -> Self:
@@ -119,18 +107,25 @@ class Credentials:
             is_usual = False
         if not is_usual:
             return cls.load(where, now_s=now_s)  # says what is wrong
+        return cls._of(
+            where, files, replace(who, key_id=key_id), min(signer.not_after_s, link.not_after_s), _LateKey(where, key_id)
+        )
+
+    @classmethod
+    def _of(cls, where: Path, files: Mapping[str, bytes], identity: Identity, not_after_s: float, key: Any) -> Self:
+        """From the files of a bundle, once it is known whose they are."""
         secret = _read(where / "zookeeper.secret").decode().strip() if (where / "zookeeper.secret").exists() else ""
         return cls(
             directory=where,
-            identity=replace(who, key_id=key_id),
+            identity=identity,
             ca_pem=files["ca.crt"],
             tls_pair=(files["tls.crt"], files["tls.key"]),
             certificate_pem=files["sign.crt"],
             roles=_mapping(where / "roles.json", files["roles.json"]),
-            not_after_s=min(signer.not_after_s, link.not_after_s),
+            not_after_s=not_after_s,
             zookeeper_auth=("digest", secret) if secret else None,
             zookeeper_secrets=_secrets(where),
-            _key=_LateKey(where, key_id),
+            _key=key,
         )
 
     def sign(self, data: bytes) -> bytes:
