@@ -59,5 +59,5 @@ def unhold(rig: Rig, job: place_ops.Assigned) -> None:
     """What the leader does when the block is gone: its holds go."""
     key = job.running
     for node, _ in job.allocation.helpers:
-        outcome = rig.zk.commit(place_ops.unhold(node, f"{key.submission}.{key.first}.{key.attempt}")).result(10)
+        outcome = rig.zk.commit(place_ops.unhold(node, key.submission, key.first, key.attempt)).result(10)
         assert isinstance(outcome, Committed), outcome
