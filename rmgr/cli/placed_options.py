@@ -11,7 +11,7 @@ import click
 
 from rmgr.cli.params import DURATION_US, Parsed
 from rmgr.errors import UsageError
-from rmgr.model.placing import Rigid
+from rmgr.model.placing import FROM_CHECKPOINT, FROM_START, Rigid
 from rmgr.model.units import parse_duration_us
 
 _MAX_NODES = 100_000
@@ -100,6 +100,10 @@ PLACED_OPTIONS = (
     click.option("--requeue/--no-requeue", default=None, help=_REQUEUE),
     click.option("--kill-on-bad-exit", is_flag=True, help="all processes of a job end when one fails"),
     click.option("--checkpoint-every", "checkpoint_every_us", type=DURATION_US, metavar="TIME", default=0, help="ask it to save its state"),
+    click.option(
+        "--checkpoint-grace", "checkpoint_grace_us", type=DURATION_US, metavar="TIME", default=None, help="for saving its state  [30s]"
+    ),
+    click.option("--restart-from", type=click.Choice((FROM_CHECKPOINT, FROM_START)), default=FROM_CHECKPOINT, help="of a job that moves"),
 )  # fmt: skip
 
 
@@ -118,6 +122,8 @@ def shape_of(values: Mapping[str, Any]) -> Rigid | None:
         exclude=values["exclude"],
         begin_us=values["begin_us"],
         checkpoint_every_us=values["checkpoint_every_us"],
+        checkpoint_grace_us=Rigid().checkpoint_grace_us if values["checkpoint_grace_us"] is None else values["checkpoint_grace_us"],
+        restart=values["restart_from"],
     )
     if rigid == Rigid():
         return None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rmgr.model.array import parse_array
 from rmgr.model.block import BlockData, BlockKey, PastAttempt
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
-from rmgr.model.states import Reason, State
+from rmgr.model.states import GIVEN_UP, Reason, State
 from rmgr.model.submission import Phase, Submission, Tail
 from rmgr.model.views import AttemptView, TaskView
 
@@ -80,7 +80,7 @@ def _past(past: Sequence[PastAttempt]) -> tuple[AttemptView, ...]:
         AttemptView(
             attempt=item.attempt,
             node=item.node,
-            state=State.FAILED,
+            state=State.INITIAL if item.reason in GIVEN_UP else State.FAILED,
             reason=item.reason,
             started_us=item.started_us,
             ended_us=item.ended_us,

@@ -13,6 +13,8 @@ from rmgr.model.version import Newer, newer
 
 #: Tasks of one submission that a scheduler's job id has room for.
 MAX_INDEX = 1 << 20
+#: `Rigid.restart`.
+FROM_CHECKPOINT, FROM_START = "checkpoint", "start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,9 @@ class Rigid:
 
     nodes: on exactly so many nodes, processes spread evenly; 0 = wherever they fit. exclusive: no other job on its nodes. nodelist: only
     on these nodes; exclude: on none of these. begin_us: not before this time (us since the epoch), 0 = at once.
-    kill_on_bad_exit: all ranks end when one of them fails. checkpoint_every_us: 0 = only when asked.
+    kill_on_bad_exit: all ranks end when one of them fails. checkpoint_every_us: 0 = only when asked. checkpoint_grace_us: how long it may
+    take to save its state when it is asked to, unless who asks says otherwise. restart: an attempt begins with what the last checkpoint
+    holds (`FROM_CHECKPOINT`), or always from the start (`FROM_START`: nothing is stored).
     """
 
     processes: int = 1
@@ -32,6 +36,8 @@ class Rigid:
     begin_us: int = 0
     kill_on_bad_exit: bool = False
     checkpoint_every_us: int = 0
+    checkpoint_grace_us: int = 30_000_000
+    restart: str = "checkpoint"
     newer: Newer = newer()
 
 

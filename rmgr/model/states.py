@@ -55,6 +55,9 @@ class Reason(StrEnum):
     DATA_LOST = "DATA_LOST"
     LEASE_LOST = "LEASE_LOST"  #: exclusive work killed because its node lost contact
     WORKER_LOST = "WORKER_LOST"  #: its worker process was killed from outside
+    # attempts that were given up without fault of anybody: the job waits again at once, nothing is counted
+    MIGRATED = "MIGRATED"  #: asked to save its state and to go on elsewhere
+    PREEMPTED = "PREEMPTED"  #: stopped without being asked, to make room
     # not by itself
     USER_CANCEL = "USER_CANCEL"
     DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
@@ -78,6 +81,8 @@ class Reason(StrEnum):
 OWN_FAILURES = frozenset({Reason.EXIT_CODE, Reason.EXCEPTION, Reason.SIGNAL, Reason.TIME_LIMIT, Reason.OUT_OF_MEMORY})
 #: Ends that count as a loss (`resubmit`).
 LOSSES = frozenset({Reason.NODE_LOST, Reason.DATA_LOST, Reason.LEASE_LOST, Reason.WORKER_LOST})
+#: Ends of attempts that were neither: the job went back to its queue.
+GIVEN_UP = frozenset({Reason.MIGRATED, Reason.PREEMPTED})
 
 #: The transition table: (from, to) -> what makes it happen.
 TRANSITIONS: dict[tuple[State, State], str] = {

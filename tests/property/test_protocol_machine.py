@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from protocol_world import LEADERS, NODES, QUEUE, Actor, Held, World, decode_block, decode_record, signed_by
 
-from rmgr.coord import leader_ops, ops, paths
+from rmgr.coord import leader_ops, ops, paths, stop_ops
 from rmgr.coord.multi import Committed, Multi, Outcome
 from rmgr.coord.records import decode_failed, encode_record
 from rmgr.coord.seal import seal_block
-from rmgr.model.block import BlockData, BlockKey, pending_indices
+from rmgr.model.block import BlockData, BlockKey, PastAttempt, pending_indices
 from rmgr.model.node import EpochRecord, NodeRecord, NodeState, StarterEntry
 from rmgr.model.outcome import FailedRange, Fragment
 from rmgr.model.outcome import Outcome as TaskOutcome
@@ -36,7 +36,7 @@ picks = st.integers(0, 1_000)
 fates = st.sampled_from(("through", "through", "through", "executed", "waits"))
 #: What is done in a step, by weight.
 ACTIONS = (
-    *("submit",) * 2, *("claim",) * 6, "read", *("complete",) * 6, "give_back", *("clear",) * 2, "register", "take_over",
+    *("submit",) * 2, *("claim",) * 6, "read", *("complete",) * 6, "give_back", *("stop",) * 2, *("clear",) * 2, "register", "take_over",
     *("fence",) * 2, *("fail",) * 3, *("resubmit",) * 4, *("world",) * 4, "cut", *("mend",) * 2, "expire",
     *("hand",) * 2, *("meet_handed",) * 2,
 )  # fmt: skip
@@ -106,6 +106,8 @@ class Protocol(World, RuleBasedStateMachine):
                 self.complete(node, pick, mask, ends_well=flag, fate=fate)
             case "give_back":
                 self.give_back(node, pick, fate)
+            case "stop":
+                self.stop(node, pick, fate)
             case "clear":
                 self.clear_own_past(node, pick, fate)
             case "register":
@@ -305,6 +307,17 @@ class Protocol(World, RuleBasedStateMachine):
         multi, rest = ops.give_back(node, actor.fence, QUEUE, held.key, stamped, held.version, first=first)
         done = stamped.done | ((1 << rest.count) - 1) << (first - held.key.first)
         self.change(actor, held, msgspec.structs.replace(stamped, done=done), multi)
+        self.meet(node, fate)
+
+    def stop(self, node: str, pick: int, fate: str) -> None:
+        """A job is stopped to go on elsewhere: its block waits again as the next attempt."""
+        actor = self.actors[node]
+        held = self.one_of(actor, pick)
+        if held is None or held.data.done:
+            return
+        past = PastAttempt(attempt=held.key.attempt, node=node, reason=Reason.MIGRATED)
+        multi, _ = stop_ops.stop(node, actor.fence, QUEUE, held.key, held.data, held.version, past=past, stamp=self.fresh())
+        self.change(actor, held, msgspec.structs.replace(held.data, done=(1 << held.key.count) - 1), multi)
         self.meet(node, fate)
 
     def one_of(self, actor: Actor, pick: int) -> Held | None:

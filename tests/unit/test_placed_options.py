@@ -35,6 +35,8 @@ def options(*words: str) -> WorkOptions:
         ("-n 2 --kill-on-bad-exit", Rigid(processes=2, kill_on_bad_exit=True)),
         ("--nodelist n[1-2],m --exclude x", Rigid(nodelist=("n1", "n2", "m"), exclude=("x",))),
         ("--checkpoint-every 10m", Rigid(checkpoint_every_us=600_000_000)),
+        ("--checkpoint-grace 2m --restart-from start", Rigid(checkpoint_grace_us=120_000_000, restart="start")),
+        ("--restart-from checkpoint", None),
         ("--begin 2001-01-01", None),
     ],
 )
