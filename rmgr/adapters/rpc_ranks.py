@@ -38,12 +38,13 @@ class Link(Protocol):
 
 
 class RanksAnswers(Protocol):
-    """Implemented by the Starter; called on threads of the server. process: names this process of it."""
-
-    process: str
+    """Implemented by the Starter; called on threads of the server."""
 
     def prepare(self, node: str, hold: str, *, head: str, cores: int) -> Future[Any]:
-        """Done once the hold stands on that node and has its cores. Raises: NotFound for a node that is not served here."""
+        """Done once the hold stands on that node and has its cores, with the `life` and `incarnation` of the node.
+
+        Raises: NotFound for a node that is not served here.
+        """
 
     def suspend(self, node: str, hold: str, *, resume: bool) -> None:
         """Stops or continues everything in the hold. Raises: NotFound, Unavailable."""
@@ -88,8 +89,8 @@ class _Servicer:
         left_s = min(context.time_remaining() or _LONGEST_S, _LONGEST_S)
         while left_s > 0 and context.is_active():
             with suppress(TimeoutError):
-                ready.result(min(_LOOK_S, left_s))
-                return node_pb2.PrepareReply(process=self._answers.process)
+                hold = ready.result(min(_LOOK_S, left_s))
+                return node_pb2.PrepareReply(process=hold.life, incarnation=hold.incarnation)
             left_s -= _LOOK_S
         ready.cancel()
         return fail(context, errors.DeadlineExceeded(f"node {request.node} has no room for {request.hold} yet"))
@@ -145,9 +146,9 @@ class Peers:
         head: str,
         cores: int,
         timeout_s: float,
-        done: Callable[[errors.RmgrError | None, str], None],
+        done: Callable[[errors.RmgrError | None, str, int], None],
     ) -> None:
-        """Asks, and tells `done` on some thread: (None, the Starter's process) = ready, else why not."""
+        """Asks, and tells `done` on some thread: (None, life and incarnation of the node) = ready, else why not."""
         call = node_pb2_grpc.RanksStub(self._channel(endpoint)).Prepare.future(
             node_pb2.PrepareRequest(node=node, hold=hold, head=head, cores=cores), timeout=timeout_s, wait_for_ready=True
         )
@@ -156,11 +157,11 @@ class Peers:
             try:
                 reply = future.result()
             except grpc.RpcError as error:
-                done(rebuild(error, endpoint), "")
+                done(rebuild(error, endpoint), "", 0)
             except grpc.FutureCancelledError:
-                done(errors.Unavailable(f"{endpoint}: the question was withdrawn"), "")
+                done(errors.Unavailable(f"{endpoint}: the question was withdrawn"), "", 0)
             else:
-                done(None, reply.process)
+                done(None, reply.process, reply.incarnation)
 
         call.add_done_callback(answered)
 

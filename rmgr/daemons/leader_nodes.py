@@ -258,8 +258,16 @@ class NodeKeeper:
         self._desk.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid, epoch=self._desk.epoch)
         self._judge_mass()
         self._desk.children(
-            paths.running_node(name), partial(self._on_claimed, name, case), failed=partial(self._on_claimed, name, case, None)
+            paths.running_node(name), partial(self._on_running, name, case), failed=partial(self._on_claimed, name, case, None)
         )
+
+    def _on_running(self, name: str, case: _Case, names: list[str] | None) -> None:
+        """What it only helped with counts, too."""
+        then = partial(self._on_claimed, name, case)
+        if names:
+            then(names)
+        else:
+            self._desk.children(paths.hold(name), lambda holds: then(holds or []), failed=partial(then, None))
 
     def _on_claimed(self, name: str, case: _Case, names: list[str] | None) -> None:
         if self._cases.get(name) is not case:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rmgr.coord import leader_ops, ops, paths, place_ops
-from rmgr.coord.multi import Committed, Multi, Outcome, Stamped
+from rmgr.coord.multi import Committed, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.place_ops import Assigned
 from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
@@ -227,20 +227,30 @@ class Orders:
     def look_for_holds(self, nodes: list[str]) -> None:
         """Deletes those of jobs that are gone: the leader before did not come to it. The book must be whole."""
         for node in nodes:
-            self._desk.children(paths.hold(node), partial(self._on_holds, node))
+            again = partial(self._desk.after, _RETRY_S, partial(self.look_for_holds, [node]))
+            self._desk.children(paths.hold(node), partial(self._on_holds, node), failed=again)
 
     def _on_holds(self, node: str, names: list[str] | None) -> None:
         for name in names or ():
             submission, index, attempt = paths.parse_hold(name)
             placed = self._book.placed.get(job_id(submission, index))
             if placed is None or placed.key.attempt != attempt:
-                self._desk.commit(place_ops.unhold(node, submission, index, attempt))
+                self._unhold(node, submission, index, attempt)
+
+    def _unhold(self, node: str, submission: int, index: int, attempt: int) -> None:
+        """Until it is known to be gone: what is forgotten here would keep cores from everybody."""
+
+        def answered(outcome: Outcome) -> None:
+            if isinstance(outcome, Unknown):
+                self._desk.after(_RETRY_S, partial(self._unhold, node, submission, index, attempt))
+
+        self._desk.commit(place_ops.unhold(node, submission, index, attempt), answered)
 
     def release(self, job: int, placed: Placed) -> None:
         """It has ended: nothing is held for it any more."""
         submission, index = task_of(job)
         for node, _ in placed.allocation.helpers:
-            self._desk.commit(place_ops.unhold(node, submission, index, placed.key.attempt))
+            self._unhold(node, submission, index, placed.key.attempt)
 
     def look_for_losses(self) -> None:
         """Heads of jobs that have lost a node elsewhere are told, once."""

@@ -16,9 +16,10 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_lookout import Lookouts, Promise
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
-from rmgr.model.node import NodeRecord
+from rmgr.model.node import NodeRecord, NodeState
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -30,13 +31,14 @@ _PAUSE_S = 0.2
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Barrier:
-    """The start of one block. asked: helpers that are being asked; ready: those that answered, and by which process."""
+    """The start of one block. asked: helpers that are being asked; ready: what those that answered have promised; lost: since."""
 
     block: ClaimedBlock
     end_s: float
     asked: set[str] = field(default_factory=set)
-    ready: dict[str, str] = field(default_factory=dict)
+    ready: dict[str, Promise] = field(default_factory=dict)
     retry_s: dict[str, float] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
     last: str = ""
 
 
@@ -48,6 +50,7 @@ class Barriers:
         self._shared = shared
         self._log = log
         self._open: dict[BlockKey, _Barrier] = {}
+        self._lookouts = Lookouts(shared, log, self._seen)
 
     def may_start(self, block: ClaimedBlock) -> bool:
         """All its nodes are ready; sees to it that they get ready. Raises: OSError when no slot can be opened."""
@@ -60,6 +63,7 @@ class Barriers:
             limit_s = self._shared.settings().barrier_us / 1e6
             barrier = self._open[block.key] = _Barrier(block=block, end_s=now_s + limit_s)
             self._shared.after(limit_s, self._shared.wake)
+            self._lookouts.begin(block)
         self._sit_down(block)
         waiting = [node for node, _ in allocation.helpers if node not in barrier.ready]
         if not waiting and block.seat is not None:
@@ -78,14 +82,17 @@ class Barriers:
                     self._ask(barrier, helper)
         return False
 
-    def process_of(self, block: ClaimedBlock, helper: str) -> str:
-        """The process that has promised the part of that node, "" = not known."""
+    def promise_of(self, block: ClaimedBlock, helper: str) -> Promise | None:
+        """What that node said when it was ready."""
         barrier = self._open.get(block.key)
-        return barrier.ready.get(helper, "") if barrier is not None else ""
+        return barrier.ready.get(helper) if barrier is not None else None
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over, or not the node's own any more."""
-        self._open.pop(block.key, None)
+        self._lookouts.end(block)
+        barrier = self._open.get(block.key)
+        if barrier is not None and barrier.block is block:
+            del self._open[block.key]
         self._stand_up(block)
 
     # -- the head's own cores ----------------------------------------------------------------------------------------------
@@ -125,18 +132,36 @@ class Barriers:
         left_s = max(0.1, barrier.end_s - time.monotonic())
         failpoint("starter.before_prepare")
 
-        def answered(error: RmgrError | None, process: str) -> None:
-            self._shared.post(partial(self._answered, barrier, helper, error, process))
+        def answered(error: RmgrError | None, life: str, incarnation: int) -> None:
+            self._shared.post(partial(self._answered, barrier, helper, error, Promise(life=life, incarnation=incarnation)))
 
         hold = f"{key.submission}.{key.first}.{key.attempt}"
         peers.prepare(record.endpoint, helper, hold, head=self._node.name, cores=cores, timeout_s=left_s, done=answered)
 
-    def _answered(self, barrier: _Barrier, helper: str, error: RmgrError | None, process: str = "") -> None:
+    def _answered(self, barrier: _Barrier, helper: str, error: RmgrError | None, promise: Promise | None = None) -> None:
         barrier.asked.discard(helper)
-        if error is None:
-            barrier.ready[helper] = process
+        if promise is not None and error is None:
+            barrier.ready[helper] = promise
         else:
-            barrier.last = error.message
+            barrier.last = error.message if error is not None else ""
             barrier.retry_s[helper] = time.monotonic() + _PAUSE_S
             self._shared.after(_PAUSE_S, self._shared.wake)
+        self._shared.wake()
+
+    def _seen(self, block: ClaimedBlock, helper: str, record: NodeRecord | None) -> None:
+        """The record of one of its nodes was read."""
+        barrier = self._open.get(block.key)
+        if barrier is None or barrier.block is not block or helper in barrier.lost:
+            return
+        promise, is_fenced = barrier.ready.get(helper), record is None or record.state is NodeState.FENCED
+        if not (is_fenced if promise is None else promise.is_broken(record)):
+            return
+        if is_fenced or not block.ready:
+            barrier.lost.add(helper)
+            why = "it was fenced" if is_fenced else "what ran there was killed"
+            self._log.warning("job_lost_a_node", block=paths.block_name(block.key), target=helper, why=why)
+            self._node.jobs.lose(block, helper)
+        else:  # nothing of it has started: the node may be ready again in time
+            self._log.info("node_asked_again", block=paths.block_name(block.key), target=helper)
+            del barrier.ready[helper]
         self._shared.wake()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ class Hold:
     retry_s: float = 0.0  #: of reading
     again_s: float = 0.0  #: when it may be taken again, should what serves it have ended
     is_too_large: bool = False
+    life: str = ""  #: of the node, when it was taken
+    incarnation: int = 0
 
     def suits(self, head: str, cores: int) -> bool:
         """It has its cores, and is what was asked for (cores 0 = any)."""
@@ -71,7 +74,10 @@ class Hold:
 
 
 class Holds:
-    """All holds of one node. accounts: whose rights work has, None = the Starter's. directory: for what belongs to a hold."""
+    """All holds of one node. accounts: whose rights work has, None = the Starter's. directory: for what belongs to a hold.
+
+    life: another one whenever what runs in all of them was killed; the node's record shows it to whoever runs their scripts.
+    """
 
     def __init__(self, node: NodeAgent, shared: Shared, *, accounts: Accounts | None, directory: Path, log: Any) -> None:
         self._node = node
@@ -81,6 +87,7 @@ class Holds:
         self._log = log
         self._holds: dict[str, Hold] = {}
         self._waiters: dict[str, list[tuple[str, int, Future[Hold]]]] = {}
+        self.life = uuid.uuid4().hex[:12]
 
     def __iter__(self) -> Iterator[Hold]:
         return iter(self._holds.values())
@@ -135,6 +142,7 @@ class Holds:
         for hold in self._holds.values():
             self._end(hold)
         self._holds.clear()
+        self.life = uuid.uuid4().hex[:12]
 
     # -- acting ------------------------------------------------------------------------------------------------------------
 
@@ -169,6 +177,7 @@ class Holds:
         if lane is None:
             return False
         hold.lane, lane.owner = lane, hold
+        hold.life, hold.incarnation = self.life, self._node.incarnation
         hold.again_s = time.monotonic() + _PAUSE_S
         self._serve(hold, lane, info)
         self._log.info("hold_taken", name=hold.name, cores=cores)

@@ -32,6 +32,7 @@ from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import Shape
 from rmgr.model.node import InboxOrder, NodeRecord
+from rmgr.model.placing import Allocation
 from rmgr.model.states import Reason
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Jobs:
         self.verdicts = Verdicts(node, shared, log)
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
+        self._alone: dict[int, Path] = {}  # processes -> what all jobs of so many on this node alone have
         self._doors: dict[BlockKey, Door] = {}
         self._generation = 0
         directory.mkdir(parents=True, exist_ok=True)
@@ -189,22 +191,16 @@ class Jobs:
         return msgspec.structs.replace(shape, environ={"OMP_NUM_THREADS": threads} | shape.environ | variables)
 
     def _place(self, block: ClaimedBlock) -> Path:
-        """Its private directory, with the host file in it."""
+        """Its directory, with the host file in it: private where it has a socket, else that of all jobs like it."""
         key, allocation = block.key, block.data.allocation
         place = self._places.get(key)
         if place is not None:
             return place
         assert allocation is not None
+        if not allocation.helpers:
+            return self._place_alone(allocation)
         place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
-        if place.exists():
-            remove_tree(place)
-        place.mkdir(mode=0o700)
-        hosts = place / "hosts"
-        hosts.write_text("".join(f"{node} slots={count}\n" for node, count in allocation.shares))
-        (place / "bin").mkdir(mode=0o700)
-        for program, text in ((place / "rmgr-agent", _AGENT), (place / "bin" / "rmgr", _RMGR)):
-            program.write_text(text)
-            program.chmod(0o700)
+        _furnish(place, allocation, mode=0o700)
         self._places[key] = place
         account = block.info.account
         if allocation.helpers and self._shared.peers is not None:
@@ -220,14 +216,26 @@ class Jobs:
             hand_over(place, account)
         return place
 
+    def _place_alone(self, allocation: Allocation) -> Path:
+        """A job on one node has nothing of its own in it: made once, for making it takes longer than a short job. Nobody writes there."""
+        place = self._alone.get(allocation.processes)
+        if place is None or not (place / "hosts").exists():
+            place = self._alone[allocation.processes] = self._directory / f"alone-{allocation.processes}"
+            _furnish(place, allocation, mode=0o755)
+        return place
+
     def lost(self, block: ClaimedBlock, order: InboxOrder) -> None:
         """A node of its allocation is gone: what has started ends as a loss, what has not goes back to its queue."""
         if order.extra.get("block", paths.block_name(block.key)) != paths.block_name(block.key):
             return  # of an attempt before
+        self.lose(block, order.detail)
+
+    def lose(self, block: ClaimedBlock, node: str) -> None:
+        """The same, by whoever has seen it."""
         if block.ready:
             block.is_revoked = True
             self._node.return_unstarted(block)
-        elif not self.verdicts.lose(block, order.detail):
+        elif not self.verdicts.lose(block, node):
             self._node.stop_tasks(block, None, Reason.NODE_LOST, 0)
 
     def suspend(self, block: ClaimedBlock, *, resume: bool) -> None:
@@ -264,3 +272,19 @@ class Jobs:
         place = self._places.pop(block.key, None)
         if place is not None:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
+
+
+def _furnish(place: Path, allocation: Allocation, *, mode: int) -> None:
+    """Makes it, with its files; what stood there is gone. mode: of it and of its programs. Raises: OSError."""
+    if place.exists():
+        remove_tree(place)
+    place.mkdir(mode=mode)
+    hosts, programs = place / "hosts", place / "bin"
+    hosts.write_text("".join(f"{node} slots={count}\n" for node, count in allocation.shares))
+    programs.mkdir()
+    for program, text in ((place / "rmgr-agent", _AGENT), (programs / "rmgr", _RMGR)):
+        program.write_text(text)
+        program.chmod(mode)
+    hosts.chmod(mode & 0o644)
+    programs.chmod(mode)
+    place.chmod(mode)

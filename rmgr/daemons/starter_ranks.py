@@ -14,7 +14,6 @@ import os
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -45,7 +44,6 @@ class RanksAnswering:
 
     def __init__(self, starter: Starter) -> None:
         self._starter = starter
-        self.process = uuid.uuid4().hex
 
     def prepare(self, node: str, hold: str, *, head: str, cores: int) -> Future[Any]:
         """See `RanksAnswers.prepare`."""

@@ -151,6 +151,7 @@ class Registry:
                 protocol=release().protocol,
                 key_id=self._identity.key_id,
                 takes_handed=True,
+                life=agent.jobs.holds.life,
             )
             for agent, record in zip(agents, records, strict=True)
         ]

@@ -57,6 +57,8 @@ class Verdicts:
         allocation = block.data.allocation
         if allocation is None or not allocation.helpers or ending.reason not in _DOUBTFUL or self._shared.peers is None:
             return False
+        if block.cancel_words(block.key.first) is not None:
+            return False
         helpers = {node for node, _ in allocation.helpers}
         case = self._open[block] = _Case(
             block=block, ending=ending, tell=tell, left=helpers, end_s=time.monotonic() + _LONGEST_S
@@ -72,6 +74,16 @@ class Verdicts:
             return False
         self._decide(case, node)
         return True
+
+    def cancelled(self, block: ClaimedBlock) -> None:
+        """Its user wants no more of it: nothing more need be known of its end."""
+        case = self._open.get(block)
+        if case is not None:
+            self._decide(case, "")
+
+    def __len__(self) -> int:
+        """Ends that are awaited."""
+        return len(self._open)
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is not the node's own any more."""
@@ -95,26 +107,27 @@ class Verdicts:
             return
         if case.is_decided:
             return
-        if record is None or record.state is NodeState.FENCED:
+        promise = self._node.jobs.barriers.promise_of(case.block, helper)
+        if record is None or (record.state is NodeState.FENCED if promise is None else promise.is_broken(record)):
             self._decide(case, helper)
             return
         key, peers = case.block.key, self._shared.peers
         assert peers is not None
 
-        def answered(error: RmgrError | None, process: str) -> None:
-            self._shared.post(partial(self._answered, case, helper, error, process))
+        def answered(error: RmgrError | None, life: str, _incarnation: int) -> None:
+            self._shared.post(partial(self._answered, case, helper, error, life))
 
         hold = f"{key.submission}.{key.first}.{key.attempt}"
         peers.prepare(record.endpoint, helper, hold, head=self._node.name, cores=0, timeout_s=_ASK_S, done=answered)
 
-    def _answered(self, case: _Case, helper: str, error: RmgrError | None, process: str) -> None:
+    def _answered(self, case: _Case, helper: str, error: RmgrError | None, life: str) -> None:
         if case.is_decided:
             return
         if error is not None:
             self._later(case, helper)
             return
-        known = self._node.jobs.barriers.process_of(case.block, helper)
-        if known and process != known:  # another Starter by the same name: what ran there died with the first
+        promise = self._node.jobs.barriers.promise_of(case.block, helper)
+        if promise is not None and life != promise.life:  # what ran there was killed before
             self._decide(case, helper)
             return
         case.left.discard(helper)

@@ -42,6 +42,7 @@ class NodeRecord:
     version: str = ""  #: rmgr version of the Starter
     key_id: str = ""  #: of the Starter's signing key, "" in an open cluster
     protocol: int = 1  #: that it speaks, see `model/version.py`
+    life: str = ""  #: another one since all that ran on the node was killed: a new process, or after a fence
     takes_handed: bool = False  #: it looks for blocks that a Submitter hands it while it shows its hunger mark
     newer: Newer = newer()
 

@@ -118,10 +118,12 @@ class PrepareRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ..., head: _Optional[str] = ..., cores: _Optional[int] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
-    __slots__ = ("process",)
+    __slots__ = ("process", "incarnation")
     PROCESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     process: str
-    def __init__(self, process: _Optional[str] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, process: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class SuspendRequest(_message.Message):
     __slots__ = ("node", "hold", "resume")
