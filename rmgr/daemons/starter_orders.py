@@ -182,6 +182,7 @@ class Orders:
                 self._node.jobs.lost(block, order)
             elif order.order is Order.CANCEL:
                 self._node.cancel(block, index, order.detail or order.reason, block.info.record.grace_us)
+                self._node.jobs.verdicts.cancelled(block)
             elif order.order is not Order.CHECKPOINT:
                 self._tell(order, block, index)
                 if block.is_placed and order.order in {Order.SUSPEND, Order.RESUME}:

@@ -138,7 +138,7 @@ def test_ranks_end_with_their_launch_with_their_hold_and_with_the_job(rig: Rig, 
     stay = f"sh -c 'echo $$ > {tmp_path}/$0-$RMGR_RANK; sleep 600 & echo $! > {tmp_path}/$0-child-$RMGR_RANK; wait'"
     script = f"""{RUN} {stay} first & pid=$!
     while [ ! -e {tmp_path}/first-child-0 -o ! -e {tmp_path}/first-child-2 ]; do sleep 0.02; done; kill -9 $pid
-    touch {tmp_path}/killed; {RUN} {stay} second; echo "code $?"; {RUN} {stay} third"""
+    touch {tmp_path}/killed; {RUN} {stay} second; echo "code $?"; {RUN} {stay} third; exec sleep 600"""
     number, placed = job(rig, script, (("n1", 1), ("n2", 2)), resubmit=False)
     wait_for((tmp_path / "killed").exists, "the first launch killed")
     wait_for(lambda: not lives(tmp_path / "first-2") and not lives(tmp_path / "first-child-2"), "its ranks gone")
@@ -152,6 +152,19 @@ def test_ranks_end_with_their_launch_with_their_hold_and_with_the_job(rig: Rig, 
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.state, told(rig)) == (State.CANCELLED, ["code 125"])
     assert not lives(tmp_path / "third-child-0")
+
+
+def test_a_cancel_that_comes_between_the_scripts_end_and_the_word_of_its_nodes_is_obeyed(rig: Rig, tmp_path: Path) -> None:
+    number, placed = job(rig, f"touch {tmp_path}/up; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; exit 3", (("n1", 1), ("n2", 1)))
+    wait_for((tmp_path / "up").exists, "the script")
+    head, helper = (running.agent(node) for running, node in zip(rig.starters, ("n1", "n2"), strict=True))
+    unhold(rig, placed)  # type: ignore[arg-type]  # n2 cannot say that all is well there
+    wait_for(lambda: not helper.jobs.holds, "the hold gone")
+    (tmp_path / "go").touch()
+    wait_for(lambda: len(head.jobs.verdicts) == 1, "its end to be in doubt")
+    order(rig, Order.CANCEL, number)
+    outcome = rig.outcomes(number, 1, 40.0)[0]
+    assert (outcome.state, outcome.exit_code) == (State.CANCELLED, 3)
 
 
 def test_a_job_whose_helper_died_is_lost_though_its_script_failed_first(
