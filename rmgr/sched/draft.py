@@ -7,7 +7,7 @@ over-commit a node, start a job twice, or break a promise that this pass or an e
 |---|---|
 | `sorted_by(order)`, `by_arrival()`, `queue(name)`, `queues()` | waiting jobs that could start as far as they themselves are concerned |
 | `startable(jobs)`, `fits(job)`, `waiting_count` | which of them could start now |
-| `job(id)`, `run(id)`, `running()`, `running_in(queue)`, `suspended()` | any job, and what runs or stands still |
+| `job(id)`, `run(id)`, `running()`, `running_in(queue)`, `suspended()`, `is_pinned(id)` | any job; what runs or stands still; may it move |
 | `free_cores`, `idle_nodes`, `nodes`, `room(job, node, cores)` | what is free |
 | `promised(id)`, `holds()`, `held_for(id)` | promises |
 | `note_of(kind, id)`, `notes(kind)` | what the policy remembers |

@@ -23,6 +23,9 @@ from rmgr.sched.plan import (
 )
 from rmgr.sched.records import Suspended
 
+#: Its user wants it so, or it has just refused.
+PINNED = Why("pinned", "it may not be sent back to the queue")
+
 
 class Moving(View):
     """A part of `Draft`."""
@@ -32,6 +35,7 @@ class Moving(View):
     def migrate(self, job_id: int, why: Why) -> Verdict:
         """A running or suspended job is asked to checkpoint and waits again, from this moment on; what it had is free in this pass.
 
+        Infeasible for one that is pinned (`is_pinned`): its user wants it to run once and to its end, or it has just refused.
         Insufficient for one that this pass itself has started: so a job moves at most once a pass. Cost: that of its placement.
         """
         return self._send_back(Migrate(job_id, why, self.partition))
@@ -147,6 +151,8 @@ class Moving(View):
     def _send_back(self, decision: Migrate | Preempt) -> Verdict:
         job_id = decision.job_id
         self._check_open()
+        if job_id in self._part.pinned:
+            return self._never(PINNED)
         more, pool = self._changes(), self._pool
         stopped = more.suspended.get(job_id)
         if stopped is not None and job_id not in more.left:

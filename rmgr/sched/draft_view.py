@@ -104,6 +104,10 @@ class View(Overlay):
                 return None
         return run or self._part.running.get(job_id)
 
+    def is_pinned(self, job_id: int) -> bool:
+        """It runs, and may not be sent back to the queue."""
+        return job_id in self._part.pinned
+
     def suspended(self) -> Iterator[Suspended]:
         """What stands still, by job id."""
         table = self._part.suspended if self._more is None else self._more.suspended

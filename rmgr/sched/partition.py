@@ -53,11 +53,13 @@ class Partition:
         "nodes",
         "notes",
         "now_us",
+        "pinned",
         "pool",
         "queues",
         "reservations",
         "running",
         "servers",
+        "stopping",
         "suspended",
         "usage",
         "waiting",
@@ -76,6 +78,8 @@ class Partition:
         self.queues: dict[str, SortedJobs] | None = None  #: the same by queue, once somebody has asked
         self.running: dict[int, Running] = {}
         self.suspended: dict[int, Suspended] = {}
+        self.stopping: dict[int, Running] = {}  #: asked to give their nodes up: neither waiting nor running; their last stretches
+        self.pinned: set[int] = set()  #: runs that are never sent back to the queue
         self.reservations: dict[int, Reservation] = {}
         self.notes: Notes = {}
         self.holds: dict[int, Hold] = {}
@@ -124,7 +128,9 @@ class Partition:
 
     def knows(self, job_id: int) -> bool:
         """A job or call of this id is here."""
-        return job_id in self.jobs or job_id in self.running or job_id in self.suspended or job_id in self.calls
+        if job_id in self.jobs or job_id in self.running:
+            return True
+        return job_id in self.suspended or job_id in self.stopping or job_id in self.calls
 
     def returns(self, run: Running) -> int:
         """Units of the pool that come back when it ends."""
@@ -250,6 +256,20 @@ class Partition:
         for kinds in self.notes.values():
             for notes in kinds.values():
                 notes.pop(job_id, None)
+
+    def has_room_for(self, run: Running) -> bool:
+        """Its nodes, closed ones too, have what it had on them: nobody else was given it meanwhile. O(what runs)."""
+        if any(run.job.id in gang.jobs for gang in self.gangs):
+            return False
+        pool = NodePool(replace(node, closed=False) for node in self.nodes.values())
+        for other in self.running.values():
+            pool.take(other.job, other.placement)
+        for hold in self.holds.values():
+            for share in hold.held:
+                pool.take_share(self.jobs[hold.job_id], share.cores)
+        for stopped in self.suspended.values():
+            pool.park(stopped.run.job, stopped.run.placement)
+        return all(first in self.nodes and last in self.nodes for first, last, _ in run.placement) and pool.holds(run.job, run.placement)
 
     def can_start(self, job: Job, placement: Placement) -> bool:
         """On these nodes; a job with a hold only on what is held for it, and only when nothing is missing."""

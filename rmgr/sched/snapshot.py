@@ -18,6 +18,8 @@ class Snapshot:
     waiting: tuple[Job, ...] = ()
     running: tuple[Running, ...] = ()
     suspended: tuple[Suspended, ...] = ()
+    stopping: tuple[Running, ...] = ()
+    pinned: tuple[tuple[str, int], ...] = ()  #: (partition, job)
     reservations: tuple[Reservation, ...] = ()
     notes: tuple[Note, ...] = ()
     holds: tuple[Hold, ...] = ()
@@ -37,6 +39,8 @@ def records_of(parts: Iterable[Partition], usage: Mapping[tuple[str, str], Usage
         waiting=tuple(sorted((job for part in parts for job in part.jobs.values()), key=lambda job: job.id)),
         running=tuple(sorted((run for part in parts for run in part.running.values()), key=lambda run: run.job.id)),
         suspended=tuple(sorted((stop for part in parts for stop in part.suspended.values()), key=lambda stop: stop.run.job.id)),
+        stopping=tuple(sorted((run for part in parts for run in part.stopping.values()), key=lambda run: run.job.id)),
+        pinned=tuple((part.name, job_id) for part in parts for job_id in sorted(part.pinned)),
         reservations=tuple(sorted(r for part in parts for r in part.reservations.values())),
         notes=tuple(sorted(note for part in parts for note in notes_of(part))),
         holds=tuple(sorted(hold for part in parts for hold in part.holds.values())),
@@ -73,6 +77,10 @@ def restore(snapshot: Snapshot, partition: Callable[[str], Partition], usage: di
         part = partition(stopped.run.job.partition)
         part.suspended[stopped.run.job.id] = stopped
         part.pool.park(stopped.run.job, stopped.run.placement)
+    for run in snapshot.stopping:
+        partition(run.job.partition).stopping[run.job.id] = run
+    for name, job_id in snapshot.pinned:
+        partition(name).pinned.add(job_id)
     home: dict[int, Partition] = {}
     for job in snapshot.waiting:
         home[job.id] = partition(job.partition)

@@ -64,7 +64,7 @@ class ClusterState:
         """
         part = self.partitions.get(job.partition) or self._partition(job.partition)
         job_id = job.id
-        if job_id in part.jobs or job_id in part.running or job_id in part.suspended:
+        if job_id in part.jobs or job_id in part.running or job_id in part.suspended or job_id in part.stopping:
             raise StateConflict(f"job {job_id} was submitted before to partition {job.partition}")
         if job.after:
             self._depend(part, job)
@@ -94,13 +94,13 @@ class ClusterState:
         return self._start(part, job, placement, now)
 
     def job_ended(self, job_id: int, partition: str = "default", *, now: int | None = None) -> Running:
-        """A running or suspended job is off its nodes and has left the cluster.
+        """A running, suspended or stopping job is off its nodes and has left the cluster.
 
         Args: now (us): needed where usage is kept.
         Raises: StateConflict when it does not run.
         """
         part = self.partitions.get(partition) or self._partition(partition)
-        run = self._off_nodes(part, job_id, now)
+        run = part.stopping.pop(job_id, None) or self._off_nodes(part, job_id, now)
         if part.notes or self._dependents:
             self._left_cluster(part, run.job)
         return run
@@ -118,6 +118,48 @@ class ClusterState:
     def job_preempted(self, job_id: int, now: int, partition: str = "default") -> Job:
         """It has lost what it did (preempted, or its node was lost) and waits again, as the job that is returned. Its notes stay."""
         return self.job_migrated(job_id, now, partition)
+
+    def job_stopping(self, run: Running, now: int) -> None:
+        """A job was asked to give its nodes up (`run`: its last stretch): until it returns, goes on or ends, it neither waits nor runs.
+
+        It ran or stood still, or a decision of this instant has sent it back to the queue. What it had is free, its notes stay.
+        """
+        job = run.job
+        part = self._partition(job.partition)
+        if job.id in part.jobs:
+            self._dequeue(part, part.jobs[job.id])
+        else:
+            self._off_nodes(part, job.id, now)
+        part.stopping[job.id] = run
+
+    def job_returned(self, job: Job) -> None:
+        """A job that was stopping waits again, as this request. Raises: StateConflict when it was not."""
+        part = self._partition(job.partition)
+        self._stopping(part, job.id)
+        if job.after:
+            self._depend(part, job)
+        part.add_job(job)
+
+    def job_went_on(self, job_id: int, now: int, partition: str = "default") -> Running:
+        """A job that was stopping has not given its nodes up, and runs there again from now on, to the end that it had before.
+
+        Raises: StateConflict when it was not stopping, or others were given what it has.
+        """
+        part = self._partition(partition)
+        run = part.stopping.get(job_id)
+        if run is not None and not part.has_room_for(run):
+            raise StateConflict(f"job {job_id} cannot have gone on in partition {partition}: others were given its nodes")
+        run = self._stopping(part, job_id)._replace(start_us=now)
+        part.add_running(run)
+        return run
+
+    def job_pinned(self, job_id: int, pinned: bool, partition: str = "default") -> None:
+        """A running job is never sent back to the queue from now on; or may be again. It ends with the run."""
+        part = self._partition(partition)
+        if pinned and job_id in part.running:
+            part.pinned.add(job_id)
+        else:
+            part.pinned.discard(job_id)
 
     def job_requeued(self, job: Job) -> None:
         """A waiting job is another request from now on (other limit, size, queue, ...) with the same id. A promise to it goes, and a hold
@@ -296,7 +338,16 @@ class ClusterState:
         part.add_running(run)
         return run
 
+    @staticmethod
+    def _stopping(part: Partition, job_id: int) -> Running:
+        run = part.stopping.pop(job_id, None)
+        if run is None:
+            raise StateConflict(f"job {job_id} was not asked to give up its nodes in partition {part.name}")
+        return run
+
     def _off_nodes(self, part: Partition, job_id: int, now: int | None) -> Running:
+        if part.pinned:
+            part.pinned.discard(job_id)
         run = part.running.get(job_id)
         if run is not None:
             part.drop_running(run)
@@ -368,7 +419,8 @@ class ClusterState:
         return Why("after", "starts after job {}", (", ".join(map(str, there)),)) if there else None
 
     def _is_there(self, job_id: int) -> bool:
-        return any(job_id in p.running or job_id in p.jobs or job_id in p.suspended for p in self.partitions.values())
+        parts = self.partitions.values()
+        return any(job_id in table for part in parts for table in (part.running, part.jobs, part.suspended, part.stopping))
 
     # -- partitions ---------------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,8 @@ class History:
         for run in opening.state.running:
             self.jobs[run.job.id] = run.job
             self._on[run.job.id] = run
+        for run in opening.state.stopping:
+            self.jobs[run.job.id] = run.job
 
     @property
     def requeued(self) -> bool:
@@ -69,8 +71,10 @@ class History:
             case "job_submitted":
                 job = fact.arguments["job"]
                 self.jobs[job.id] = job
-            case "job_started" | "job_resumed":
+            case "job_started" | "job_resumed" | "job_went_on":
                 self._on[job_id] = answer
+            case "job_stopping":
+                self._off(fact.arguments["run"].job.id, at_us, Parting.MIGRATED)
             case "job_migrated":
                 self._off(job_id, at_us, Parting.MIGRATED)
             case "job_preempted":

@@ -25,7 +25,7 @@ from rmgr.sim.laws_world import SmallWorld
 
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 HALF_LIFE_US = 8
-FACTS = ("submit", "submit", "plan", "plan", "plan", "end", "node", "limits", "window", "again", "leave", "call", "server")
+FACTS = ("submit", "submit", "plan", "plan", "plan", "end", "node", "limits", "window", "again", "leave", "call", "server", "stop", "stopped", "pin")
 
 
 def derived(state: ClusterState, now: int) -> dict[str, Any]:
@@ -49,6 +49,8 @@ def derived(state: ClusterState, now: int) -> dict[str, Any]:
             "infeasible": sorted(part.infeasible),
             "used": [part.used("user", user) for user in ("ann", "bob")],
             "flagged": part.flagged,
+            "stopping": {job_id: part.has_room_for(run) for job_id, run in sorted(part.stopping.items())},
+            "pinned": part.pinned,
             "calls": part.calls,
             "servers": part.servers,
         }
@@ -85,6 +87,31 @@ class Story:
             job = self.chance.choice(runs).job
             how = self.chance.choice(("job_ended", "job_migrated", "job_preempted"))
             getattr(self.state, how)(job.id, partition=job.partition, now=self.now)
+
+    def stop(self) -> None:
+        """A run is asked to give its nodes up: it is off them as far as passes see, until it is known what came of it."""
+        snapshot = self.state.snapshot()
+        runs = [*snapshot.running, *(stopped.run for stopped in snapshot.suspended)]
+        if runs:
+            self.state.job_stopping(self.chance.choice(runs), self.now)
+
+    def stopped(self) -> None:
+        stopping = self.state.snapshot().stopping
+        if stopping:
+            job = self.chance.choice(stopping).job
+            match self.chance.randint(0, 2):
+                case 0:
+                    self.state.job_returned(replace(job, queued_us=self.now, restarts=job.restarts + 1))
+                case 1:
+                    self.state.job_went_on(job.id, self.now, job.partition)
+                case _:
+                    self.state.job_ended(job.id, job.partition, now=self.now)
+
+    def pin(self) -> None:
+        runs = self.state.snapshot().running
+        if runs:
+            job = self.chance.choice(runs).job
+            self.state.job_pinned(job.id, bool(self.chance.randrange(3)), job.partition)
 
     def node(self) -> None:
         node = self.chance.choice(self.state.snapshot().nodes or self.world.nodes)

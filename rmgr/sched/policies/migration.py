@@ -112,7 +112,7 @@ class Migration:
         found = []
         for job_id, (passed,) in draft.notes(PASSED).items():
             run = draft.run(job_id)
-            if run is None:  # it waits: its node was lost
+            if run is None or draft.is_pinned(job_id):  # it waits (its node was lost), or may not move
                 continue
             job, start_us = run.job, run.start_us
             if any_head or (
