@@ -32,8 +32,8 @@ class Ganging(View):
 
         Args: rows: job ids; a job stands in every row in which it runs. placements: where the waiting jobs among them start now.
         Its nodes, those on which its jobs stand, are nobody else's. Every job that runs in the old matrix must be in the new one.
-        Insufficient: nodes that are not free or closed, a promise or a window. Infeasible: jobs of a row that overlap, memory that does
-        not do for all jobs of a node together, unknown jobs, bad placements. Cost: O(nodes of all rows).
+        Insufficient: nodes that are not free or closed, a promise or a window. Infeasible: jobs of a row that overlap, memory or other
+        resources that do not do for all jobs of a node together, unknown jobs, bad placements. Cost: O(nodes of all rows).
         """
         self._check_open()
         gang = Gang(name, slot_us, tuple(tuple(row) for row in rows if row), self.policy, self.partition)
@@ -117,6 +117,7 @@ class Ganging(View):
     def _does_not_fit(self, gang: Gang, stands: Mapping[int, Running]) -> Why | None:
         nodes = self._part.nodes
         memory: dict[int, int] = {}
+        others: dict[tuple[int, str], int] = {}
         for run in stands.values():
             for node_id, count in each_node(run.placement):
                 node = nodes.get(node_id)
@@ -125,6 +126,10 @@ class Ganging(View):
                 memory[node_id] = memory.get(node_id, 0) + count * run.job.memory_bytes
                 if node.memory_bytes and memory[node_id] > node.memory_bytes:
                     return Why("gang", "the memory of node {} does not do for all jobs on it", (node_id,))
+                for name, number in run.job.resources:
+                    others[node_id, name] = others.get((node_id, name), 0) + count * number
+                    if others[node_id, name] > dict(node.resources).get(name, 0):
+                        return Why("gang", "the {} of node {} do not do for all jobs on it", (name, node_id))
         for row in gang.rows:
             taken: dict[int, int] = {}
             if len(set(row)) < len(row):

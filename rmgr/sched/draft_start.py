@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rmgr.sched.draft_view import View
 from rmgr.sched.holds import are_spans, placed_on
 from rmgr.sched.job import Job, Placement, Reservation, Running
+from rmgr.sched.partition import Pool
 from rmgr.sched.plan import Accepted, Insufficient, Reserve, Start, Unreserve, Verdict, Why, of_tuple
+from rmgr.sched.pool_node import NodePool
 from rmgr.sched.records import Hold
 
 UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
 TOO_LARGE = "needs {} x {} cores, {} are free"
 NO_SPANS = Why("nodes", "a placement is a tuple of spans: first node, last node, processes on each")
 HAS_HOLD = Why("hold", "it has been promised the cores of running jobs")
+
+
+def lacking(job: Job, pool: Pool) -> Why:
+    """Why the job, which does not fit, does not: the first resource without which it would, else cores."""
+    if job.resources and isinstance(pool, NodePool):
+        for name, count in job.resources:
+            if pool.fits(replace(job, resources=tuple(one for one in job.resources if one[0] != name))):
+                return Why("resources", "needs {} x {} {}, {} are free", (job.processes, count, name, pool.free_of(name)))
+    return Why("resources", TOO_LARGE, (job.processes, job.threads, pool.free))
 
 
 class Starting(View):
@@ -41,7 +54,7 @@ class Starting(View):
             if not pool.holds(job, placement):
                 return Insufficient(Why("resources", "{} is not free for job {}", (placement, job_id)))
         elif horizon is not None and not pool.fits(job):
-            return Insufficient(Why("resources", TOO_LARGE, (job.processes, job.threads, pool.free)))
+            return Insufficient(lacking(job, pool))
         if horizon is not None:
             placement = self._within_promises(job, placement)
             if placement is None:
@@ -49,6 +62,8 @@ class Starting(View):
         elif placement is None:
             placement = pool.claim(job)
             if placement is None:
+                if job.resources:
+                    return Insufficient(lacking(job, pool))
                 why_not = of_tuple(Why, ("resources", TOO_LARGE, (job.processes, job.threads, pool.free)))
                 return of_tuple(Insufficient, (why_not,))
             is_taken = True

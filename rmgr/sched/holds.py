@@ -15,6 +15,9 @@ def room(job: Job, node: Node | None, cores: int) -> int:
     count = cores // job.threads
     if job.memory_bytes and node.memory_bytes:
         count = min(count, node.memory_bytes // job.memory_bytes)
+    if job.resources:
+        has = dict(node.resources)
+        count = min(count, *(has.get(name, 0) // number for name, number in job.resources))
     return min(count, 1) if job.spread else count
 
 

@@ -10,7 +10,7 @@ from rmgr.sched.gap_index import GapIndex, pick
 from rmgr.sched.horizon import Closing, Ending, GiveBack
 from rmgr.sched.job import Job, Placement, Shape
 from rmgr.sched.node_profile import NodeProfile
-from rmgr.sched.pool_node import NodePool, room_on, rough
+from rmgr.sched.pool_node import NOTHING, NodePool, room_on, rough
 
 #: Shapes that have an index of their own; further ones share that of a shape which needs a little less memory, and look at nodes.
 EXACT = 8
@@ -109,11 +109,15 @@ class NodeTimeline:
         self._log: list[int] = []  #: positions of nodes changed, oldest first
         later = pool.clone()
         self._profiles = [NodeProfile(now_us, cores, memory) for cores, memory in zip(later.cores, later.memory, strict=True)]
+        if later.others:
+            for i, profile in enumerate(self._profiles):
+                profile.others = {name: [free[i]] for name, free in later.others.items()}
         for end_us, job_id, _ in endings:
             give_back(later, job_id)
             at = max(end_us, now_us + 1)
             for i in later.changed():
-                self._profiles[i].append(at, later.cores[i], later.memory[i])
+                others = {name: free[i] for name, free in later.others.items()} if later.others else None
+                self._profiles[i].append(at, later.cores[i], later.memory[i], others)
 
     def admits(self, job: Job) -> bool:
         return self._now_open(job) is not None
@@ -168,18 +172,20 @@ class NodeTimeline:
         for profile, node in zip(self._profiles, self._pool.nodes, strict=True):
             if min(profile.cores) < 0 or (node.memory_bytes and min(profile.memory) < 0):
                 return True
+            if profile.others and any(min(free) < 0 for free in profile.others.values()):
+                return True
         return False
 
     def _add(self, job: Job, at_us: int, placement: Placement, sign: int, profiles: Sequence[NodeProfile] | dict[int, NodeProfile]) -> None:
         start_us, end_us = max(at_us, self._now), max(at_us + job.planned_us, self._now)
-        threads, memory_bytes, _, exclusive, _ = job.shape
+        threads, memory_bytes, _, exclusive, _, resources = job.shape
         for first, last, processes in placement:
             cores, memory = sign * threads * processes, sign * memory_bytes * processes
             for i in self._pool.positions(((first, last, processes),)):
                 if exclusive:
                     node = self._pool.nodes[i]
                     cores, memory = sign * node.cores, sign * node.memory_bytes
-                profiles[i].add(start_us, end_us, cores, memory)
+                profiles[i].add(start_us, end_us, cores, memory, resources, sign * processes)
 
     def _earliest(self, job: Job, other: dict[int, NodeProfile]) -> tuple[int, Placement] | None:
         found = self._index(job.shape).opening(job, self._profiles, other)
@@ -196,7 +202,10 @@ class NodeTimeline:
 
     def _room(self, i: int, profile: NodeProfile, job: Job, at_us: int, end_us: int) -> int:
         node = self._pool.nodes[i]
-        return 0 if node.closed else room_on(job.shape, node, *profile.lowest(at_us, end_us))
+        if node.closed:
+            return 0
+        others = profile.lowest_others(at_us, end_us) if job.resources else NOTHING
+        return room_on(job.shape, node, *profile.lowest(at_us, end_us), others)
 
     def _index(self, shape: Shape) -> GapIndex:
         index = self._indexes.get(shape)

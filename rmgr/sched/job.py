@@ -6,7 +6,7 @@ integers: the lowest node id is taken first, the lowest job id wins a tie.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -17,6 +17,8 @@ UNLIMITED_US = 1 << 60
 Span: TypeAlias = tuple[int, int, int]
 #: Where a job stands: spans in ascending order of node id, none overlapping.
 Placement: TypeAlias = tuple[Span, ...]
+#: Countable things beside cores and memory, each with its name, ascending: what a process needs of them, or what a node has.
+Resources: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class Shape(NamedTuple):
@@ -27,6 +29,7 @@ class Shape(NamedTuple):
     features: tuple[str, ...]
     exclusive: bool
     spread: bool = False
+    resources: Resources = ()
 
 
 #: Of most jobs.
@@ -38,7 +41,8 @@ class Job:
     """A rigid parallel job: `processes` x `threads` cores; the threads of one process share a node, processes may be spread.
 
     limit_us: requested elapsed time, the longest it may run; 0 = not limited, planned as `UNLIMITED_US`.
-    memory_bytes: of one process, 0 = not counted. exclusive: no other job on its nodes. spread: each process on a node of its own.
+    memory_bytes: of one process, 0 = not counted. resources: of one process. exclusive: no other job on its nodes.
+    spread: each process on a node of its own.
     priority: larger goes first under `priority`.
     queued_us: when it last entered the queue (-1: at submit_us), later than its submit time after a migration or preemption.
     after: ids that must have left the cluster first; one that the state does not know has left. begin_us: not before this time.
@@ -63,6 +67,7 @@ class Job:
     begin_us: int = 0
     restarts: int = 0
     spread: bool = False
+    resources: Resources = ()
     cpus: int = field(init=False, compare=False)  #: processes x threads
     planned_us: int = field(init=False, compare=False)  #: the limit, or `UNLIMITED_US`
     shape: Shape = field(init=False, compare=False)
@@ -88,6 +93,7 @@ class Job:
         begin_us: int = 0,
         restarts: int = 0,
         spread: bool = False,
+        resources: Resources = (),
     ) -> Self:
         """As the dataclass would do it, in less than half the time: a frozen one sets every field with a call.
 
@@ -112,11 +118,14 @@ class Job:
         new.begin_us = begin_us
         new.restarts = restarts
         new.spread = spread
+        new.resources = resources
         new.cpus = processes * threads
         new.planned_us = limit_us or UNLIMITED_US
-        plain = threads == 1 and not (memory_bytes or features or exclusive or spread)
-        new.shape = PLAIN if plain else Shape(threads, memory_bytes, features, exclusive, spread)
+        plain = threads == 1 and not (memory_bytes or features or exclusive or spread or resources)
+        new.shape = PLAIN if plain else Shape(threads, memory_bytes, features, exclusive, spread, resources)
         if processes < 1 or threads < 1 or submit_us < 0 or limit_us < 0 or memory_bytes < 0 or begin_us < 0:
+            new._complain()  # noqa: SLF001 - its own class
+        if resources and not _counted(resources):
             new._complain()  # noqa: SLF001 - its own class
         new.__class__ = cls
         made: Self = new
@@ -133,6 +142,8 @@ class Job:
         for name in ("submit_us", "limit_us", "memory_bytes", "begin_us"):
             if getattr(self, name) < 0:
                 raise ValueError(f"job {self.id}: {name} is {getattr(self, name)}, it cannot be negative")
+        if not _counted(self.resources):
+            raise ValueError(f"job {self.id}: resources are {self.resources}, not names, ascending, each with a count of 1 or more")
 
 
 class _Unfrozen(Job):
@@ -156,6 +167,7 @@ class Node:
     speed: float = 1.0
     site: str = ""
     closed: bool = False
+    resources: Resources = ()
 
 
 class Running(NamedTuple):
@@ -185,6 +197,16 @@ def spans_of(counts: Iterable[tuple[int, int]]) -> Placement:
         else:
             spans.append((node, node, processes))
     return tuple(spans)
+
+
+def resources_of(counts: Mapping[str, int]) -> Resources:
+    """Names with how many of each, 0 = none."""
+    return tuple(sorted((name, count) for name, count in counts.items() if count > 0)) if counts else ()
+
+
+def _counted(resources: Resources) -> bool:
+    names = [name for name, _ in resources]
+    return sorted(set(names)) == names and all(count > 0 for _, count in resources)
 
 
 def nodes_of(placement: Placement) -> list[int]:

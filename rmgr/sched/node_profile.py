@@ -1,10 +1,11 @@
-"""What is free on one node from now on: steps in time, each with free cores and memory."""
+"""What is free on one node from now on: steps in time, each with free cores, memory and other resources."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 
-from rmgr.sched.job import PLAIN, Node, Shape
+from rmgr.sched.job import PLAIN, Node, Resources, Shape
 from rmgr.sched.pool_node import room_on
 
 #: (since, until, processes): so many more than in the gaps around it.
@@ -14,34 +15,57 @@ NEVER = 1 << 100
 
 
 class NodeProfile:
-    """From `times[i]` until `times[i + 1]`, the last for ever, `cores[i]` and `memory[i]` are free; below 0: promised and not there."""
+    """From `times[i]` until `times[i + 1]`, the last for ever, `cores[i]`, `memory[i]` and `others[name][i]` are free.
 
-    __slots__ = ("cores", "memory", "times")
+    Below 0: promised and not there.
+    """
+
+    __slots__ = ("cores", "memory", "others", "times")
 
     def __init__(self, now_us: int, cores: int, memory: int) -> None:
         self.times, self.cores, self.memory = [now_us], [cores], [memory]
+        self.others: dict[str, list[int]] = {}
 
     def copy(self) -> NodeProfile:
         """Changes to one do not touch the other."""
         other = NodeProfile.__new__(NodeProfile)
         other.times, other.cores, other.memory = self.times.copy(), self.cores.copy(), self.memory.copy()
+        other.others = {name: free.copy() for name, free in self.others.items()} if self.others else self.others
         return other
 
-    def append(self, at_us: int, cores: int, memory: int) -> None:
+    def append(self, at_us: int, cores: int, memory: int, others: Mapping[str, int] | None = None) -> None:
         """So much is free from `at_us` on, no earlier than the last step."""
         if self.times[-1] == at_us:
             self.cores[-1], self.memory[-1] = cores, memory
+            for name in others or ():
+                self.others[name].pop()
         else:
             self.times.append(at_us)
             self.cores.append(cores)
             self.memory.append(memory)
+        if others:
+            for name, free in others.items():
+                self.others[name].append(free)
 
-    def add(self, start_us: int, end_us: int, cores: int, memory: int) -> None:
-        """So much more (or, below 0, less) is free in between; what lies before the first step is left out."""
+    def add(self, start_us: int, end_us: int, cores: int, memory: int, resources: Resources = (), times: int = 0) -> None:
+        """So much more (or, below 0, less) is free in between; what lies before the first step is left out.
+
+        resources, times: so often these.
+        """
         low = self._cut(start_us)
-        for i in range(low, self._cut(end_us)):
+        high = self._cut(end_us)
+        for i in range(low, high):
             self.cores[i] += cores
             self.memory[i] += memory
+        for name, count in resources:
+            free = self.others.get(name)
+            if free is not None:
+                free[low:high] = [left + times * count for left in free[low:high]]
+
+    def lowest_others(self, start_us: int, end_us: int) -> dict[str, tuple[int]]:
+        """As `lowest`, of other resources: name -> (how many,)."""
+        low, high = bisect_right(self.times, start_us) - 1, bisect_left(self.times, end_us)
+        return {name: (min(free[low:high]),) for name, free in self.others.items()}
 
     def lowest(self, start_us: int, end_us: int) -> tuple[int, int]:
         """Cores and memory that are free from `start_us`, no earlier than the first step, until `end_us`."""
@@ -57,6 +81,8 @@ class NodeProfile:
             return []
         if shape is PLAIN:
             rooms = self.cores
+        elif shape.resources:
+            rooms = [room_on(shape, node, self.cores[i], self.memory[i], self.others, i) for i in range(len(self.times))]
         else:
             rooms = [room_on(shape, node, cores, memory) for cores, memory in zip(self.cores, self.memory, strict=True)]
         found: list[Gap] = []
@@ -85,4 +111,6 @@ class NodeProfile:
             times.insert(i, at_us)
             self.cores.insert(i, self.cores[i - 1])
             self.memory.insert(i, self.memory[i - 1])
+            for free in self.others.values():
+                free.insert(i, free[i - 1])
         return i

@@ -372,6 +372,9 @@ class Partition:
     def _never(self, job: Job) -> Why | None:
         """Why it can never run here as it is."""
         if not self.pool.feasible(job):
+            for name, count in job.resources:
+                if self.pool.feasible(replace(job, resources=tuple(one for one in job.resources if one[0] != name))):
+                    return Why("size", "needs {} x {} {}: more than partition {} has", (job.processes, count, name, self.name))
             return Why("size", "needs {} x {} cores: more than partition {} has", (job.processes, job.threads, self.name))
         limits = self.limits
         if limits is not None:

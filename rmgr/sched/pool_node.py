@@ -1,4 +1,4 @@
-"""Free cores and memory of a partition of any nodes: per node, with counts per shape of process that follow every change.
+"""Free cores, memory and other resources of a partition of any nodes: per node, with counts per shape of process that follow every change.
 
 Asking whether a job fits costs O(nodes changed since a job of its shape asked), so a pass over a long queue does not look at nodes again
 for each job. Placing costs O(nodes looked at), beginning at the first node where that shape fits.
@@ -9,12 +9,12 @@ of a shape that needs a little less memory. What does not fit by those does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
 from rmgr.sched.horizon import Horizon
-from rmgr.sched.job import PLAIN, Job, Node, Placement, Shape, Span, spans_of
+from rmgr.sched.job import PLAIN, Job, Node, Placement, Resources, Shape, Span, spans_of
 from rmgr.sched.records import Cores
 
 #: Shapes counted exactly; more share rounded counts. 10,000 jobs of 100,000 memory sizes on 1,000 nodes: a first pass of 15 ms, not 3.5 s.
@@ -27,6 +27,8 @@ MOST_SHAPES = 10_000
 MOST_COUNTS = 16_000_000
 #: Shapes counted in a clone at once: a timeline has thousands of them.
 MOST_OF_CLONE = 4
+#: Of nodes, or steps in time, that have nothing but cores and memory.
+NOTHING: Mapping[str, Sequence[int]] = {}
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class _Fit:
 class NodePool:
     """`take` then `give` restores it exactly. Positions are those of the nodes in ascending order of id."""
 
-    __slots__ = ("_at", "_fits", "_ids", "_kinds", "_log", "_most", "_nodes", "_possible", "cores", "memory")
+    __slots__ = ("_at", "_fits", "_ids", "_kinds", "_log", "_most", "_nodes", "_possible", "cores", "memory", "others")
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._nodes = sorted(nodes, key=_id)
@@ -54,11 +56,16 @@ class NodePool:
         self._possible: dict[Shape, int] = {}
         kinds: dict[object, list[Node]] = {}
         for node in self._nodes:
-            kinds.setdefault((node.cores, node.memory_bytes, node.features), []).append(node)
+            kinds.setdefault((node.cores, node.memory_bytes, node.features, node.resources), []).append(node)
         self._kinds = [(same[0], len(same)) for same in kinds.values()]
         self._log: list[int] = []  #: positions changed, oldest first
         self.cores = [node.cores for node in self._nodes]  #: free, closed nodes' too
         self.memory = [node.memory_bytes for node in self._nodes]
+        #: name -> free on each node, of those that some node has
+        self.others: dict[str, list[int]] = {name: [0] * len(self._nodes) for node in self._nodes for name, _ in node.resources}
+        for i, node in enumerate(self._nodes):
+            for name, count in node.resources:
+                self.others[name][i] = count
 
     def clone(self) -> NodePool:
         """The same nodes with the same free capacity; changes to one do not touch the other. O(nodes)."""
@@ -67,6 +74,7 @@ class NodePool:
         other._kinds = self._kinds  # noqa: SLF001 - its own class
         other._fits, other._log, other._most = {}, [], MOST_OF_CLONE  # noqa: SLF001 - its own class
         other.cores, other.memory = self.cores.copy(), self.memory.copy()
+        other.others = {name: free.copy() for name, free in self.others.items()} if self.others else self.others
         return other
 
     @property
@@ -74,13 +82,18 @@ class NodePool:
         """Free cores of open nodes."""
         return self._fit(PLAIN).total
 
+    def free_of(self, name: str) -> int:
+        """How many of a resource are free on open nodes. O(nodes)."""
+        free = self.others.get(name, ())
+        return sum(max(count, 0) for count, node in zip(free, self._nodes, strict=False) if not node.closed)
+
     def feasible(self, job: Job) -> bool:
         """It could run if the partition were empty and open."""
         possible = self._possible.get(job.shape)
         if possible is None:
             if len(self._possible) > MOST_SHAPES:
                 self._possible.clear()
-            possible = sum(count * room_on(job.shape, node, node.cores, node.memory_bytes) for node, count in self._kinds)
+            possible = sum(count * room_if_empty(job.shape, node) for node, count in self._kinds)
             self._possible[job.shape] = possible
         return job.processes <= possible
 
@@ -129,7 +142,7 @@ class NodePool:
         for i in range(low, len(counts)):
             count = counts[i]
             if count and not exact:
-                count = room_on(shape, self._nodes[i], self.cores[i], self.memory[i])
+                count = room_on(shape, self._nodes[i], self.cores[i], self.memory[i], self.others, i)
             if not count:
                 continue
             count = min(count, wanted)
@@ -200,7 +213,10 @@ class NodePool:
         self._log.append(i)
 
     def take_share(self, job: Job, cores: Cores) -> None:
-        """These cores are held for the job, with its memory for as many threads. What it lacks of that is missing until others end."""
+        """These cores are held for the job, with its memory and resources for as many threads.
+
+        What it lacks of that is missing until others end.
+        """
         self._change_cores(job, cores, -1)
 
     def give_share(self, job: Job, cores: Cores) -> None:
@@ -208,11 +224,11 @@ class NodePool:
         self._change_cores(job, cores, 1)
 
     def park(self, job: Job, placement: Placement) -> None:
-        """A stopped job's memory there is taken, its cores are not."""
+        """A stopped job's memory and other resources there are taken, its cores are not."""
         self._change_memory(job, placement, -1)
 
     def unpark(self, job: Job, placement: Placement) -> None:
-        """Its memory is free again."""
+        """They are free again."""
         self._change_memory(job, placement, 1)
 
     def can_resume(self, job: Job, placement: Placement) -> bool:
@@ -233,19 +249,24 @@ class NodePool:
     @property
     def overdrawn(self) -> bool:
         """More is taken of a node than it has: a plan that cannot be kept."""
-        return min(self.cores, default=0) < 0 or any(m < 0 and n.memory_bytes for m, n in zip(self.memory, self._nodes, strict=True))
+        if min(self.cores, default=0) < 0 or any(min(free) < 0 for free in self.others.values()):
+            return True
+        return any(m < 0 and n.memory_bytes for m, n in zip(self.memory, self._nodes, strict=True))
 
     def lower(self, other: NodePool, positions: Iterable[int] | None = None) -> None:
         """Nothing more is free here than there, on every node or on these."""
         if positions is None:  # whole lists at once
             self.cores = list(map(min, self.cores, other.cores))
             self.memory = list(map(min, self.memory, other.memory))
+            self.others = {name: list(map(min, free, other.others[name])) for name, free in self.others.items()}
             self._fits.clear()
             self._log.clear()
             return
         for i in positions:
             self.cores[i] = min(self.cores[i], other.cores[i])
             self.memory[i] = min(self.memory[i], other.memory[i])
+            for name, free in self.others.items():
+                free[i] = min(free[i], other.others[name][i])
             self._log.append(i)
 
     @property
@@ -264,7 +285,7 @@ class NodePool:
         return [self._at[node] for first, last, _ in placement for node in range(first, last + 1)]
 
     def _change(self, job: Job, placement: Placement, sign: int) -> None:
-        threads, memory_bytes, _, exclusive, _ = job.shape
+        threads, memory_bytes, _, exclusive, _, resources = job.shape
         log = self._log
         if len(log) > 8 * len(self._ids) + 1000:
             log.clear()
@@ -275,6 +296,8 @@ class NodePool:
                 self.cores[i] += sign * (self._nodes[i].cores if exclusive else threads * processes)
                 self.memory[i] += sign * (self._nodes[i].memory_bytes if exclusive else memory_bytes * processes)
                 log.append(i)
+                if resources:
+                    self._change_others(i, resources, sign * processes)
 
     def _change_cores(self, job: Job, cores: Cores, sign: int) -> None:
         for first, last, count in cores:
@@ -283,6 +306,8 @@ class NodePool:
                 self.cores[i] += sign * count
                 self.memory[i] += sign * -(-count * job.memory_bytes // job.threads)
                 self._log.append(i)
+                if job.resources:
+                    self._change_others(i, tuple((name, -(-count * number // job.threads)) for name, number in job.resources), sign)
 
     def _change_memory(self, job: Job, placement: Placement, sign: int) -> None:
         for first, last, processes in placement:
@@ -290,6 +315,14 @@ class NodePool:
                 i = self._at[node]
                 self.memory[i] += sign * (self._nodes[i].memory_bytes if job.exclusive else processes * job.memory_bytes)
                 self._log.append(i)
+                if job.resources:
+                    self._change_others(i, job.resources, sign * processes)
+
+    def _change_others(self, i: int, resources: Resources, times: int) -> None:
+        for name, count in resources:
+            free = self.others.get(name)
+            if free is not None:
+                free[i] += times * count
 
     def _fit(self, shape: Shape) -> _Fit:
         """The counts of this shape, or where there are too many of one that fits wherever this one does."""
@@ -305,9 +338,9 @@ class NodePool:
             return fit
         if len(log) - fit.at > len(self._nodes):
             return self._counted(shape)
-        counts, cores, memory, nodes = fit.counts, self.cores, self.memory, self._nodes
+        counts, cores, memory, others, nodes = fit.counts, self.cores, self.memory, self.others, self._nodes
         for i in log[fit.at :]:
-            count = 0 if nodes[i].closed else room_on(shape, nodes[i], cores[i], memory[i])
+            count = 0 if nodes[i].closed else room_on(shape, nodes[i], cores[i], memory[i], others, i)
             fit.total += count - counts[i]
             counts[i] = count
             if count and i < fit.low:
@@ -316,21 +349,21 @@ class NodePool:
         return fit
 
     def _counted(self, shape: Shape) -> _Fit:
-        nodes, memory, threads = self._nodes, self.memory, shape.threads
+        nodes, memory, others, threads = self._nodes, self.memory, self.others, shape.threads
         if len(self._fits) >= self._most:
             self._fits.clear()
         counts = [0] * len(nodes)
         for i, cores in enumerate(self.cores):
             if cores >= threads and not nodes[i].closed:
-                counts[i] = room_on(shape, nodes[i], cores, memory[i])
+                counts[i] = room_on(shape, nodes[i], cores, memory[i], others, i)
         fit = self._fits[shape] = _Fit(shape, counts, sum(counts), len(self._log))
         return fit
 
     def _fits_nodes(self, job: Job, fit: _Fit) -> bool:
         """The counts are those of a rougher shape: look at the nodes where that one fits."""
-        wanted, shape, nodes, cores, memory = job.processes, job.shape, self._nodes, self.cores, self.memory
+        wanted, shape, nodes, cores, memory, others = job.processes, job.shape, self._nodes, self.cores, self.memory, self.others
         for i in compress(range(len(nodes)), fit.counts):
-            wanted -= room_on(shape, nodes[i], cores[i], memory[i])
+            wanted -= room_on(shape, nodes[i], cores[i], memory[i], others, i)
             if wanted <= 0:
                 return True
         return False
@@ -339,8 +372,8 @@ class NodePool:
         """Processes that fit on each node."""
         if fit.shape == shape:
             return fit.counts
-        nodes, cores, memory = self._nodes, self.cores, self.memory
-        return [room_on(shape, nodes[i], cores[i], memory[i]) if count else 0 for i, count in enumerate(fit.counts)]
+        nodes, cores, memory, others = self._nodes, self.cores, self.memory, self.others
+        return [room_on(shape, nodes[i], cores[i], memory[i], others, i) if count else 0 for i, count in enumerate(fit.counts)]
 
 
 def rough(shape: Shape) -> Shape:
@@ -349,9 +382,9 @@ def rough(shape: Shape) -> Shape:
     return shape._replace(memory_bytes=shape.memory_bytes >> below << below)
 
 
-def room_on(shape: Shape, node: Node, cores: int, memory: int) -> int:
-    """Processes of this shape that fit into so many free cores and bytes of the node."""
-    threads, memory_bytes, features, exclusive, spread = shape
+def room_on(shape: Shape, node: Node, cores: int, memory: int, others: Mapping[str, Sequence[int]] = NOTHING, at: int = 0) -> int:
+    """Processes of this shape that fit into so many free cores and bytes of the node, and what of other resources `others` has at `at`."""
+    threads, memory_bytes, features, exclusive, spread, resources = shape
     if exclusive and cores != node.cores:
         return 0
     if features and not set(features) <= set(node.features):
@@ -359,7 +392,15 @@ def room_on(shape: Shape, node: Node, cores: int, memory: int) -> int:
     count = cores // threads
     if memory_bytes and node.memory_bytes:
         count = min(count, memory // memory_bytes)
+    if resources:
+        for name, number in resources:
+            count = min(count, others[name][at] // number) if name in others else 0
     return max(min(count, 1) if spread else count, 0)
+
+
+def room_if_empty(shape: Shape, node: Node) -> int:
+    """Processes of this shape that fit on the node when nothing is there."""
+    return room_on(shape, node, node.cores, node.memory_bytes, {name: (count,) for name, count in node.resources})
 
 
 def _id(node: Node) -> int:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
 from rmgr.sched.horizon import Horizon
-from rmgr.sched.job import Job, Node, Placement, Span
+from rmgr.sched.job import PLAIN, Job, Node, Placement, Span
 from rmgr.sched.records import Cores
 
 _NOBODY = Job(id=0, submit_us=0)
@@ -38,14 +38,16 @@ class UnitPool:
 
     @staticmethod
     def serves(nodes: Iterable[Node]) -> bool:
-        """These nodes are identical, have one core each, and their memory is not counted: a suspended job keeps its own."""
-        kinds = {(node.cores, node.memory_bytes, node.features) for node in nodes}
-        return len(kinds) == 1 and all(cores == 1 and not memory for cores, memory, _ in kinds)
+        """These nodes are identical, have one core each, and nothing else is counted: a suspended job keeps its memory and the like."""
+        kinds = {(node.cores, node.memory_bytes, node.features, node.resources) for node in nodes}
+        return len(kinds) == 1 and all(cores == 1 and not memory and not resources for cores, memory, _, resources in kinds)
 
     def feasible(self, job: Job) -> bool:
         """It could run if the partition were empty and open."""
         node = self._node
-        return node is not None and job.processes <= self.total and job.threads == 1 and set(node.features).issuperset(job.features)
+        if node is None or job.processes > self.total:
+            return False
+        return job.shape is PLAIN or (job.threads == 1 and not job.resources and set(node.features).issuperset(job.features))
 
     def fits(self, job: Job) -> bool:
         """It could start now. The job must be feasible. O(1)."""

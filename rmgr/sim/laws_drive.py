@@ -342,6 +342,7 @@ def described(job: Job, unit_us: int) -> str:
     parts = [f"{job.processes} x {job.threads} cores" if job.threads > 1 else f"{job.processes} cores"]
     parts.append(f"limit {job.limit_us / unit_us:g}" if job.limit_us else "no limit")
     parts += [f"{job.memory_bytes} bytes each"] if job.memory_bytes else []
+    parts += [f"{count} {name} each" for name, count in job.resources]
     parts += [f"needs {', '.join(job.features)}"] if job.features else []
     parts += ["exclusive"] if job.exclusive else []
     parts += ["each process on a node of its own"] if job.spread else []

@@ -1,4 +1,4 @@
-"""What must hold of any records of a cluster, counted afresh from them: no core, byte or exclusive node given twice."""
+"""What must hold of any records of a cluster, counted afresh from them: no core, byte, other resource or exclusive node given twice."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class _Taken:
         self.nodes = nodes
         self.cores: Counter[int] = Counter()
         self.memory: Counter[int] = Counter()
+        self.others: Counter[tuple[int, str]] = Counter()
         self.names: defaultdict[int, list[str]] = defaultdict(list)
         self.exclusive: defaultdict[int, list[int]] = defaultdict(list)
         self.crowded: defaultdict[int, list[int]] = defaultdict(list)
@@ -57,6 +58,8 @@ class _Taken:
     def add_memory(self, run: Running) -> None:
         for node, processes in processes_on(run.placement):
             self.memory[node] += processes * run.job.memory_bytes
+            for name, count in run.job.resources:
+                self.others[node, name] += processes * count
 
     def too_much(self) -> Iterator[str]:
         for node_id in sorted(self.nodes):
@@ -65,6 +68,11 @@ class _Taken:
                 yield f"node {node_id} has {node.cores} cores, {names} take {self.cores[node_id]}"
             if node.memory_bytes and self.memory[node_id] > node.memory_bytes:
                 yield f"node {node_id} has {node.memory_bytes} bytes, {names} and what is suspended there take {self.memory[node_id]}"
+            has = dict(node.resources)
+            for name in sorted(name for at, name in self.others if at == node_id):
+                if self.others[node_id, name] > has.get(name, 0):
+                    taken = self.others[node_id, name]
+                    yield f"node {node_id} has {has.get(name, 0)} {name}, {names} and what is suspended there take {taken}"
             if self.exclusive[node_id] and len(self.names[node_id]) > 1:
                 yield f"node {node_id} is shared by {names}, and job {self.exclusive[node_id][0]} is exclusive"
             for job_id in self.crowded[node_id]:

@@ -37,6 +37,7 @@ def _machine(world: SmallWorld) -> Iterator[str]:
     for node in world.nodes:
         parts = [f"{node.cores} core" + "s" * (node.cores > 1)]
         parts += [f"{node.memory_bytes} bytes"] if node.memory_bytes else []
+        parts += [f"{count} {name}" for name, count in node.resources]
         parts += [f"has {', '.join(node.features)}"] if node.features else []
         parts += [f"partition {node.partition}"] if node.partition != "default" else []
         yield f"  node {node.id}: {', '.join(parts)}"

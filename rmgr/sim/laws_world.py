@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
-from rmgr.sched.job import Job, Node
+from rmgr.sched.job import Job, Node, resources_of
 from rmgr.sched.records import Limits, Maintenance
 
 Option = TypeVar("Option")
@@ -20,6 +20,7 @@ Option = TypeVar("Option")
 UNITS_US = (1, 1_000_000, 600_000_000)
 USERS = ("ann", "bob")
 KINDS = ("after", "begin", "outage", "withdrawal", "window", "limits")
+NEEDED = ((), ("tape",), ("tape",), ("fpga", "tape"))
 QUEUES = ("default", "small", "large")
 
 
@@ -98,6 +99,7 @@ class SmallWorld:
     def size(self) -> int:
         """How much there is to read: what shrinking makes smaller."""
         shapes = sum(w.job.processes + w.job.threads + bool(w.job.memory_bytes) + len(w.job.features) for w in self.works)
+        shapes += sum(len(w.job.resources) for w in self.works) + sum(len(node.resources) for node in self.nodes)
         shapes += sum(w.job.exclusive + w.job.spread for w in self.works)
         extras = sum(len(w.job.after) + bool(w.job.begin_us) + bool(w.job.submit_us) + (w.job.queue != QUEUES[0]) for w in self.works)
         things = len(self.works) + len(self.nodes) + len(self.outages) + len(self.withdrawals) + len(self.windows) + len(self.limits)
@@ -119,7 +121,7 @@ def world_of(
     nodes = tuple(_node(chance, i, flat, names[i % len(names)]) for i in range(chance.between(max(2, len(names)), 6 + len(names))))
     kinds = frozenset(kind for kind in KINDS if events and chance.between(0, 3) == 3)
     works = tuple(_work(chance, job_id, flat, unit, kinds, names, queues) for job_id in range(1, chance.between(1, 12) + 1))
-    return SmallWorld(
+    world = SmallWorld(
         nodes=nodes,
         works=works,
         outages=_outages(chance, nodes, unit) if "outage" in kinds else (),
@@ -135,6 +137,18 @@ def world_of(
         seed=chance.between(0, 99),
         unit_us=unit,
     )
+    return world if flat or chance.between(0, 2) < 2 else _equipped(chance, world)
+
+
+def _equipped(chance: Chance, world: SmallWorld) -> SmallWorld:
+    """Some nodes have things beside cores and memory, and some jobs need them."""
+    has = [resources_of({"fpga": chance.between(0, 1), "tape": chance.between(0, 3)}) for _ in world.nodes]
+    nodes = tuple(replace(node, resources=some) for node, some in zip(world.nodes, has, strict=True))
+    works = tuple(
+        replace(work, job=replace(work.job, resources=resources_of({name: chance.between(0, 2) for name in chance.one_of(NEEDED)})))
+        for work in world.works
+    )
+    return replace(world, nodes=nodes, works=works)
 
 
 def smaller(world: SmallWorld) -> Iterator[SmallWorld]:
@@ -154,7 +168,8 @@ def smaller(world: SmallWorld) -> Iterator[SmallWorld]:
         for plainer in _plainer(work):
             yield replace(world, works=(*world.works[:i], plainer, *world.works[i + 1 :]))
     for i, node in enumerate(world.nodes):
-        for plain in {replace(node, cores=1), replace(node, memory_bytes=0), replace(node, features=())} - {node}:
+        plainer_nodes = (replace(node, cores=1), replace(node, memory_bytes=0), replace(node, features=()), replace(node, resources=()))
+        for plain in set(plainer_nodes) - {node}:
             yield replace(world, nodes=(*world.nodes[:i], plain, *world.nodes[i + 1 :]))
 
 
@@ -244,6 +259,7 @@ def _plainer(work: Work) -> Iterator[Work]:
         {"threads": 1},
         {"memory_bytes": 0},
         {"features": ()},
+        {"resources": ()},
         {"exclusive": False},
         {"spread": False},
         {"priority": 0},

@@ -15,7 +15,7 @@ from rmgr.sched import horizon_unit
 from rmgr.sched.horizon import Ending, Horizon, Timeline
 from rmgr.sched.horizon_node import NodeTimeline, NodeWindows
 from rmgr.sched.horizon_unit import UnitTimeline
-from rmgr.sched.job import Job, Node, Placement
+from rmgr.sched.job import Job, Node, Placement, resources_of
 from rmgr.sched.pool_node import NodePool
 from rmgr.sched.pool_unit import UnitPool
 
@@ -38,6 +38,7 @@ def a_job(chance: random.Random, number: int, cpus: int, *, plain: bool) -> Job:
         features=chance.choice(((), (), ("fast",))),
         exclusive=chance.random() < 0.15,
         spread=chance.random() < 0.15,
+        resources=resources_of({"gpu": chance.choice((0, 0, 0, 1, 2)), "tape": chance.choice((0, 0, 0, 1))}),
     )
 
 
@@ -154,6 +155,7 @@ def test_windows_leave_to_starts_what_a_timeline_of_them_leaves(seed: int) -> No
 def a_pool(chance: random.Random) -> tuple[NodePool, int]:
     kinds = [Node(id=0, cores=chance.randint(1, 6), memory_bytes=chance.choice((0, 64, 100))) for _ in range(2)]
     kinds.append(replace(kinds[0], features=("fast",)))
+    kinds += [replace(kinds[1], resources=resources_of({"gpu": chance.randint(1, 4), "tape": chance.randint(0, 2)})), kinds[2]]
     nodes = [replace(chance.choice(kinds), id=2 * n - n % 2, closed=chance.random() < 0.1) for n in range(chance.randint(1, 8))]
     return NodePool(nodes), sum(node.cores for node in nodes)
 
