@@ -191,15 +191,18 @@ class Jobs:
         return msgspec.structs.replace(shape, environ={"OMP_NUM_THREADS": threads} | shape.environ | variables)
 
     def _place(self, block: ClaimedBlock) -> Path:
-        """Its directory, with the host file in it: private where it has a socket, else that of all jobs like it."""
+        """Its private directory, with the host file in it; without helpers the name of one that all jobs like it have."""
         key, allocation = block.key, block.data.allocation
         place = self._places.get(key)
         if place is not None:
             return place
         assert allocation is not None
-        if not allocation.helpers:
-            return self._place_alone(allocation)
         place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
+        if not allocation.helpers:
+            _clear(place)
+            place.symlink_to(self._alone_place(allocation))
+            self._places[key] = place
+            return place
         _furnish(place, allocation, mode=0o700)
         self._places[key] = place
         account = block.info.account
@@ -216,8 +219,8 @@ class Jobs:
             hand_over(place, account)
         return place
 
-    def _place_alone(self, allocation: Allocation) -> Path:
-        """A job on one node has nothing of its own in it: made once, for making it takes longer than a short job. Nobody writes there."""
+    def _alone_place(self, allocation: Allocation) -> Path:
+        """A job on one node has nothing of its own in it: it is made once, for that takes longer than a short job. Nobody writes there."""
         place = self._alone.get(allocation.processes)
         if place is None or not (place / "hosts").exists():
             place = self._alone[allocation.processes] = self._directory / f"alone-{allocation.processes}"
@@ -270,14 +273,15 @@ class Jobs:
         if door is not None:
             door.close()
         place = self._places.pop(block.key, None)
-        if place is not None:
+        if place is not None and place.is_symlink():
+            _clear(place)
+        elif place is not None:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
 
 
 def _furnish(place: Path, allocation: Allocation, *, mode: int) -> None:
     """Makes it, with its files; what stood there is gone. mode: of it and of its programs. Raises: OSError."""
-    if place.exists():
-        remove_tree(place)
+    _clear(place)
     place.mkdir(mode=mode)
     hosts, programs = place / "hosts", place / "bin"
     hosts.write_text("".join(f"{node} slots={count}\n" for node, count in allocation.shares))
@@ -288,3 +292,11 @@ def _furnish(place: Path, allocation: Allocation, *, mode: int) -> None:
     hosts.chmod(mode & 0o644)
     programs.chmod(mode)
     place.chmod(mode)
+
+
+def _clear(place: Path) -> None:
+    """Nothing stands there any more. Raises: OSError."""
+    if place.is_symlink():
+        place.unlink()
+    elif place.exists():
+        remove_tree(place)

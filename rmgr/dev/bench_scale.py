@@ -146,7 +146,7 @@ def _used(cluster: DevCluster, processes: Sequence[Child], tasks: int) -> Used:
     asked: Counter[str] = Counter()
     for process in processes:
         asked.update(process.asked("asked"))
-    requests, transactions = _zookeeper_counts(cluster)
+    requests, transactions = zookeeper_counts(cluster)
     client = time.process_time()
     return Used(
         cpu_s([cluster.process("w1").pid]),
@@ -163,7 +163,7 @@ def _used(cluster: DevCluster, processes: Sequence[Child], tasks: int) -> Used:
     )
 
 
-def _zookeeper_counts(cluster: DevCluster) -> tuple[float, float]:
+def zookeeper_counts(cluster: DevCluster) -> tuple[float, float]:
     """(requests that came, transactions made) since its start."""
     host, _, port = cluster.state.zookeeper.partition("/")[0].partition(":")
     lines = (four_letter(host, int(port), "mntr") + four_letter(host, int(port), "srvr")).splitlines()

@@ -1,0 +1,259 @@
+"""Placed jobs: single-node jobs a second through the leader, what one costs each part, and how soon a job of four ranks runs.
+
+Single-node jobs have one core each, on two Starters of eight cores (of a machine that may have fewer: their jobs do nothing). They
+are 2,000 commands (`/bin/true`) of one array, 2,000 Python no-ops of one TaskQueue, and 200 submissions of one command each, in
+sequence by one client. Time runs from the first submission to the last result in the client. `us/job` are processor times.
+
+A job of four ranks is a script on two nodes (`-N 2 -n 4`). Its time runs from the call that commits its submission (the command
+line's own start is measured by `rmgr bench commands`) to the first instruction of the script on its first node, which is after the
+start barrier of both nodes; and to the first instruction of its last rank, started by `rmgr run` in the script. One at a time, on a
+cluster that does nothing else.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rmgr.client.admission import admit
+from rmgr.client.connection import Connection
+from rmgr.client.engine import Engine
+from rmgr.client.packing import Buffer, block_of
+from rmgr.client.ports import LanePort, TaskSpec
+from rmgr.client.specs import Options, draft_of
+from rmgr.client.submitting import submit
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.dev.bench import Plan, Row, connected, percentile, row
+from rmgr.dev.bench_scale import zookeeper_counts
+from rmgr.dev.bench_tasks import no_op
+from rmgr.dev.cluster import DevCluster
+from rmgr.dev.process_cost import children_of, cpu_s
+from rmgr.errors import RmgrError, Unavailable
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.placing import Rigid
+from rmgr.model.states import State
+from rmgr.model.submission import Command, Submission, Work
+
+_NODES, _CORES, _QUEUE = 2, 8, "batch"
+_JOBS, _SUBMISSIONS, _PARALLEL = 2_000, 200, 100
+_PATIENCE_S = 300.0
+_POLL_S = 0.0005
+SETUP = f"1 ZooKeeper (fsync), SQLite, {_NODES} Starters of {_CORES} cores, queue {_QUEUE} (easy)"
+#: Says when it runs, then what its ranks say: nanoseconds since the epoch, one file each.
+_SCRIPT = """date +%s%N > "$1.tmp" && mv "$1.tmp" "$1.script"
+exec rmgr run sh -c 'date +%s%N > "$0.$RMGR_RANK.tmp" && mv "$0.$RMGR_RANK.tmp" "$0.$RMGR_RANK"' "$1"
+"""
+_RANKS = 4
+
+
+def jobs(plan: Plan) -> list[Row]:
+    """All of it on one cluster."""
+    with (
+        tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where,
+        DevCluster(Path(where) / "cluster", nodes=_NODES, cores=_CORES) as cluster,
+        connected(cluster) as connection,
+    ):
+        bench = _Bench(plan, cluster, connection, Path(where))
+        return [*bench.rates(), *bench.latencies()]
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Seconds of the processor by part, requests and transactions of ZooKeeper, seconds; up to now, or of one run."""
+
+    cpu: dict[str, float]
+    requests: float
+    transactions: float
+    at_s: float
+
+    def __sub__(self, other: Used) -> Used:
+        cpu = {name: value - other.cpu[name] for name, value in self.cpu.items()}
+        return Used(cpu, self.requests - other.requests, self.transactions - other.transactions, self.at_s - other.at_s)
+
+    def per_job(self, count: int) -> dict[str, float]:
+        """us of each part, and counts, of one job."""
+        return {f"{name}_us": value / count * 1e6 for name, value in self.cpu.items()} | {
+            "in_all_us": sum(self.cpu.values()) / count * 1e6,
+            "requests": self.requests / count,
+            "transactions": self.transactions / count,
+        }
+
+
+class _Bench:
+    def __init__(self, plan: Plan, cluster: DevCluster, connection: Connection, directory: Path) -> None:
+        assert isinstance(connection.submitter, Engine)
+        self._plan, self._cluster, self._connection, self._directory = plan, cluster, connection, directory
+        self._engine = connection.submitter
+
+    # -- jobs a second
+
+    def rates(self) -> list[Row]:
+        """Each kind once to warm up, then in turn."""
+        kinds: dict[str, tuple[int, Callable[[int], None]]] = {
+            "commands of one array": (self._plan.count(_JOBS), self._array),
+            "Python no-ops of one TaskQueue": (self._plan.count(_JOBS), self._python),
+            "commands, a submission each": (self._plan.count(_SUBMISSIONS), self._many),
+        }
+        found: dict[str, list[tuple[float, dict[str, float]]]] = {name: [] for name in kinds}
+        for name, (count, run) in kinds.items():
+            run(max(5, count // 20))
+            for number in range(1, self._plan.repetitions + 1):
+                self._plan.progress(f"{name}: repetition {number} of {self._plan.repetitions}")
+                before = self._used()
+                run(count)
+                used = self._used() - before
+                found[name].append((count / used.at_s, used.per_job(count)))
+        rows = []
+        for name, runs in found.items():
+            detail = {key: statistics.median(one[key] for _, one in runs) for key in runs[0][1]}
+            what = f"{kinds[name][0]:,} single-node jobs, {name}"
+            rows.append(row("rmgr", SETUP, what, "jobs/s", [rate for rate, _ in runs], **detail))
+        return rows
+
+    def _used(self) -> Used:
+        state = self._cluster.state
+        starters = [process.pid for process in state.processes if process.role == "starter"]
+        spawners = [child for pid in starters for child in children_of(pid)]
+        leader = {"leader": [process.pid for process in state.processes if process.role == "watchdog"]}
+        parts = leader | {"zookeeper": [self._cluster.process("zk1").pid], "starters": starters, "spawners": spawners}
+        cpu = {name: cpu_s(pids) for name, pids in parts.items()}
+        cpu["jobs"] = sum(_of_children(pid) for pid in spawners)
+        cpu["client"] = time.process_time()
+        return Used(cpu, *zookeeper_counts(self._cluster), time.monotonic())
+
+    def _draft(self, command: Command, **options: Any) -> Submission:
+        draft = draft_of(
+            Options(queue=_QUEUE, name="bench"),
+            work=Work.COMMAND,
+            command=command,
+            user=self._engine.user,
+            **options,
+        )
+        return admit(draft, self._engine.settings(), self._engine.nodes())
+
+    def _array(self, count: int) -> None:
+        ends = _Ends(count)
+        lane = self._engine.open(self._draft(Command(argv=("/bin/true",)), array=f"1-{count}"), ends, timeout_s=30.0)
+        _add(lane, count)
+        ends.wait()
+
+    def _python(self, count: int) -> None:
+        with TaskQueue(no_op, queue=_QUEUE, connection=self._connection) as queue:
+            if [future.result(timeout=_PATIENCE_S) for future in queue.map(None, range(count))] != list(range(count)):
+                raise RmgrError("wrong results")
+
+    def _many(self, count: int) -> None:
+        ends = _Ends(count)
+        draft = self._draft(Command(argv=("/bin/true",)))
+        for _ in range(count):
+            self._engine.attach(self._submit(draft), ends, own=False, timeout_s=30.0)
+        ends.wait()
+
+    def _submit(self, draft: Submission) -> int:
+        """One task in one commit, as `rmgr submit` does; its number."""
+        buffer = Buffer(single=True)
+        buffer.add(TaskSpec(), [b""])
+        (packed,) = buffer.take()
+        key, data = block_of(packed, submission=0, priority=draft.priority, cores=draft.request.cores, memory_mib=0)
+        sent = submit(
+            self._engine.coordinator,
+            draft,
+            owner="",
+            deadline_s=time.monotonic() + 30.0,
+            blocks=lambda number: [(replace(key, submission=number), data)],
+            tasks=1,
+            complete=True,
+            signer=self._engine.signer,
+        )
+        return sent.submission.id
+
+    # -- ranks
+
+    def latencies(self) -> list[Row]:
+        """Job after job, each when the one before is over."""
+        count = self._plan.count(_PARALLEL)
+        script: list[list[float]] = []
+        ranks: list[list[float]] = []
+        for _ in range(5):
+            self._parallel("warm")
+        for number in range(1, self._plan.repetitions + 1):
+            self._plan.progress(f"jobs of {_RANKS} ranks: repetition {number} of {self._plan.repetitions}")
+            times = [self._parallel(f"{number}-{at}") for at in range(count)]
+            script.append([one[0] for one in times])
+            ranks.append([one[1] for one in times])
+        rows = []
+        for what, values in (("submit to first instruction", script), ("submit to the last rank's first instruction", ranks)):
+            for share, name in ((0.5, "p50"), (0.99, "p99")):
+                found = [percentile(one, share) for one in values]
+                rows.append(row("rmgr", SETUP, f"a job of {_RANKS} ranks on 2 nodes, {what}, {name}", "ms", found))
+        return rows
+
+    def _parallel(self, name: str) -> tuple[float, float]:
+        """Milliseconds to the script's first instruction, and to the last rank's."""
+        base = self._directory / f"job-{name}"
+        rigid = Rigid(processes=_RANKS, nodes=2)
+        draft = self._draft(Command(argv=("/bin/sh", "-c", _SCRIPT, "sh", str(base))), rigid=rigid)
+        ends = _Ends(1)
+        began_ns = time.time_ns()
+        number = self._submit(draft)
+        self._engine.attach(number, ends, own=False, timeout_s=30.0)
+        ends.wait()
+        said = [int(Path(f"{base}.{who}").read_text()) for who in ("script", *range(_RANKS))]
+        for who in ("script", *range(_RANKS)):
+            Path(f"{base}.{who}").unlink()
+        return (said[0] - began_ns) / 1e6, (max(said[1:]) - began_ns) / 1e6
+
+
+class _Ends:
+    """Waits for so many tasks; each must be COMPLETED."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._wrong: list[str] = []
+        self._over = threading.Event()
+
+    def on_outcomes(self, _fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        """See `ports.Listener`. On the Submitter's thread."""
+        self._wrong += [f"{one.state} {one.reason} {one.error}" for one in outcomes if one.state is not State.COMPLETED]
+        self._left -= len(outcomes)
+        if self._left <= 0:
+            self._over.set()
+
+    def on_progress(self) -> None:
+        """See `ports.Listener`."""
+
+    def on_dead(self, error: RmgrError) -> None:
+        """See `ports.Listener`."""
+        if self._left > 0:
+            self._wrong.append(error.message)
+            self._over.set()
+
+    def wait(self) -> None:
+        """Raises: Unavailable, RmgrError."""
+        if not self._over.wait(_PATIENCE_S):
+            raise Unavailable(f"{self._left} jobs have not ended after {_PATIENCE_S:g} s")
+        if self._wrong:
+            raise RmgrError(f"{len(self._wrong)} jobs did not do what they should: {self._wrong[0]}")
+
+
+def _add(lane: LanePort, count: int) -> None:
+    lane.add(TaskSpec(), [b""] * count)
+    lane.complete()
+    lane.flush(60.0)
+
+
+def _of_children(pid: int) -> float:
+    """Seconds of processes that this one has waited for. 0: it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.children_user + times.children_system)
