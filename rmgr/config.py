@@ -82,6 +82,7 @@ class StarterConfig:
     log_cap_bytes: int = 64 * 1024 * 1024  #: output kept of one stream of one task
     spool_cap_bytes: int = 1024 * 1024 * 1024  #: finished outputs kept while the store is away
     python: str = ""  #: interpreter of workers; default: this one
+    checkpoint_max_bytes: int = 1024 * 1024 * 1024  #: of one job on all its nodes; what is larger is not stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

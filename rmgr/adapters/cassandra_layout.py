@@ -27,7 +27,7 @@ NO_FAMILY = "(none)"
 ABOVE_ALL = "\U0010ffff" * 257
 
 #: Families that are divided once more, by what stands behind the first slash: a submission, a user, a node.
-DIVIDED = frozenset({"args", "frag", "log", "out", "page", "histu", "metric"})
+DIVIDED = frozenset({"args", "ckpt", "frag", "log", "out", "page", "histu", "metric"})
 #: Families in which every writer of a key writes the same bytes (`coord/keys.py`).
 _IMMUTABLE = DIVIDED | keys.BY_CONTENT | {"final", "hist"}
 #: Partition of the register of scopes that holds the scopes that are not divided.

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
@@ -22,6 +23,18 @@ from rmgr.v1 import node_pb2, node_pb2_grpc
 _LOOK_S = 0.5
 #: Longest wait for a hold that is asked for without a deadline.
 _LONGEST_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of a checkpoint on another node: measure, ask, withdraw, collect, restore. The fields are those of the message."""
+
+    step: str
+    number: int = 0
+    stop: bool = False
+    deadline_us: int = 0
+    max_bytes: int = 0
+    row: str = ""
 
 
 class Link(Protocol):
@@ -49,6 +62,9 @@ class RanksAnswers(Protocol):
     def suspend(self, node: str, hold: str, *, resume: bool) -> None:
         """Stops or continues everything in the hold. Raises: NotFound, Unavailable."""
 
+    def checkpoint(self, node: str, hold: str, step: Step) -> tuple[int, str]:
+        """(bytes, key of a row): what the step gives. Takes as long as the files take. Raises: NotFound, DataLost, ValueTooLarge, ..."""
+
     def launch(self, node: str, hold: str) -> Link:
         """Raises: NotFound where no such hold has its cores; Unavailable."""
 
@@ -67,6 +83,11 @@ def handler_of(answers: RanksAnswers) -> Any:
                 _Servicer(answers).suspend,
                 request_deserializer=node_pb2.SuspendRequest.FromString,
                 response_serializer=node_pb2.SuspendReply.SerializeToString,
+            ),
+            "Checkpoint": grpc.unary_unary_rpc_method_handler(
+                _Servicer(answers).checkpoint,
+                request_deserializer=node_pb2.CheckpointRequest.FromString,
+                response_serializer=node_pb2.CheckpointReply.SerializeToString,
             ),
             "Launch": grpc.stream_stream_rpc_method_handler(
                 _Servicer(answers).launch,
@@ -101,6 +122,21 @@ class _Servicer:
         except errors.RmgrError as error:
             fail(context, error)
         return node_pb2.SuspendReply()
+
+    def checkpoint(self, request: Any, context: grpc.ServicerContext) -> Any:
+        step = Step(
+            step=request.step,
+            number=request.number,
+            stop=request.stop,
+            deadline_us=request.deadline_us,
+            max_bytes=request.max_bytes,
+            row=request.row,
+        )
+        try:
+            size, row = self._answers.checkpoint(request.node, request.hold, step)
+        except errors.RmgrError as error:
+            fail(context, error)
+        return node_pb2.CheckpointReply(size_bytes=size, row=row)
 
     def launch(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         first = next(requests, None)
@@ -183,6 +219,24 @@ class Peers:
                 done(None)
 
         call.add_done_callback(answered)
+
+    def checkpoint(self, endpoint: str, node: str, hold: str, step: Step, *, timeout_s: float) -> tuple[int, str]:
+        """Asks and waits: (bytes, key of a row). Raises: what the other Starter raised; Unavailable, DeadlineExceeded."""
+        request = node_pb2.CheckpointRequest(
+            node=node,
+            hold=hold,
+            step=step.step,
+            number=step.number,
+            stop=step.stop,
+            deadline_us=step.deadline_us,
+            max_bytes=step.max_bytes,
+            row=step.row,
+        )
+        try:
+            reply = node_pb2_grpc.RanksStub(self._channel(endpoint)).Checkpoint(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise rebuild(error, endpoint) from None
+        return reply.size_bytes, reply.row
 
     def launch(self, endpoint: str, node: str, hold: str, sent: Iterator[bytes]) -> tuple[Iterator[bytes], Callable[[], None]]:
         """(what comes back until it ends, what ends it). Iterating raises errors of `rmgr.errors`."""

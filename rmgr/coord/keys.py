@@ -9,6 +9,8 @@
 | `frag/<sub>/<guid>` | results of a fragment that did not fit into it | Starter |
 | `out/<sub>/<index>/<attempt>/<n>` | the n-th result of one attempt | Starter |
 | `log/<sub>/<index>/<attempt>/<stream>/<part>` | a piece of captured output | Starter |
+| `ckpt/<sub>/<index>/<attempt>.<n>` | what the n-th checkpoint of an attempt holds | Starter |
+| `ckpt/<sub>/<index>/<attempt>/<sha256>` | a piece of the files of its checkpoints | Starter |
 | `page/<sub>/<n>` | a page of old fragments | owner, else leader |
 | `name/<user key>` | a user's own value, or a pointer to an output | submitter, user |
 | `final/<sub>/<index>/<n>/<by>` | what a pointer stands for, written before its submission is collected | owner, else leader |
@@ -152,10 +154,55 @@ def parse_log(key: str) -> LogPart:
     raise UsageError(f"{key!r} is not the key of a log part")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The n-th checkpoint of one attempt; the later attempt, then the higher number, is newer. They count from 1."""
+
+    sub: int
+    index: int
+    attempt: int
+    n: int
+
+    @property
+    def key(self) -> str:
+        """`ckpt/<sub>/<index>/<attempt>.<n>`."""
+        return f"{checkpoints_of(self.sub, self.index)}{_short(self.attempt)}.{_number(self.n)}"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What the newest one has most of."""
+        return self.attempt, self.n
+
+    def __str__(self) -> str:
+        return f"{self.attempt}.{self.n}"
+
+
+def checkpoints_of(sub: int, index: int | None = None, attempt: int | None = None) -> str:
+    """Prefix of the checkpoints of a submission, or of one task; with `attempt` of the pieces of its files."""
+    return f"ckpt/{_number(sub)}/" + _below(index, attempt)
+
+
+def checkpoint_piece(sub: int, index: int, attempt: int, sha256: str) -> str:
+    """`ckpt/<sub>/<index>/<attempt>/<sha256>`."""
+    return f"{checkpoints_of(sub, index, attempt)}{_hash(sha256)}"
+
+
+def parse_checkpoint(key: str) -> Checkpoint | None:
+    """The reverse of `Checkpoint.key`; None for the key of a piece. Raises: `UsageError`."""
+    match key.split("/"):
+        case ["ckpt", sub, index, name]:
+            attempt, _, n = name.partition(".")
+            if all(map(_is_number, (sub, index, attempt, n))):
+                return Checkpoint(sub=int(sub), index=int(index), attempt=int(attempt), n=int(n))
+        case ["ckpt", sub, index, attempt, digest] if all(map(_is_number, (sub, index, attempt))) and _SHA256.match(digest):
+            return None
+    raise UsageError(f"{key!r} is not a key of the family ckpt/")
+
+
 def prefixes_of(sub: int) -> tuple[str, ...]:
     """Prefixes of everything that goes when a submission is collected (not its history, not the values of users)."""
     number = _number(sub)
-    return tuple(f"{family}/{number}/" for family in ("args", "frag", "log", "out", "page"))
+    return tuple(f"{family}/{number}/" for family in ("args", "ckpt", "frag", "log", "out", "page"))
 
 
 # -- values of users ------------------------------------------------------------------------------------------------------

@@ -49,7 +49,13 @@ def assign_ops(job: Assigned) -> list[Op]:
     """What one ASSIGN consists of: fences of all its nodes, its gate, the move of its block, the order, holds on the other nodes."""
     key, allocation = job.running, job.allocation
     data = msgspec.structs.replace(
-        job.data, incarnation=job.incarnation, claimed_us=allocation.started_us, stamp=job.stamp, started=0, allocation=allocation
+        job.data,
+        incarnation=job.incarnation,
+        claimed_us=allocation.started_us,
+        stamp=job.stamp,
+        started=0,
+        allocation=allocation,
+        stopping="",
     )
     order = InboxOrder(order=Order.START, submission=key.submission, index=key.first, extra={"block": paths.block_name(key)})
     ops: list[Op] = [Check(paths.node(node), version) for node, version in job.fences]
@@ -71,14 +77,21 @@ def assign_ops(job: Assigned) -> list[Op]:
     return ops
 
 
-def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | None]]) -> Multi:
+def ask_ops(node: str, version: int, key: BlockKey, guid: str, order: InboxOrder) -> list[Op]:
+    """An order to the head of a job that runs there, while it does. version: of the node's record."""
+    path = paths.inbox(node, guid)
+    return [Check(paths.node(node), version), Check(paths.running_block(node, key)), Create(path, encode_record(order))]
+
+
+def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | None]], orders: Sequence[Op] = ()) -> Multi:
     """PLACE: everything that one pass decided, or a part of it that stands by itself.
 
     Args:
         records: (partition, what the scheduler remembers, version of its znode or None when there is none).
+        orders: `ask_ops` of jobs that run; what is remembered of them changes with it.
     Raises: ValueError for nothing.
     """
-    ops: list[Op] = []
+    ops: list[Op] = [*orders]
     for partition, data, version in records:
         path = paths.placing(partition)
         ops.append(Create(path, data) if version is None else Set(path, data, version))
@@ -86,6 +99,8 @@ def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | No
         ops += assign_ops(job)
     if jobs:
         return Multi(name="PLACE", ops=tuple(ops), proof=Exists(jobs[0].target))
+    if orders and not records:
+        return Multi(name="PLACE", ops=tuple(ops), proof=Exists(orders[-1].path))
     if not records:
         raise ValueError("a plan without decisions needs no commit")
     partition, data, _ = records[0]

@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from rmgr.coord import paths
-from rmgr.coord.multi import Create, Delete, Gone, Multi, Op
+from rmgr.coord.multi import Create, Delete, Gone, GoneOrHolds, Multi, Op, Set
 from rmgr.coord.ops import fence_check
 from rmgr.coord.records import encode_block
 from rmgr.coord.rules import MAX_PAST
@@ -48,8 +48,20 @@ def stop(
     following = replace(key, attempt=key.attempt + 1)
     target = paths.held_block(queue, following) if held else paths.pending_block(queue, following)
     again = msgspec.structs.replace(
-        data, incarnation=0, claimed_us=0, started=0, allocation=None, past=(*data.past, past)[-MAX_PAST:], stamp=stamp
+        data, incarnation=0, claimed_us=0, started=0, allocation=None, stopping="", past=(*data.past, past)[-MAX_PAST:], stamp=stamp
     )
     ops: list[Op] = [fence, Delete(path, version), Create(target, encode_block(again))]
     ops += [Delete(paths.inbox(node, guid)) for guid in orders]
     return Multi(name="STOP", ops=tuple(ops), proof=Gone(path), guard=fence), following
+
+
+def note(node: str, node_version: int, key: BlockKey, data: BlockData, version: int, *, orders: Sequence[str] = ()) -> Multi:
+    """NOTE: the claimed block stays, and says what became of its checkpoints; with it orders are crossed off that are done, or refused.
+
+    data: as it is from now on, stamped.
+    """
+    path = paths.running_block(node, key)
+    fence = fence_check(node, node_version)
+    encoded = encode_block(data)
+    ops: list[Op] = [fence, Set(path, encoded, version), *(Delete(paths.inbox(node, guid)) for guid in orders)]
+    return Multi(name="NOTE", ops=tuple(ops), proof=GoneOrHolds(path, encoded), guard=fence)

@@ -16,7 +16,7 @@ from rmgr.errors import PermissionDenied
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 #: Families of rows of one submission, and of those that clients never write.
-_OF_SUBMISSION = frozenset({"args", "frag", "out", "log", "page", "final"})
+_OF_SUBMISSION = frozenset({"args", "ckpt", "frag", "out", "log", "page", "final"})
 _READ_ONLY = frozenset({"metric", "meta"})
 _HISTORY, _HISTORY_OF_USER, _NAMED = "hist", "histu", "name"
 

@@ -20,6 +20,9 @@ MAX_INLINE_BYTES = 12 * 1024
 PRIORITY_RANGE = 1_000_000
 
 
+#: Sentences of `BlockData.story`, and characters of one.
+MAX_STORY, STORY_CHARS = 8, 200
+
 #: `seq` of a block that has not stood in `pending` yet (created held); releasing it gives it a place in the queue.
 NO_SEQ = 9_999_999_999
 
@@ -90,7 +93,8 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     taken in part nor split (a cap on slots in flight). claimed_us: wall clock of the claim, for people.
     past: attempts that all its tasks have behind them. stamp: random, set by the writer: makes the bytes of each
     change unique, so that they prove it. seal: the user's signature, None in an open cluster. allocation: where the leader
-    has put a placed job (claimed blocks of place queues only).
+    has put a placed job (claimed blocks of place queues only). stopping: why its attempt is being given up, "" = it is not
+    (such blocks only). story: what became of its checkpoints, for people, of all attempts; the last `MAX_STORY`.
     """
 
     function: str = ""
@@ -111,6 +115,8 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     stamp: str = ""
     seal: Seal | None = None
     allocation: Allocation | None = None
+    stopping: str = ""
+    story: tuple[str, ...] = ()
 
 
 class KeyedPayload(msgspec.Struct, frozen=True, array_like=True):

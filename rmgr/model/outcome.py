@@ -23,7 +23,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     error: "Type: message" in one line. log: the last part of its output, inline, (stdout, stderr) tails.
     log_parts: how many parts of (stdout, stderr) lie in the store before the inline rest.
     outputs: number of keyed output values in rows. value_sha256: of the bytes of the value in its row.
-    helpers: of a placed job: its nodes beside the one that tells this.
+    helpers: of a placed job: its nodes beside the one that tells this. story: of its checkpoints (`BlockData.story`).
     """
 
     index: int
@@ -45,6 +45,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     past: tuple[PastAttempt, ...] = ()
     value_sha256: bytes | None = None
     helpers: tuple[str, ...] = ()
+    story: tuple[str, ...] = ()
 
 
 class FragmentSeal(msgspec.Struct, frozen=True, array_like=True):

@@ -55,9 +55,6 @@ class Reason(StrEnum):
     DATA_LOST = "DATA_LOST"
     LEASE_LOST = "LEASE_LOST"  #: exclusive work killed because its node lost contact
     WORKER_LOST = "WORKER_LOST"  #: its worker process was killed from outside
-    # attempts that were given up without fault of anybody: the job waits again at once, nothing is counted
-    MIGRATED = "MIGRATED"  #: asked to save its state and to go on elsewhere
-    PREEMPTED = "PREEMPTED"  #: stopped without being asked, to make room
     # not by itself
     USER_CANCEL = "USER_CANCEL"
     DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
@@ -70,6 +67,9 @@ class Reason(StrEnum):
     NO_POLICY = "NO_POLICY"  #: nobody places in its partition: the pipeline that is set there cannot be used
     BEGIN_TIME = "BEGIN_TIME"  #: a placed job that may not start before its --begin
     LIMIT = "LIMIT"  #: a limit of its user, account or partition is reached
+    # attempts that were given up without fault of anybody: the job waits again at once, nothing is counted
+    MIGRATED = "MIGRATED"  #: asked to save its state and to go on elsewhere
+    PREEMPTED = "PREEMPTED"  #: stopped without being asked, to make room
     OTHER = "OTHER"  #: one that only a newer release knows: read as final, never as a reason to run again
 
     @classmethod

@@ -148,3 +148,31 @@ class LaunchChunk(_message.Message):
     hold: str
     data: bytes
     def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class CheckpointRequest(_message.Message):
+    __slots__ = ("node", "hold", "step", "number", "stop", "deadline_us", "max_bytes", "row")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    hold: str
+    step: str
+    number: int
+    stop: bool
+    deadline_us: int
+    max_bytes: int
+    row: str
+    def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ..., step: _Optional[str] = ..., number: _Optional[int] = ..., stop: bool = ..., deadline_us: _Optional[int] = ..., max_bytes: _Optional[int] = ..., row: _Optional[str] = ...) -> None: ...
+
+class CheckpointReply(_message.Message):
+    __slots__ = ("size_bytes", "row")
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    size_bytes: int
+    row: str
+    def __init__(self, size_bytes: _Optional[int] = ..., row: _Optional[str] = ...) -> None: ...

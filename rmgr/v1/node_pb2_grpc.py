@@ -208,6 +208,11 @@ class RanksStub(object):
                 request_serializer=rmgr_dot_v1_dot_node__pb2.LaunchChunk.SerializeToString,
                 response_deserializer=rmgr_dot_v1_dot_node__pb2.LaunchChunk.FromString,
                 _registered_method=True)
+        self.Checkpoint = channel.unary_unary(
+                '/rmgr.v1.Ranks/Checkpoint',
+                request_serializer=rmgr_dot_v1_dot_node__pb2.CheckpointRequest.SerializeToString,
+                response_deserializer=rmgr_dot_v1_dot_node__pb2.CheckpointReply.FromString,
+                _registered_method=True)
 
 
 class RanksServicer(object):
@@ -235,6 +240,13 @@ class RanksServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Checkpoint(self, request, context):
+        """one step of a checkpoint, with the directory of the hold
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RanksServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -252,6 +264,11 @@ def add_RanksServicer_to_server(servicer, server):
                     servicer.Launch,
                     request_deserializer=rmgr_dot_v1_dot_node__pb2.LaunchChunk.FromString,
                     response_serializer=rmgr_dot_v1_dot_node__pb2.LaunchChunk.SerializeToString,
+            ),
+            'Checkpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Checkpoint,
+                    request_deserializer=rmgr_dot_v1_dot_node__pb2.CheckpointRequest.FromString,
+                    response_serializer=rmgr_dot_v1_dot_node__pb2.CheckpointReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -336,6 +353,33 @@ class Ranks(object):
             '/rmgr.v1.Ranks/Launch',
             rmgr_dot_v1_dot_node__pb2.LaunchChunk.SerializeToString,
             rmgr_dot_v1_dot_node__pb2.LaunchChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Checkpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rmgr.v1.Ranks/Checkpoint',
+            rmgr_dot_v1_dot_node__pb2.CheckpointRequest.SerializeToString,
+            rmgr_dot_v1_dot_node__pb2.CheckpointReply.FromString,
             options,
             channel_credentials,
             insecure,

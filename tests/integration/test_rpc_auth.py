@@ -69,6 +69,9 @@ class AnyRanks:
     def launch(self, node: str, hold: str) -> Any:
         raise NotFound(f"{hold} on {node}")
 
+    def checkpoint(self, node: str, hold: str, step: Any) -> Any:
+        raise NotFound(f"{step.step} of {hold} on {node}")
+
 
 class Town:
     """One server with every service, in the role of each daemon in turn: what is allowed is the table's matter alone."""

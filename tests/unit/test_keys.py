@@ -88,7 +88,11 @@ def test_no_family_is_the_beginning_of_another() -> None:
 
 
 def test_what_goes_with_a_submission_is_all_below_its_prefixes() -> None:
-    mine = [keys.arguments(42, 0, "g"), keys.fragment(42, "g"), keys.output(42, 7, 1), keys.log(42, 7, 1, "stderr", 3), keys.page(42, 0)]
+    saved = keys.Checkpoint(sub=42, index=7, attempt=2, n=3)
+    assert keys.parse_checkpoint(saved.key) == saved
+    assert keys.parse_checkpoint(keys.checkpoint_piece(42, 7, 2, "0" * 64)) is None
+    mine = [saved.key, keys.checkpoint_piece(42, 7, 2, "0" * 64)]
+    mine += [keys.arguments(42, 0, "g"), keys.fragment(42, "g"), keys.output(42, 7, 1), keys.log(42, 7, 1, "stderr", 3), keys.page(42, 0)]
     other = [keys.output(420, 7, 1), keys.output(4, 2, 1), keys.history(42), keys.named("out/42"), keys.function("0" * 64)]
     assert all(key.startswith(keys.prefixes_of(42)) for key in mine)
     assert not any(key.startswith(keys.prefixes_of(42)) for key in other)
