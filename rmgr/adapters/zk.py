@@ -6,7 +6,7 @@ The only file that imports kazoo. What is changed in it, and why (numbers: the f
 - requests are never queued in kazoo while it is disconnected (fact 3): `coord.readback.Pipeline` holds them, with deadlines;
 - one wake-up byte for many requests, never blocking: the socket pair fills up in an outage (kazoo#577);
 - many requests a write and many answers a read; answers, watches and states arrive on the connection's own thread
-  instead of two more threads and two queues;
+  instead of two more threads and two queues; while little is on the way a request is sent by the thread that has it;
 - the time at which the last answered request or ping was sent: the lease is counted from it (rule 5).
 """
 # ruff: noqa: SLF001 - kazoo has no public way to any of this; tests/integration/test_zk_*.py fail when its insides move
@@ -47,6 +47,7 @@ from kazoo.security import ACL, Id
 from rmgr.adapters.zk_acl import AccessLists, RoleLists
 from rmgr.adapters.zk_history import History
 from rmgr.adapters.zk_link import LinkState, Trouble, ZkSecurity, open_socket
+from rmgr.adapters.zk_outbox import Outbox
 from rmgr.adapters.zk_probe import explain, look_at_all, tls_sentence
 from rmgr.adapters.zk_published import PublishedLists
 from rmgr.adapters.zk_session import SessionCoordinator
@@ -58,7 +59,6 @@ __all__ = ["OPEN_ACL", "Acl", "ZkCoordinator", "ZkSecurity", "end_session", "fou
 _LOG = logging.getLogger("rmgr.zookeeper")
 _LOG.addHandler(logging.NullHandler())  # kazoo warns at each reconnection: not on a terminal nobody configured
 
-_FRAME = struct.Struct("!iii")  # length, xid, type
 _INT = struct.Struct("!i")
 _READ_BYTES = 1 << 18
 _TLS_RECORD_BYTES = 1 << 14  # one recv gives one record, and pays for the buffer it asked for
@@ -136,10 +136,9 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self._silence_s = client.session_timeout_s / 3
         self._rest = b""
         self._last_read_s = 0.0
-        self._sent_s: deque[float] = deque()
         self._pings_s: deque[float] = deque()
         self._woken = False
-        self._xid = 0
+        self._outbox = Outbox()
         self._history = History(client)
         self._is_tls = client.security.tls
 
@@ -167,7 +166,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
         self._rest = b""
-        self._sent_s.clear()
+        self._outbox.reset(self.client._queue, self.client._pending)
         self._pings_s.clear()
         started = time.monotonic()
         self.client.is_introducing = True
@@ -202,29 +201,31 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
             raise
 
     def _send_ping(self, connect_timeout: float) -> None:
-        self._pings_s.append(time.monotonic())
-        super()._send_ping(connect_timeout)
+        with self._outbox.lock:
+            self._write(self._outbox.take_unsent(), connect_timeout)
+            self._pings_s.append(time.monotonic())
+            super()._send_ping(connect_timeout)
+
+    def send_now(self, request: Any, reply: Any) -> bool:
+        """Sends a request on the caller's thread, see `Outbox.send`. False: it has to be queued."""
+        sent = False if self._is_tls else self._outbox.send(self._socket, request, reply)  # an SSL object is not for two threads
+        if sent is None:
+            self.wake()
+        return sent is not False
 
     def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
         self._read_sock.recv(4096)
         self._woken = False  # before the queue is looked at: who appends after this line wakes us again
-        now = time.monotonic()
-        if self._sent_s and now - max(self._last_read_s, self._sent_s[0]) > self._silence_s:
+        now, sent_s = time.monotonic(), self._outbox.sent_s
+        if sent_s and now - max(self._last_read_s, sent_s[0]) > self._silence_s:
             msg = "requests go out and no answer comes"
             raise ConnectionDropped(msg)
-        out = bytearray()
-        queue, pending = self.client._queue, self.client._pending
-        while queue and len(out) < _READ_BYTES:
-            request, reply = queue.popleft()
-            self._xid = self._xid % 0x7FFFFFFF + 1
-            body = request.serialize()
-            out += _FRAME.pack(len(body) + 8, self._xid, request.type)
-            out += body
-            pending.append((request, reply, self._xid))
-            self._sent_s.append(now)
-        if queue:
-            self.wake()
-        self._write(out, connect_timeout)
+        with self._outbox.lock:
+            self._write(self._outbox.take_unsent(), connect_timeout)
+            out = self._outbox.take_queued(_READ_BYTES, now)
+            if self.client._queue:
+                self.wake()
+            self._write(out, connect_timeout)
 
     def _write(self, msg: bytes | bytearray, timeout: float) -> None:
         view = memoryview(msg)
@@ -269,7 +270,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
             elif header.xid == WATCH_XID:
                 self._read_watch_event(buffer, body)
             else:
-                self._answered(self._sent_s.popleft())
+                self._answered(self._outbox.sent_s.popleft())
                 if self._read_response(header, buffer, body) == CLOSE_RESPONSE:
                     return CLOSE_RESPONSE
         self._rest = buffer[at:]
@@ -329,8 +330,9 @@ class _Client(KazooClient):  # type: ignore[misc]
         self.auth_data = _auth_data(security)
 
     def push(self, request: Any, reply: Any) -> None:
-        self._queue.append((request, reply))
-        self._connection.wake()
+        if not self._connection.send_now(request, reply):
+            self._queue.append((request, reply))
+            self._connection.wake()
 
     @property
     def session(self) -> tuple[int, bytes]:

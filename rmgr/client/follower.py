@@ -1,7 +1,8 @@
 """Reads the outcome fragments of one submission in their order, by number, and watches the first missing one.
 
-Used by clients and by the leader. Level-triggered: a watch is a hint, a slow resync makes up for lost ones. It lives
-on its owner's thread: every method is called there, and answers come back through `post`.
+Used by clients and gateways. Level-triggered: a watch is a hint, a slow resync makes up for lost ones. It lives
+on its owner's thread: every method is called there, and answers come back through `post`. Only the read that follows a
+watch is sent from the thread that brings the watch: for who waits for one task it is a switch of threads less.
 """
 
 from __future__ import annotations
@@ -116,11 +117,7 @@ class Follower:
 
     def nudge(self) -> None:
         """Looks now: a hint from elsewhere (a new session, somebody who waits)."""
-        if self._flying:
-            self._again = True
-        elif not self._stopped:
-            self._window = max(1, self._window)
-            self._look()
+        self._announced(-1, None)
 
     # -- reading
 
@@ -133,25 +130,49 @@ class Follower:
             if not self._flying:
                 self._look(check=True)
 
-    def _look(self, *, check: bool = False) -> None:
+    def _look(self, *, check: bool = False, asked: Future[Stamped | None] | None = None) -> None:
         """Asks for the next `_window` fragments, and watches the one behind them.
 
-        check: also reads how many there are, and whether the next one was paged out.
+        check: also reads how many there are, and whether the next one was paged out. asked: the next one is under way.
         """
         if self._stopped or self._flying:
             return
         self._flying, self._again = True, False
         coordinator, first, window = self._host.coordinator, self._next, self._window
-        gets = [coordinator.get(paths.fragment(self.number, first + i)) for i in range(window)]
+        gets = [coordinator.get(paths.fragment(self.number, first + i)) for i in range(window)] if asked is None else [asked]
         done = coordinator.get(paths.done(self.number)) if check else None
-        probe = coordinator.stat(paths.fragment(self.number, first + window), watch=self._on_watch)
+        watched = first + window
+        probe = coordinator.stat(paths.fragment(self.number, watched), watch=lambda: self._on_watch(watched))
+        if window == 1:  # somebody may wait for just this one
+            gets[0].add_done_callback(lambda _: self._host.post(lambda: self._arrived_alone(first, gets[0])))
         # Answers come in the order of the questions: when the last is there, all are.
-        probe.add_done_callback(lambda _: self._host.post(lambda: self._answered(gets, done, probe)))
+        probe.add_done_callback(lambda _: self._host.post(lambda: self._answered(first, gets, done, probe)))
 
-    def _on_watch(self) -> None:
-        self._host.post(self.nudge)
+    def _on_watch(self, number: int) -> None:
+        """On the thread that brings it. The fragment is asked for at once, unless others are being read."""
+        may_ask = number == self._next and not self._flying and not self._stopped  # told for certain on the owner's thread
+        asked = self._host.coordinator.get(paths.fragment(self.number, number)) if may_ask else None
+        self._host.post(lambda: self._announced(number, asked))
 
-    def _answered(self, gets: list[Future[Stamped | None]], done: Future[Stamped | None] | None, probe: Future[Stat | None]) -> None:
+    def _announced(self, number: int, asked: Future[Stamped | None] | None) -> None:
+        if self._flying:
+            self._again = True
+        elif not self._stopped:
+            self._window = max(1, self._window)
+            self._look(asked=asked if number == self._next and self._window == 1 else None)
+
+    def _arrived_alone(self, number: int, asked: Future[Stamped | None]) -> None:
+        """What was asked for is there; what lies behind it, and whatever went wrong, comes with `_answered`."""
+        if self._stopped or self._next != number or asked.exception(0) is not None:
+            return
+        found = asked.result(0)
+        if found is not None:
+            self._take(read_fragment(found.data), found.stat.mzxid, found.data)
+            self._hand_over()
+
+    def _answered(
+        self, first: int, gets: list[Future[Stamped | None]], done: Future[Stamped | None] | None, probe: Future[Stat | None]
+    ) -> None:
         self._flying = False
         if self._stopped:
             return
@@ -167,7 +188,7 @@ class Follower:
             return
         self._retry_s = 0.1
         present = next((at for at, item in enumerate(found) if item is None), len(found))
-        for item in found[:present]:
+        for item in found[self._next - first : present]:
             assert item is not None
             self._take(read_fragment(item.data), item.stat.mzxid, item.data)
         self._hand_over()

@@ -1,7 +1,9 @@
 """Blocks that a Submitter hands straight to this node (HAND): its hunger mark goes, and the block is claimed already.
 
 The mark is watched while it stands. When it goes without this node's doing, the node's claimed blocks are listed, and one
-that nobody here knows is taken as if its claim had just been answered. Level-triggered, as everything here: a watch that
+that nobody here knows is taken as if its claim had just been answered. Who submits one task after another waits for this:
+the mark is watched right behind the commit that sets it, and the block that is to be expected is asked for by the thread
+that brings the news. Level-triggered, as everything here: a watch that
 was lost with its connection fires, a CLAIM that finds the mark gone looks, and a new registration fails what it never saw.
 """
 
@@ -83,16 +85,22 @@ class Hands:
         for key in list(self._met):
             self._take(key, boards)
 
-    def look(self) -> None:
-        """The mark has gone: is there a block?"""
+    def watch_ahead(self, *, sets_mark: bool) -> None:
+        """A commit is on its way, which may set the mark: what is asked behind it is answered behind it."""
+        if sets_mark and not self._watched:
+            self._watch()
+
+    def look(self, key: BlockKey | None = None, asked: Future[Stamped | None] | None = None) -> None:
+        """The mark has gone: is there a block? asked: `key` is being read."""
         self._look_s = 0.0
         if self._listing:
             self._again = True
             return
         self._listing, self._again = True, False
         if self._next is not None and not self._is_known(self._next):
-            key, self._next = self._next, None
-            future = self._coordinator.get(paths.running_block(self._node.name, key))
+            if asked is None or key != self._next:
+                key, asked = self._next, self._coordinator.get(paths.running_block(self._node.name, self._next))
+            future, self._next = asked, None
             future.add_done_callback(lambda read: self._post(partial(self._guessed, self._generation, key, read)))
         else:
             self._list()
@@ -120,18 +128,25 @@ class Hands:
 
     def _watch(self) -> None:
         self._watched = True
-        fired = partial(self._post, partial(self._fired, self._generation))
+        fired = partial(self._on_fired, self._generation, self._next)
         future = self._coordinator.stat(paths.idle(self._node.name), watch=fired)
         future.add_done_callback(lambda done: self._post(partial(self._seen, self._generation, done)))
 
-    def _fired(self, generation: int) -> None:
+    def _on_fired(self, generation: int, key: BlockKey | None) -> None:
+        """On the thread that brings it."""
+        idle = self._node.idle
+        may_ask = key is not None and generation == self._generation and not (idle.present and idle.changing)  # else it is a CLAIM's doing
+        asked = self._coordinator.get(paths.running_block(self._node.name, key)) if may_ask and key is not None else None
+        self._post(partial(self._fired, generation, key, asked))
+
+    def _fired(self, generation: int, key: BlockKey | None, asked: Future[Stamped | None] | None) -> None:
         if generation != self._generation:
             return
         self._watched = False
         idle = self._node.idle
         if idle.present and not idle.changing:  # else a commit of one's own took it away, or will tell that it was gone
             idle.present = False
-            self.look()
+            self.look(key, asked)
 
     def _seen(self, generation: int, done: Future[Stat | None]) -> None:
         if generation != self._generation:

@@ -322,6 +322,7 @@ class NodeAgent:
         multi = block.complete(part, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12], sign=seal)
         failpoint("starter.before_complete")
         self._shared.committer.commit(multi, partial(self._completed, block, part))
+        self.hands.watch_ahead(sets_mark=part.go_idle)
 
     def _completed(self, block: ClaimedBlock, part: Part, outcome: Outcome) -> None:
         if part.go_idle:
