@@ -1,6 +1,7 @@
 """rmgr: a fault-tolerant resource manager for clusters whose parts keep failing.
 
     from rmgr import TaskQueue, Executor, connect
+    from rmgr import checkpoint                     # in programs that run as placed jobs
 
 Importing this module costs nothing: what it offers is loaded when first used.
 """
