@@ -93,6 +93,7 @@ class Board:
         self._next_read_s = 0.0
         self._reading = False
         self._watched = False
+        self._watches = 0
         self._stale = True
         self._reads = 0
         self._spread = 1
@@ -248,6 +249,16 @@ class Board:
         if self._stale or hungry or now_s - self._read_s > _EXHAUSTED_S:
             self._read(now_s, watch=hungry)
 
+    def look_behind(self, now_s: float) -> None:
+        """A claim of the last candidate was just sent, and the node will be hungry: the list is read behind that claim.
+
+        Its watch is a new one: the claim itself fires the one that stands. So the node knows before the task ends that there is
+        nothing else, and its COMPLETE can tell so.
+        """
+        if not self._reading and not self._left():
+            self._watched = False
+            self._read(now_s, watch=True)
+
     def next_look_s(self) -> float:
         """When reading the list can tell something again."""
         return max(self._next_read_s, 0.0 if self._stale else self._read_s + _EXHAUSTED_S)
@@ -260,12 +271,13 @@ class Board:
         fired = None
         if watch and not self._watched:
             self._watched = True
-            fired = partial(self._post, partial(self._fired, generation))
+            self._watches += 1
+            fired = partial(self._post, partial(self._fired, generation, self._watches))
         future = self._coordinator.children(paths.pending(self.spec.name), watch=fired)
         future.add_done_callback(lambda done: self._post(partial(self._listed, generation, number, done)))
 
-    def _fired(self, generation: int) -> None:
-        if generation == self._generation:
+    def _fired(self, generation: int, watch: int) -> None:
+        if generation == self._generation and watch == self._watches:
             self._watched, self._was_called = False, True
             self._stale = self._stale or not self._left()
             self._next_read_s = max(self._next_read_s, self._clock() + self._yield_s())

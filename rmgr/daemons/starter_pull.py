@@ -249,6 +249,14 @@ class Puller:
         task_s = self._times.of(block.kind)
         return task_s is not None and task_s < _SHORT_S and block.unfinished == 1
 
+    def _is_soon_hungry(self, flying: _Flying) -> bool:
+        """Beside this claim, slots stay free, or all that there is are short tasks with a slot for each."""
+        if len(self._flying) > 1 or self._node.blocks:
+            return False
+        key = flying.key
+        task_s = self._times.of(flying.kind)
+        return key.count * key.cores <= self._node.lanes.cores and task_s is not None and task_s < _SHORT_S
+
     def _is_draining(self) -> bool:
         """A block that does not fit beside what runs is claimed already, and waits for room."""
         lanes = self._node.lanes
@@ -330,6 +338,8 @@ class Puller:
         self._claims += 1
         failpoint("starter.before_claim")
         self._committer.commit(multi, partial(self._answered, flying))
+        if take == key.count and self._is_soon_hungry(flying):
+            board.look_behind(time.monotonic())
         if self._gate is not None:
             self._gate.refusal(block)  # while the claim is under way: verified by the time it is ours, or asked again then
 
