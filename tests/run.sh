@@ -20,7 +20,7 @@ wanted() {
 }
 
 cd "$ROOT"
-ensure_venv test,examples,cassandra,plots
+ensure_venv test,examples,cassandra,plots,mpi
 wanted ensure_zookeeper
 wanted ensure_cassandra
 wanted ensure_zookeeper39

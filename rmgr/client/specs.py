@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmgr.errors import UsageError
-from rmgr.model.placing import Rigid
+from rmgr.model.placing import MPI, ONCE, RANKS, Rigid
 from rmgr.model.resources import Request
 from rmgr.model.submission import OnDisconnect, PythonEnvironment, Submission, Work
 from rmgr.model.units import parse_duration_us, parse_size
@@ -25,6 +25,8 @@ _MAX_DIRECTORIES = 32
 _INSTALLED = re.compile(r"(?:site|dist)-packages(?:/|$)")
 #: How a Starter names the files that it keeps of shipped modules.
 _ARCHIVE = re.compile(r"/[0-9a-f]{64}$")
+#: How the processes of a task get its function.
+LAUNCHES = {"once": ONCE, "ranks": RANKS, "mpi": MPI}
 
 Duration = float | int | str | None
 Size = int | str | None
@@ -39,6 +41,7 @@ class Options:
     cores: int = 1
     processes: int = 1  #: of one task, `cores` each; several make it a placed job
     nodes: int = 0  #: exactly so many for one task, 0 = wherever its processes fit; without `processes` a process a node
+    launch: str = "once"  #: in which of several processes the function is called: a key of `LAUNCHES`
     memory: Size = None
     time: Duration = None
     priority: int = 0
@@ -64,8 +67,13 @@ def draft_of(
         value = getattr(options, name)
         if type(value) is not int or value < least:
             raise UsageError(f"{name} = {value!r} is not a number from {least}")
+    if options.launch not in LAUNCHES:
+        raise UsageError(f"launch = {options.launch!r} is none of {', '.join(map(repr, LAUNCHES))}")
     if options.processes > 1 or options.nodes:
-        fields.setdefault("rigid", Rigid(processes=options.processes if options.processes > 1 else options.nodes, nodes=options.nodes))
+        processes = options.processes if options.processes > 1 else options.nodes
+        fields.setdefault("rigid", Rigid(processes=processes, nodes=options.nodes, launch=LAUNCHES[options.launch]))
+    elif options.launch != "once":
+        raise UsageError(f"launch = {options.launch!r} needs several processes", hint="processes=4")
     return Submission(
         id=0,
         name=options.name or "python",

@@ -8,6 +8,7 @@ with TaskQueue(energy, cores=4) as queue:
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,8 +51,12 @@ class TaskQueue:
     Args:
         function: a callable, or the id that `Connection.register` returned.
         cores, memory, time, features, resources: what each task needs and may use ("2G", "1h30m", or bytes and seconds).
-        processes, nodes: a task has so many processes (cores and memory are those of one), on so many nodes; it is placed by the leader,
-            and the function runs on the first node: RMGR_NODELIST, RMGR_HOSTFILE and RMGR_NPROCS say what it may start, and where.
+        processes, nodes: a task has so many processes (cores and memory are those of one), on so many nodes; it is placed by the leader.
+        launch: "ranks": the function is called in each of them, with RMGR_RANK, RMGR_NPROCS, RMGR_NODE and so on in the environment.
+            "mpi": they are one MPI program, and a parameter `comm` of the function is an mpi4py communicator of them all (mpirun and
+            mpi4py must be on the nodes); this is what a function with such a parameter gets by itself. "once": it is called on the
+            first node alone, and may start what it wants there with `rmgr run` or mpirun. What rank 0 returns is the result; a
+            rank that raises ends them all, and the attempt FAILED.
         queue: the named queue of the cluster; priority within it, higher first.
         resubmit: tasks run again after a loss (their node died); else at most one attempt ever starts.
         retries, backoff: how often, and after how long, they run again after a failure of their own.
@@ -70,6 +75,7 @@ class TaskQueue:
         cores: int = 1,
         processes: int = 1,
         nodes: int = 0,
+        launch: str = "",
         queue: str = "",
         name: str = "",
         priority: int = 0,
@@ -100,6 +106,7 @@ class TaskQueue:
             cores=cores,
             processes=processes,
             nodes=nodes,
+            launch=launch or _launch_of(function, several=processes > 1 or nodes > 1),
             memory=memory,
             time=time,
             priority=priority,
@@ -359,6 +366,17 @@ class TaskQueue:
         except Exception:
             if kind is None:
                 raise
+
+
+def _launch_of(function: Callable[..., Any] | str, *, several: bool) -> str:
+    """How the processes of a task get its function when nobody says: as it is written."""
+    if not several:
+        return "once"
+    try:
+        wants_mpi = not isinstance(function, str) and "comm" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a function of C without a signature
+        wants_mpi = False
+    return "mpi" if wants_mpi else "ranks"
 
 
 def _some(payloads: Iterator[bytes]) -> list[bytes]:

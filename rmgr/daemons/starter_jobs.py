@@ -188,6 +188,8 @@ class Jobs:
         rigid = block.info.record.rigid
         if rigid is not None and rigid.kill_on_bad_exit:
             variables["RMGR_KILL_ON_BAD_EXIT"] = "1"
+        if rigid is not None and rigid.launch:
+            variables["RMGR_LAUNCH"] = rigid.launch
         return msgspec.structs.replace(shape, environ={"OMP_NUM_THREADS": threads} | shape.environ | variables)
 
     def _place(self, block: ClaimedBlock) -> Path:

@@ -13,6 +13,8 @@ from rmgr.model.version import Newer, newer
 
 #: Tasks of one submission that a scheduler's job id has room for.
 MAX_INDEX = 1 << 20
+#: `Rigid.launch`: what becomes of the function of a TaskQueue.
+ONCE, RANKS, MPI = "", "ranks", "mpi"
 #: `Rigid.restart`.
 FROM_CHECKPOINT, FROM_START = "checkpoint", "start"
 
@@ -25,7 +27,8 @@ class Rigid:
     on these nodes; exclude: on none of these. begin_us: not before this time (us since the epoch), 0 = at once.
     kill_on_bad_exit: all ranks end when one of them fails. checkpoint_every_us: 0 = only when asked. checkpoint_grace_us: how long it may
     take to save its state when it is asked to, unless who asks says otherwise. restart: an attempt begins with what the last checkpoint
-    holds (`FROM_CHECKPOINT`), or always from the start (`FROM_START`: nothing is stored).
+    holds (`FROM_CHECKPOINT`), or always from the start (`FROM_START`: nothing is stored). launch, of functions: it is called once, on
+    the first node (`ONCE`), in each process, with the variables of a rank (`RANKS`), or in each process of an MPI program (`MPI`).
     """
 
     processes: int = 1
@@ -38,6 +41,7 @@ class Rigid:
     checkpoint_every_us: int = 0
     checkpoint_grace_us: int = 30_000_000
     restart: str = "checkpoint"
+    launch: str = ONCE
     newer: Newer = newer()
 
 

@@ -229,11 +229,20 @@ class Launch:
             return
         remote = _Remote(node, link, set(range(first, first + count)))
         self._remotes.append(remote)
-        link.sendall(json.dumps({"node": node}).encode() + b"\n" + ranks.frame(ranks.SPEC, 0, json.dumps(spec).encode()))
+        link.sendall(json.dumps({"node": node}).encode() + b"\n")
+        self._send_bundle(link)
+        link.sendall(ranks.frame(ranks.SPEC, 0, json.dumps(spec).encode()))
         self._selector.register(link, selectors.EVENT_READ, lambda: self._hear(remote))
         if spec["stdin"]:
             self._input = (remote, first)
             self._watch_input()
+
+    def _send_bundle(self, link: socket.socket) -> None:
+        """The file that the ranks of another node find a copy of there. Raises: OSError."""
+        if "RMGR_BUNDLE" in self._environ:
+            with open(self._environ["RMGR_BUNDLE"], "rb") as file:
+                while piece := file.read(_CHUNK):
+                    link.sendall(ranks.frame(ranks.BUNDLE, 0, piece))
 
     def _watch_input(self) -> None:
         """Reads our standard input while the rank takes it."""

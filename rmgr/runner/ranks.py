@@ -13,16 +13,19 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 #: Asked: start these (JSON), bytes for a rank's standard input (none: its end), a signal for all, the end of all.
-SPEC, STDIN, SIGNAL, KILL = 1, 2, 3, 4
+#: Before `SPEC`: a piece of the file that its processes find as RMGR_BUNDLE.
+SPEC, STDIN, SIGNAL, KILL, BUNDLE = 1, 2, 3, 4, 5
 #: Told: output of a rank, its end (code, or 128 + signal, as text), what went wrong (number -1: with all of them), how many
 #: bytes of its input it has taken (as text): no more than `MOST_INPUT` are sent ahead.
 OUT, ERR, EXIT, FAILED, TAKEN = 11, 12, 13, 14, 15
@@ -33,7 +36,7 @@ _CHUNK = 64 * 1024
 #: Where processes cannot be watched for their end they are looked at this often.
 _TICK_S = 0.05
 #: Variables of the asking side that mean nothing on another node.
-_THEIRS = ("RMGR_SLOT", "RMGR_RANKS", "RMGR_HOSTFILE")
+_THEIRS = ("RMGR_SLOT", "RMGR_RANKS", "RMGR_HOSTFILE", "RMGR_BUNDLE")
 #: Unsent output of a launch above which its ranks are not read from.
 _MOST_UNSENT = 1 << 20
 
@@ -313,6 +316,7 @@ class _Launch:
         self._host = host
         self._cutter = Cutter()
         self._unsent = bytearray()
+        self.directory = ""  #: of files that came with it
         self.crew = Crew(host.selector, self._tell, is_jammed=lambda: len(self._unsent) > _MOST_UNSENT)
         link.setblocking(False)
         host.selector.register(link, selectors.EVENT_READ, self._ready)
@@ -350,14 +354,24 @@ class _Launch:
                 case _ if kind == SPEC:
                     spec = json.loads(rest)
                     environ = {name: value for name, value in spec["environ"].items() if name not in _THEIRS}
-                    spec["environ"] = self._host.shared(spec) | environ | self._host.own
+                    spec["environ"] = self._host.shared(spec) | environ | self._host.own | self._bundle()
                     self.crew.start(spec)
+                case _ if kind == BUNDLE:
+                    self._keep(rest)
                 case _ if kind == STDIN:
                     self.crew.write(number, rest)
                 case _ if kind == SIGNAL:
                     self.crew.signal(number)
                 case _ if kind == KILL:
                     self.crew.kill()
+
+    def _keep(self, piece: bytes) -> None:
+        self.directory = self.directory or tempfile.mkdtemp(prefix="bundle-", dir=self._host.directory)
+        with open(os.path.join(self.directory, "bundle"), "ab") as file:
+            file.write(piece)
+
+    def _bundle(self) -> dict[str, str]:
+        return {"RMGR_BUNDLE": os.path.join(self.directory, "bundle")} if self.directory else {}
 
 
 class Host:
@@ -366,7 +380,7 @@ class Host:
     def __init__(self, directory: str) -> None:
         self.selector = selectors.DefaultSelector()
         self.own = {name: os.environ[name] for name in ("RMGR_SLOT", "RMGR_NODE") if name in os.environ}
-        self._directory = directory
+        self.directory = directory
         self._door = listen(os.path.join(directory, "ranks"))
         self._launches: set[_Launch] = set()
         self._leaving: list[_Launch] = []
@@ -389,13 +403,15 @@ class Host:
         """Variables for ranks of a node that is the same machine as that of the asking side."""
         if spec["machine"] != socket.gethostname():
             return {}
-        return {name: value.replace("{directory}", self._directory) for name, value in spec["on_one_machine"].items()}
+        return {name: value.replace("{directory}", self.directory) for name, value in spec["on_one_machine"].items()}
 
     def end(self, launch: _Launch) -> None:
         """Nobody listens to it any more: its processes end."""
         self.selector.unregister(launch.link)
         launch.link.close()
         launch.crew.kill()
+        if launch.directory:
+            shutil.rmtree(launch.directory, ignore_errors=True)
         self._launches.discard(launch)
         self._leaving.append(launch)
 

@@ -42,6 +42,10 @@ QUEUES = ClusterSettings(
 )
 
 
+def with_comm(comm: object) -> object:
+    return comm
+
+
 def double(x: int) -> int:
     if x < 0:
         raise ValueError(f"negative: {x}")
@@ -115,9 +119,13 @@ def test_tasks_of_several_processes_are_placed_without_naming_a_queue(cluster: C
         queue = TaskQueue(double, cores=2, processes=2, connection=connection)
         queue.submit_call(1)
         until(lambda: len(cluster.pending("placed")) == 1)
-        assert (record_of(cluster, 1).queue, record_of(cluster, 1).rigid) == ("placed", Rigid(processes=2))
+        assert (record_of(cluster, 1).queue, record_of(cluster, 1).rigid) == ("placed", Rigid(processes=2, launch="ranks"))
         queue.cancel()
         assert TaskQueue(double, nodes=1, connection=connection)._lane.submission.rigid == Rigid(processes=1, nodes=1)
+        for options, launch in (({}, "mpi"), ({"launch": "ranks"}, "ranks"), ({"launch": "once"}, "")):
+            assert TaskQueue(with_comm, processes=2, connection=connection, **options)._lane.submission.rigid.launch == launch
+        with pytest.raises(UsageError, match="launch = 'mpi' needs several processes"):
+            TaskQueue(with_comm, launch="mpi", connection=connection)
 
 
 def test_a_wait_that_takes_too_long_says_so_and_changes_nothing(cluster: Cluster) -> None:

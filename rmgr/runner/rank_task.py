@@ -1,0 +1,120 @@
+"""One rank of a task of several processes: reads its bundle, makes the call, and as rank 0 leaves what came of it for the worker."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+from rmgr.model.frames import Shape, TaskBatch, TaskItem
+from rmgr.model.states import Reason
+from rmgr.runner.calls import Functions, Results, WrongCount, arguments, failure
+from rmgr.runner.current import running
+from rmgr.runner.kernel import NODE_TROUBLE
+from rmgr.runner.rank_call import Answer, Bundle
+from rmgr.runner.versions import check_versions
+
+#: What mpirun calls a rank, and how work knows it.
+_MPI = {"OMPI_COMM_WORLD_RANK": "RMGR_RANK", "OMPI_COMM_WORLD_LOCAL_RANK": "RMGR_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE": "RMGR_NPROCS"}
+
+
+class NoMpi(Exception):
+    """mpi4py is missing here."""
+
+
+def main() -> NoReturn:
+    """The whole life of a rank."""
+    for theirs, ours in _MPI.items():
+        if theirs in os.environ:
+            os.environ[ours] = os.environ[theirs]
+    path = os.environ.pop("RMGR_BUNDLE")  # not for what the function starts
+    rank, node = int(os.environ["RMGR_RANK"]), os.environ.get("RMGR_NODE", "")
+    running.node = node
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    with open(path, "rb") as file:
+        bundle = msgspec.msgpack.decode(file.read(), type=Bundle)
+    comm: Any = None
+    try:
+        check_versions(bundle.spec, node)
+        _find_modules(bundle, os.path.join(os.path.dirname(path), "modules"))
+        comm = _communicator() if bundle.launch == "mpi" else None
+        function = Functions().get(TaskBatch(shape=Shape(), function=bundle.function, blob=bundle.blob, items=()))
+        args, kwargs, outputs = arguments(TaskItem(bundle.seq, 0, payload=bundle.payload), keyed=bundle.keyed)
+        if comm is not None and _takes_comm(function):
+            kwargs = {"comm": comm} | kwargs
+    except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
+        _fail(bundle, rank, error, Reason.START_FAILED, comm)
+    try:
+        value = function(*args, **kwargs)
+    except BaseException as error:  # noqa: BLE001 - a task may raise anything, SystemExit and KeyboardInterrupt too
+        _fail(bundle, rank, error, Reason.EXCEPTION, comm)
+    if rank == 0:
+        try:
+            results = Results(bundle.directory)
+            if outputs >= 0:
+                data, pickled, extra = b"", True, results.keyed(bundle.seq, value, outputs)
+            else:
+                data, pickled, extra = results.plain(bundle.seq, value)  # type: ignore[assignment]
+            _answer(bundle, Answer(data, pickled, extra))
+        except WrongCount as error:
+            _fail(bundle, rank, error, Reason.BAD_OUTPUT, comm)
+        except OSError as error:
+            _fail(bundle, rank, error, Reason.NODE_LOST if error.errno in NODE_TROUBLE else Reason.EXCEPTION, comm)
+        except Exception as error:  # noqa: BLE001 - __reduce__ of the result's class may raise anything
+            _fail(bundle, rank, error, Reason.EXCEPTION, comm)
+    sys.exit(0)
+
+
+def _find_modules(bundle: Bundle, directory: str) -> None:
+    """The modules that travel with the function, where this rank can import them."""
+    os.makedirs(directory, exist_ok=True)
+    for name, data in zip(reversed(bundle.spec.archives), reversed(bundle.archives), strict=True):
+        path = os.path.join(directory, os.path.basename(name))
+        if not os.path.exists(path):
+            with open(f"{path}.{os.getpid()}", "wb") as file:
+                file.write(data)
+            os.rename(file.name, path)  # another rank of this node may be doing the same
+        sys.path.insert(0, path)
+    sys.path.extend(path for path in bundle.spec.sys_path if path not in sys.path and os.path.exists(path))
+
+
+def _communicator() -> Any:
+    """Of all ranks. Raises: NoMpi."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        node = os.environ.get("RMGR_NODE", "this node")
+        raise NoMpi(f"mpi4py cannot be imported on {node} by {sys.executable}: {error}") from None
+    return MPI.COMM_WORLD
+
+
+def _takes_comm(function: Callable[..., object]) -> bool:
+    try:
+        return "comm" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _answer(bundle: Bundle, answer: Answer) -> None:
+    with open(f"{bundle.answer}.new", "wb") as file:
+        file.write(msgspec.msgpack.encode(answer))
+    os.rename(file.name, bundle.answer)
+
+
+def _fail(bundle: Bundle, rank: int, error: BaseException, reason: Reason, comm: Any) -> NoReturn:
+    """Tells it, and ends the others, which may be waiting for this one."""
+    if rank == 0:
+        _answer(bundle, Answer(b"", True, failure(error, reason)))
+    else:
+        sys.stderr.write(f"rank {rank} on node {running.node}:\n{''.join(traceback.format_exception(error))}")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if comm is not None:
+        comm.Abort(1)
+    os._exit(1)

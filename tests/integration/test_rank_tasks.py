@@ -1,0 +1,116 @@
+"""Hierarchical tasks: one call of a TaskQueue in several processes on several nodes, as ranks and as an MPI program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rmgr import TaskQueue
+from rmgr.errors import TaskFailed
+from rmgr.runner.rank_call import RankFailed
+
+if TYPE_CHECKING:
+    from rmgr.client.connection import Connection
+    from rmgr.dev.cluster import DevCluster
+
+
+def until(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        threading.Event().wait(0.02)
+
+
+@pytest.fixture
+def whole(live: DevCluster) -> Iterator[DevCluster]:
+    """The cluster; a Starter that the test has killed is there again afterwards."""
+    try:
+        yield live
+    finally:
+        for name in ("n1", "n2", "n3"):
+            if live.process(name).find() is None:
+                live.start_starter(name)
+        live.wait_healthy(nodes=3, deadline_s=60.0)
+
+
+@pytest.fixture
+def mpi() -> None:
+    if shutil.which("mpirun") is None or find_spec("mpi4py") is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("Open MPI or mpi4py is missing: openmpi-bin, rmgr[mpi]")
+
+
+def test_each_rank_makes_the_call_and_the_value_of_rank_0_is_the_result(connection: Connection, tmp_path: Path) -> None:
+    def ranked(word: str, many: bytes) -> tuple[str, str, int]:
+        me = {name: os.environ[f"RMGR_{name}"] for name in ("RANK", "LOCAL_RANK", "NPROCS", "NODE", "THREADS")}
+        (tmp_path / me["RANK"]).write_text("{RANK}.{LOCAL_RANK}/{NPROCS} {NODE} {THREADS}".format(**me))
+        if word == "raise" and me["RANK"] == "2":
+            raise ValueError("a bad rank")
+        while word == "raise":  # until somebody ends it
+            time.sleep(0.02)
+        print("said by", me["RANK"])
+        return word, me["RANK"], len(many)
+
+    connection.store.put("ranked/word", "hello")
+    connection.store.put("ranked/many", bytes(3 << 20))
+    with TaskQueue(ranked, processes=3, nodes=2, connection=connection) as queue:
+        good = queue.submit_call("plain", many=b"abc")
+        assert good.result(60) == ("plain", "0", 3)
+        lines = [(tmp_path / str(rank)).read_text().split() for rank in range(3)]
+        assert [line[0] for line in lines] == ["0.0/3", "1.1/3", "2.0/3"]
+        assert lines[0][1] == lines[1][1] != lines[2][1]
+        keyed = queue.submit(inputs=["ranked/word", "ranked/many"], outputs=["ranked/a", "ranked/b", "ranked/c"])
+        bad = queue.submit_call("raise", b"")
+        assert keyed.result(60) is None
+        assert [connection.store.get(f"ranked/{key}") for key in "abc"] == ["hello", "0", 3 << 20]
+        with pytest.raises(RankFailed, match="a rank ended with code 1, and with it the others"):
+            bad.result(60)
+        with pytest.raises(TaskFailed) as caught:
+            queue.wait_all(timeout=60)
+        assert "ValueError: a bad rank" in caught.value.log_tail
+
+
+def test_a_function_that_takes_a_communicator_is_an_mpi_program(mpi: None, connection: Connection) -> None:
+    def total(mine: int, *, comm: Any) -> tuple[int, int, list[str]]:
+        if mine < 0 and comm.rank == 0:
+            raise ArithmeticError("a bad root")
+        return comm.size, comm.allreduce(comm.rank + mine), comm.gather(os.environ["RMGR_NODE"])
+
+    with TaskQueue(total, processes=4, nodes=2, connection=connection) as queue:
+        size, total_of_all, nodes = queue.submit_call(10).result(90)
+        assert (size, total_of_all) == (4, 46)
+        assert len(nodes) == 4
+        assert len(set(nodes)) == 2
+        with pytest.raises(ArithmeticError, match="a bad root"):
+            queue.submit_call(-10).result(90)
+
+
+def test_four_tasks_of_four_processes_end_right_though_a_starter_is_killed(
+    whole: DevCluster, connection: Connection, tmp_path: Path
+) -> None:
+    def slow(number: int) -> int:
+        (tmp_path / f"up-{number}-{os.environ['RMGR_RANK']}").write_text(os.environ["RMGR_NODE"])
+        while not (tmp_path / "go").exists():
+            time.sleep(0.02)
+        return number * number
+
+    for number in range(4):
+        connection.store.put(f"slow/in/{number}", number)
+    with TaskQueue(slow, processes=4, connection=connection) as queue:
+        for number in range(4):
+            queue.submit(inputs=[f"slow/in/{number}"], outputs=[f"slow/out/{number}"], resubmit=True)
+        until(lambda: any(all((tmp_path / f"up-{task}-{rank}").exists() for rank in range(4)) for task in range(4)), "four ranks")
+        victim = next(tmp_path.glob("up-*-3")).read_text()  # with the last rank: not the first node
+        whole.kill(victim)
+        (tmp_path / "go").touch()
+        waited = queue.wait_all(timeout=120)
+        assert (waited.counts["COMPLETED"], waited.failed) == (4, [])
+        assert [connection.store.get(f"slow/out/{number}") for number in range(4)] == [0, 1, 4, 9]
+        assert {future.exception() for future in queue.futures()} <= {None}
