@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,18 +36,26 @@ int main(int argc, char **argv) {
 }
 """
 
+SCRIPT = """
+import os
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+print(f"rank {world.rank} of {world.size} on {os.environ['RMGR_NODE']}: {world.allreduce(world.rank + 1)}", flush=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("mpirun") is None or shutil.which("mpicc") is None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("Open MPI is missing: openmpi-bin, libopenmpi-dev")
+    if shutil.which("mpirun") is None or shutil.which("mpicc") is None or find_spec("mpi4py") is None:
+        what = "Open MPI or mpi4py is missing: openmpi-bin, libopenmpi-dev, rmgr[mpi]"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(what)
     where = tmp_path_factory.mktemp("mpi")
     (where / "sum.c").write_text(PROGRAM)
     subprocess.run(["mpicc", "-o", str(where / "sum"), str(where / "sum.c")], check=True, timeout=120)
     return where / "sum"
 
 
-def test_mpirun_runs_an_allreduce_over_two_starters(
+def test_mpirun_runs_allreduces_of_c_and_of_mpi4py_over_two_starters(
     coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path, program: Path
 ) -> None:
     with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as rig:
@@ -52,11 +63,15 @@ def test_mpirun_runs_an_allreduce_over_two_starters(
             rig.start(node, cores=2, serves=True)
             rig.wait_registered(node)
         # As root in a container; two nodes on one machine, which Open MPI takes for several only if asked.
-        script = f"export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 && mpirun {program} > {tmp_path}/out 2> {tmp_path}/err"
+        (tmp_path / "sum.py").write_text(SCRIPT)
+        python = f"{shlex.quote(sys.executable)} {tmp_path}/sum.py"
+        script = f"""export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; exec 2> {tmp_path}/err
+        mpirun {program} > {tmp_path}/c && mpirun {python} > {tmp_path}/python"""
         number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
         job = put(rig, number, (("n1", 2), ("n2", 2)))
         outcome = rig.outcomes(number, 1, 120.0)[0]
         assert outcome.state is State.COMPLETED, (tmp_path / "err").read_text()
-        lines = sorted((tmp_path / "out").read_text().splitlines())
-        assert lines == [f"rank {rank} of 4 on {node}: 10" for rank, node in enumerate(("n1", "n1", "n2", "n2"))]
+        for out in ("c", "python"):
+            lines = sorted((tmp_path / out).read_text().splitlines())
+            assert lines == [f"rank {rank} of 4 on {node}: 10" for rank, node in enumerate(("n1", "n1", "n2", "n2"))]
         unhold(rig, job)
