@@ -1,8 +1,8 @@
 """The embedded data store: one SQLite file in WAL mode on a local disk, used by many processes and threads at once.
 
 Durable on return (synchronous=FULL). Values of up to one chunk stand in their manifest row and are one commit; larger
-ones are written in groups of chunks, the manifest last, so no reader ever sees a part. A process that opens a store and
-then calls `fork` must open it again in the child.
+ones are files in `PATH.values` (sqlite_values.py), durable before the manifest is committed, so no reader ever sees a part.
+A process that opens a store and then calls `fork` must open it again in the child.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from itertools import chain
 from typing import Self, TypeVar
 
 from rmgr.adapters import sqlite_rows as table
+from rmgr.adapters.sqlite_chunks import ChunkRows
 from rmgr.adapters.sqlite_file import StoreFile
 from rmgr.adapters.sqlite_readers import Readers
 from rmgr.adapters.sqlite_rows import Row
-from rmgr.adapters.sqlite_writer import Write, Writer
+from rmgr.adapters.sqlite_values import ValueFiles
+from rmgr.adapters.sqlite_writer import Writer
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
     Deadline,
@@ -29,26 +31,22 @@ from rmgr.adapters.store_rules import (
     check_prefix,
     check_size,
     cut,
-    data_lost,
     expiry_ms,
     key_exists,
     now_ms,
     verify,
 )
 from rmgr.coord.ports import Encoding
-from rmgr.errors import RmgrError, StoreUnavailable, UsageError
+from rmgr.errors import RmgrError, UsageError
 
 T = TypeVar("T")
 
-#: Bytes of a large value that go into one commit; an upload holds three of these: one being written, two read ahead.
+#: Bytes of an iterable that are gathered before they are written.
 STAGE_BYTES = 4 * CHUNK_BYTES
 #: A replaced or deleted large value is kept this long for those who are reading it.
 GRACE_S = 300.0
-#: A value given whole and up to this size is one commit: it is in memory anyway, and each commit is an fsync.
-AT_ONCE_BYTES = 8 * 1024 * 1024
 _ROW_BYTES = 200  # of a manifest row besides its value, about
 _SWEEP_ROWS = 500
-_SWEEP_CHUNKS = 32
 
 
 class SqliteStore:
@@ -66,6 +64,9 @@ class SqliteStore:
         self._grace_ms = int(grace_s * 1000)
         self._writer = Writer(self._file)
         self._readers = Readers(self._file)
+        self._large: ValueFiles | ChunkRows = (
+            ChunkRows(self._writer, self._readers) if self._file.version == 1 else ValueFiles(self._file, self._writer, self._readers)
+        )
 
     @property
     def url(self) -> str:
@@ -84,29 +85,34 @@ class SqliteStore:
         overwrite: bool = True,
         timeout_s: float = 30.0,
     ) -> None:
-        """See `Store.put`. One commit up to 2 MiB (8 MiB of bytes), else one for every 2 MiB; holds at most 6 MiB of an iterable."""
+        """See `Store.put`. One commit, and above 512 KiB a file before it; holds at most 4 MiB of an iterable."""
         deadline = Deadline(timeout_s)
         check_key(key)
         expires_ms = expiry_ms(ttl_s)
-        stages = cut(key, value, AT_ONCE_BYTES if isinstance(value, bytes) and len(value) <= AT_ONCE_BYTES else STAGE_BYTES)
+        stages = cut(key, value, max(len(value), 1) if isinstance(value, bytes) else STAGE_BYTES)
         if not overwrite and self.head(key, timeout_s=deadline.left_s()) is not None:
             raise key_exists([key])  # early; what decides is the check in the last commit
         first = next(stages, b"")
         second = next(stages, None)
         row = Row(key, 0, b"", encoding.value, expires_ms, 0, 0, None)
-        if second is None:
-            self._put_at_once(row, first, overwrite=overwrite, deadline=deadline)
+        if second is None and len(first) <= CHUNK_BYTES:
+            row = row._replace(size=len(first), sha256=sha256(first).digest(), inline=first)
+            self._put_rows([row], len(first) + _ROW_BYTES, overwrite=overwrite, deadline=deadline)
             return
-        self._put_in_stages(row, chain((first, second), stages), overwrite=overwrite, deadline=deadline)
+        parts = (first,) if second is None else chain((first, second), stages)
+        self._large.put(row, parts, overwrite=overwrite, deadline=deadline)
 
-    def put_hashed(self, key: str, value: bytes, digest: bytes, *, timeout_s: float = 30.0) -> None:
+    def put_hashed(self, key: str, parts: Sequence[bytes], digest: bytes, *, timeout_s: float = 30.0) -> None:
         """As `put` of raw bytes whose SHA-256 the caller has taken. With another `digest` the value cannot be read (`DataLost`)."""
-        if len(value) > AT_ONCE_BYTES:
-            self.put(key, value, timeout_s=timeout_s)
-            return
         check_key(key)
-        row = Row(key, 0, digest, Encoding.RAW.value, None, 0, 0, None)
-        self._put_at_once(row, value, overwrite=True, deadline=Deadline(timeout_s))
+        size = sum(map(len, parts))
+        check_size(key, size)
+        deadline = Deadline(timeout_s)
+        row = Row(key, size, digest, Encoding.RAW.value, None, 0, 0, None)
+        if size > CHUNK_BYTES:
+            self._large.put(row, parts, overwrite=True, deadline=deadline)
+        else:
+            self._put_rows([row._replace(inline=b"".join(parts))], size + _ROW_BYTES, overwrite=True, deadline=deadline)
 
     def put_many(
         self,
@@ -142,7 +148,7 @@ class SqliteStore:
             self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, timeout_s=deadline.left_s())
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
-        """See `Store.delete`. The chunks of a large value are freed by `sweep`."""
+        """See `Store.delete`. The file of a large value goes with a `sweep`."""
         check_key(key)
         return self._write(lambda connection: table.delete(connection, key), Deadline(timeout_s), _ROW_BYTES, f"delete {key!r}")
 
@@ -153,18 +159,34 @@ class SqliteStore:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
-        """See `Store.get`. A value over 512 KiB is read in one snapshot; peak memory is about twice its size."""
+        """See `Store.get`."""
         found = self.get_hashed(key, timeout_s=timeout_s)
         return None if found is None else found[:2]
 
     def get_hashed(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
         """As `get`, and the SHA-256 that the value was found to have: who compares it with another one need not hash again."""
         check_key(key)
-        with self._reading(Deadline(timeout_s), f"read {key!r} from", key) as connection:
-            row = table.select(connection, key)
-            if row is not None and row.chunks:
-                return self._get_chunks(connection, key)
-        return None if row is None else (*_whole(row), row.sha256)
+        deadline = Deadline(timeout_s)
+        row = self._select(key, deadline)
+        if row is None:
+            return None
+        found = self._large.get(row, deadline) if row.chunks else (row, row.inline or b"")
+        if found is None:
+            return None
+        row, value = found
+        return verify(key, value, row.size, row.sha256), Encoding(row.encoding), row.sha256
+
+    def link(self, key: str, path: str, *, timeout_s: float = 30.0) -> bytes | None:
+        """Makes the value of `key` the file `path`, which is not to be changed, without copying it; its bytes were compared.
+
+        Returns: its SHA-256; None when there is no value, or none that can be had so (a small one, another file system).
+        Raises: DataLost, StoreUnavailable.
+        """
+        check_key(key)
+        deadline = Deadline(timeout_s)
+        row = self._select(key, deadline)
+        linked = self._large.link(row, path, deadline) if row is not None and row.chunks else None
+        return None if linked is None else linked.sha256
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
         """See `Store.get_many`. One statement for every 256 keys."""
@@ -190,15 +212,14 @@ class SqliteStore:
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`. `timeout_s` holds for each chunk; the last one is handed out only after the hash agreed.
 
-        Raises while iterating: `StoreUnavailable` if the value was replaced longer ago than the grace of `sweep`.
+        Raises while iterating (version 1): `StoreUnavailable` if the value was replaced longer ago than the grace of `sweep`.
         """
         check_key(key)
-        with self._reading(Deadline(timeout_s), f"read {key!r} from", key) as connection:
-            row = table.select(connection, key)
+        row = self._select(key, Deadline(timeout_s))
         if row is None:
             return None
         if row.chunks:
-            return self._stream_chunks(row, timeout_s)
+            return self._large.stream(row, timeout_s)
         value, _ = _whole(row)
         return iter((value,) if value else ())
 
@@ -235,13 +256,7 @@ class SqliteStore:
             count = self._write(lambda connection: table.remove_expired(connection, _SWEEP_ROWS), deadline, _ROW_BYTES, "sweep")
             removed += count
             more = count > 0
-        more = True
-        while more and not deadline.passed():
-            count, more = self._write(
-                lambda connection: table.free_unreferenced(connection, before_ms, _SWEEP_CHUNKS), deadline, CHUNK_BYTES, "sweep"
-            )
-            removed += count
-        return removed
+        return removed + self._large.free(before_ms, deadline)
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
         """See `Store.health`. Writes one row (one commit) and reads it back."""
@@ -274,28 +289,16 @@ class SqliteStore:
 
     # -- private ------------------------------------------------------------------------------------------------------
 
+    def _select(self, key: str, deadline: Deadline) -> Row | None:
+        with self._reading(deadline, f"read {key!r} from", key) as connection:
+            return table.select(connection, key)
+
     def _write(self, run: Callable[[sqlite3.Connection], T], deadline: Deadline, weight_bytes: int, doing: str) -> T:
         return self._writer.write(run, deadline, weight_bytes=weight_bytes, doing=doing)
 
     def _reading(self, deadline: Deadline, doing: str, key: str = "") -> AbstractContextManager[sqlite3.Connection]:
         self._writer.check_not_forked()
         return self._readers.reading(deadline, doing, key)
-
-    def _put_at_once(self, row: Row, value: bytes, *, overwrite: bool, deadline: Deadline) -> None:
-        row = row._replace(size=len(value), sha256=row.sha256 or sha256(value).digest())
-        weight = len(value) + _ROW_BYTES
-        if len(value) <= CHUNK_BYTES:
-            self._put_rows([row._replace(inline=value)], weight, overwrite=overwrite, deadline=deadline)
-            return
-
-        def run(connection: sqlite3.Connection) -> None:
-            if not overwrite:
-                table.refuse_existing(connection, [row.key])
-            generation = table.new_generation(connection)
-            chunks = table.insert_chunks(connection, generation, 0, value)
-            table.insert(connection, [row._replace(generation=generation, chunks=chunks)])
-
-        self._write(run, deadline, weight, f"put {row.key!r}")
 
     def _put_rows(self, batch: list[Row], weight: int, *, overwrite: bool, deadline: Deadline) -> None:
         doing = f"put {batch[0].key!r}" if len(batch) == 1 else f"put {len(batch)} values ({batch[0].key!r} ...)"
@@ -309,81 +312,6 @@ class SqliteStore:
 
         self._write(run, deadline, weight, doing)
 
-    def _put_in_stages(self, row: Row, stages: Iterator[bytes], *, overwrite: bool, deadline: Deadline) -> None:
-        """Writes a large value: a commit for every stage, while the next one is read, and the manifest `row` in the last."""
-        doing = f"put {row.key!r}"
-        # It counts as unreferenced only from when this call is over, so no sweep takes the chunks while it lasts.
-        since_ms = now_ms() + int(deadline.timeout_s * 1000)
-        generation = self._write(lambda connection: table.begin_upload(connection, since_ms), deadline, _ROW_BYTES, doing)
-        digest = sha256()
-        size = chunks = 0
-        writing: Write | None = None
-        try:
-            for stage in stages:
-                deadline.check(doing)
-                digest.update(stage)
-                if writing is not None:
-                    self._writer.wait(writing, deadline)
-                writing = self._writer.begin(_chunk_writer(generation, chunks, stage), deadline, weight_bytes=len(stage), doing=doing)
-                size += len(stage)
-                chunks += -(-len(stage) // CHUNK_BYTES)
-            if writing is not None:
-                self._writer.wait(writing, deadline)
-            manifest = row._replace(size=size, sha256=digest.digest(), generation=generation, chunks=chunks)
-
-            def end(connection: sqlite3.Connection) -> None:
-                if not overwrite:
-                    table.refuse_existing(connection, [row.key])
-                if not table.end_upload(connection, generation):
-                    raise StoreUnavailable(f"cannot {doing}: its first chunks were swept away before the last one came")
-                table.insert(connection, [manifest])
-
-            self._write(end, deadline, _ROW_BYTES, doing)
-        except BaseException:
-            with suppress(RmgrError):
-                self._writer.begin(
-                    lambda connection: table.abandon_upload(connection, generation),
-                    Deadline(0.1),
-                    weight_bytes=_ROW_BYTES,
-                    doing="end an upload",
-                )
-            raise
-
-    def _get_chunks(self, connection: sqlite3.Connection, key: str) -> tuple[bytes, Encoding, bytes] | None:
-        connection.execute("BEGIN")  # one snapshot for the row and its chunks
-        try:
-            row = table.select(connection, key)
-            if row is None or not row.chunks:
-                return None if row is None else (*_whole(row), row.sha256)
-            chunks = [data for (data,) in table.select_chunks(connection, row.generation, row.chunks)]
-        finally:
-            if connection.in_transaction:
-                connection.execute("COMMIT")
-        if len(chunks) != row.chunks:
-            raise data_lost(key, f"{row.chunks - len(chunks)} of {row.chunks} chunks are missing")
-        return verify(key, b"".join(chunks), row.size, row.sha256), Encoding(row.encoding), row.sha256
-
-    def _stream_chunks(self, row: Row, timeout_s: float) -> Iterator[bytes]:
-        seen_bytes = 0
-        digest = sha256()
-        for number in range(row.chunks):
-            with self._reading(Deadline(timeout_s), f"read {row.key!r} from", row.key) as connection:
-                data = table.select_chunk(connection, row.generation, number)
-                if data is None:
-                    now = table.select(connection, row.key)
-                    if now is None or now.generation != row.generation:
-                        raise StoreUnavailable(f"the value of {row.key!r} was replaced or deleted while it was read", hint="read it again")
-                    raise data_lost(row.key, f"chunk {number} of {row.chunks} is missing")
-            seen_bytes += len(data)
-            digest.update(data)
-            if number == row.chunks - 1 and (seen_bytes != row.size or digest.digest() != row.sha256):
-                raise data_lost(row.key, f"{seen_bytes:,} of {row.size:,} bytes read, the hash differs")
-            yield data
-
 
 def _whole(row: Row) -> tuple[bytes, Encoding]:
     return verify(row.key, row.inline or b"", row.size, row.sha256), Encoding(row.encoding)
-
-
-def _chunk_writer(generation: int, number: int, data: bytes) -> Callable[[sqlite3.Connection], int]:
-    return lambda connection: table.insert_chunks(connection, generation, number, data)

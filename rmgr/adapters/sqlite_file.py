@@ -14,15 +14,17 @@ from pathlib import Path
 from rmgr.adapters.store_rules import Deadline
 from rmgr.errors import RmgrError, StoreUnavailable
 
-#: Version of the tables below; another one is refused (`PRAGMA user_version`).
-SCHEMA_VERSION = 1
+#: Version of a new store (`PRAGMA user_version`). One of version 1 keeps its large values in rows (sqlite_chunks.py), since then
+#: they are files (sqlite_values.py); others are refused.
+SCHEMA_VERSION = 2
+OLDEST_VERSION = 1
 #: "rmgr" in ASCII (`PRAGMA application_id`), so that a database of another program is not touched.
 APPLICATION_ID = 0x726D6772
 #: Of a new file; those that exist keep theirs. Four times SQLite's own: each page written is four calls of the kernel on its way
 #: through the log, and a MiB of chunks takes 2.7 ms of the processor instead of 4.0; a single small row 0.04 ms more.
 PAGE_BYTES = 16 * 1024
 
-# Values of one chunk stand in their manifest row (`inline`); larger ones in `chunk`, at generation * 1024 + number.
+# Values of one chunk stand in their manifest row (`inline`); larger ones in files, in version 1 in `chunk` at generation * 1024 + number.
 # What keeps `manifest` and `unreferenced` right: sqlite_rows.py.
 _SCHEMA = """
 CREATE TABLE info (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -64,6 +66,8 @@ class StoreFile:
         """
         self.path = Path(path).expanduser().resolve()  # one side file, whatever links lead here
         self.lock_path = self.path.with_name(self.path.name + ".lock")
+        self.values_path = self.path.with_name(self.path.name + ".values")  #: directory of large values, made with the first
+        self.version = SCHEMA_VERSION
         deadline = Deadline(timeout_s)
         self._check_place(create=create)
         if create:
@@ -170,23 +174,24 @@ class StoreFile:
             except FileExistsError:
                 return
             except OSError as error:
-                raise self._os_error(error, "create") from error
+                raise self.os_error(error, "create") from error
 
     def _open_lock(self) -> int:
         try:
             return os.open(self.lock_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise self._os_error(error, "lock") from error
+            raise self.os_error(error, "lock") from error
 
     def _stat(self) -> tuple[int, int]:
         try:
             found = self.path.stat()
         except OSError as error:
-            raise self._os_error(error, "find") from error
+            raise self.os_error(error, "find") from error
         return found.st_dev, found.st_ino
 
-    def _os_error(self, error: OSError, doing: str) -> StoreUnavailable:
-        if error.errno == errno.ENOSPC:
+    def os_error(self, error: OSError, doing: str) -> StoreUnavailable:
+        """The error of the house for one of the file system; `doing` as of `explain`."""
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             return StoreUnavailable(f"cannot {doing} the store {self.path}: no space left on the disk", hint="free some space")
         return StoreUnavailable(
             f"cannot {doing} the store {self.path}: {error.strerror}", hint="check the owner and mode of the file and of its directory"
@@ -218,11 +223,12 @@ class StoreFile:
             connection.close()
 
     def _verify(self, connection: sqlite3.Connection) -> bool:
-        """True: a store of our version; False: an empty file. Raises `StoreUnavailable` for anything else."""
+        """True: a store that we understand; False: an empty file. Raises `StoreUnavailable` for anything else."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application == APPLICATION_ID:
-            if version != SCHEMA_VERSION:
+            self.version = version
+            if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
                 raise StoreUnavailable(
                     f"the store {self.path} has schema version {version}, this rmgr understands version {SCHEMA_VERSION}",
                     hint="use the rmgr that made it, or start with a new store",

@@ -1,7 +1,7 @@
 # ruff: noqa: S608 - the SQL is put together from constants of this file; every value is bound
 """The statements of the SQLite store: what is done to its tables inside a transaction that someone else opened.
 
-Every generation that has chunks is named by exactly one row of `manifest` or of `unreferenced`. The triggers of the
+Every generation that has chunks, or a file, is named by exactly one row of `manifest` or of `unreferenced`. The triggers of the
 schema (sqlite_file.py) and the functions here keep that true, so a sweep never has to look for orphans.
 """
 
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from rmgr.adapters.store_rules import CHUNK_BYTES, key_exists, now_ms
 from rmgr.coord.keys import prefix_end
+from rmgr.errors import StoreUnavailable
 
 #: Keys in one `IN (...)`.
 KEYS_PER_STATEMENT = 256
@@ -32,7 +33,10 @@ _INSERT = {n: f"INSERT INTO manifest ({_COLUMNS}) VALUES {', '.join(['(?,?,?,?,?
 
 
 class Row(NamedTuple):
-    """One row of `manifest`: the value itself (`chunks` = 0) or the name of the generation that has it."""
+    """One row of `manifest`: the value itself (`chunks` = 0) or the name of the generation that has it.
+
+    chunks: how many pieces of `CHUNK_BYTES` the value has, whether they are rows or a file.
+    """
 
     key: str
     size: int
@@ -113,13 +117,6 @@ def delete(connection: sqlite3.Connection, key: str) -> bool:
 # -- chunks -----------------------------------------------------------------------------------------------------------
 
 
-def new_generation(connection: sqlite3.Connection) -> int:
-    """A number that no value has had before."""
-    connection.execute("UPDATE info SET value = value + 1 WHERE name = 'generation'")
-    (generation,) = connection.execute("SELECT value FROM info WHERE name = 'generation'").fetchone()
-    return int(generation)
-
-
 def insert_chunks(connection: sqlite3.Connection, generation: int, number: int, data: bytes) -> int:
     """Writes `data` as the chunks from `number` on; returns how many those are."""
     view = memoryview(data)
@@ -145,16 +142,27 @@ def select_chunks(connection: sqlite3.Connection, generation: int, chunks: int) 
 # -- what is not needed any more ----------------------------------------------------------------------------------------
 
 
-def begin_upload(connection: sqlite3.Connection, since_ms: int) -> int:
-    """A new generation for chunks that come in several transactions; counts as unreferenced from `since_ms` on."""
-    generation = new_generation(connection)
-    connection.execute("INSERT INTO unreferenced VALUES (?, ?)", (generation, since_ms))
-    return generation
+def begin_uploads(connection: sqlite3.Connection, since_ms: int, count: int) -> list[int]:
+    """New generations for values that come before their row; they count as unreferenced from `since_ms` on."""
+    connection.execute("UPDATE info SET value = value + ? WHERE name = 'generation'", (count,))
+    (last,) = connection.execute("SELECT value FROM info WHERE name = 'generation'").fetchone()
+    generations = [int(last) - count + 1 + n for n in range(count)]
+    marks = ", ".join(["(?, ?)"] * count)
+    connection.execute(f"INSERT INTO unreferenced VALUES {marks}", [item for one in generations for item in (one, since_ms)])
+    return generations
 
 
-def end_upload(connection: sqlite3.Connection, generation: int) -> bool:
-    """Takes the generation out of `unreferenced`, for the manifest row that is written next; False if it was swept away."""
-    return connection.execute("DELETE FROM unreferenced WHERE generation = ?", (generation,)).rowcount == 1
+def end_upload(connection: sqlite3.Connection, manifest: Row, *, overwrite: bool) -> None:
+    """Makes an uploaded value visible: its generation leaves `unreferenced`, its row comes.
+
+    Raises: KeyExists; StoreUnavailable when a sweep may have taken the generation.
+    """
+    if not overwrite:
+        refuse_existing(connection, [manifest.key])
+    took = connection.execute("DELETE FROM unreferenced WHERE generation = ? AND since_ms > ?", (manifest.generation, now_ms()))
+    if took.rowcount != 1:
+        raise StoreUnavailable(f"cannot put {manifest.key!r}: it took so long that its first part was swept away", hint="put it again")
+    insert(connection, [manifest])
 
 
 def abandon_upload(connection: sqlite3.Connection, generation: int) -> None:
@@ -183,6 +191,17 @@ def free_unreferenced(connection: sqlite3.Connection, before_ms: int, limit: int
         return 0, True
     connection.execute("DELETE FROM unreferenced WHERE generation = ?", row)
     return 1, True
+
+
+def select_unreferenced(connection: sqlite3.Connection, before_ms: int, limit: int) -> list[int]:
+    """Up to `limit` generations unreferenced since before `before_ms`."""
+    sql = "SELECT generation FROM unreferenced WHERE since_ms <= ? LIMIT ?"
+    return [generation for (generation,) in connection.execute(sql, (before_ms, limit))]
+
+
+def forget_unreferenced(connection: sqlite3.Connection, generations: list[int]) -> None:
+    """They are gone."""
+    connection.executemany("DELETE FROM unreferenced WHERE generation = ?", [(one,) for one in generations])
 
 
 def _marks(keys: list[str]) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
 
 if TYPE_CHECKING:
-    from rmgr.coord.ports import Store
+    from rmgr.coord.ports import Encoding, Store
 
 #: A value is cut into chunks of this size (bytes); the last one may be shorter. Cassandra's practical blob limit is 1 MiB.
 CHUNK_BYTES = 512 * 1024
@@ -143,6 +143,26 @@ def verify(key: str, value: bytes, size: int, digest: bytes) -> bytes:
     if len(value) != size or sha256(value).digest() != digest:
         raise data_lost(key, f"{len(value):,} of {size:,} bytes found, hash {'differs' if len(value) == size else 'not compared'}")
     return value
+
+
+def get_hashed(store: Store, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
+    """`Store.get` and the SHA-256 of what was read: taken once where the adapter tells what it found while it checked."""
+    hashed: Any = getattr(store, "get_hashed", None)
+    if hashed is not None:
+        found: tuple[bytes, Encoding, bytes] | None = hashed(key, timeout_s=timeout_s)
+        return found
+    plain = store.get(key, timeout_s=timeout_s)
+    return None if plain is None else (*plain, sha256(plain[0]).digest())
+
+
+def link(store: Store, key: str, path: str, *, timeout_s: float = 30.0) -> bytes | None:
+    """Makes a value the file `path`, never to be changed, without copying it, where the adapter keeps it in one on this machine.
+
+    Returns: its SHA-256, which was compared; None: it is to be had by `get` only, or not there. Raises: DataLost, StoreUnavailable.
+    """
+    linked: Any = getattr(store, "link", None)
+    digest: bytes | None = None if linked is None else linked(key, path, timeout_s=timeout_s)
+    return digest
 
 
 def data_lost(key: str, what: str) -> DataLost:

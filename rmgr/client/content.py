@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
+from rmgr.coord.records import encode_payloads
 from rmgr.errors import KeyExists
 
 if TYPE_CHECKING:
@@ -18,3 +21,47 @@ def put_once(store: Store, key: str, data: bytes, *, timeout_s: float) -> None:
     """
     with suppress(KeyExists):
         store.put(key, data, overwrite=False, timeout_s=timeout_s)
+
+
+#: From this many bytes a row of arguments is written by itself, and is not put together before.
+LARGE_BYTES = 512 * 1024
+
+
+def parts_of(payloads: tuple[bytes, ...]) -> Sequence[bytes]:
+    """The row of these arguments, for `coord.records.decode_payloads`, in parts: large ones are not copied."""
+    if sum(map(len, payloads)) < LARGE_BYTES:
+        return (encode_payloads(payloads),)
+    parts = [b"\xdc" + len(payloads).to_bytes(2, "big")]  # an array, as MessagePack has it: a block has at most 256 tasks
+    for payload in payloads:
+        parts += b"\xc6" + len(payload).to_bytes(4, "big"), payload
+    return parts
+
+
+def hash_of(parts: Sequence[bytes]) -> str:
+    """SHA-256 of all parts together, in hex."""
+    digest = sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def put_rows(store: Store, rows: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+    """Writes rows of arguments, named by their SHA-256: small ones together, large ones one by one, hashed no second time.
+
+    Raises: as `Store.put`.
+    """
+    put_hashed: Any = getattr(store, "put_hashed", None)
+    small: list[tuple[str, bytes]] = []
+    large: list[tuple[str, Sequence[bytes]]] = []
+    for key, parts in rows:
+        if sum(map(len, parts)) < LARGE_BYTES:
+            small.append((key, b"".join(parts)))
+        else:
+            large.append((key, parts))
+    if small:
+        store.put_many(small)
+    for key, parts in large:
+        if put_hashed is None:
+            store.put(key, parts)
+        else:
+            put_hashed(key, parts, bytes.fromhex(key.rpartition("/")[2]))

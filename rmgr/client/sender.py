@@ -7,13 +7,13 @@ Lives on the Submitter's thread; the buffer is shared with the callers under the
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from rmgr.client import content
 from rmgr.client.claims import claim
 from rmgr.client.gauge import FULL_LOOK_S
 from rmgr.client.packing import Buffer, Packed, block_of
@@ -21,7 +21,7 @@ from rmgr.client.signing import Seal, unsealed
 from rmgr.coord import keys, ops, paths
 from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Committed, Conflict, Create, Multi, Outcome, Stamped, Unknown
-from rmgr.coord.records import decode_record, encode_fragment, encode_payloads
+from rmgr.coord.records import decode_record, encode_fragment
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, RmgrError, StateConflict, Unavailable
 from rmgr.model.block import runs
 from rmgr.model.outcome import Fragment
@@ -133,11 +133,11 @@ class Sender:
         number, store = self._lane.number, self._engine.store
 
         def write() -> dict[int, str]:
-            rows: dict[int, tuple[str, bytes]] = {}
+            rows: dict[int, tuple[str, Sequence[bytes]]] = {}
             for item in load:
-                data = encode_payloads(item.payloads)
-                rows[item.first] = keys.arguments(number, item.first, hashlib.sha256(data).hexdigest()), data
-            put_rows(store, list(rows.values()))
+                parts = content.parts_of(item.payloads)
+                rows[item.first] = keys.arguments(number, item.first, content.hash_of(parts)), parts
+            content.put_rows(store, list(rows.values()))
             return {first: row for first, (row, _) in rows.items()}
 
         def written(rows: dict[int, str]) -> None:
@@ -346,21 +346,6 @@ def _loads(items: Sequence[Packed]) -> list[list[Packed]]:
 
 def _is_handed(current: _Round) -> bool:
     return current.multi is not None and current.multi.name == "HAND"
-
-
-def put_rows(store: Any, rows: Sequence[tuple[str, bytes]]) -> None:
-    """Writes rows of arguments, named by their SHA-256: small ones together, large ones one by one, hashed no second time."""
-    small = [row for row in rows if len(row[1]) < MIB // 2]
-    if small:
-        store.put_many(small)
-    put_hashed = getattr(store, "put_hashed", None)
-    for key, value in rows:
-        if len(value) < MIB // 2:
-            continue
-        if put_hashed is None:
-            store.put(key, value)
-        else:
-            put_hashed(key, value, bytes.fromhex(key.rpartition("/")[2]))
 
 
 def _without(block: ops.Block, gone: Collection[int]) -> list[ops.Block]:

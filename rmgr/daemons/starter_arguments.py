@@ -1,6 +1,6 @@
 """Arguments of blocks that lie in store rows: small ones in memory, large ones in a file that workers read their part of.
 
-So the bytes of a large argument pass through this process once, on a thread of its own, and through no socket.
+So the bytes of a large argument pass through this process once at most, on a thread of its own, and through no socket.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import overload
 
 import msgspec
 
+from rmgr.adapters.store_rules import get_hashed, link
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_payloads
 from rmgr.errors import DataLost
@@ -23,6 +23,9 @@ from rmgr.errors import DataLost
 #: From this many bytes a task, on average, a row is kept as a file.
 FILE_BYTES = 256 * 1024
 _views = msgspec.msgpack.Decoder(tuple[memoryview, ...])
+#: MessagePack: first byte of a value to the number of bytes that its length has.
+_ARRAYS = {0xDC: 2, 0xDD: 4}
+_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 
 
 class Piece:
@@ -64,17 +67,35 @@ class Arguments(Sequence[bytes | Piece]):
         return len(self._values)
 
 
-def read_whole(store: Store, key: str) -> tuple[bytes, str] | None:
-    """(value, its SHA-256 as text), None when there is none; hashed once where the store tells what it found while it checked.
+def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str, str], None]) -> Arguments:
+    """The arguments in row `key`. Files are made in `directory` (of this process's user, closed to others).
 
-    Raises: DataLost, StoreUnavailable.
+    Where the store has the row as a file of this machine, that file gets a second name there: nothing is copied.
+
+    Args:
+        check: gets the key and the SHA-256 of the row as text; raises when it is not what it should be.
+    Raises: DataLost, StoreUnavailable, what `check` raises.
     """
-    hashed = getattr(store, "get_hashed", None)
-    if hashed is not None:
-        found = hashed(key)
-        return None if found is None else (found[0], found[2].hex())
-    plain = store.get(key)
-    return None if plain is None else (plain[0], sha256(plain[0]).hexdigest())
+    path = str(directory / f"arguments-{uuid.uuid4().hex}")
+    digest = link(store, key, path)
+    if digest is not None:
+        try:
+            check(key, digest.hex())
+            pieces = _pieces_of(key, path)
+            if pieces is not None:
+                return Arguments(pieces, path)
+            with open(path, "rb") as file:
+                data = file.read()
+        except BaseException:
+            _remove(path)
+            raise
+        _remove(path)
+        return decode(key, data, directory)
+    found = get_hashed(store, key)
+    if found is None:
+        raise DataLost(f"the arguments {key} are not in the data store")
+    check(key, found[2].hex())
+    return decode(key, found[0], directory)
 
 
 def decode(key: str, data: bytes, directory: Path) -> Arguments:
@@ -94,6 +115,36 @@ def decode(key: str, data: bytes, directory: Path) -> Arguments:
         _remove(path)
         return Arguments(decode_payloads(data))
     return Arguments(pieces, path)
+
+
+def _pieces_of(key: str, path: str) -> tuple[Piece, ...] | None:
+    """The arguments in a file with a row, None when they are many small ones. Raises: DataLost."""
+    with open(path, "rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        count, at = _length(file.read(5), _ARRAYS)
+        if left < FILE_BYTES * count:
+            return None
+        pieces = []
+        for _ in range(count):
+            file.seek(at)
+            size, header = _length(file.read(5), _BYTES)
+            at += header
+            pieces.append(Piece(path, at, size))
+            at += size
+    if at != left:
+        raise DataLost(f"the arguments {key} cannot be read: {at} bytes instead of {left}")
+    return tuple(pieces)
+
+
+def _length(head: bytes, kinds: dict[int, int]) -> tuple[int, int]:
+    """(length, bytes of the header) of the MessagePack value that begins with `head`. kinds: bytes of the length by first byte."""
+    first = head[:1]
+    if kinds is _ARRAYS and first and 0x90 <= first[0] <= 0x9F:
+        return first[0] & 0x0F, 1
+    width = kinds.get(first[0], 0) if first else 0
+    if not width or len(head) <= width:
+        raise DataLost("the arguments of a block cannot be read: they are no list of byte strings")
+    return int.from_bytes(head[1 : 1 + width], "big"), 1 + width
 
 
 def _spill(views: tuple[memoryview, ...], path: str) -> tuple[Piece, ...]:

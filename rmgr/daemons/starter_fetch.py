@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from rmgr.coord.ports import Store
-from rmgr.daemons.starter_arguments import Arguments, decode, read_whole
+from rmgr.daemons.starter_arguments import Arguments, read_arguments
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_uploads import Uploads
 from rmgr.errors import DataLost, PermissionDenied
@@ -128,11 +128,7 @@ class Fetcher:
         return Blob(data if len(data) <= _IN_MEMORY else b"", self._write(key, iter((data,))), len(data))
 
     def _row(self, store: Store, key: str) -> Arguments:
-        found = read_whole(store, key)
-        if found is None:
-            raise DataLost(f"the arguments {key} are not in the data store")
-        check_content(key, found[1])
-        return decode(key, found[0], self._directory)
+        return read_arguments(store, key, self._directory, check_content)
 
     def _file(self, store: Store, key: str) -> str:
         chunks = store.stream(key)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from rmgr.adapters.store_rules import remembered
+from rmgr.adapters.store_rules import get_hashed, link, remembered
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
@@ -162,6 +162,14 @@ class WatchedStore:
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
         """See `Store.get`."""
         return self._through(lambda store: store.get(key, timeout_s=timeout_s))
+
+    def get_hashed(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
+        """See `store_rules.get_hashed`."""
+        return self._through(lambda store: get_hashed(store, key, timeout_s=timeout_s))
+
+    def link(self, key: str, path: str, *, timeout_s: float = 30.0) -> bytes | None:
+        """See `store_rules.link`."""
+        return self._through(lambda store: link(store, key, path, timeout_s=timeout_s))
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
         """See `Store.get_many`."""

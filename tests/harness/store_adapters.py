@@ -5,6 +5,8 @@ A new adapter joins by one entry in `ADAPTERS`; tests take it with `ready`, whic
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import sqlite3
 import subprocess
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from rmgr.adapters.store_rules import CHUNK_BYTES
 from tests.harness import cassandra_keyspaces
 
 
@@ -33,24 +36,43 @@ class Adapter:
     is_atomic: bool = True  # the rows of one put_many are seen together
 
 
-def _sqlite_damage(folder: Path, key: str, number: int) -> None:
-    with sqlite3.connect(folder / "store.db") as connection:
+def value_file(store: Path, key: str) -> Path | None:
+    """The file that holds the large value of `key` in a SQLite store, None when it stands in its row."""
+    with contextlib.closing(sqlite3.connect(store)) as connection:
         generation, chunks = connection.execute("SELECT generation, chunks FROM manifest WHERE key = ?", (key,)).fetchone()
-        if chunks:
-            table, column, where = "chunk", "data", ("id", generation * 1024 + number)
-        else:
-            table, column, where = "manifest", "inline", ("key", key)
-        (data,) = connection.execute(f"SELECT {column} FROM {table} WHERE {where[0]} = ?", where[1:]).fetchone()
-        changed = bytes([data[0] ^ 1]) + data[1:]
-        assert connection.execute(f"UPDATE {table} SET {column} = ? WHERE {where[0]} = ?", (changed, where[1])).rowcount == 1
-    connection.close()
+    return store.with_name(store.name + ".values") / f"{generation:012d}" if chunks else None
+
+
+def flip_bit(path: Path, at: int) -> None:
+    """Changes a file that says that it is not to be changed."""
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+    path.chmod(0o400)
+
+
+def _sqlite_damage(folder: Path, key: str, number: int) -> None:
+    path = value_file(folder / "store.db", key)
+    if path is not None:
+        flip_bit(path, number * CHUNK_BYTES)
+        return
+    with contextlib.closing(sqlite3.connect(folder / "store.db")) as connection, connection:
+        (data,) = connection.execute("SELECT inline FROM manifest WHERE key = ?", (key,)).fetchone()
+        connection.execute("UPDATE manifest SET inline = ? WHERE key = ?", (bytes([data[0] ^ 1]) + data[1:], key))
 
 
 def _sqlite_remove_chunk(folder: Path, key: str, number: int) -> None:
-    with sqlite3.connect(folder / "store.db") as connection:
-        (generation,) = connection.execute("SELECT generation FROM manifest WHERE key = ?", (key,)).fetchone()
-        assert connection.execute("DELETE FROM chunk WHERE id = ?", (generation * 1024 + number,)).rowcount == 1
-    connection.close()
+    """The first: the whole file; another one: what comes from there on."""
+    path = value_file(folder / "store.db", key)
+    assert path is not None
+    if number:
+        path.chmod(0o600)
+        os.truncate(path, number * CHUNK_BYTES)
+    else:
+        path.unlink()
 
 
 ADAPTERS = {

@@ -19,6 +19,7 @@ from rmgr.cli.store_values import Opened, find
 from rmgr.coord import keys
 from rmgr.coord.ports import Encoding
 from rmgr.errors import DataLost, NotFound
+from tests.harness.store_adapters import flip_bit, value_file
 
 BINARY = bytes(range(256)) * 5000
 
@@ -212,13 +213,11 @@ def test_a_target_that_cannot_be_written_is_told(shell: Shell, tmp_path: Path) -
 
 
 def test_a_damaged_value_is_exit_125_and_leaves_no_file(shell: Shell, store: SqliteStore, tmp_path: Path) -> None:
-    import sqlite3
-
     (tmp_path / "in").write_bytes(BINARY)
     shell("put", "k", str(tmp_path / "in"))
-    with sqlite3.connect(shell.path) as connection:
-        connection.execute("UPDATE chunk SET data = zeroblob(length(data))")
-    connection.close()
+    path = value_file(shell.path, "name/k")
+    assert path is not None
+    flip_bit(path, 5)
     shell("get", "k", "-o", str(tmp_path / "out"), code=125)
     assert "damaged" in shell.error
     assert not (tmp_path / "out").exists()

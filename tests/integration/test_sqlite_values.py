@@ -1,0 +1,194 @@
+"""Large values of the SQLite store: files that nobody else can read, that outlive no crash half-made, and that a sweep removes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.sqlite import STAGE_BYTES, SqliteStore
+from rmgr.adapters.store_rules import CHUNK_BYTES
+from rmgr.coord.ports import Encoding
+from rmgr.errors import DataLost, KeyExists, StoreUnavailable
+from tests.harness.store_adapters import flip_bit, pattern, value_file
+
+LARGE = pattern(3 * CHUNK_BYTES + 5)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqliteStore]:
+    with SqliteStore(path, grace_s=0) as opened:
+        yield opened
+
+
+def query(path: Path, sql: str) -> list[tuple[object, ...]]:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(sql).fetchall()
+
+
+def files(path: Path) -> set[Path]:
+    return set(path.with_name("store.db.values").iterdir())
+
+
+def broken() -> Iterator[bytes]:
+    yield bytes(2 * STAGE_BYTES)
+    raise ZeroDivisionError
+
+
+# -- what is left on the disk ----------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_leaves_the_files_of_values_and_no_other(store: SqliteStore, path: Path) -> None:
+    store.put("stays", LARGE)
+    store.put("replaced", LARGE)
+    store.put("replaced", b"small")
+    store.put("deleted", iter([LARGE] * 3))
+    store.delete("deleted")
+    with pytest.raises(ZeroDivisionError):
+        store.put("broken", broken())
+    with pytest.raises(KeyExists):
+        store.put("stays", iter([LARGE, LARGE]), overwrite=False)
+    assert len(files(path)) == 3, "what was refused has left nothing"
+    assert store.sweep() == 2
+    assert files(path) == {value_file(path, "stays")}
+    assert store.get("stays") == (LARGE, "raw")
+
+
+def test_who_reads_a_value_that_is_replaced_and_swept_has_the_old_one_whole(store: SqliteStore, path: Path) -> None:
+    store.put("k", LARGE)
+    stream = store.stream("k")
+    assert stream is not None
+    first = next(stream)
+    store.put("k", b"new")
+    assert store.sweep() == 1
+    assert files(path) == set()
+    assert first + b"".join(stream) == LARGE
+
+
+def test_a_writer_that_is_killed_leaves_the_old_value_and_a_file_for_the_sweep(store: SqliteStore, path: Path) -> None:
+    script = """
+import os, signal, sys
+from rmgr.adapters.sqlite import SqliteStore
+store = SqliteStore(sys.argv[1])
+store._writer.write = lambda run, *a, write=store._writer.write, **k: (
+    os.kill(os.getpid(), signal.SIGKILL) if store._large._free else write(run, *a, **k))
+store.put("k", bytes(2_000_000))
+"""
+    store.put("k", LARGE)
+    assert subprocess.run([sys.executable, "-c", script, path], timeout=60, check=False).returncode == -9
+    assert store.get("k") == (LARGE, "raw")
+    assert len(files(path)) == 2
+    assert store.sweep() == 0, "it might be written still"
+    query(path, "UPDATE unreferenced SET since_ms = 0")  # an hour later
+    assert store.sweep() > 0
+    assert files(path) == {value_file(path, "k")}
+    with pytest.raises(StoreUnavailable, match="swept away"):
+        store.put("late", LARGE)  # with a number that this process had set aside
+    assert store.get("late") is None
+
+
+# -- who may read it -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "folder", "file"), [(0o600, 0o700, 0o400), (0o660, 0o770, 0o440), (0o640, 0o750, 0o440)])
+def test_who_may_read_the_store_may_read_its_files_and_nobody_else(path: Path, mode: int, folder: int, file: int) -> None:
+    old = os.umask(0)
+    try:
+        with SqliteStore(path) as store:
+            path.chmod(mode)
+            store.put("k", LARGE)
+    finally:
+        os.umask(old)
+    value = value_file(path, "k")
+    assert value is not None
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (value.parent, value)] == [folder, file]
+
+
+# -- a second name ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_value_becomes_a_file_without_a_copy_and_outlives_its_key(store: SqliteStore, path: Path, tmp_path: Path) -> None:
+    store.put("k", LARGE)
+    store.put("small", b"1")
+    name = str(tmp_path / "second")
+    assert store.link("k", name) == hashlib.sha256(LARGE).digest()
+    assert value_file(path, "k").samefile(name)  # type: ignore[union-attr]
+    store.delete("k")
+    store.sweep()
+    assert Path(name).read_bytes() == LARGE
+    assert store.link("small", name + "x") is None
+    assert store.link("absent", name + "x") is None
+    assert store.link("k", str(tmp_path / "no" / "where")) is None
+
+
+def test_a_damaged_file_gets_no_second_name(store: SqliteStore, path: Path, tmp_path: Path) -> None:
+    store.put("k", LARGE)
+    flip_bit(value_file(path, "k"), len(LARGE) - 1)  # type: ignore[arg-type]
+    with pytest.raises(DataLost):
+        store.link("k", str(tmp_path / "second"))
+    assert not (tmp_path / "second").exists()
+
+
+# -- stores of version 1 ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old(path: Path) -> Iterator[SqliteStore]:
+    SqliteStore(path).close()
+    query(path, "PRAGMA user_version=1")
+    with SqliteStore(path, grace_s=0) as opened:
+        yield opened
+        assert not path.with_name("store.db.values").exists()
+        assert query(path, "PRAGMA user_version") == [(1,)]
+
+
+def test_an_old_store_keeps_large_values_in_rows_and_no_chunk_is_left_after_a_sweep(old: SqliteStore, path: Path, tmp_path: Path) -> None:
+    old.put("stays", LARGE)
+    old.put_hashed("replaced", (LARGE, LARGE), hashlib.sha256(LARGE + LARGE).digest())
+    assert old.get_hashed("replaced") == (LARGE + LARGE, Encoding.RAW, hashlib.sha256(LARGE + LARGE).digest())
+    assert old.link("stays", str(tmp_path / "x")) is None
+    old.put("replaced", b"small")
+    old.put("deleted", iter([LARGE] * 3))
+    old.delete("deleted")
+    with pytest.raises(ZeroDivisionError):
+        old.put("broken", broken())
+    old.health()  # its write stands behind the clean-up of the broken one
+    assert old.sweep() == 3
+    assert query(path, "SELECT count(*) FROM chunk") == [(4,)]
+    assert query(path, "SELECT count(*) FROM unreferenced") == [(0,)]
+    assert old.get("stays") == (LARGE, "raw")
+
+
+def test_readers_of_an_old_store_have_the_grace_of_the_sweep_and_never_wrong_bytes(old: SqliteStore, path: Path) -> None:
+    old.put("k", LARGE)
+    stream = old.stream("k")
+    assert stream is not None
+    with SqliteStore(path, grace_s=300) as patient:
+        first = next(stream)
+        patient.put("k", b"new")
+        assert patient.sweep() == 0
+        second = next(stream)
+    assert old.sweep() == 1
+    with pytest.raises(StoreUnavailable, match="replaced or deleted while it was read"):
+        next(stream)
+    assert first + second == LARGE[: 2 * CHUNK_BYTES]
+    old.put("damaged", LARGE)
+    query(path, "UPDATE chunk SET data = zeroblob(length(data))")
+    with pytest.raises(DataLost):
+        old.get("damaged")
+    query(path, "DELETE FROM chunk")
+    with pytest.raises(DataLost, match="chunks are missing"):
+        old.get("damaged")

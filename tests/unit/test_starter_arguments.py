@@ -1,0 +1,74 @@
+"""Arguments of blocks on their way: written in parts, linked or copied on the node, always compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.memory_store import MemoryStore
+from rmgr.adapters.sqlite import SqliteStore
+from rmgr.client.content import hash_of, parts_of, put_rows
+from rmgr.coord import keys
+from rmgr.coord.ports import Store
+from rmgr.coord.records import decode_payloads
+from rmgr.daemons.starter_arguments import Piece, read_arguments
+from rmgr.daemons.starter_fetch import check_content
+from rmgr.errors import DataLost, PermissionDenied
+from tests.harness.store_adapters import flip_bit, pattern, value_file
+
+LARGE = (pattern(700_000), b"", pattern(300_000, 1), pattern(70_000, 2))
+SMALL = (b"a" * 100,) * 3
+MANY = tuple(pattern(40_000, seed) for seed in range(20))
+
+
+def write(store: Store, payloads: tuple[bytes, ...]) -> str:
+    parts = parts_of(payloads)
+    assert decode_payloads(b"".join(parts)) == payloads
+    key = keys.arguments(42, 0, hash_of(parts))
+    put_rows(store, [(key, parts)])
+    return key
+
+
+def values(arguments: object) -> tuple[bytes, ...]:
+    return tuple(one.read() if isinstance(one, Piece) else one for one in arguments)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made: Store = SqliteStore(tmp_path / "store.db") if request.param == "sqlite" else MemoryStore(str(tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("payloads", [LARGE, SMALL, MANY], ids=["large", "small", "many"])
+def test_arguments_come_as_they_were_given_and_leave_no_file(store: Store, tmp_path: Path, payloads: tuple[bytes, ...]) -> None:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    arguments = read_arguments(store, write(store, payloads), folder, check_content)
+    assert values(arguments) == payloads
+    assert len(os.listdir(folder)) == (payloads is LARGE), "large ones are pieces of one file, others are in memory"
+    del arguments
+    assert os.listdir(folder) == []
+
+
+def test_what_is_not_what_its_name_says_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    with SqliteStore(tmp_path / "store.db") as store:
+        key = write(store, LARGE)
+        other = keys.arguments(42, 0, "0" * 64)
+        store.put(other, b"".join(parts_of(LARGE)))
+        with pytest.raises(PermissionDenied):
+            read_arguments(store, other, folder, check_content)
+        store.put("args/x", pattern(2_000_000))
+        with pytest.raises(DataLost, match="cannot be read"):
+            read_arguments(store, "args/x", folder, check_content)
+        flip_bit(value_file(tmp_path / "store.db", key), 500_000)  # type: ignore[arg-type]
+        with pytest.raises(DataLost):
+            read_arguments(store, key, folder, check_content)
+        with pytest.raises(DataLost):
+            read_arguments(store, "args/none", folder, check_content)
+    assert os.listdir(folder) == []
