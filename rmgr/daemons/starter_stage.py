@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from rmgr.adapters.leftovers import remove_tree
+from rmgr.adapters.store_rules import link
 from rmgr.coord.ports import Encoding, Store
 from rmgr.coord.records import decode_keyed
 from rmgr.daemons.starter_accounts import Accounts, hand_over
@@ -209,7 +210,8 @@ class Stager:
                 raise NotFound(f"the value of the input key {user_key!r} is gone")
             return KeyedInput(data=value[0], pickled=pickled)
         files.append(self._new_file())
-        _to_file(store, row, files[-1])
+        if self._accounts is not None or link(store, row, files[-1]) is None:  # what is linked stays the store's, and is not handed over
+            _to_file(store, row, files[-1])
         return KeyedInput(pickled=pickled, path=files[-1])
 
     def _stage_command(self, store: Store, command: Command) -> Staged:
