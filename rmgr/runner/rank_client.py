@@ -229,9 +229,13 @@ class Launch:
             return
         remote = _Remote(node, link, set(range(first, first + count)))
         self._remotes.append(remote)
-        link.sendall(json.dumps({"node": node}).encode() + b"\n")
-        self._send_bundle(link)
-        link.sendall(ranks.frame(ranks.SPEC, 0, json.dumps(spec).encode()))
+        try:
+            link.sendall(json.dumps({"node": node}).encode() + b"\n")
+            self._send_bundle(link)
+            link.sendall(ranks.frame(ranks.SPEC, 0, json.dumps(spec).encode()))
+        except OSError:  # refused: why is on its way, and the end
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_WR)
         self._selector.register(link, selectors.EVENT_READ, lambda: self._hear(remote))
         if spec["stdin"]:
             self._input = (remote, first)
