@@ -324,8 +324,8 @@ def mark_idle(node: str, node_version: int, *, idle: bool) -> Multi:
     return Multi(name="IDLE", ops=(fence, op), proof=Exists(path) if idle else Gone(path), guard=fence)
 
 
-def obey(node: str, node_version: int, guid: str) -> Multi:
-    """An inbox order that needs no COMPLETE (nothing of it runs here any more) is crossed off."""
-    path = paths.inbox(node, guid)
+def obey(node: str, node_version: int, *guids: str) -> Multi:
+    """Inbox orders that need no COMPLETE (nothing of them runs here any more, or they were only to start it) are crossed off."""
+    gone = [paths.inbox(node, guid) for guid in guids]
     fence = fence_check(node, node_version)
-    return Multi(name="OBEY", ops=(fence, Delete(path)), proof=Gone(path), guard=fence)
+    return Multi(name="OBEY", ops=(fence, *map(Delete, gone)), proof=Gone(gone[0]), guard=fence)

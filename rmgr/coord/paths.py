@@ -152,6 +152,17 @@ def inbox(name: str, guid: str) -> str:
     return f"{INBOX}/{name}/{guid}"
 
 
+def start_order(guid: str, key: BlockKey) -> str:
+    """Name of an order to start a block: it says which, so that nobody has to read it."""
+    return f"{guid}+{block_name(key)}"
+
+
+def parse_start_order(name: str) -> BlockKey | None:
+    """The block that an order of this name starts; None: it has to be read."""
+    guid, plus, block = name.partition("+")
+    return parse_block(block) if guid and plus and _KEY.match(block) else None
+
+
 def idle(name: str) -> str:
     """The hunger mark of a node."""
     return f"{IDLE}/{name}"

@@ -37,8 +37,8 @@ from rmgr.sched.plan import Plan, WakeAt
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state import ClusterState
 
-#: Least time between two readings of one list.
-PACE_S = 0.005
+#: Least time between two readings of one list, and what each of its names adds: where thousands wait, a new one waits for more than that.
+PACE_S, PACE_A_NAME_S = 0.005, 50e-6
 #: A list that cannot be read, or a gate that was shut: looked at again after this.
 _PAUSE_S = 1.0
 _RETRY_S = 0.1
@@ -220,7 +220,7 @@ class Placer:
     # -- facts
 
     def _list(self, path: str, *, watched: bool = True) -> Mirror[list[str]]:
-        mirror = names_below(self._desk, path, partial(self._listed, path))
+        mirror = names_below(self._desk, path, lambda: self._listed(path, mirror))
         mirror.is_chatty, mirror.is_watched = True, watched
         mirror.pace_s = PACE_S
         mirror.refresh()
@@ -237,7 +237,8 @@ class Placer:
             mirror.refresh()
         mirror.is_watched = wanted
 
-    def _listed(self, path: str) -> None:
+    def _listed(self, path: str, mirror: Mirror[list[str]]) -> None:
+        mirror.pace_s = PACE_S + PACE_A_NAME_S * len(mirror.value or ())
         self._news.add(path)
         self.wake()
 

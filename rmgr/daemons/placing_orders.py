@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from rmgr.coord import leader_ops, ops, paths, place_ops
@@ -147,7 +148,7 @@ class Orders:
         fences = tuple((name, version) for name, version in versions if version is not None)
         if record is None or len(fences) < len(versions):
             return None
-        return Assigned(
+        job = Assigned(
             queue=waiting.queue,
             key=waiting.key,
             data=decode_block(found.data),
@@ -158,6 +159,7 @@ class Orders:
             guid=uuid.uuid4().hex[:12],
             stamp=uuid.uuid4().hex[:12],
         )
+        return replace(job, guid=paths.start_order(job.guid, job.running))
 
     def _multis(self, state: ClusterState, jobs: list[tuple[int, Assigned]]) -> list[tuple[Multi, list[tuple[int, Assigned]]]]:
         """What is remembered goes with the first of them."""

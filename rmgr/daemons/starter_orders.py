@@ -10,12 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmgr.coord import ops, paths
-from rmgr.coord.multi import Outcome, Stamped
+from rmgr.coord.multi import Conflict, Outcome, Stamped
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_commits import Committer
 from rmgr.errors import RmgrError
+from rmgr.model.block import BlockKey
 from rmgr.model.node import InboxOrder, Order
 
 if TYPE_CHECKING:
@@ -24,14 +25,18 @@ if TYPE_CHECKING:
 #: An unbroken watch is believed this long; then the inbox is listed again.
 _RESYNC_S = 20.0
 _FAILED_PAUSE_S = 0.5
+#: A START goes with the COMPLETE of its job; one whose job lasts longer than this goes by itself, so many with one commit.
+_START_S, _TOGETHER = 0.5, 50
 
 
 @dataclass(slots=True, eq=False)
 class _Active:
-    """An order that is not crossed off yet. crossing: the commit that deletes it is in flight."""
+    """An order that is not crossed off yet. crossing: the commit that deletes it is in flight. starts: the block of a START."""
 
     guid: str
     order: InboxOrder
+    starts: BlockKey | None = None
+    since_s: float = 0.0
     crossing: bool = False
 
 
@@ -75,13 +80,25 @@ class Orders:
         now_s = time.monotonic()
         if not self._listing and (not self._watched or now_s - self._listed_s > _RESYNC_S) and now_s >= self._listed_s:
             self._list(now_s)
-        for active in list(self._active.values()):
-            submission = active.order.submission
-            if active.crossing or self._remaining(active.order) or self._node.puller.is_claiming(submission):
+        if not self._active:
+            return
+        due: list[_Active] = []
+        blocks, jobs = self._node.blocks, self._node.jobs
+        for active in self._active.values():
+            if active.crossing or (active.starts in blocks and now_s < active.since_s + _START_S):
                 continue
-            if self._reading or self._node.jobs.is_taking(submission):
+            submission = active.order.submission
+            if self._remaining(active.order) or self._node.puller.is_claiming(submission):
+                continue
+            if self._reading or jobs.is_taking(submission):
                 continue  # its job may be on the way to this node
-            self._cross_off(active)
+            due.append(active)
+        starts = [active for active in due if active.starts is not None]
+        for at in range(0, len(starts), _TOGETHER):
+            self._cross_off(starts[at : at + _TOGETHER])
+        for active in due:
+            if active.starts is None:
+                self._cross_off([active])
 
     def meet(self, block: ClaimedBlock) -> None:
         """A block was claimed just before its submission was cancelled."""
@@ -97,6 +114,11 @@ class Orders:
         found = []
         for active in self._active.values():
             if active.crossing or active.order.submission != block.key.submission:
+                continue
+            if active.starts is not None:
+                if active.starts == block.key:
+                    active.crossing = True
+                    found.append(active.guid)
                 continue
             left = self._remaining(active.order)
             if left and left <= done and active.order.order is Order.CANCEL:
@@ -147,7 +169,13 @@ class Orders:
             self._listed_s = time.monotonic() + _FAILED_PAUSE_S
             return
         for guid in guids:
-            if guid not in self._active and guid not in self._reading:
+            if guid in self._active or guid in self._reading:
+                continue
+            starts = paths.parse_start_order(guid)
+            if starts is not None:
+                extra = {"block": paths.block_name(starts)}
+                self._begin(guid, InboxOrder(order=Order.START, submission=starts.submission, index=starts.first, extra=extra), starts)
+            else:
                 self._reading.add(guid)
                 future = self._coordinator.get(paths.inbox(self._node.name, guid))
                 future.add_done_callback(lambda read, guid=guid: self._post(partial(self._read, generation, guid, read)))  # type: ignore[misc]
@@ -164,11 +192,18 @@ class Orders:
         except RmgrError as error:
             self._log.warning("order_not_readable", guid=guid, error=error.message)
             return
-        self._active[guid] = _Active(guid, order)
         if order.order is Order.START:
-            self._node.jobs.order(guid, order)
+            self._begin(guid, order, _block_of(order))
+            return
+        self._active[guid] = _Active(guid, order)
         self._log.info("order_received", order=order.order.value, submission=order.submission, first=order.index, why=order.detail)
         self._apply(order, [block for block in self._node.blocks.values() if block.key.submission == order.submission])
+        self._wake()
+
+    def _begin(self, guid: str, order: InboxOrder, starts: BlockKey | None) -> None:
+        """START: told when its block is the node's own."""
+        self._active[guid] = _Active(guid, order, starts, time.monotonic())
+        self._node.jobs.order(guid, order)
         self._wake()
 
     # -- obeying -----------------------------------------------------------------------------------------------------------
@@ -217,10 +252,23 @@ class Orders:
                     left.add(index)
         return left
 
-    def _cross_off(self, active: _Active) -> None:
-        active.crossing = True
-        multi = ops.obey(self._node.name, self._committer.fence(self._node.name), active.guid)
-        self._committer.commit(multi, partial(self._crossed_off, active.guid))
+    def _cross_off(self, some: Sequence[_Active]) -> None:
+        for active in some:
+            active.crossing = True
+        multi = ops.obey(self._node.name, self._committer.fence(self._node.name), *(active.guid for active in some))
+        self._committer.commit(multi, partial(self._crossed_off, some))
 
-    def _crossed_off(self, guid: str, _outcome: Outcome) -> None:
-        self._active.pop(guid, None)
+    def _crossed_off(self, some: Sequence[_Active], outcome: Outcome) -> None:
+        if isinstance(outcome, Conflict) and len(some) > 1:  # one of them was gone, so none of them is by this
+            for active in some:
+                self._cross_off([active])
+            return
+        for active in some:
+            self._active.pop(active.guid, None)
+
+
+def _block_of(order: InboxOrder) -> BlockKey | None:
+    try:
+        return paths.parse_block(order.extra.get("block", ""))
+    except ValueError:
+        return None
