@@ -10,7 +10,7 @@ from rmgr.sched.gap_index import GapIndex, pick
 from rmgr.sched.horizon import Closing, Ending, GiveBack
 from rmgr.sched.job import Job, Placement, Shape
 from rmgr.sched.node_profile import NodeProfile
-from rmgr.sched.pool_node import NOTHING, NodePool, room_on, rough
+from rmgr.sched.pool_node import NodePool, room_beside, room_on, rough
 
 #: Shapes that have an index of their own; further ones share that of a shape which needs a little less memory, and look at nodes.
 EXACT = 8
@@ -178,14 +178,16 @@ class NodeTimeline:
 
     def _add(self, job: Job, at_us: int, placement: Placement, sign: int, profiles: Sequence[NodeProfile] | dict[int, NodeProfile]) -> None:
         start_us, end_us = max(at_us, self._now), max(at_us + job.planned_us, self._now)
-        threads, memory_bytes, _, exclusive, _, resources = job.shape
+        threads, memory_bytes, special, exclusive, _ = job.shape
         for first, last, processes in placement:
             cores, memory = sign * threads * processes, sign * memory_bytes * processes
             for i in self._pool.positions(((first, last, processes),)):
                 if exclusive:
                     node = self._pool.nodes[i]
                     cores, memory = sign * node.cores, sign * node.memory_bytes
-                profiles[i].add(start_us, end_us, cores, memory, resources, sign * processes)
+                profiles[i].add(start_us, end_us, cores, memory)
+                if special is not None:
+                    profiles[i].add_others(start_us, end_us, special.resources, sign * processes)
 
     def _earliest(self, job: Job, other: dict[int, NodeProfile]) -> tuple[int, Placement] | None:
         found = self._index(job.shape).opening(job, self._profiles, other)
@@ -204,8 +206,8 @@ class NodeTimeline:
         node = self._pool.nodes[i]
         if node.closed:
             return 0
-        others = profile.lowest_others(at_us, end_us) if job.resources else NOTHING
-        return room_on(job.shape, node, *profile.lowest(at_us, end_us), others)
+        room = room_on(job.shape, node, *profile.lowest(at_us, end_us))
+        return room_beside(room, job.resources, profile.lowest_others(at_us, end_us)) if job.resources and room else room
 
     def _index(self, shape: Shape) -> GapIndex:
         index = self._indexes.get(shape)

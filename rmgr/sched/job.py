@@ -21,19 +21,30 @@ Placement: TypeAlias = tuple[Span, ...]
 Resources: TypeAlias = tuple[tuple[str, int], ...]
 
 
-class Shape(NamedTuple):
-    """What one process needs of its node: two jobs of one shape fit on the same nodes."""
+class Special(NamedTuple):
+    """What few processes need: features of the node, and other resources."""
 
-    threads: int
-    memory_bytes: int
-    features: tuple[str, ...]
-    exclusive: bool
-    spread: bool = False
+    features: tuple[str, ...] = ()
     resources: Resources = ()
 
 
+class Shape(NamedTuple):
+    """What one process needs of its node: two jobs of one shape fit on the same nodes. special: None where it is nothing."""
+
+    threads: int
+    memory_bytes: int
+    special: Special | None
+    exclusive: bool
+    spread: bool = False
+
+    @property
+    def resources(self) -> Resources:
+        """Of `special`."""
+        return () if self.special is None else self.special.resources
+
+
 #: Of most jobs.
-PLAIN = Shape(1, 0, (), False)
+PLAIN = Shape(1, 0, None, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
@@ -121,8 +132,9 @@ class Job:
         new.resources = resources
         new.cpus = processes * threads
         new.planned_us = limit_us or UNLIMITED_US
-        plain = threads == 1 and not (memory_bytes or features or exclusive or spread or resources)
-        new.shape = PLAIN if plain else Shape(threads, memory_bytes, features, exclusive, spread, resources)
+        special = Special(features, resources) if features or resources else None
+        plain = threads == 1 and special is None and not (memory_bytes or exclusive or spread)
+        new.shape = PLAIN if plain else Shape(threads, memory_bytes, special, exclusive, spread)
         if processes < 1 or threads < 1 or submit_us < 0 or limit_us < 0 or memory_bytes < 0 or begin_us < 0:
             new._complain()  # noqa: SLF001 - its own class
         if resources and not _counted(resources):

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 
 from rmgr.sched.job import PLAIN, Node, Resources, Shape
-from rmgr.sched.pool_node import room_on
+from rmgr.sched.pool_node import room_beside, room_on
 
 #: (since, until, processes): so many more than in the gaps around it.
 Gap = tuple[int, int, int]
@@ -47,16 +47,17 @@ class NodeProfile:
             for name, free in others.items():
                 self.others[name].append(free)
 
-    def add(self, start_us: int, end_us: int, cores: int, memory: int, resources: Resources = (), times: int = 0) -> None:
-        """So much more (or, below 0, less) is free in between; what lies before the first step is left out.
-
-        resources, times: so often these.
-        """
+    def add(self, start_us: int, end_us: int, cores: int, memory: int) -> None:
+        """So much more (or, below 0, less) is free in between; what lies before the first step is left out."""
         low = self._cut(start_us)
-        high = self._cut(end_us)
-        for i in range(low, high):
+        for i in range(low, self._cut(end_us)):
             self.cores[i] += cores
             self.memory[i] += memory
+
+    def add_others(self, start_us: int, end_us: int, resources: Resources, times: int) -> None:
+        """As `add`, so often these."""
+        low = self._cut(start_us)
+        high = self._cut(end_us)
         for name, count in resources:
             free = self.others.get(name)
             if free is not None:
@@ -81,8 +82,9 @@ class NodeProfile:
             return []
         if shape is PLAIN:
             rooms = self.cores
-        elif shape.resources:
-            rooms = [room_on(shape, node, self.cores[i], self.memory[i], self.others, i) for i in range(len(self.times))]
+        elif shape.special is not None:
+            rooms = [room_on(shape, node, cores, memory) for cores, memory in zip(self.cores, self.memory, strict=True)]
+            rooms = [room_beside(room, shape.resources, self.others, i) for i, room in enumerate(rooms)]
         else:
             rooms = [room_on(shape, node, cores, memory) for cores, memory in zip(self.cores, self.memory, strict=True)]
         found: list[Gap] = []
@@ -111,6 +113,6 @@ class NodeProfile:
             times.insert(i, at_us)
             self.cores.insert(i, self.cores[i - 1])
             self.memory.insert(i, self.memory[i - 1])
-            for free in self.others.values():
+            for free in self.others.values() if self.others else ():
                 free.insert(i, free[i - 1])
         return i

@@ -27,8 +27,6 @@ MOST_SHAPES = 10_000
 MOST_COUNTS = 16_000_000
 #: Shapes counted in a clone at once: a timeline has thousands of them.
 MOST_OF_CLONE = 4
-#: Of nodes, or steps in time, that have nothing but cores and memory.
-NOTHING: Mapping[str, Sequence[int]] = {}
 
 
 @dataclass(slots=True)
@@ -105,8 +103,11 @@ class NodePool:
     def startable(self, jobs: Iterable[Job], horizon: Horizon | None) -> Iterator[Job]:
         """Those of `jobs` that fit now and keep every promise, each judged when it is reached."""
         for job in jobs:
-            fit = self._fit(job.shape)
-            if job.processes > fit.total or (fit.shape != job.shape and not self._fits_nodes(job, fit)):  # `fits`, a call a job cheaper
+            shape = job.shape
+            fit = self._fit(shape)
+            if job.processes > fit.total:  # `fits`, a call a job cheaper
+                continue
+            if fit.shape is not shape and fit.shape != shape and not self._fits_nodes(job, fit):
                 continue
             if horizon is None or horizon.admits(job):
                 yield job
@@ -142,7 +143,9 @@ class NodePool:
         for i in range(low, len(counts)):
             count = counts[i]
             if count and not exact:
-                count = room_on(shape, self._nodes[i], self.cores[i], self.memory[i], self.others, i)
+                count = room_on(shape, self._nodes[i], self.cores[i], self.memory[i])
+                if shape.resources:
+                    count = room_beside(count, shape.resources, self.others, i)
             if not count:
                 continue
             count = min(count, wanted)
@@ -285,7 +288,7 @@ class NodePool:
         return [self._at[node] for first, last, _ in placement for node in range(first, last + 1)]
 
     def _change(self, job: Job, placement: Placement, sign: int) -> None:
-        threads, memory_bytes, _, exclusive, _, resources = job.shape
+        threads, memory_bytes, special, exclusive, _ = job.shape
         log = self._log
         if len(log) > 8 * len(self._ids) + 1000:
             log.clear()
@@ -296,8 +299,8 @@ class NodePool:
                 self.cores[i] += sign * (self._nodes[i].cores if exclusive else threads * processes)
                 self.memory[i] += sign * (self._nodes[i].memory_bytes if exclusive else memory_bytes * processes)
                 log.append(i)
-                if resources:
-                    self._change_others(i, resources, sign * processes)
+        if special is not None and special.resources:
+            self._change_others(job.resources, placement, sign)
 
     def _change_cores(self, job: Job, cores: Cores, sign: int) -> None:
         for first, last, count in cores:
@@ -306,8 +309,9 @@ class NodePool:
                 self.cores[i] += sign * count
                 self.memory[i] += sign * -(-count * job.memory_bytes // job.threads)
                 self._log.append(i)
-                if job.resources:
-                    self._change_others(i, tuple((name, -(-count * number // job.threads)) for name, number in job.resources), sign)
+            if job.resources:
+                share = tuple((name, -(-count * number // job.threads)) for name, number in job.resources)
+                self._change_others(share, ((first, last, 1),), sign)
 
     def _change_memory(self, job: Job, placement: Placement, sign: int) -> None:
         for first, last, processes in placement:
@@ -315,14 +319,17 @@ class NodePool:
                 i = self._at[node]
                 self.memory[i] += sign * (self._nodes[i].memory_bytes if job.exclusive else processes * job.memory_bytes)
                 self._log.append(i)
-                if job.resources:
-                    self._change_others(i, job.resources, sign * processes)
+        if job.resources:
+            self._change_others(job.resources, placement, sign)
 
-    def _change_others(self, i: int, resources: Resources, times: int) -> None:
+    def _change_others(self, resources: Resources, placement: Placement, sign: int) -> None:
         for name, count in resources:
             free = self.others.get(name)
-            if free is not None:
-                free[i] += times * count
+            if free is None:
+                continue
+            for first, last, processes in placement:
+                for node in range(first, last + 1):
+                    free[self._at[node]] += sign * processes * count
 
     def _fit(self, shape: Shape) -> _Fit:
         """The counts of this shape, or where there are too many of one that fits wherever this one does."""
@@ -338,9 +345,11 @@ class NodePool:
             return fit
         if len(log) - fit.at > len(self._nodes):
             return self._counted(shape)
-        counts, cores, memory, others, nodes = fit.counts, self.cores, self.memory, self.others, self._nodes
+        counts, cores, memory, nodes, special = fit.counts, self.cores, self.memory, self._nodes, shape.special
         for i in log[fit.at :]:
-            count = 0 if nodes[i].closed else room_on(shape, nodes[i], cores[i], memory[i], others, i)
+            count = 0 if nodes[i].closed else room_on(shape, nodes[i], cores[i], memory[i])
+            if special is not None:
+                count = room_beside(count, special.resources, self.others, i)
             fit.total += count - counts[i]
             counts[i] = count
             if count and i < fit.low:
@@ -349,21 +358,24 @@ class NodePool:
         return fit
 
     def _counted(self, shape: Shape) -> _Fit:
-        nodes, memory, others, threads = self._nodes, self.memory, self.others, shape.threads
+        nodes, memory, threads = self._nodes, self.memory, shape.threads
         if len(self._fits) >= self._most:
             self._fits.clear()
         counts = [0] * len(nodes)
         for i, cores in enumerate(self.cores):
             if cores >= threads and not nodes[i].closed:
-                counts[i] = room_on(shape, nodes[i], cores, memory[i], others, i)
+                counts[i] = room_on(shape, nodes[i], cores, memory[i])
+        if shape.resources:
+            counts = [room_beside(count, shape.resources, self.others, i) if count else 0 for i, count in enumerate(counts)]
         fit = self._fits[shape] = _Fit(shape, counts, sum(counts), len(self._log))
         return fit
 
     def _fits_nodes(self, job: Job, fit: _Fit) -> bool:
         """The counts are those of a rougher shape: look at the nodes where that one fits."""
-        wanted, shape, nodes, cores, memory, others = job.processes, job.shape, self._nodes, self.cores, self.memory, self.others
+        wanted, shape, nodes, cores, memory, resources = job.processes, job.shape, self._nodes, self.cores, self.memory, job.resources
         for i in compress(range(len(nodes)), fit.counts):
-            wanted -= room_on(shape, nodes[i], cores[i], memory[i], others, i)
+            count = room_on(shape, nodes[i], cores[i], memory[i])
+            wanted -= room_beside(count, resources, self.others, i) if resources else count
             if wanted <= 0:
                 return True
         return False
@@ -372,8 +384,9 @@ class NodePool:
         """Processes that fit on each node."""
         if fit.shape == shape:
             return fit.counts
-        nodes, cores, memory, others = self._nodes, self.cores, self.memory, self.others
-        return [room_on(shape, nodes[i], cores[i], memory[i], others, i) if count else 0 for i, count in enumerate(fit.counts)]
+        nodes, cores, memory, resources = self._nodes, self.cores, self.memory, shape.resources
+        counts = [room_on(shape, nodes[i], cores[i], memory[i]) if count else 0 for i, count in enumerate(fit.counts)]
+        return [room_beside(count, resources, self.others, i) for i, count in enumerate(counts)] if resources else counts
 
 
 def rough(shape: Shape) -> Shape:
@@ -382,25 +395,30 @@ def rough(shape: Shape) -> Shape:
     return shape._replace(memory_bytes=shape.memory_bytes >> below << below)
 
 
-def room_on(shape: Shape, node: Node, cores: int, memory: int, others: Mapping[str, Sequence[int]] = NOTHING, at: int = 0) -> int:
-    """Processes of this shape that fit into so many free cores and bytes of the node, and what of other resources `others` has at `at`."""
-    threads, memory_bytes, features, exclusive, spread, resources = shape
+def room_on(shape: Shape, node: Node, cores: int, memory: int) -> int:
+    """Processes of this shape that fit into so many free cores and bytes of the node; of other resources see `room_beside`."""
+    threads, memory_bytes, special, exclusive, spread = shape
     if exclusive and cores != node.cores:
         return 0
-    if features and not set(features) <= set(node.features):
+    if special is not None and not set(special.features) <= set(node.features):
         return 0
     count = cores // threads
     if memory_bytes and node.memory_bytes:
         count = min(count, memory // memory_bytes)
-    if resources:
-        for name, number in resources:
-            count = min(count, others[name][at] // number) if name in others else 0
     return max(min(count, 1) if spread else count, 0)
+
+
+def room_beside(count: int, resources: Resources, others: Mapping[str, Sequence[int]], at: int = 0) -> int:
+    """Of so many processes those for which what `others` has at `at` of these resources does."""
+    for name, number in resources:
+        count = min(count, others[name][at] // number) if name in others else 0
+    return max(count, 0)
 
 
 def room_if_empty(shape: Shape, node: Node) -> int:
     """Processes of this shape that fit on the node when nothing is there."""
-    return room_on(shape, node, node.cores, node.memory_bytes, {name: (count,) for name, count in node.resources})
+    count = room_on(shape, node, node.cores, node.memory_bytes)
+    return room_beside(count, shape.resources, {name: (has,) for name, has in node.resources})
 
 
 def _id(node: Node) -> int:
