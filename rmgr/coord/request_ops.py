@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Delete, Exists, Gone, Holds, Multi, Set
 from rmgr.coord.records import encode_record
-from rmgr.model.request import CancelRequest
+from rmgr.model.request import CancelRequest, StopRequest
+
+Request: TypeAlias = CancelRequest | StopRequest
 
 
-def ask(guid: str, request: CancelRequest) -> Multi:
+def ask(guid: str, request: Request) -> Multi:
     """ASK: a new request under a name of one's own."""
     path = paths.request(guid)
     return Multi(name="ASK", ops=(Create(path, encode_record(request)),), proof=Exists(path))
 
 
-def answer(guid: str, request: CancelRequest, version: int) -> Multi:
+def answer(guid: str, request: Request, version: int) -> Multi:
     """ANSWER: by the leader, once."""
     path, data = paths.request(guid), encode_record(request)
     return Multi(name="ANSWER", ops=(Set(path, data, version),), proof=Holds(path, data))

@@ -49,7 +49,7 @@ class Leader:
         self.placer = Placer(desk, lambda: self.settings, self.nodes, inline=inline_passes)
         self._release = ReleaseKeeper(desk, self._living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(desk, lambda: self.settings, lambda: self.node_names)
-        self._requests = RequestKeeper(desk)
+        self._requests = RequestKeeper(desk, self.placer.asks)
 
     def start(self) -> None:
         """Begins the reign. Settings first: they say how long a grace is."""

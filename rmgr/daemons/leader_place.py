@@ -17,13 +17,15 @@ from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror, names_below
 from rmgr.daemons.leader_nodes import NodeKeeper
+from rmgr.daemons.placing_asks import Asks
 from rmgr.daemons.placing_book import Book
-from rmgr.daemons.placing_facts import Names, allows, job_of, node_mark, node_of
+from rmgr.daemons.placing_facts import Names, allows, job_of, marked, node_mark, node_of
 from rmgr.daemons.placing_orders import Orders
 from rmgr.daemons.placing_pass import Faults, Passes
 from rmgr.daemons.placing_pipeline import configuration, document_of, pipeline_of
 from rmgr.daemons.placing_rebuild import Rebuild
 from rmgr.daemons.placing_record import Recording
+from rmgr.daemons.placing_stops import Stops
 from rmgr.daemons.placing_view import view_of
 from rmgr.errors import ConfigError, StateConflict, WrongCluster
 from rmgr.model.node import NodeState
@@ -66,7 +68,9 @@ class Placer:
         self._settings = settings
         self._nodes = nodes
         self._passes = Passes(desk, self.faults, inline=inline)
-        self._orders = Orders(desk, self.book, self.names, nodes, self.watch_head)
+        self.stops = Stops(desk, self)
+        self._orders = Orders(desk, self.book, self.names, nodes, self.stops, self.watch_head)
+        self.asks = Asks(desk, self, self._orders, nodes)
         self._record = Recording(desk)
         self._rebuild_of: Rebuild | None = None
         self._stages: tuple[Stage, ...] = ()
@@ -102,6 +106,8 @@ class Placer:
         for mirror in (*self._pending.values(), *self._running.values()):
             if mirror.is_watched:
                 mirror.refresh()
+        self.stops.resync()
+        self.asks.resync()
 
     def settings_changed(self) -> None:
         """Queues, partitions or pipelines are others."""
@@ -171,6 +177,8 @@ class Placer:
             if self.state is None:
                 return
         self._reconcile(self.state)
+        if self.state is None or self.asks.turn(self.state, self.now_us(), self._carried_out):
+            return
         if self._causes and any(part.jobs or part.notes or part.gangs.by_name for part in self.state.partitions.values()):
             causes, self._causes = self._causes, frozenset()
             now_us = self.now_us()
@@ -208,10 +216,19 @@ class Placer:
         else:
             self.wake()
 
-    def _tell(self, state: ClusterState, fact: str, *arguments: object, **named: object) -> None:
+    def tell(self, state: ClusterState, fact: str, *arguments: object, **named: object) -> None:
         """One fact: into the state, and into the log."""
         getattr(state, fact)(*arguments, **named)
         self._record.told(self._now_us, fact, *arguments, **named)
+
+    def because(self, cause: Cause) -> None:
+        """Something has happened that the next pass must look at."""
+        self._causes |= {cause}
+
+    def may_move(self, job: int) -> bool:
+        """Its user lets it go back to its queue."""
+        submission = self.book.submissions.get(task_of(job)[0])
+        return submission is None or submission.resubmit
 
     def _on_time(self) -> None:
         self._causes |= {Cause.TIMER}
@@ -236,6 +253,18 @@ class Placer:
             mirror.is_watched = True
             mirror.refresh()
         mirror.is_watched = wanted
+
+    def pending(self, queue: str) -> Mirror[list[str]] | None:
+        """The names that wait there."""
+        return self._pending.get(queue)
+
+    def look_at(self, path: str) -> None:
+        """A list is to be compared again, as it is now."""
+        self._news.add(path)
+        for mirror in (*self._pending.values(), *self._running.values()):
+            if mirror.path == path:
+                mirror.refresh()
+        self.wake()
 
     def _listed(self, path: str, mirror: Mirror[list[str]]) -> None:
         mirror.pace_s = PACE_S + PACE_A_NAME_S * len(mirror.value or ())
@@ -273,10 +302,12 @@ class Placer:
                 if mirror.path in news:
                     for job in self.book.ended(node, mirror):
                         self._ended(state, job, now_us)
+            self.stops.settle(state, now_us)
             if self._nodes_changed:
                 self._nodes_changed = False
                 self._look_at_nodes()
                 self._tell_nodes(state)
+                self.asks.look_at_marks(state)
                 self._orders.look_for_losses()
             for queue, mirror in self._pending.items():
                 if mirror.path in news and mirror.is_known:
@@ -287,20 +318,22 @@ class Placer:
     def _ended(self, state: ClusterState, job: int, now_us: int) -> None:
         placed = self.book.leave(job)
         self.watch_head(placed.node)
-        self._tell(state, "job_ended", job, placed.partition, now=now_us)
         self._orders.release(job, placed)
+        if self.stops.vacated(job, placed):
+            return
+        self.tell(state, "job_ended", job, placed.partition, now=now_us)
         self._causes |= {Cause.JOB_ENDED}
 
     def _tell_nodes(self, state: ClusterState) -> None:
         for node in self.machine():
             part = state.partitions.get(node.partition)
             if part is None or part.nodes.get(node.id) != node:
-                self._tell(state, "node_changed", node)
+                self.tell(state, "node_changed", node)
                 self._causes |= {Cause.NODES_CHANGED}
 
     def _tell_waiting(self, state: ClusterState, queue: str, mirror: Mirror[list[str]], now_us: int) -> None:
         for gone in self.book.went(queue, mirror):
-            self._tell(state, "job_withdrawn", gone, self.queues[queue].partition)
+            self.tell(state, "job_withdrawn", gone, self.queues[queue].partition)
             self._causes |= {Cause.JOB_WITHDRAWN}
         for name, key in list(self.book.came(queue, mirror)):
             submission = self.submission(key.submission)
@@ -311,7 +344,13 @@ class Placer:
                 self._odd(queue, name, "a placed job is a block of one task")
                 continue
             known = job_id(key.submission, key.first)
-            if known in self.book.waiting or known in self.book.placed or self.queues[queue].partition not in state.partitions:
+            stop = self.stops.by_job.get(known)
+            if (
+                known in self.book.waiting
+                or known in self.book.placed
+                or self.queues[queue].partition not in state.partitions
+                or (stop is not None and not stop.is_back)
+            ):
                 self._news.add(mirror.path)  # it was returned, and is still read on its node; or no node has come yet
                 continue
             try:
@@ -319,10 +358,16 @@ class Placer:
             except ValueError as error:
                 self._odd(queue, name, str(error))
                 continue
-            if submission.rigid is not None and self.mark(node_mark(submission.rigid)):
+            own = node_mark(submission.rigid) if submission.rigid is not None else ""
+            extra = self.asks.mark_of(known, job)
+            if self.mark(own) | self.mark(extra):
                 self._tell_nodes(state)
+            job = marked(job, extra)
             self.book.wait(queue, job.partition, name, key)
-            self._tell(state, "job_submitted", job)
+            if stop is not None:
+                self.stops.returned(state, job, now_us)
+                continue
+            self.tell(state, "job_submitted", job)
             self._causes |= {Cause.JOB_SUBMITTED}
 
     def _odd(self, queue: str, name: str, why: str) -> None:
@@ -378,6 +423,7 @@ class Placer:
         """One step of it; what comes wakes us."""
         if self._rebuild_of is None:
             self.book.forget_jobs()
+            self.stops.forget()
             self._look_at_nodes()
             self._rebuild_of = Rebuild(self._desk, self, self._pending, self._running, {queue.partition for queue in self.queues.values()})
         if not self._nodes.hurry():
@@ -391,6 +437,7 @@ class Placer:
         self.state, self._rebuild_of = built, None
         self._record.begin(built, *self._recorded_policy(), half_life_us=self._half_life_us)
         self._orders.adopt(records)
+        self.asks.rebuilt()
         for node in {placed.node for placed in self.book.placed.values()}:
             self.watch_head(node)
         self._orders.look_for_holds(sorted(self._running))

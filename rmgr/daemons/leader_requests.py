@@ -1,7 +1,8 @@
 """What users ask of the leader (`/requests`): it does it with its own rights, writes the answer, and clears it away later.
 
 In a secured cluster nobody but Starters, the leader, operators and gateways may take anything out of a queue; a user who
-cancels single waiting tasks asks for it here. Doing a request twice does no harm: a successor does what has no answer.
+cancels single waiting tasks asks for it here. Placed jobs that run are moved by the leader alone, whoever wants it. Doing a request twice
+does no harm: a successor does what has no answer.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from rmgr.coord.multi import Outcome, Stamped
 from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import names_below
+from rmgr.daemons.placing_asks import Asks
 from rmgr.errors import RmgrError
-from rmgr.model.request import CancelRequest, indices_of, ranges_of
+from rmgr.model.request import AnyRequest, CancelRequest, StopRequest, indices_of, ranges_of
 
 _WORK_S = 15.0
 #: How long an answer stays for who has asked.
@@ -27,8 +29,9 @@ _KEEP_S = 60.0
 class RequestKeeper:
     """Answers one request after the other as they are seen."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, asks: Asks) -> None:
         self._desk = desk
+        self._asks = asks
         self._known: set[str] = set()  # under way, or answered and waiting to be cleared
         self._names = names_below(desk, paths.REQUESTS, self._on_names)
 
@@ -49,8 +52,13 @@ class RequestKeeper:
         if found is None:
             self._known.discard(guid)
             return
+        path = paths.request(guid)
         try:
-            request = decode_record(found.data, CancelRequest, paths.request(guid))
+            request: request_ops.Request
+            if decode_record(found.data, AnyRequest, path).kind:
+                request = decode_record(found.data, StopRequest, path)
+            else:
+                request = decode_record(found.data, CancelRequest, path)
         except RmgrError as error:
             self._desk.log.warning("request_unreadable", path=paths.request(guid), error=error.message)
             self._clear_later(guid)
@@ -58,14 +66,18 @@ class RequestKeeper:
         if request.answered:
             self._clear_later(guid)
             return
+        if isinstance(request, StopRequest):
+            self._asks.add(guid, request, lambda answer: self._answer(guid, answer, found.version))
+            return
         self._desk.store(
             lambda _: _cancel(self._desk, request),
             lambda ended: self._answer(guid, replace(request, answered=True, ended=ended), found.version),
             lambda error: self._answer(guid, replace(request, answered=True, error=error.message), found.version),
         )
 
-    def _answer(self, guid: str, request: CancelRequest, version: int) -> None:
-        self._desk.log.info("request_answered", submission=request.submission, count=len(indices_of(request.ended)), error=request.error)
+    def _answer(self, guid: str, request: request_ops.Request, version: int) -> None:
+        count = len(indices_of(request.ended)) if isinstance(request, CancelRequest) else len(request.done)
+        self._desk.log.info("request_answered", submission=request.submission, count=count, error=request.error)
         self._desk.commit(request_ops.answer(guid, request, version), partial(self._answered, guid))
 
     def _answered(self, guid: str, _outcome: Outcome) -> None:

@@ -53,6 +53,10 @@ class Book:
     submissions: dict[int, Submission | None] = field(default_factory=dict)
     routes: dict[int, str] = field(default_factory=dict)  #: job -> the queue that a policy has chosen for it
     since: dict[int, int] = field(default_factory=dict)  #: job -> when cores began to be held for it (us)
+    queued: dict[int, int] = field(default_factory=dict)  #: job that was given up -> when it came back to its queue (us)
+    marks: dict[int, str] = field(default_factory=dict)  #: job -> feature of the nodes on which its next start must be
+    stays: dict[int, tuple[int, int]] = field(default_factory=dict)  #: job that went on after a pause -> (since, its limit) (us)
+    pins: dict[int, int] = field(default_factory=dict)  #: job that has refused to stop -> until when it is not asked again (us)
     odd: set[str] = field(default_factory=set)  #: names that are no jobs: told once
     _seen: dict[str, set[str]] = field(default_factory=dict)  # queue -> names that are accounted for
     _there: dict[str, set[int]] = field(default_factory=dict)  # head -> its placed jobs
@@ -63,6 +67,8 @@ class Book:
         self.waiting.clear()
         self.routes.clear()
         self.since.clear()
+        for kept in (self.queued, self.marks, self.stays, self.pins):
+            kept.clear()
         self.placed.clear()
         self._there.clear()
         self._seen.clear()
@@ -96,8 +102,8 @@ class Book:
             waiting = self.waiting.get(job)
             if waiting is not None and waiting.name == name:
                 del self.waiting[job]
-                self.routes.pop(job, None)
-                self.since.pop(job, None)
+                for kept in (self.routes, self.since, self.queued, self.marks):
+                    kept.pop(job, None)  # type: ignore[attr-defined]  # they are tables
                 found.append(job)
         return sorted(found)
 
@@ -118,6 +124,7 @@ class Book:
         """A waiting job was given to its nodes."""
         waiting = self.waiting.pop(job)
         self.since.pop(job, None)
+        self.marks.pop(job, None)
         self._seen[waiting.queue].discard(waiting.name)
         self._taken[waiting.queue, waiting.name] = answered_s
         self.run(job, Placed(waiting.queue, waiting.partition, key, paths.block_name(key), allocation, answered_s))
@@ -133,7 +140,8 @@ class Book:
 
     def leave(self, job: int) -> Placed:
         """It is not there any more."""
-        self.routes.pop(job, None)
+        for kept in (self.routes, self.queued, self.stays, self.pins):
+            kept.pop(job, None)  # type: ignore[attr-defined]  # they are tables
         placed = self.placed.pop(job)
         self._there[placed.node].discard(job)
         return placed

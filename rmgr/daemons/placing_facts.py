@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rmgr.model.block import BlockKey
 from rmgr.model.node import NodeRecord
@@ -77,6 +78,11 @@ def allows(mark: str, node: str) -> bool:
     """Whether the request of this mark allows the node."""
     only, _, never = mark[1:].partition(";")
     return (not only or node in only.split(",")) and node not in never.split(",")
+
+
+def marked(job: Job, mark: str) -> Job:
+    """The same on nodes of that feature only ("" = on any)."""
+    return replace(job, features=(*job.features, mark)) if mark else job
 
 
 def per_node(rigid: Rigid) -> int:

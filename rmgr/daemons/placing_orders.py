@@ -6,12 +6,13 @@ And what follows a placed job of several nodes: holds that its end leaves behind
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 from rmgr.coord import leader_ops, ops, paths, place_ops
-from rmgr.coord.multi import Committed, Multi, Outcome, Stamped, Unknown
+from rmgr.coord.multi import Committed, Multi, Op, Outcome, Stamped, Unknown
 from rmgr.coord.place_ops import Assigned
 from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
@@ -19,12 +20,30 @@ from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.placing_book import Book, Placed
 from rmgr.daemons.placing_facts import Names, allocation_of
 from rmgr.daemons.placing_records import encode_records
+from rmgr.daemons.placing_stops import POLICY, Stop, Stops, stop_order
 from rmgr.daemons.placing_view import said
 from rmgr.model.node import InboxOrder, NodeState, Order
 from rmgr.model.placing import job_id, task_of
 from rmgr.model.states import Reason, State
 from rmgr.runtime.failpoint import failpoint
-from rmgr.sched.plan import Decision, HoldCores, Noted, Plan, Reject, ReleaseHold, Reserve, Route, Start, Unreserve, WakeAt
+from rmgr.sched.job import Running
+from rmgr.sched.plan import (
+    Decision,
+    HoldCores,
+    Migrate,
+    Noted,
+    Plan,
+    Preempt,
+    Reject,
+    ReleaseHold,
+    Reserve,
+    Resume,
+    Route,
+    Start,
+    Suspend,
+    Unreserve,
+    WakeAt,
+)
 from rmgr.sched.state import ClusterState
 
 #: Operations of one commit.
@@ -33,14 +52,27 @@ MOST_OPS = 180
 MOST_BYTES = 128 * 1024
 #: Decisions that are records, and nothing else.
 _RECORDS = (Reserve, Unreserve, Noted, HoldCores, ReleaseHold, Route)
+#: Decisions that are orders to the head of a job that runs.
+_MOVES = (Migrate, Preempt, Suspend, Resume)
 _RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An order to the head of a running job, on its way. stop: it is to give its nodes up."""
+
+    job: int
+    guid: str
+    order: InboxOrder
+    stop: Stop | None = None
 
 
 class Orders:
     """Carries out one plan at a time."""
 
-    def __init__(self, desk: Desk, book: Book, names: Names, nodes: NodeKeeper, placed: Callable[[str], None]) -> None:
+    def __init__(self, desk: Desk, book: Book, names: Names, nodes: NodeKeeper, stops: Stops, placed: Callable[[str], None]) -> None:
         self._placed = placed  # told the head of each job that was placed
+        self._stops = stops
         self._desk = desk
         self._book = book
         self._names = names
@@ -66,7 +98,8 @@ class Orders:
     def carry_out(self, state: ClusterState, plan: Plan, *, now_us: int, done: Callable[[str], None]) -> None:
         """Commits it; `done` is told "", or why everything must be read again."""
         decisions = [decision for decision in plan.decisions if self._can(decision)]
-        starts = [decision for decision in decisions if isinstance(decision, Start | Reject)]
+        moved = {decision.job_id for decision in decisions if isinstance(decision, Migrate | Preempt)}
+        starts = [decision for decision in decisions if isinstance(decision, Start | Reject) and decision.job_id not in moved]
         if not decisions:
             done("")
             return
@@ -81,7 +114,7 @@ class Orders:
             self._commit(state, decisions, now_us)
 
     def _can(self, decision: Decision) -> bool:
-        if isinstance(decision, (Start, Reject, *_RECORDS)):
+        if isinstance(decision, (Start, Reject, *_RECORDS, *_MOVES)):
             return type(decision) is not Reserve or decision.keep
         if type(decision) is not WakeAt:
             name = type(decision).__name__
@@ -98,6 +131,8 @@ class Orders:
 
     def _commit(self, state: ClusterState, decisions: list[Decision], now_us: int) -> None:
         jobs: list[tuple[int, Assigned]] = []
+        asked: list[Asked] = []
+        left: dict[int, tuple[Running, Migrate | Preempt]] = {}
         for decision in decisions:
             if type(decision) is Route:
                 self._book.routes[decision.job_id] = decision.to
@@ -105,10 +140,14 @@ class Orders:
                 self._book.since.setdefault(decision.job_id, now_us)
             elif type(decision) is ReleaseHold:
                 self._book.since.pop(decision.job_id, None)
-            if type(decision) is not Start:
+            elif isinstance(decision, Migrate | Preempt):
+                left[decision.job_id] = (_stretch(state, decision), decision)
+            if type(decision) is not Start or decision.job_id in left:  # one that moves starts when it is back
                 state.carried_out(decision, now_us)
-                if type(decision) is Reject:
+                if type(decision) is Reject and decision.job_id not in left:
                     self._refuse(decision)
+                elif isinstance(decision, Suspend | Resume):
+                    asked.append(self._paused(state, decision))
                 continue
             found = self._blocks[decision.job_id]
             assigned = None if found is None else self._assigned(decision, found, now_us)
@@ -117,13 +156,53 @@ class Orders:
                 continue
             state.carried_out(decision, now_us)
             jobs.append((decision.job_id, assigned))
-        multis = self._multis(state, jobs)
+        for job, (run, move) in left.items():
+            order = stop_order(job, why=POLICY, detail=said(move.why), kill=type(move) is Preempt)
+            guid = uuid.uuid4().hex[:12]
+            asked.append(Asked(job, guid, order, self._stops.begin(state, run, guid, now_us)))
+        for job, _ in jobs:
+            self._stops.started(state, job)
+        self._send(state, jobs, asked)
+
+    def ask(self, state: ClusterState, asked: Sequence[Asked], *, done: Callable[[str], None]) -> None:
+        """Orders that no plan has decided, with what is remembered of them; `done` as for a plan."""
+        self._done, self._problem = done, ""
+        self._send(state, [], asked)
+
+    def _send(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked]) -> None:
+        multis = self._multis(state, jobs, asked)
         self._waits = len(multis)
         failpoint("leader.before_place")
-        for multi, some in multis:
-            self._desk.commit(multi, partial(self._answered, some))
+        for multi, some, theirs in multis:
+            self._desk.commit(multi, partial(self._answered, some, theirs))
         if not multis:
             self._finish()
+
+    def _paused(self, state: ClusterState, decision: Suspend | Resume) -> Asked:
+        """It has been carried out on the state."""
+        job, stops = decision.job_id, type(decision) is Suspend
+        if not stops:
+            run = state.partitions[decision.partition].running[job]
+            self._book.stays[job] = (run.start_us, run.end_us)
+        submission, index = task_of(job)
+        order = InboxOrder(
+            order=Order.SUSPEND if stops else Order.RESUME, submission=submission, index=index, detail=said(decision.why)[:500]
+        )
+        return Asked(job, uuid.uuid4().hex[:12], order)
+
+    def _ask_ops(self, asked: Asked) -> list[Op]:
+        """[] where its head is not known any more: everything is read again."""
+        placed = self._book.placed.get(asked.job)
+        version = None if placed is None else self._nodes.version_of(placed.node)
+        if placed is None or version is None:
+            self._problem = self._problem or f"job {asked.job} cannot be asked as it was planned"
+            return []
+        submission, index = task_of(asked.job)
+        self._desk.log.info(
+            "job_asked", submission=submission, first=index, node=placed.node, order=asked.order.order.value,
+            why=asked.order.detail, epoch=self._desk.epoch,
+        )  # fmt: skip
+        return place_ops.ask_ops(placed.node, version, placed.key, asked.guid, asked.order)
 
     def _refuse(self, decision: Reject) -> None:
         """No queue and no machine of this cluster will ever run it: it ends here."""
@@ -161,21 +240,34 @@ class Orders:
         )
         return replace(job, guid=paths.start_order(job.guid, job.running))
 
-    def _multis(self, state: ClusterState, jobs: list[tuple[int, Assigned]]) -> list[tuple[Multi, list[tuple[int, Assigned]]]]:
-        """What is remembered goes with the first of them."""
-        found: list[tuple[Multi, list[tuple[int, Assigned]]]] = []
+    def _multis(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked]) -> list[_Sent]:
+        """What is remembered goes with the first of them, and so do orders to jobs that run, as many as there is room for."""
+        found: list[_Sent] = []
         records = self._changed(state)
         some: list[tuple[int, Assigned]] = []
+        theirs: list[Asked] = []
+        orders: list[Op] = []
         size = len(records)
+
+        def close() -> None:
+            nonlocal records, some, theirs, orders, size
+            if some or records or orders:
+                found.append((place_ops.place([one for _, one in some], records, orders), some, theirs))
+            records, some, theirs, orders, size = [], [], [], [], 0
+
+        for one in asked:
+            if size + 3 > MOST_OPS:
+                close()
+            orders += self._ask_ops(one)
+            theirs.append(one)
+            size += 3
         for job in jobs:
             more = 4 + len(job[1].fences) * 2
-            if some and size + more > MOST_OPS:
-                found.append((place_ops.place([one for _, one in some], records), some))
-                records, some, size = [], [], 0
+            if (some or orders) and size + more > MOST_OPS:
+                close()
             some.append(job)
             size += more
-        if some or records:
-            found.append((place_ops.place([one for _, one in some], records), some))
+        close()
         return found
 
     def _changed(self, state: ClusterState) -> list[tuple[str, bytes, int | None]]:
@@ -185,7 +277,8 @@ class Orders:
             before, version = self._records[partition]
             part = state.partitions.get(partition)
             users = state if state.usage_half_life_us and not at else None
-            data = b"" if part is None else encode_records(part, self._names, self._book.routes, self._book.since, users=users)
+            orders = {job: (stop.placed.key.attempt, stop.guid) for job, stop in self._stops.by_job.items()}
+            data = b"" if part is None else encode_records(part, self._names, self._book, orders, users=users)
             if data == before or (not data and version is None):
                 continue
             if len(data) > MOST_BYTES:
@@ -195,8 +288,11 @@ class Orders:
             self._records[partition] = (data, 0 if version is None else version + 1)
         return found
 
-    def _answered(self, jobs: list[tuple[int, Assigned]], outcome: Outcome) -> None:
+    def _answered(self, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked], outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
+            for one in asked:
+                if one.stop is not None:
+                    self._stops.watch(one.stop)
             answered_s = self._desk.clock()
             for job, assigned in jobs:
                 self._book.place(job, assigned.running, assigned.allocation, answered_s)
@@ -267,3 +363,14 @@ class Orders:
                     order = InboxOrder(order=Order.LOST, submission=submission, index=index, detail=node, extra={"block": placed.name})
                     self._desk.commit(leader_ops.order(placed.node, uuid.uuid4().hex[:12], order), urgent=True)
                     break
+
+
+#: (the commit, jobs that it starts, orders in it)
+_Sent: TypeAlias = tuple[Multi, list[tuple[int, Assigned]], list[Asked]]
+
+
+def _stretch(state: ClusterState, move: Migrate | Preempt) -> Running:
+    """Where a job that is about to leave stands, or stood still."""
+    part = state.partitions[move.partition]
+    run = part.running.get(move.job_id)
+    return part.suspended[move.job_id].run if run is None else run

@@ -6,6 +6,7 @@ of running jobs (they say where each stands), and what policies remember. Nothin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,12 +20,15 @@ from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror
 from rmgr.daemons.placing_book import Placed
-from rmgr.daemons.placing_facts import job_of, node_mark, running_of
+from rmgr.daemons.placing_facts import job_of, marked, node_mark, running_of
 from rmgr.daemons.placing_records import Records, decode_records
+from rmgr.daemons.placing_stops import Stop
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, Allocation, job_id
-from rmgr.sched.job import Job, Running
+from rmgr.sched.job import Job, Node, Running
+from rmgr.sched.partition import Partition
+from rmgr.sched.records import Suspended
 from rmgr.sched.snapshot import Snapshot
 from rmgr.sched.state import ClusterState
 
@@ -127,36 +131,70 @@ class Rebuild:
         placer, now_us = self._placer, self._placer.now_us()
         remembered = self._remembered()
         routes = {job: queue for records in remembered.values() for job, queue in records.routes}
+        book = placer.book
         for records in remembered.values():
-            placer.book.since |= dict(records.since)
+            book.since |= dict(records.since)
+            book.marks |= dict(records.marks)
+            book.pins |= dict(records.pins)
+            book.stays |= {job: (start_us, end_us) for job, start_us, end_us in records.stays}
+        queued = {job: at_us for records in remembered.values() for job, at_us in records.queued}
+        asked = {one.job: one for records in remembered.values() for one in records.stops}
+        stood = {job: (since_us, start_us, end_us) for one in remembered.values() for job, start_us, end_us, since_us in one.suspended}
         running: list[Running] = []
+        stopping: dict[int, Running] = {}
+        suspended: list[Suspended] = []
         for key, queue, allocation in placed:
             job = self._job(queue, key, now_us)
             if job is None:
                 continue
             submission = placer.submission(key.submission)
             assert submission is not None
-            job = self._routed(job, routes)
-            placer.book.run(job.id, Placed(queue, job.partition, key, paths.block_name(key), allocation))
-            running.append(running_of(job, allocation, submission, placer.names))
+            job = self._queued(self._routed(job, routes), queued)
+            book.run(job.id, Placed(queue, job.partition, key, paths.block_name(key), allocation))
+            run = running_of(job, allocation, submission, placer.names)
+            if job.id in asked and asked[job.id].attempt == key.attempt:
+                start_us, end_us = asked[job.id].start_us, asked[job.id].end_us
+                stopping[job.id] = run._replace(start_us=start_us, end_us=end_us)
+            elif job.id in stood:
+                since_us, start_us, end_us = stood[job.id]
+                suspended.append(Suspended(run._replace(start_us=start_us, end_us=end_us), since_us))
+            else:
+                start_us, end_us = book.stays.get(job.id, (run.start_us, run.end_us))
+                running.append(run._replace(start_us=start_us, end_us=end_us))
         jobs: list[Job] = []
         for queue, name, key in waiting:
             job = None if job_id(key.submission, key.first) in placer.book.placed else self._job(queue, key, now_us)
             if job is not None:
-                job = self._routed(job, routes)
-                placer.book.wait(queue, job.partition, name, key)
+                if job.id in asked and asked[job.id].attempt < key.attempt:
+                    queued.setdefault(job.id, now_us)  # it came back while nobody led
+                job = self._queued(self._routed(job, routes), queued)
+                if mark := placer.asks.mark_of(job.id, job):
+                    placer.mark(mark)
+                    job = marked(job, mark)
+                book.wait(queue, job.partition, name, key)
                 jobs.append(job)
         for number in {key.submission for _, _, key in waiting}:
             submission = placer.submission(number)
             if submission is not None and submission.rigid is not None:
                 placer.mark(node_mark(submission.rigid))
+        machine = placer.machine()
+        running, crowded = _fitting(running, suspended, machine)
+        stopping |= {run.job.id: run for run in crowded}
         waits, runs = frozenset(job.id for job in jobs), frozenset(run.job.id for run in running)
-        kept = [records.of_jobs(partition, placer.names, waits, runs) for partition, records in remembered.items()]
+        others = frozenset({*stopping, *(stopped.run.job.id for stopped in suspended)})
+        kept = [records.of_jobs(partition, placer.names, waits, runs, others) for partition, records in remembered.items()]
+        for job_, run in stopping.items():
+            guid = asked[job_].guid if job_ in asked else ""
+            placer.stops.adopt(Stop(job=job_, placed=book.placed[job_], guid=guid, run=run, route=routes.get(job_, "")))
+        pinned = [run.job for run in running if not placer.may_move(run.job.id) or book.pins.get(run.job.id, 0) > now_us]
         return ClusterState.restored(
             Snapshot(
-                nodes=tuple(placer.machine()),
+                nodes=tuple(machine),
                 waiting=tuple(jobs),
                 running=tuple(running),
+                suspended=tuple(suspended),
+                stopping=tuple(stopping.values()),
+                pinned=tuple((job.partition, job.id) for job in pinned),
                 reservations=tuple(one for reservations, _, _ in kept for one in reservations),
                 notes=tuple(one for _, notes, _ in kept for one in notes),
                 holds=tuple(one for _, _, holds in kept for one in holds),
@@ -182,6 +220,13 @@ class Rebuild:
         self._placer.book.routes[job.id] = routes[job.id]
         return replace(job, queue=routes[job.id])
 
+    def _queued(self, job: Job, queued: Mapping[int, int]) -> Job:
+        """One that was given up stands in its queue since then."""
+        if job.id not in queued:
+            return job
+        self._placer.book.queued[job.id] = queued[job.id]
+        return replace(job, queued_us=queued[job.id])
+
     def _remembered(self) -> dict[str, Records]:
         """By partition; what cannot be read is told, and forgotten."""
         found = {}
@@ -191,3 +236,34 @@ class Rebuild:
             except msgspec.MsgspecError as error:
                 self._desk.log.error("placing_records_unreadable", partition=partition, error=str(error))
         return found
+
+
+def _fitting(running: list[Running], suspended: list[Suspended], machine: list[Node]) -> tuple[list[Running], list[Running]]:
+    """(what stands on its nodes as the scheduler counts it, what stands there beside it).
+
+    A job that has refused to stop goes on under others that were given its nodes and wait there: the last to come are counted.
+    Cost: O(runs) where nothing is counted twice.
+    """
+    taken: Counter[int] = Counter()
+    for run in running:
+        for first, last, processes in run.placement:
+            for node in range(first, last + 1):
+                taken[node] += processes * run.job.threads
+    has = {node.id: node.cores for node in machine}
+    full = {node for node, cores in taken.items() if cores > has.get(node, cores)}
+    if not full:
+        return running, []
+    parts: dict[str, Partition] = {}
+    for name in sorted({one.partition for one in machine}):
+        parts[name] = Partition(name, [one for one in machine if one.partition == name])
+    for stopped in suspended:
+        parts[stopped.run.job.partition].suspended[stopped.run.job.id] = stopped
+    kept, crowded = [], []
+    for run in sorted(running, key=lambda run: (-run.start_us, run.job.id)):
+        part = parts[run.job.partition]
+        if part.has_room_for(run):
+            part.running[run.job.id] = run
+            kept.append(run)
+        else:
+            crowded.append(run)
+    return sorted(kept, key=lambda run: run.job.id), crowded

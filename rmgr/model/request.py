@@ -1,9 +1,10 @@
-"""What a user asks of the leader, because his own role may not do it: so far, to take single waiting tasks out of a queue."""
+"""What a user asks of the leader, because his own role may not do it: to take waiting tasks out of a queue, to move jobs that run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,47 @@ class CancelRequest:
     answered: bool = False
     ended: tuple[tuple[int, int], ...] = ()
     error: str = ""
+
+
+class StopKind(StrEnum):
+    """What is asked of placed jobs."""
+
+    CHECKPOINT = "checkpoint"  #: to save its state, and go on
+    MIGRATE = "migrate"  #: to save its state, and to go on elsewhere
+    VACATE = "vacate"  #: the same, of every job with a part on a drained node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequest:
+    """`/requests/<guid>`: something is asked of a placed job that runs (`submission`, `index`), or of all those on `node`.
+
+    attempt: that was seen to run, 0 = whichever does; one that is over has moved already. to: node of the next start, "" = any other.
+    grace_us: 0 = as the job says. detail: told by it.
+    done: (submission, index, what became of it); left: (submission, index, why it goes on). error, code, hint: of the request as a whole.
+    """
+
+    format: int = 1
+    kind: StopKind
+    submission: int = 0
+    index: int = 0
+    attempt: int = 0
+    to: str = ""
+    node: str = ""
+    grace_us: int = 0
+    detail: str = ""
+    answered: bool = False
+    done: tuple[tuple[int, int, str], ...] = ()
+    left: tuple[tuple[int, int, str], ...] = ()
+    error: str = ""
+    code: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnyRequest:
+    """What tells them apart: a request without a kind is a `CancelRequest`."""
+
+    kind: str = ""
 
 
 def ranges_of(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -128,7 +128,7 @@ class ClusterState:
         part = self._partition(job.partition)
         if job.id in part.jobs:
             self._dequeue(part, part.jobs[job.id])
-        else:
+        elif job.id in part.running or job.id in part.suspended:
             self._off_nodes(part, job.id, now)
         part.stopping[job.id] = run
 

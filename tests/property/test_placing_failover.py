@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rmgr.coord import paths
-from rmgr.coord.records import decode_block
-from rmgr.model.block import BlockKey
+from rmgr.coord import paths, stop_ops
+from rmgr.coord.records import decode_block, decode_record
+from rmgr.model.block import BlockKey, PastAttempt
+from rmgr.model.node import InboxOrder, Order
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.resources import Request
-from tests.harness.leader_bench import Bench
+from rmgr.model.states import Reason
+from tests.harness.leader_bench import Bench, Starter, committed
 from tests.property.test_leader_killed import Mortal
 
 NODES = ("n1", "n2", "n3", "n4")  # of two cores each
@@ -33,6 +35,7 @@ PIPELINES: dict[str, dict[str, object]] = {
     "conservative": {"stage": [{"policy": "conservative"}]},
     "fair_share": {"stage": [{"policy": "first_fit", "parameters": {"order": "fair_share"}}]},
     "connection_reservation": {"stage": [{"policy": "connection_reservation"}], "queue": CLASSES},
+    "migration": {"stage": [{"policy": "migration"}]},
 }
 
 
@@ -42,6 +45,7 @@ class Seen:
 
     starts: list[tuple[int, tuple[tuple[str, int], ...]]] = field(default_factory=list)
     running: dict[int, tuple[str, BlockKey]] = field(default_factory=dict)
+    moves: list[int] = field(default_factory=list)  #: jobs that gave their nodes up, in order
 
 
 class Story:
@@ -74,13 +78,9 @@ class Story:
 
     def rest(self) -> None:
         """Until the leader, or its successor, has nothing to do; then what has begun is noted."""
-        self.bench.advance(0.5)
-        if self.mortal.dead and self.leaders == 1:
-            self.leaders = 2
-            assert self.bench.leader is not None
-            self.bench.leader.close()
-            self.bench.lead(self.bench.connect())
-            self.bench.advance(0.5)
+        self._act()
+        while self._obey():
+            self._act()
         begun = []
         for node in NODES:
             for key in self.bench.look.keys(paths.running_node(node)):
@@ -94,6 +94,32 @@ class Story:
                     self.seen.running[key.submission] = (node, key)
         self.seen.starts += sorted(begun)
         self._check_cores()
+
+    def _act(self) -> None:
+        self.bench.advance(0.5)
+        if self.mortal.dead and self.leaders == 1:
+            self.leaders = 2
+            assert self.bench.leader is not None
+            self.bench.leader.close()
+            self.bench.lead(self.bench.connect())
+            self.bench.advance(0.5)
+
+    def _obey(self) -> bool:
+        """Jobs that are asked to go on elsewhere give their nodes up, as Starters do it. True: some were."""
+        asked = []
+        for node in NODES:
+            for guid in self.bench.look.names(paths.inbox_node(node)):
+                found = self.bench.outside.get(paths.inbox(node, guid)).result(60)
+                assert found is not None
+                order = decode_record(found.data, InboxOrder)
+                if order.order is Order.CHECKPOINT:
+                    asked.append((order.submission, node, guid))
+        for number, node, guid in sorted(asked):
+            key = next(key for key in self.bench.look.keys(paths.running_node(node)) if key.submission == number)
+            stop(self.nodes, node, key, guid)
+            self.seen.running.pop(number, None)
+            self.seen.moves.append(number)
+        return bool(asked)
 
     def _check_cores(self) -> None:
         """No node has more ranks than cores, whatever died; holds are those of what runs, and nothing else."""
@@ -115,6 +141,16 @@ class Story:
         self.bench.close()
 
 
+def stop(starter: Starter, node: str, key: BlockKey, *orders: str) -> None:
+    """STOP, as the job's Starter commits it."""
+    found = starter.coordinator.get(paths.running_block(node, key)).result(60)
+    assert found is not None
+    past = PastAttempt(attempt=key.attempt, node=node, reason=Reason.MIGRATED)
+    data, version = decode_block(found.data), starter.versions[node]
+    multi, _ = stop_ops.stop(node, version, "batch", key, data, found.version, past=past, stamp=f"{node}{key.attempt}", orders=orders)
+    committed(starter.coordinator, multi)
+
+
 def told(policy: str, **fields: int | bool) -> tuple[Seen, Story]:
     story = Story(policy, **fields)  # type: ignore[arg-type]
     try:
@@ -127,7 +163,8 @@ def told(policy: str, **fields: int | bool) -> tuple[Seen, Story]:
 def test_a_successor_decides_what_the_dead_leader_would_have_decided(policy: str) -> None:
     whole, story = told(policy)
     jobs = sum(1 for size in STORY if size)
-    assert len(whole.starts) == jobs
+    assert len(whole.starts) == jobs + len(whole.moves)
+    assert bool(whole.moves) is (policy == "migration")
     assert not whole.running
     assert story.leaders == 1
     commits = sum(story.mortal.names.values())
@@ -138,3 +175,4 @@ def test_a_successor_decides_what_the_dead_leader_would_have_decided(policy: str
             other, killed = told(policy, dies_at=at, after=after)
             assert killed.leaders == 2, (at, after)
             assert other.starts == whole.starts, (at, after)
+            assert other.moves == whole.moves, (at, after)

@@ -15,7 +15,7 @@ from rmgr.sim.replay import verify
 from tests.property.test_placing_failover import Story
 
 
-@pytest.mark.parametrize("policy", ["easy", "fcfs"])
+@pytest.mark.parametrize("policy", ["easy", "fcfs", "migration"])
 def test_a_live_log_run_again_gives_the_decisions_that_were_made(policy: str, tmp_path: Path) -> None:
     story = Story(policy)
     try:
