@@ -138,7 +138,7 @@ def test_ranks_end_with_their_launch_with_their_hold_and_with_the_job(rig: Rig, 
     stay = f"sh -c 'echo $$ > {tmp_path}/$0-$RMGR_RANK; sleep 600 & echo $! > {tmp_path}/$0-child-$RMGR_RANK; wait'"
     script = f"""{RUN} {stay} first & pid=$!
     while [ ! -e {tmp_path}/first-child-0 -o ! -e {tmp_path}/first-child-2 ]; do sleep 0.02; done; kill -9 $pid
-    touch {tmp_path}/killed; {RUN} {stay} second; echo "code $?"; {RUN} {stay} third; exec sleep 600"""
+    touch {tmp_path}/killed; {RUN} {stay} second; echo "code $?"; {RUN} -n 1 {stay} third"""
     number, placed = job(rig, script, (("n1", 1), ("n2", 2)), resubmit=False)
     wait_for((tmp_path / "killed").exists, "the first launch killed")
     wait_for(lambda: not lives(tmp_path / "first-2") and not lives(tmp_path / "first-child-2"), "its ranks gone")
