@@ -179,7 +179,7 @@ class Placer:
         self._reconcile(self.state)
         if self.state is None or self.asks.turn(self.state, self.now_us(), self._carried_out):
             return
-        if self._causes and any(part.jobs or part.notes or part.gangs.by_name for part in self.state.partitions.values()):
+        if self._causes and any(part.jobs or part.notes or part.suspended or part.gangs.by_name for part in self.state.partitions.values()):
             causes, self._causes = self._causes, frozenset()
             now_us = self.now_us()
             then = partial(self._planned, self.state, causes, now_us)

@@ -1,0 +1,265 @@
+"""What users ask of jobs that run, and what becomes of it: moved, refused, gone on; told to who asked, to the scheduler, to a successor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from rmgr.coord import keys, operator_ops, paths, request_ops, stop_ops
+from rmgr.coord.records import decode_block, decode_record
+from rmgr.model.block import BlockKey
+from rmgr.model.node import Drain, InboxOrder, Order
+from rmgr.model.placing import Rigid
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.request import StopKind, StopRequest
+from rmgr.model.resources import Request
+from rmgr.sched.draft import Draft
+from rmgr.sched.plan import Accepted, Why
+from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.state import ClusterState
+from tests.harness.leader_bench import Bench, committed
+from tests.property.test_placing_failover import stop
+
+SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE, policy="first_fit")))
+
+
+class Cluster:
+    """Three nodes of two cores, a leader, jobs that were placed by it."""
+
+    def __init__(self) -> None:
+        self.bench = Bench(SETTINGS)
+        self.bench.lead()
+        self.nodes = self.bench.starter("n1", "n2", "n3")
+        self.bench.advance(1)
+
+    def submit(self, processes: int = 2, **fields: object) -> int:
+        request = Request(time_limit_us=60_000_000)
+        number = self.bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(processes=processes), request=request, **fields)
+        self.bench.advance(1)
+        return number
+
+    def where(self, number: int) -> dict[str, int]:
+        """Its nodes with its processes on each, {} when it does not run."""
+        for node in ("n1", "n2", "n3"):
+            for key in self.bench.look.keys(paths.running_node(node)):
+                if key.submission == number:
+                    found = self.bench.outside.get(paths.running_block(node, key)).result(60)
+                    assert found is not None
+                    allocation = decode_block(found.data).allocation
+                    assert allocation is not None
+                    return dict(allocation.shares)
+        return {}
+
+    def ask(self, guid: str, kind: StopKind, number: int = 0, **fields: object) -> None:
+        committed(self.bench.outside, request_ops.ask(guid, StopRequest(kind=kind, submission=number, **fields)))  # type: ignore[arg-type]
+        self.bench.advance(1)
+
+    def answer(self, guid: str) -> StopRequest | None:
+        found = self.bench.outside.get(paths.request(guid)).result(60)
+        assert found is not None
+        request = decode_record(found.data, StopRequest)
+        return request if request.answered else None
+
+    def orders(self) -> list[tuple[str, str, InboxOrder]]:
+        """(node, name, order) of everything that jobs were asked."""
+        found = []
+        for node in ("n1", "n2", "n3"):
+            for guid in self.bench.look.names(paths.inbox_node(node)):
+                stamped = self.bench.outside.get(paths.inbox(node, guid)).result(60)
+                assert stamped is not None
+                order = decode_record(stamped.data, InboxOrder)
+                if order.order is not Order.START:
+                    found.append((node, guid, order))
+        return found
+
+    def obey(self) -> None:
+        """Every job that was asked to gives its nodes up."""
+        for node, guid, order in self.orders():
+            stop(self.nodes, node, self._key(node, order.submission), guid)
+        self.bench.advance(1)
+
+    def refuse(self, why: str) -> None:
+        for node, guid, order in self.orders():
+            key = self._key(node, order.submission)
+            found = self.bench.outside.get(paths.running_block(node, key)).result(60)
+            assert found is not None
+            data = msgspec.structs.replace(decode_block(found.data), story=(why,), stamp=guid)
+            committed(self.nodes.coordinator, stop_ops.note(node, self.nodes.versions[node], key, data, found.version, orders=(guid,)))
+        self.bench.advance(1)
+
+    def end(self, number: int) -> None:
+        node = next(iter(self.where(number)))
+        self.nodes.complete(node, self._key(node, number))
+        self.bench.advance(1)
+
+    def another_leader(self) -> None:
+        assert self.bench.leader is not None
+        self.bench.leader.close()
+        self.bench.lead(self.bench.connect())
+        self.bench.advance(1)
+
+    def _key(self, node: str, number: int) -> BlockKey:
+        return next(key for key in self.bench.look.keys(paths.running_node(node)) if key.submission == number)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    try:
+        yield made
+    finally:
+        made.bench.close()
+
+
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_a_job_that_is_asked_goes_on_elsewhere_and_who_asked_is_told(cluster: Cluster, fails_over: bool) -> None:
+    job = cluster.submit()
+    assert cluster.where(job) == {"n1": 2}
+    cluster.ask("g1", StopKind.MIGRATE, job, attempt=1, detail="asked by u")
+    ((node, guid, order),) = cluster.orders()
+    assert (node, guid, order.order, order.extra) == ("n1", "g1", Order.CHECKPOINT, {"then": "stop", "why": "user"})
+    assert cluster.answer("g1") is None
+    if fails_over:
+        cluster.another_leader()
+        assert len(cluster.orders()) == 1, "the successor knows that it was asked"
+    cluster.obey()
+    assert cluster.where(job) == {"n2": 2}, "its next start is not where it was"
+    answer = cluster.answer("g1")
+    assert answer is not None
+    assert (answer.error, answer.left, [one[:2] for one in answer.done]) == ("", (), [(job, 0)])
+    cluster.ask("g2", StopKind.MIGRATE, job, attempt=2, to="n3")
+    if fails_over:
+        cluster.another_leader()
+    cluster.obey()
+    assert cluster.where(job) == {"n3": 2}
+    cluster.ask("g3", StopKind.MIGRATE, job, attempt=2)
+    again = cluster.answer("g3")
+    assert again is not None
+    assert (again.error, cluster.orders()) == ("", []), "that attempt has moved already"
+
+
+def test_what_cannot_be_asked_is_refused_at_once_with_the_reason(cluster: Cluster) -> None:
+    wide, once = cluster.submit(4), cluster.submit(1, resubmit=False)
+    committed(cluster.bench.outside, operator_ops.drain(Drain(node="n2", reason="r", user="u", since_us=1), None))
+    cluster.bench.advance(1)
+    waiting = cluster.submit(6)
+    for at, (fields, code, words) in enumerate(
+        [
+            ({"number": once}, "CONFLICT", "--no-requeue"),
+            ({"number": wide, "to": "nowhere"}, "NOT_FOUND", "no node 'nowhere'"),
+            ({"number": wide, "to": "n2"}, "CONFLICT", "takes nothing new"),
+            ({"number": wide, "to": "n3"}, "INFEASIBLE", "too small"),
+            ({"number": wide}, "INFEASIBLE", "no other open node"),
+            ({"number": waiting}, "CONFLICT", "does not run"),
+            ({"number": 99}, "CONFLICT", "no placed job"),
+        ]
+    ):
+        cluster.ask(f"g{at}", StopKind.MIGRATE, **fields)  # type: ignore[arg-type]
+        answer = cluster.answer(f"g{at}")
+        assert answer is not None
+        assert (answer.code, words in answer.error, answer.done) == (code, True, ()), answer.error
+        assert answer.hint
+    assert cluster.orders() == []
+
+
+def test_a_drained_node_is_emptied_but_for_what_may_not_move(cluster: Cluster) -> None:
+    first, once = cluster.submit(1), cluster.submit(1, resubmit=False)
+    assert cluster.where(first) == cluster.where(once) == {"n1": 1}
+    cluster.ask("g1", StopKind.VACATE, node="n1")
+    assert cluster.orders() == [], "nobody has drained it yet"
+    committed(cluster.bench.outside, operator_ops.drain(Drain(node="n1", reason="r", user="u", since_us=1), None))
+    cluster.bench.advance(1)
+    ((_, _, order),) = cluster.orders()
+    assert order.extra["why"] == "drain"
+    cluster.obey()
+    assert cluster.where(first) == {"n2": 1}
+    answer = cluster.answer("g1")
+    assert answer is not None
+    assert [one[:2] for one in answer.done] == [(first, 0)]
+    assert [(one[:2], "--no-requeue" in one[2]) for one in answer.left] == [((once, 0), True)]
+
+
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_a_job_that_refuses_goes_on_and_is_counted_once_its_nodes_are_its_own_again(cluster: Cluster, fails_over: bool) -> None:
+    job, other, last = cluster.submit(2), cluster.submit(2), cluster.submit(2)
+    cluster.ask("g1", StopKind.MIGRATE, job, to="n2")
+    taker = cluster.submit(2)
+    assert cluster.where(taker) == {"n1": 2}, "it was given the nodes that the first is to leave, and waits there"
+    cluster.refuse("checkpoint refused: the data store is away")
+    answer = cluster.answer("g1")
+    assert answer is not None
+    assert answer.code == "CONFLICT"
+    assert "the data store is away" in answer.error
+    if fails_over:
+        cluster.another_leader()
+    cluster.end(taker)
+    late = cluster.submit(2)
+    assert cluster.where(late) == {}, "no node has room: the first one runs"
+    cluster.end(job)
+    assert cluster.where(late) == {"n1": 2}
+    for number in (late, other, last):
+        cluster.end(number)
+
+
+def test_a_checkpoint_is_stored_or_said_why_not(cluster: Cluster) -> None:
+    job = cluster.submit()
+    cluster.ask("g1", StopKind.CHECKPOINT, job, grace_us=5_000_000)
+    ((node, guid, order),) = cluster.orders()
+    assert (node, guid, order.extra) == ("n1", "g1", {"then": "go-on", "why": "user", "grace_us": "5000000"})
+    cluster.another_leader()
+    assert [entry[1] for entry in cluster.orders()] == ["g1"]
+    cluster.bench.store.put(keys.Checkpoint(sub=job, index=0, attempt=1, n=1).key, b"{}")
+    cluster.refuse("checkpoint 1.1: 3 files, 12 bytes")
+    cluster.bench.advance(1)
+    answer = cluster.answer("g1")
+    assert answer is not None
+    assert [one[2] for one in answer.done] == ["checkpoint 1.1: 3 files, 12 bytes"]
+    cluster.ask("g2", StopKind.CHECKPOINT, job)
+    cluster.refuse("not stored: 2 GiB are more than 1 GiB")
+    cluster.bench.advance(1)
+    answer = cluster.answer("g2")
+    assert answer is not None
+    assert (answer.code, "2 GiB are more than 1 GiB" in answer.error, answer.done) == ("CONFLICT", True, ())
+
+
+class Pausing:
+    """Whoever waits gets the nodes of the first that runs; who was stopped goes on when there is room again."""
+
+    name = "pausing"
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+        for job in list(draft.by_arrival()):
+            if not isinstance(draft.start(job.id, Why("x", "fits")), Accepted):
+                draft.suspend(next(draft.running()).job.id, Why("x", "gives way"))
+                draft.start(job.id, Why("x", "fits now"))
+        for stopped in draft.suspended():
+            draft.resume(stopped.run.job.id, Why("x", "goes on"))
+
+
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_a_suspended_job_keeps_its_place_gives_its_cores_and_goes_on_under_another_leader(cluster: Cluster, fails_over: bool) -> None:
+    def lead() -> ClusterState:
+        assert cluster.bench.leader is not None
+        placer = cluster.bench.leader.placer
+        placer._stages = (Stage(Pausing(), ("default",)),)
+        cluster.bench.advance(1)
+        assert placer.state is not None
+        return placer.state
+
+    lead()
+    first, _, _, fourth = (cluster.submit(2) for _ in range(4))
+    assert cluster.where(first) == cluster.where(fourth) == {"n1": 2}
+    assert [order.order for _, _, order in cluster.orders()] == [Order.SUSPEND]
+    before = lead().snapshot()
+    if fails_over:
+        cluster.another_leader()
+        assert lead().snapshot().suspended == before.suspended
+    cluster.end(fourth)
+    assert {order.order for _, _, order in cluster.orders()} == {Order.SUSPEND, Order.RESUME}
+    runs = lead().snapshot()
+    assert (runs.suspended, [run.job.id >> 20 for run in runs.running]) == ((), [1, 2, 3])
+    if fails_over:
+        cluster.another_leader()
+        assert lead().snapshot().running == runs.running
