@@ -36,6 +36,7 @@ METHODS: dict[str, frozenset[Role]] = {
     **{f"/rmgr.v1.Leader/{name}": _ASKERS for name in ("Jobs", "Nodes", "Queues", "Status", "Explain", "WhatIf")},
     **{f"/rmgr.v1.Node/{name}": _ASKERS for name in ("Logs", "Running", "Stats")},
     **{f"/rmgr.v1.Ranks/{name}": frozenset({Role.STARTER}) for name in ("Prepare", "Suspend", "Launch", "Checkpoint")},
+    "/rmgr.v1.Terminal/Attach": _PEOPLE,
     "/rmgr.v1.Gateway/Session": _PEOPLE,
     **{f"/rmgr.v1.Store/{name}": _PEOPLE for name in _STORE},
     "/rmgr.v1.Join/Redeem": frozenset({Role.JOIN}),

@@ -147,7 +147,7 @@ class _Servicer:
         except errors.RmgrError as error:
             fail(context, error)
         context.add_callback(link.close)
-        threading.Thread(target=_feed, args=(requests, link, first.data), name="ranks-in", daemon=True).start()
+        threading.Thread(target=feed, args=(requests, link, first.data), name="ranks-in", daemon=True).start()
         try:
             for piece in link.pieces():
                 yield node_pb2.LaunchChunk(data=piece)
@@ -155,7 +155,7 @@ class _Servicer:
             link.close()
 
 
-def _feed(requests: Iterator[Any], link: Link, first: bytes) -> None:
+def feed(requests: Iterator[Any], link: Link, first: bytes) -> None:
     """What the asking side sends, until it says no more (what runs goes on) or the call is over (the callback ends it)."""
     with suppress(grpc.RpcError):
         if first and not link.send(first):

@@ -92,7 +92,7 @@ class LiveOutput:
         self._wait_s = min(_SLOWEST_LOOK_S, self._wait_s * 1.6)
         self._look_s = now + self._wait_s
         with contextlib.suppress(Unavailable):
-            for node, endpoint in self._nodes():
+            for node, endpoint in nodes_of(self._session, self._number):
                 if self._silent_s.get(endpoint, 0.0) < now:
                     self._look_at(node, endpoint)
 
@@ -139,29 +139,6 @@ class LiveOutput:
         self._streams.clear()
 
     # -- inside
-
-    def _nodes(self) -> list[tuple[str, str]]:
-        """(node, endpoint) of the nodes that have claimed something of it."""
-        from rmgr.client.snapshot import fetch
-        from rmgr.coord import paths
-        from rmgr.coord.records import decode_record
-        from rmgr.model.node import NodeRecord
-
-        coordinator = self._session.coordinator()
-        timeout_s = self._session.left_s(5.0) or 5.0
-        names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
-        claimed = fetch([paths.running_node(name) for name in names], coordinator.children, timeout_s=timeout_s)
-        here = [
-            name
-            for name, blocks in zip(names, claimed, strict=True)
-            if any(paths.parse_block(block).submission == self._number for block in blocks or ())
-        ]
-        records = fetch([paths.node(name) for name in here], coordinator.get, timeout_s=timeout_s)
-        found = []
-        for name, item in zip(here, records, strict=True):
-            if item is not None:
-                found.append((name, decode_record(item.data, NodeRecord, paths.node(name)).endpoint))
-        return found
 
     def _look_at(self, node: str, endpoint: str) -> None:
         from rmgr.adapters.rpc import NodeClient
@@ -223,3 +200,27 @@ class LiveOutput:
     def _stop(stream: _Stream) -> None:
         if stream.client is not None:
             stream.client.close()
+
+
+def nodes_of(session: Session, number: int) -> list[tuple[str, str]]:
+    """(node, endpoint) of the nodes that have claimed something of a submission. Raises Unavailable."""
+    from rmgr.client.snapshot import fetch
+    from rmgr.coord import paths
+    from rmgr.coord.records import decode_record
+    from rmgr.model.node import NodeRecord
+
+    coordinator = session.coordinator()
+    timeout_s = session.left_s(5.0) or 5.0
+    names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
+    claimed = fetch([paths.running_node(name) for name in names], coordinator.children, timeout_s=timeout_s)
+    here = [
+        name
+        for name, blocks in zip(names, claimed, strict=True)
+        if any(paths.parse_block(block).submission == number for block in blocks or ())
+    ]
+    records = fetch([paths.node(name) for name in here], coordinator.get, timeout_s=timeout_s)
+    found = []
+    for name, item in zip(here, records, strict=True):
+        if item is not None:
+            found.append((name, decode_record(item.data, NodeRecord, paths.node(name)).endpoint))
+    return found

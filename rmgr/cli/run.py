@@ -31,16 +31,22 @@ _STREAM_TICK_S = 0.05
     rmgr run -- make test
     rmgr run -c 4 --mem 8G -- ./train --epochs 3
     rmgr run --array 1-4 -- sh -c 'echo $RMGR_ARRAY_INDEX'     each line with its task before it
+    rmgr run -N 2 --pty bash                                   a shell on the first of two nodes; rmgr run in it is on both
     rmgr run --json -- ./step | jq -r .data""",
     exits=f"{WORK_EXITS}\nCtrl-C detaches (the work goes on), twice within 2 s cancels",
     settings=WORDS_AFTER_OPTIONS,
 )
 @work_options
+@click.option("--pty", is_flag=True, help="with this terminal as its own: a shell on the first node of a placed job")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="CMD...")
-def run(session: Session, words: tuple[str, ...], **values: Any) -> None:
+def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> None:
     """Submits a command, prints its output while it runs, and exits with its code."""
     ctx = click.get_current_context()
     work = read_work(ctx, session, values, words, dashes=has_dashes(ctx, words), script=False)
+    if pty:
+        from rmgr.cli import terminal
+
+        work = terminal.interactive(session, work)
     draft = prepare(session, work)
     if work.options.dry_run:
         from rmgr.cli.submit import tell_dry
@@ -51,6 +57,8 @@ def run(session: Session, words: tuple[str, ...], **values: Any) -> None:
     sent = send(session, draft)
     number = sent.submission.id
     session.detail(f"submitted {number}")
+    if pty:
+        raise WorkEnded(terminal.sit_down(session, number))
     try:
         follow = Follow(session)
         item = follow.add(number)

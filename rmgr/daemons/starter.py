@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from rmgr import log as logs
+from rmgr.adapters import rpc_terminal
 from rmgr.adapters.cgroup import CgroupConfig
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.leftovers import remove_tree
@@ -38,6 +39,7 @@ from rmgr.daemons.starter_ranks import RanksAnswering
 from rmgr.daemons.starter_records import Records, expander
 from rmgr.daemons.starter_registry import Identity, Registry
 from rmgr.daemons.starter_service import NodeAnswering
+from rmgr.daemons.starter_terminal import TerminalAnswering
 from rmgr.daemons.starter_trust import Gate
 from rmgr.errors import ConfigError
 from rmgr.model.identity import Role
@@ -336,6 +338,7 @@ def _serve(
         )
     )
     server.add_generic(handler_of(RanksAnswering(parts.starter)))
+    server.add_generic(rpc_terminal.handler_of(TerminalAnswering(parts.starter, operators=config.security.operators, log=log)))
     address, end_metrics = serve_metrics(config.starter.metrics, parts.metrics.registry)
     server.start()
     log.info("starter_listens", endpoint=server.endpoint, address=address)

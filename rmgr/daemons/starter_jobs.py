@@ -229,6 +229,10 @@ class Jobs:
             _furnish(place, allocation, mode=0o755)
         return place
 
+    def place_of(self, block: ClaimedBlock) -> Path | None:
+        """Its private directory, None = it has not started."""
+        return self._places.get(block.key)
+
     def lost(self, block: ClaimedBlock, order: InboxOrder) -> None:
         """A node of its allocation is gone: what has started ends as a loss, what has not goes back to its queue."""
         if order.extra.get("block", paths.block_name(block.key)) != paths.block_name(block.key):

@@ -72,7 +72,7 @@ class RanksAnswering:
                 if ranks.peer_uid(link) not in (-1, user):  # his directory: he may have put the way to somebody else's socket there
                     link.close()
                     raise PermissionDenied(f"what listens for the job on node {node} is not its user's")
-                return _SocketLink(link)
+                return SocketLink(link)
             except OSError as error:
                 if time.monotonic() > end_s or not found.is_ready:
                     raise Unavailable(f"node {node} does not start processes: {error.strerror}") from None
@@ -91,7 +91,7 @@ class RanksAnswering:
         return agent
 
 
-class _SocketLink:
+class SocketLink:
     """`adapters.rpc_ranks.Link` over a socket."""
 
     def __init__(self, link: socket.socket) -> None:

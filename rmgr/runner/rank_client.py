@@ -412,6 +412,10 @@ def main(words: Sequence[str]) -> int:
     try:
         if words[:1] == ["agent"]:
             return agent(words[1:])
+        if words[:1] == ["terminal"]:
+            from rmgr.runner import terminal
+
+            return terminal.serve(words[1:])
         plain = _plain_run(words)
         if plain is not None:
             return plain()

@@ -30,6 +30,7 @@ from rmgr.adapters.rpc_gateway_rows import Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
 from rmgr.adapters.rpc_gateway_store import GatewayStore
 from rmgr.adapters.rpc_ranks import handler_of
+from rmgr.adapters.rpc_terminal import handler_of as terminals
 from rmgr.errors import NotConnected, NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.identity import Identity, Role
 from tests.harness.bundles import session_bundles
@@ -73,6 +74,11 @@ class AnyRanks:
         raise NotFound(f"{step.step} of {hold} on {node}")
 
 
+class AnyTerminal:
+    def attach(self, submission: int, index: int, *, caller: Caller) -> Any:
+        raise NotFound(f"{submission}_{index} for {caller.user}")
+
+
 class Town:
     """One server with every service, in the role of each daemon in turn: what is allowed is the table's matter alone."""
 
@@ -89,7 +95,8 @@ class Town:
         tree = MemoryTree()
         self.gate = OpenGate(lambda _: MemoryCoordinator(tree), MemoryStore(""))
         self.sessions = Sessions(self.gate, is_revoked=lambda key_id: key_id in self.revoked)
-        for handler in (self.sessions.handler, Rows(self.gate).handler, rpc_join.handler(AnyJoin()), handler_of(AnyRanks())):
+        own = (rpc_join.handler(AnyJoin()), handler_of(AnyRanks()), terminals(AnyTerminal()))
+        for handler in (self.sessions.handler, Rows(self.gate).handler, *own):
             self.server.add_generic(handler)
         if not forward:
             self.server.add_leader(Answers())

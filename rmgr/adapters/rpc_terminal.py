@@ -1,0 +1,82 @@
+"""gRPC of terminals: a person's keys to a command on a node, and what it shows back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import grpc
+
+from rmgr import errors
+from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.rpc import OPTIONS
+from rmgr.adapters.rpc_auth import Caller, caller_of, open_channel
+from rmgr.adapters.rpc_errors import fail, rebuild
+from rmgr.adapters.rpc_ranks import Link, feed
+from rmgr.model.identity import Role
+from rmgr.v1 import terminal_pb2, terminal_pb2_grpc
+
+
+class TerminalAnswers(Protocol):
+    """Implemented by the Starter; called on threads of the server."""
+
+    def attach(self, submission: int, index: int, *, caller: Caller) -> Link:
+        """The terminal of a command that runs here. Raises: NotFound, PermissionDenied, Unavailable while it is not there yet."""
+
+
+def handler_of(answers: TerminalAnswers) -> Any:
+    """For `RpcServer.add_generic`."""
+
+    def attach(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        first = next(requests, None)
+        if first is None:
+            return
+        try:
+            link = answers.attach(first.submission, first.index, caller=caller_of(context))
+        except errors.RmgrError as error:
+            fail(context, error)
+        context.add_callback(link.close)
+        threading.Thread(target=feed, args=(requests, link, first.data), name="terminal-in", daemon=True).start()
+        try:
+            for piece in link.pieces():
+                yield terminal_pb2.TerminalChunk(data=piece)
+        finally:
+            link.close()
+
+    return grpc.method_handlers_generic_handler(
+        "rmgr.v1.Terminal",
+        {
+            "Attach": grpc.stream_stream_rpc_method_handler(
+                attach,
+                request_deserializer=terminal_pb2.TerminalChunk.FromString,
+                response_serializer=terminal_pb2.TerminalChunk.SerializeToString,
+            )
+        },
+    )
+
+
+class TerminalClient:
+    """A channel to the Starter of one node."""
+
+    def __init__(self, endpoint: str, *, credentials: Credentials | None = None) -> None:
+        self._endpoint = endpoint
+        self._channel = open_channel(endpoint, credentials, Role.STARTER, OPTIONS)
+
+    def attach(self, submission: int, index: int, sent: Iterator[bytes]) -> Iterator[bytes]:
+        """What the command shows, until it has ended or `close`. Iterating raises: NotFound, PermissionDenied, Unavailable."""
+
+        def chunks() -> Iterator[Any]:
+            yield terminal_pb2.TerminalChunk(submission=submission, index=index)
+            for data in sent:
+                yield terminal_pb2.TerminalChunk(data=data)
+
+        try:
+            for chunk in terminal_pb2_grpc.TerminalStub(self._channel).Attach(chunks()):
+                yield chunk.data
+        except grpc.RpcError as error:
+            raise rebuild(error, self._endpoint) from None
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._channel.close()
