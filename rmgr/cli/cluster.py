@@ -92,18 +92,36 @@ def queues(session: Session, layout: Layout, watch: bool) -> None:
 
 @command(
     "drain",
-    examples="rmgr drain n1 --reason 'fan replaced at noon'\nrmgr drain n1 --json",
-    exits=_EXITS,
+    examples="""\
+    rmgr drain n1 --reason 'fan replaced at noon'
+    rmgr drain n1 --migrate               its placed jobs save their state and go on elsewhere
+    rmgr drain n1 --json""",
+    exits=f"{_EXITS}; with --migrate: 1 a job stays there (it says why), 6 not known within --timeout",
 )
 @click.argument("node")
 @click.option("--reason", metavar="TEXT", default="", help="told to those who ask why nothing runs there")
-def drain(session: Session, node: str, reason: str) -> None:
+@click.option("--migrate", is_flag=True, help="placed jobs there are asked to save their state, and go on elsewhere; waits for them")
+def drain(session: Session, node: str, reason: str, migrate: bool) -> None:
     """Lets a node finish what it has and take nothing new. Drained again, the reason is replaced."""
     from rmgr.cli.operate import drain_node
 
     _check_node(session, node)
     drain_node(session, node, reason)
-    _tell_node(session, node, f"{node} drains: it finishes what it has and takes nothing new (rmgr resume {node})")
+    if not migrate:
+        _tell_node(session, node, f"{node} drains: it finishes what it has and takes nothing new (rmgr resume {node})")
+        return
+    from rmgr.cli.migrate import vacate
+    from rmgr.model.placing import job_label
+
+    answer = vacate(session, node)
+    moved = [job_label(number, index) for number, index, _ in answer.done]
+    left = [{"id": job_label(number, index), "why": why} for number, index, why in answer.left]
+    told = f"{node} drains: {len(moved)} jobs go on elsewhere{': ' if moved else ''}{' '.join(moved)} (rmgr resume {node})"
+    _tell_node(session, node, told, moved=moved, left=left)
+    for one in left:
+        session.note(f"{one['id']} stays on {node}: {one['why']}")
+    if left:
+        raise WorkEnded(1)
 
 
 @command("resume", examples="rmgr resume n1", exits=_EXITS)
@@ -127,7 +145,7 @@ def _no_node(name: str, known: set[str]) -> NotFound:
     return NotFound(f"there is no node {name!r}", hint=nearest("node", name, known, listed_by="rmgr nodes").hint)
 
 
-def _tell_node(session: Session, name: str, text: str) -> None:
+def _tell_node(session: Session, name: str, text: str, **more: object) -> None:
     if not session.json:
         sys.stdout.write(f"{text}\n")
         return
@@ -141,7 +159,7 @@ def _tell_node(session: Session, name: str, text: str) -> None:
     elif drained is None and state in {"draining", "drained"}:
         state = "up"
     reason = drained.reason if drained is not None else "" if state == "up" else view.reason
-    emit({"node": name, "state": state, "reason": reason})
+    emit({"node": name, "state": state, "reason": reason, **more})
 
 
 def _draw_status(view: StatusView) -> None:

@@ -134,7 +134,7 @@ def _change(session: Session, number: int, change: Change) -> str:
     if read is None:
         return f"it has ended {session.query().job(number).state} and is history"  # or NotFound
     record, progress = read
-    _check_owner(session, record)
+    check_owner(session, record)
     if record.phase is Phase.CLOSED or progress.is_ended:
         return f"it has ended {overall_state(record, progress, 0)}"
     return change(Reach(session.coordinator()), number, timeout_s).unchanged
@@ -177,7 +177,7 @@ def _cancel_tasks(session: Session, target: Target, reason: str, changes: Change
     read = read_progress(coordinator, session.store_or_none(), number, timeout_s=timeout_s)
     if read is None:
         raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
-    _check_owner(session, read[0])
+    check_owner(session, read[0])
     positions = positions_of(session, number, target.tasks, total=read[1].total)
     open_ = [position for position in positions if read[1].state_of(position) is None]
     ended = set(cancel_tasks(coordinator, number, open_, detail=reason, running=True, deadline_s=time.monotonic() + timeout_s))
@@ -186,7 +186,7 @@ def _cancel_tasks(session: Session, target: Target, reason: str, changes: Change
         changes.add([id_], lambda _, s=state, p=position: f"it has ended {s}" if s else "" if p in ended else "it has ended meanwhile")
 
 
-def _check_owner(session: Session, record: Submission) -> None:
+def check_owner(session: Session, record: Submission) -> None:
     """A courtesy among users who reach ZooKeeper itself: gateways are the wall (`daemons/submitter_rights`)."""
     from rmgr.model.identity import Role
 

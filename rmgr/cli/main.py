@@ -29,6 +29,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "cancel": ("control:cancel", "End queued and running work"),
         "hold": ("control:hold", "Keep waiting work from starting"),
         "release": ("control:release", "Let held work start"),
+        "checkpoint": ("migrate:checkpoint", "Have a running job save its state"),
+        "migrate": ("migrate:migrate", "Have a running job go on on other nodes"),
         "history": ("history:history", "Work that has ended"),
     },
     "Cluster": {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from rmgr.model.placing import MAX_INDEX, task_of
+from rmgr.model.placing import MAX_INDEX, job_label, task_of
 from rmgr.model.views import HeldView, PartitionView, PlacedView, PlacingView
 from rmgr.sched.holds import by_node
 from rmgr.sched.job import UNLIMITED_US
@@ -64,8 +64,7 @@ def said(why: Why) -> str:
 
 def label(job: int) -> str:
     """`42`, or `42_7` of the tasks behind its first."""
-    submission, index = task_of(job)
-    return f"{submission}_{index}" if index else str(submission)
+    return job_label(*task_of(job))
 
 
 def _shown(fact: str) -> str:

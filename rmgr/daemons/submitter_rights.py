@@ -17,6 +17,7 @@ from rmgr.coord.records import decode_record, encode_record
 from rmgr.coord.rights import Person, check, check_operator
 from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.node import InboxOrder
+from rmgr.model.request import AnyRequest, StopKind
 from rmgr.model.submission import Submission
 
 #: What only daemons and the admin read.
@@ -43,6 +44,7 @@ class Place(Enum):
     SUBMITTER = auto()
     DRAIN = auto()
     ORDER = auto()
+    REQUEST = auto()
     IDENTITY = auto()
     NODE = auto()
     IDLE = auto()
@@ -87,6 +89,7 @@ OPERATIONS: dict[str, _Allowed] = {
     # a user
     "GATE": _set(_P.RECORD) | _create(_P.GATE) | _delete(_P.GATE),
     "ORDER": _create(_P.ORDER),
+    "ASK": _create(_P.REQUEST),
     # an operator
     "DRAIN": _create(_P.DRAIN) | _set(_P.DRAIN),
     "RESUME": _delete(_P.DRAIN),
@@ -133,6 +136,9 @@ def check_commit(person: Person, multi: Multi, owner_of: OwnerOf = nobody_knows)
     if multi.name in OF_OPERATORS:
         check_operator(person, OF_OPERATORS[multi.name])
         return frozenset()
+    if multi.name == "ASK" and any(_is_about_a_node(op) for op in multi.ops):
+        check_operator(person, "emptying a node")
+        return frozenset()
     made = _check_submit(person, multi) if multi.name == "SUBMIT" else None
     others: set[str] = set()
     for op in multi.ops:
@@ -145,6 +151,11 @@ def check_commit(person: Person, multi: Multi, owner_of: OwnerOf = nobody_knows)
         if owner is not None and owner != person.name:
             others.add(owner)
     return frozenset(others)
+
+
+def _is_about_a_node(op: Op) -> bool:
+    """A request that concerns everybody's jobs on a node."""
+    return isinstance(op, Create) and decode_record(op.data, AnyRequest, op.path).kind == StopKind.VACATE
 
 
 def _check_submit(person: Person, multi: Multi) -> int:
@@ -229,6 +240,8 @@ def submission_of(where: Op | str) -> int | None:
             return paths.parse_block(name if name[-1:] != "-" else f"{name}{0:010d}").submission
         if root == paths.INBOX and isinstance(where, (Create, Set)):
             return decode_record(where.data, InboxOrder, path).submission
+        if root == paths.REQUESTS and isinstance(where, (Create, Set)):
+            return decode_record(where.data, AnyRequest, path).submission
     except (ValueError, RmgrError):
         raise PermissionDenied(f"{path}: it cannot be told whose work that is") from None
     return None
@@ -256,6 +269,8 @@ def place_of(path: str) -> Place:
             return Place.DRAIN
         case paths.INBOX if len(parts) == 4:
             return Place.ORDER
+        case paths.REQUESTS if len(parts) == 3:
+            return Place.REQUEST
         case paths.IDENTITIES if len(parts) == 3:
             return Place.IDENTITY
         case paths.NODES if len(parts) == 3:

@@ -96,6 +96,11 @@ def job_id(submission: int, index: int) -> int:
     return submission * MAX_INDEX + index
 
 
+def job_label(submission: int, index: int) -> str:
+    """`42`, or `42_7` of the tasks behind its first."""
+    return f"{submission}_{index}" if index else str(submission)
+
+
 def task_of(job: int) -> tuple[int, int]:
     """(submission, index) of a scheduler's id."""
     return divmod(job, MAX_INDEX)

@@ -60,9 +60,10 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyRequest:
-    """What tells them apart: a request without a kind is a `CancelRequest`."""
+    """What tells them apart: a request without a kind is a `CancelRequest`. submission: whose owner may ask."""
 
     kind: str = ""
+    submission: int = 0
 
 
 def ranges_of(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:

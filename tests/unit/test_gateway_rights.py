@@ -10,7 +10,7 @@ import pytest
 from rmgr.adapters.trust import identify
 from rmgr.client.entry import entry_multi
 from rmgr.client.submitting import token_digest
-from rmgr.coord import closing, election, keys, leader_ops, operator_ops, ops, owner_ops, paths
+from rmgr.coord import closing, election, keys, leader_ops, operator_ops, ops, owner_ops, paths, request_ops
 from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Check, Create, Delete, Exists, Multi, Op, Set
 from rmgr.coord.records import encode_block, encode_record
@@ -22,6 +22,7 @@ from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import Drain, EpochRecord, InboxOrder, NodeRecord, NodeState, Order, StarterEntry
 from rmgr.model.outcome import FailedRange
 from rmgr.model.queue import ClusterSettings
+from rmgr.model.request import CancelRequest, StopKind, StopRequest
 from rmgr.model.resources import Capacity
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Phase, Submission, Tail, Work
@@ -60,6 +61,8 @@ def client_multis() -> list[Multi]:
         leader_ops.resubmit(SUB, 10, 6, 1, ended, 0, gate=True, max_losses=5)[0],
         leader_ops.cancel_failed(SUB, 10, 6, 1, FAILED, 0, reason=Reason.USER_CANCEL),
         leader_ops.order("n1", "guid", InboxOrder(order=Order.CANCEL, submission=42, index=1)),
+        request_ops.ask("guid", CancelRequest(submission=42, tasks=((1, 2),))),
+        request_ops.ask("guid", StopRequest(kind=StopKind.MIGRATE, submission=42, to="n1")),
         owner_ops.take_ownership(SUB, 1, TAIL, 1),
         owner_ops.release(SUB, 1),
         entry_multi("0123"),
@@ -235,6 +238,14 @@ def test_a_user_changes_his_own_work_and_operators_everybodys(multi: Multi) -> N
                 check_commit(stranger, multi, owner_of)
     if not new:
         assert check_commit(OLGA, multi, owner_of) == (frozenset() if of_all or nobodys else {"anna"})
+
+
+def test_emptying_a_node_is_for_operators_whosever_job_is_named_with_it() -> None:
+    multi = request_ops.ask("guid", StopRequest(kind=StopKind.VACATE, node="n1", submission=42))
+    for person in (ANNA, BEN, NOBODY):
+        with pytest.raises(PermissionDenied, match="for operators"):
+            check_commit(person, multi, owner_of)
+    assert check_commit(OLGA, multi, owner_of) == frozenset()
 
 
 def test_nothing_of_others_is_smuggled_into_a_users_own_submission() -> None:
