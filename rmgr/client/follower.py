@@ -31,6 +31,8 @@ from rmgr.model.submission import Paged
 _LOG = logging.getLogger("rmgr.submitter")
 #: Fragments asked for at once while they come faster than they are read.
 MAX_WINDOW = 64
+#: So many in a row were there already when the one before was read: how many there are is asked, instead of one after another.
+_STREAK = 3
 
 
 class Host(Protocol):
@@ -91,6 +93,7 @@ class Follower:
         self._next = 0  # the first fragment not read yet
         self._page_at = 0  # a page begins here, at or below `_next`
         self._window = 0
+        self._streak = 0
         self._flying = False
         self._again = False
         self._stopped = False
@@ -198,10 +201,12 @@ class Follower:
             self._window = 0
             self._look(check=not present)
         elif more is not None:
-            self._window = min(MAX_WINDOW, max(1, self._window * 2))
-            self._look()
+            self._window = 1  # what is not there yet is not asked for: each question costs ZooKeeper as much as an answer
+            self._streak += 1
+            self._look(check=self._streak >= _STREAK)
         else:
             self._window = min(1, self._window)
+            self._streak = 0
             if self._again:
                 self.nudge()
 
