@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
@@ -54,6 +56,41 @@ class Reader:
                 return value, Encoding(manifest.encoding), digest
             except Replaced:
                 deadline.check(doing)
+
+    def fetch(self, key: str, path: str, deadline: Deadline) -> tuple[bytes | None, bytes] | None:
+        """The value and its SHA-256; a chunked one is written to the new file `path`, and None. Raises: also OSError, without a file."""
+        doing = f"read {key!r}"
+        while True:
+            manifest = self.manifest(key, deadline, doing)
+            if manifest is None:
+                return None
+            if not manifest.chunks:
+                value = self._inline(key, manifest, deadline, doing)
+                return value, sha256(value).digest()
+            try:
+                self._to_file(key, manifest, path, deadline, doing)
+            except BaseException as error:
+                with suppress(OSError):
+                    os.unlink(path)
+                if not isinstance(error, Replaced):
+                    raise
+                deadline.check(doing)
+            else:
+                return None, manifest.digest
+
+    def _to_file(self, key: str, manifest: Manifest, path: str, deadline: Deadline, doing: str) -> None:
+        size, digest = 0, sha256()
+        requests = [_chunk_request(manifest, number) for number in range(manifest.chunks)]
+        answers = self._calls.each(requests, deadline, doing, window=_STREAM_CHUNKS)
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb", buffering=0) as file:
+            for request, rows in zip(requests, answers, strict=True):
+                left = memoryview(self._checked(key, manifest, request, rows, deadline, doing))
+                digest.update(left)
+                size += len(left)
+                while left:
+                    left = left[file.write(left) :]
+        if size != manifest.size or digest.digest() != manifest.digest:
+            raise data_lost(key, f"{size:,} of {manifest.size:,} bytes read, the hash differs")
 
     def get_many(self, keys: list[str], deadline: Deadline) -> dict[str, tuple[bytes, Encoding]]:
         """Values of those `keys` that have one."""

@@ -186,6 +186,11 @@ class CassandraStore:
         check_key(key)
         return self._reader.get(key, Deadline(timeout_s))
 
+    def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
+        """See `store_rules.fetch`. A value above 64 KiB becomes the file, four chunks at a time."""
+        check_key(key)
+        return self._reader.fetch(key, path, Deadline(timeout_s))
+
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
         """See `Store.get_many`. One request a key, 64 at a time."""
         return self._reader.get_many(list(dict.fromkeys(map(check_key, keys))), Deadline(timeout_s))

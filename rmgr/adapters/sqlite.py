@@ -176,17 +176,17 @@ class SqliteStore:
         row, value = found
         return verify(key, value, row.size, row.sha256), Encoding(row.encoding), row.sha256
 
-    def link(self, key: str, path: str, *, timeout_s: float = 30.0) -> bytes | None:
-        """Makes the value of `key` the file `path`, which is not to be changed, without copying it; its bytes were compared.
-
-        Returns: its SHA-256; None when there is no value, or none that can be had so (a small one, another file system).
-        Raises: DataLost, StoreUnavailable.
-        """
+    def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
+        """See `store_rules.fetch`. `path` becomes a second name of the value's file, or a copy on another file system."""
         check_key(key)
         deadline = Deadline(timeout_s)
         row = self._select(key, deadline)
-        linked = self._large.link(row, path, deadline) if row is not None and row.chunks else None
-        return None if linked is None else linked.sha256
+        if row is not None and row.chunks and self._large.fetch(row, path, deadline):
+            return None, row.sha256
+        if row is None or row.chunks:  # replaced just now, or of version 1
+            found = self.get_hashed(key, timeout_s=deadline.left_s()) if row is not None else None
+            return None if found is None else (found[0], found[2])
+        return _whole(row)[0], row.sha256
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
         """See `Store.get_many`. One statement for every 256 keys."""

@@ -107,9 +107,9 @@ class ChunkRows:
                 raise data_lost(row.key, f"{seen_bytes:,} of {row.size:,} bytes read, the hash differs")
             yield data
 
-    def link(self, row: Row, path: str, deadline: Deadline) -> Row | None:  # noqa: ARG002 - the same as of files
-        """None: there is no file."""
-        return None
+    def fetch(self, row: Row, path: str, deadline: Deadline) -> bool:  # noqa: ARG002 - the same as of files
+        """False: there is no file."""
+        return False
 
     def free(self, before_ms: int, deadline: Deadline) -> int:
         """Frees what nobody has referred to since `before_ms`, some chunks a commit; returns how many values that were."""

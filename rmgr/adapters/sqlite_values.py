@@ -13,7 +13,7 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -184,32 +184,41 @@ class ValueFiles:
                     raise data_lost(row.key, f"{row.size:,} bytes read, the hash differs")
                 yield piece
 
-    def link(self, row: Row, path: str, deadline: Deadline) -> Row | None:
-        """Makes `path` a second name of the file of `row`, which is read through and compared. None: it cannot be linked.
+    def fetch(self, row: Row, path: str, deadline: Deadline) -> bool:
+        """Makes `path` a second name of the file of `row`, or a copy, which is read through and compared. False: it was just replaced.
 
-        Raises: DataLost, StoreUnavailable.
+        Raises: DataLost, StoreUnavailable; OSError when it cannot be copied.
         """
+        copy = None
         try:
             os.link(self._path(row.generation), path, follow_symlinks=False)
-        except OSError:  # another file system, or one without such names; or it was replaced just now
-            return None
+        except OSError:  # another file system, or one without such names; or there is no such file
+            copy = open(os.open(path, _NEW, 0o600), "wb", buffering=0)  # noqa: SIM115 - closed below
         try:
-            digest, size = sha256(), 0
-            room = memoryview(bytearray(_HASH_BYTES))
-            with open(os.open(path, _OLD), "rb", buffering=0) as file:
-                while count := file.readinto(room):
-                    digest.update(room[:count])
-                    size += count
-                    deadline.check(f"read {row.key!r}")
-            if size != row.size or digest.digest() != row.sha256:
-                raise data_lost(row.key, f"{size:,} of {row.size:,} bytes found, the hash differs")
-        except OSError as error:
+            with copy or nullcontext():
+                return self._compare(row, path if copy is None else self._path(row.generation), copy, deadline)
+        except FileNotFoundError:
             _remove(Path(path))
-            raise self._file.os_error(error, f"read {row.key!r} from") from error
+            self._again(row, deadline)
+            return False
         except BaseException:
             _remove(Path(path))
             raise
-        return row
+
+    def _compare(self, row: Row, path: str | Path, copy: io.FileIO | None, deadline: Deadline) -> bool:
+        digest, size = sha256(), 0
+        room = memoryview(bytearray(_HASH_BYTES))
+        with open(os.open(path, _OLD), "rb", buffering=0) as file:
+            while count := file.readinto(room):
+                digest.update(room[:count])
+                size += count
+                left = room[:count] if copy is not None else room[:0]
+                while left:
+                    left = left[copy.write(left) or 0 :]  # type: ignore[union-attr]
+                deadline.check(f"read {row.key!r}")
+        if size != row.size or digest.digest() != row.sha256:
+            raise data_lost(row.key, f"{size:,} of {row.size:,} bytes found, the hash differs")
+        return True
 
     def _open(self, row: Row) -> io.FileIO:
         return open(os.open(self._path(row.generation), _OLD), "rb", buffering=0)

@@ -155,14 +155,18 @@ def get_hashed(store: Store, key: str, *, timeout_s: float = 30.0) -> tuple[byte
     return None if plain is None else (*plain, sha256(plain[0]).digest())
 
 
-def link(store: Store, key: str, path: str, *, timeout_s: float = 30.0) -> bytes | None:
-    """Makes a value the file `path`, never to be changed, without copying it, where the adapter keeps it in one on this machine.
+def fetch(store: Store, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
+    """A value for who wants large ones as a file: never whole in memory, and not copied where the store has it as a file of this machine.
 
-    Returns: its SHA-256, which was compared; None: it is to be had by `get` only, or not there. Raises: DataLost, StoreUnavailable.
+    Returns: (the value, or None: it is the file `path`, never to be changed; its SHA-256, which was compared), None when it is not there.
+    Raises: DataLost, StoreUnavailable; OSError (a full disk). There is no file then.
     """
-    linked: Any = getattr(store, "link", None)
-    digest: bytes | None = None if linked is None else linked(key, path, timeout_s=timeout_s)
-    return digest
+    ask: Any = getattr(store, "fetch", None)
+    if ask is not None:
+        found: tuple[bytes | None, bytes] | None = ask(key, path, timeout_s=timeout_s)
+        return found
+    whole = get_hashed(store, key, timeout_s=timeout_s)
+    return None if whole is None else (whole[0], whole[2])
 
 
 def data_lost(key: str, what: str) -> DataLost:

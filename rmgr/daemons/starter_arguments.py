@@ -15,7 +15,7 @@ from typing import overload
 
 import msgspec
 
-from rmgr.adapters.store_rules import get_hashed, link
+from rmgr.adapters.store_rules import fetch, get_hashed
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_payloads
 from rmgr.errors import DataLost
@@ -70,32 +70,34 @@ class Arguments(Sequence[bytes | Piece]):
 def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str, str], None]) -> Arguments:
     """The arguments in row `key`. Files are made in `directory` (of this process's user, closed to others).
 
-    Where the store has the row as a file of this machine, that file gets a second name there: nothing is copied.
+    A large row becomes one file, without being in memory whole; the file of the store itself gets a second name where it has one here.
 
     Args:
         check: gets the key and the SHA-256 of the row as text; raises when it is not what it should be.
     Raises: DataLost, StoreUnavailable, what `check` raises.
     """
     path = str(directory / f"arguments-{uuid.uuid4().hex}")
-    digest = link(store, key, path)
-    if digest is not None:
-        try:
-            check(key, digest.hex())
+    try:
+        found = fetch(store, key, path)
+    except OSError:  # a full disk, say: they are in memory
+        whole = get_hashed(store, key)
+        found = None if whole is None else (whole[0], whole[2])
+    if found is None:
+        raise DataLost(f"the arguments {key} are not in the data store")
+    data, digest = found
+    try:
+        check(key, digest.hex())
+        if data is None:
             pieces = _pieces_of(key, path)
             if pieces is not None:
                 return Arguments(pieces, path)
-            with open(path, "rb") as file:
-                data = file.read()
-        except BaseException:
-            _remove(path)
-            raise
+            data = Path(path).read_bytes()
+    except BaseException:
         _remove(path)
-        return decode(key, data, directory)
-    found = get_hashed(store, key)
-    if found is None:
-        raise DataLost(f"the arguments {key} are not in the data store")
-    check(key, found[2].hex())
-    return decode(key, found[0], directory)
+        raise
+    if found[0] is None:
+        _remove(path)
+    return decode(key, data, directory)
 
 
 def decode(key: str, data: bytes, directory: Path) -> Arguments:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from rmgr.adapters.leftovers import remove_tree
-from rmgr.adapters.store_rules import link
+from rmgr.adapters.store_rules import fetch
 from rmgr.coord.ports import Encoding, Store
 from rmgr.coord.records import decode_keyed
 from rmgr.daemons.starter_accounts import Accounts, hand_over
@@ -184,7 +184,8 @@ class Stager:
         payload = block.payload(index)
         keyed = decode_keyed(payload.read() if isinstance(payload, Piece) else payload)
         rows = self._inputs.rows(store, keyed.inputs)
-        inputs, files = [], []
+        inputs: list[KeyedInput] = []
+        files: list[str] = []
         try:
             for user_key, row in zip(keyed.inputs, rows, strict=True):
                 inputs.append(self._input(store, user_key, row, files))
@@ -210,8 +211,12 @@ class Stager:
                 raise NotFound(f"the value of the input key {user_key!r} is gone")
             return KeyedInput(data=value[0], pickled=pickled)
         files.append(self._new_file())
-        if self._accounts is not None or link(store, row, files[-1]) is None:  # what is linked stays the store's, and is not handed over
-            _to_file(store, row, files[-1])
+        if self._accounts is not None:
+            _to_file(store, row, files[-1])  # handed over to its user; what is fetched may be the store's own
+        elif (found := fetch(store, row, files[-1])) is None:
+            raise NotFound(f"the value of the input key {user_key!r} is gone")
+        elif found[0] is not None:
+            Path(files[-1]).write_bytes(found[0])
         return KeyedInput(pickled=pickled, path=files[-1])
 
     def _stage_command(self, store: Store, command: Command) -> Staged:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from rmgr.adapters.store_rules import get_hashed, link, remembered
+from rmgr.adapters.store_rules import fetch, get_hashed, remembered
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
@@ -167,9 +167,9 @@ class WatchedStore:
         """See `store_rules.get_hashed`."""
         return self._through(lambda store: get_hashed(store, key, timeout_s=timeout_s))
 
-    def link(self, key: str, path: str, *, timeout_s: float = 30.0) -> bytes | None:
-        """See `store_rules.link`."""
-        return self._through(lambda store: link(store, key, path, timeout_s=timeout_s))
+    def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
+        """See `store_rules.fetch`."""
+        return self._through(lambda store: fetch(store, key, path, timeout_s=timeout_s))
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
         """See `Store.get_many`."""

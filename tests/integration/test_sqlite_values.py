@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import sqlite3
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.sqlite import STAGE_BYTES, SqliteStore
-from rmgr.adapters.store_rules import CHUNK_BYTES
+from rmgr.adapters.store_rules import CHUNK_BYTES, fetch
 from rmgr.coord.ports import Encoding
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable
 from tests.harness.store_adapters import flip_bit, pattern, value_file
@@ -124,21 +125,32 @@ def test_a_value_becomes_a_file_without_a_copy_and_outlives_its_key(store: Sqlit
     store.put("k", LARGE)
     store.put("small", b"1")
     name = str(tmp_path / "second")
-    assert store.link("k", name) == hashlib.sha256(LARGE).digest()
+    assert fetch(store, "k", name) == (None, hashlib.sha256(LARGE).digest())
     assert value_file(path, "k").samefile(name)  # type: ignore[union-attr]
     store.delete("k")
     store.sweep()
     assert Path(name).read_bytes() == LARGE
-    assert store.link("small", name + "x") is None
-    assert store.link("absent", name + "x") is None
-    assert store.link("k", str(tmp_path / "no" / "where")) is None
+    assert fetch(store, "small", name) == (b"1", hashlib.sha256(b"1").digest())
+    assert fetch(store, "absent", name) is None
+
+
+def test_a_value_on_another_file_system_is_copied(store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store.put("k", LARGE)
+    assert fetch(store, "k", str(tmp_path / "copy")) == (None, hashlib.sha256(LARGE).digest())
+    assert (tmp_path / "copy").read_bytes() == LARGE
+    with pytest.raises(FileNotFoundError):
+        fetch(store, "k", str(tmp_path / "no" / "where"))
 
 
 def test_a_damaged_file_gets_no_second_name(store: SqliteStore, path: Path, tmp_path: Path) -> None:
     store.put("k", LARGE)
     flip_bit(value_file(path, "k"), len(LARGE) - 1)  # type: ignore[arg-type]
     with pytest.raises(DataLost):
-        store.link("k", str(tmp_path / "second"))
+        fetch(store, "k", str(tmp_path / "second"))
     assert not (tmp_path / "second").exists()
 
 
@@ -159,7 +171,7 @@ def test_an_old_store_keeps_large_values_in_rows_and_no_chunk_is_left_after_a_sw
     old.put("stays", LARGE)
     old.put_hashed("replaced", (LARGE, LARGE), hashlib.sha256(LARGE + LARGE).digest())
     assert old.get_hashed("replaced") == (LARGE + LARGE, Encoding.RAW, hashlib.sha256(LARGE + LARGE).digest())
-    assert old.link("stays", str(tmp_path / "x")) is None
+    assert fetch(old, "stays", str(tmp_path / "x")) == (LARGE, hashlib.sha256(LARGE).digest())
     old.put("replaced", b"small")
     old.put("deleted", iter([LARGE] * 3))
     old.delete("deleted")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from rmgr.adapters.sqlite import STAGE_BYTES
-from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES
+from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES, fetch
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
@@ -34,9 +35,14 @@ SIZES = [0, 1, 1000, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, STAGE_BYTES 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_value_comes_back_as_it_was(store: Store, size: int) -> None:
+def test_a_value_comes_back_as_it_was(store: Store, size: int, tmp_path: Path) -> None:
     value = pattern(size)
     store.put("k", value)
+    file = tmp_path / "fetched"
+    fetched = fetch(store, "k", str(file))
+    assert fetched is not None
+    assert (file.read_bytes() if fetched[0] is None else fetched[0], fetched[1]) == (value, sha256(value).digest())
+    assert file.exists() == (fetched[0] is None)
     assert store.get("k") == (value, Encoding.RAW)
     assert store.head("k") == (size, Encoding.RAW)
     assert b"".join(store.stream("k") or ()) == value

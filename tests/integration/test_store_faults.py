@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.memory_store import MemoryStore
-from rmgr.adapters.store_rules import CHUNK_BYTES
+from rmgr.adapters.store_rules import CHUNK_BYTES, fetch
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import DataLost, UsageError
@@ -48,7 +48,7 @@ def test_a_damaged_value_is_data_lost_and_never_wrong_bytes(adapter: Adapter, st
     store.put("k", pattern(size))
     store.put("other", b"fine")
     adapter.damage(tmp_path, "k", chunk)
-    assert_lost(store)
+    assert_lost(store, tmp_path)
 
 
 @pytest.mark.parametrize("chunk", [0, 1, 2])
@@ -58,12 +58,15 @@ def test_a_value_with_a_missing_chunk_is_data_lost(adapter: Adapter, store: Stor
     store.put("k", pattern(2 * CHUNK_BYTES + 1))
     store.put("other", b"fine")
     adapter.remove_chunk(tmp_path, "k", chunk)
-    assert_lost(store)
+    assert_lost(store, tmp_path)
 
 
-def assert_lost(store: Store) -> None:
+def assert_lost(store: Store, folder: Path) -> None:
     with pytest.raises(DataLost, match="'k'"):
         store.get("k")
+    with pytest.raises(DataLost, match="'k'"):
+        fetch(store, "k", str(folder / "fetched"))
+    assert not (folder / "fetched").exists()
     with pytest.raises(DataLost, match="'k'"):
         store.get_many(["other", "k"])
     with pytest.raises(DataLost, match="'k'"):
