@@ -13,9 +13,11 @@ import msgspec
 
 from rmgr.coord import paths
 from rmgr.coord.multi import Check, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
-from rmgr.coord.records import encode_block, encode_record
+from rmgr.coord.ops import fence_check
+from rmgr.coord.records import encode_block, encode_fragment, encode_record
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import InboxOrder, Order
+from rmgr.model.outcome import Fragment
 from rmgr.model.placing import Allocation, NodeHold
 
 
@@ -111,3 +113,26 @@ def unhold(node: str, submission: int, index: int, attempt: int) -> Multi:
     """UNHOLD: the block that this hold belongs to is gone."""
     path = paths.hold_of(node, submission, index, attempt)
     return Multi(name="UNHOLD", ops=(Delete(path),), proof=Gone(path))
+
+
+def complete(
+    node: str,
+    node_version: int,
+    blocks: Sequence[tuple[BlockKey, int]],
+    fragment: Fragment,
+    *,
+    orders: Sequence[str] = (),
+    go_idle: bool = False,
+) -> Multi:
+    """COMPLETE of several jobs of one submission and attempt, each a whole block, in one fragment (alone: as `ops.complete`).
+
+    Args:
+        blocks: (key, version of its running znode). orders: inbox guids obeyed by this. go_idle: create the hunger mark as well.
+    """
+    fence = fence_check(node, node_version)
+    gone = [Delete(paths.running_block(node, key), version) for key, version in blocks]
+    ops: list[Op] = [fence, *gone, Create(paths.fragment_prefix(blocks[0][0].submission), encode_fragment(fragment), sequence=True)]
+    ops += [Delete(paths.inbox(node, guid)) for guid in orders]
+    if go_idle:
+        ops.append(Create(paths.idle(node)))
+    return Multi(name="COMPLETE", ops=tuple(ops), proof=Gone(gone[0].path), guard=fence)

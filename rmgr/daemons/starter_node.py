@@ -33,6 +33,7 @@ from rmgr.daemons.starter_hands import Hands
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_jobs import Jobs
+from rmgr.daemons.starter_joint import Joint
 from rmgr.daemons.starter_lanes import Lanes
 from rmgr.daemons.starter_logs import LiveLogs
 from rmgr.daemons.starter_metrics import StarterMetrics
@@ -106,9 +107,8 @@ class NodeAgent:
         )
         accounts = None
         if shared.users is not None:
-            accounts = Accounts(
-                shared.users, shared.io, node=name, wake=shared.wake, directory=files.with_name("private"), clock=time.monotonic
-            )
+            private = files.with_name("private")
+            accounts = Accounts(shared.users, shared.io, node=name, wake=shared.wake, directory=private, clock=time.monotonic)
         self.logs = LiveLogs(shared.io)
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: who wants no new work here -> why
@@ -127,6 +127,7 @@ class NodeAgent:
             uploads=shared.fetcher.uploads,
             accounts=accounts,
         )
+        self._joint = Joint(self, shared, over=self._over, reread=self.reread)
         self.jobs = Jobs(self, shared, accounts=accounts, directory=files.with_name("jobs"), log=self.log)
         self._ends = Ends(
             self.lanes,
@@ -285,7 +286,7 @@ class NodeAgent:
     # -- COMPLETE --------------------------------------------------------------------------------------------------------
 
     def _flush(self, now_s: float) -> None:
-        for block in list(self.blocks.values()):
+        for block in self._joint.flush():
             key = block.key
             due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self.lanes.cores // key.cores))
             if due_s is None:

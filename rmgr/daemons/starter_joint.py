@@ -1,0 +1,150 @@
+"""Ends of placed jobs committed together: what ends of one submission while a COMPLETE of it is in flight goes with the next.
+
+A placed job is a block of its own, so each would have its own commit, fragment and signature, and everybody who follows the submission
+its own read. Group commit without a timer: the first end goes at once, so that a job alone waits for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rmgr.coord import paths, place_ops
+from rmgr.coord.multi import Committed, Conflict, Outcome
+from rmgr.coord.records import brief
+from rmgr.daemons.starter_blocks import ClaimedBlock, Part
+from rmgr.model.outcome import MAX_INLINE_BYTES, Fragment
+from rmgr.model.outcome import Outcome as Ended
+from rmgr.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter_node import NodeAgent, Shared
+
+#: Jobs of one commit, and bytes of their outcomes.
+MOST, MOST_BYTES = 40, MAX_INLINE_BYTES * 2 // 3
+#: What the fields of an outcome take beside its bytes.
+_FIELDS_BYTES = 100
+
+
+class Joint:
+    """The joint commits of one node.
+
+    Args:
+        over: is told each block that is over. reread: each whose znode is not what it should be.
+    """
+
+    def __init__(
+        self, node: NodeAgent, shared: Shared, *, over: Callable[[ClaimedBlock], None], reread: Callable[[ClaimedBlock], None]
+    ) -> None:
+        self._node = node
+        self._shared = shared
+        self._over = over
+        self._reread = reread
+
+    def flush(self) -> list[ClaimedBlock]:
+        """Commits the ends of jobs; returns the blocks that are committed each by itself. Cost: O(blocks)."""
+        rest: list[ClaimedBlock] = []
+        ready: dict[tuple[int, int], list[ClaimedBlock]] = {}
+        flying: set[tuple[int, int]] = set()
+        for block in self._node.blocks.values():
+            group = block.key.submission, block.key.attempt
+            if not block.is_placed:
+                rest.append(block)
+            elif isinstance(block.sending, Part):
+                if not block.sending.row:
+                    flying.add(group)
+            elif _is_plain(block):
+                ready.setdefault(group, []).append(block)
+            else:
+                rest.append(block)
+        for group, blocks in ready.items():
+            if group not in flying:
+                self._commit(blocks)
+        return rest
+
+    def _commit(self, blocks: Sequence[ClaimedBlock]) -> None:
+        some, size = [], 0
+        for block in blocks[:MOST]:
+            size += _size(block.arrived[0])
+            if some and size > MOST_BYTES:
+                break
+            some.append((block, block.take_part()))
+        base_us = min(block.base_us for block, _ in some)
+        outcomes = tuple(_since(base_us, block, outcome) for block, part in some for outcome in part.outcomes)
+        first = some[0][0].key
+        fragment = Fragment(node=self._node.name, attempt=first.attempt, base_us=base_us, outcomes=brief(outcomes))
+        if self._shared.gate is not None:
+            fragment = self._shared.gate.sign(first.submission, fragment)
+        for block, part in some:
+            part.orders = self._node.orders.obeyed_by(block, part.indices)
+        idle = self._node.idle
+        go_idle = self._node.puller.is_hungry and not idle.present and not idle.changing
+        idle.changing = idle.changing or go_idle
+        multi = place_ops.complete(
+            self._node.name,
+            self._shared.committer.fence(self._node.name),
+            [(block.key, block.version) for block, _ in some],
+            fragment,
+            orders=[guid for _, part in some for guid in part.orders],
+            go_idle=go_idle,
+        )
+        failpoint("starter.before_complete")
+        self._shared.committer.commit(multi, partial(self._completed, some, go_idle))
+
+    def _completed(self, some: Sequence[tuple[ClaimedBlock, Part]], go_idle: bool, outcome: Outcome) -> None:
+        idle = self._node.idle
+        if go_idle:
+            idle.changing = False
+        if not isinstance(outcome, Committed):
+            assert isinstance(outcome, Conflict)
+            self._refused(some, outcome)
+            return
+        failpoint("starter.after_complete")
+        idle.present = idle.present or go_idle
+        self._shared.metrics.committed(len(some), 0)
+        for block, part in some:
+            block.committed()
+            self._node.orders.settled(block, part.indices, part.orders)
+            self._over(block)
+
+    def _refused(self, some: Sequence[tuple[ClaimedBlock, Part]], conflict: Conflict) -> None:
+        """The mark, an order that is gone, or a block that is not what it should be: the others go with the next commit."""
+        node = self._node
+        gone = {paths.inbox(node.name, guid): guid for _, part in some for guid in part.orders}.get(conflict.path)
+        odd = [block for block, _ in some if paths.running_block(node.name, block.key) == conflict.path]
+        if conflict.path == paths.idle(node.name):
+            node.idle.present = True
+        elif gone is None and not odd:
+            odd = [block for block, _ in some]
+        for block, part in some:
+            node.orders.released(part.orders)
+            if block in odd:
+                self._reread(block)
+            else:
+                block.refused(0.0)
+        if gone is not None:
+            node.orders.gone(gone)
+        for block in odd:
+            node.log.warning("block_reread", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
+            self._shared.metrics.resyncs.inc()
+
+
+def _is_plain(block: ClaimedBlock) -> bool:
+    """A job that has ended, with little to tell."""
+    one = block.sending is None and len(block.arrived) == block.key.count == 1
+    return one and not (block.failed or block.unfinished or block.arrived[0].past) and _size(block.arrived[0]) <= MOST_BYTES
+
+
+def _size(ended: Ended) -> int:
+    text = len(ended.value) + len(ended.log[0]) + len(ended.log[1]) + len(ended.error) + sum(map(len, (*ended.helpers, *ended.story)))
+    return _FIELDS_BYTES + text
+
+
+def _since(base_us: int, block: ClaimedBlock, ended: Ended) -> Ended:
+    """With its start counted from `base_us`."""
+    if block.base_us == base_us:
+        return ended
+    return msgspec.structs.replace(ended, started_us=ended.started_us + block.base_us - base_us)

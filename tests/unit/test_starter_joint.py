@@ -1,0 +1,108 @@
+"""Ends of placed jobs in one commit: which go together, what is in it, and what becomes of them when it is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import structlog
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Committed, Conflict, ConflictKind, Create, Delete, Multi
+from rmgr.coord.records import read_fragment
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_joint import MOST_BYTES, Joint
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.outcome import Outcome
+from rmgr.model.placing import Allocation
+
+
+class Bench:
+    """A node with nothing but blocks, and a committer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Multi, Any]] = []
+        self.over: list[ClaimedBlock] = []
+        self.read: list[ClaimedBlock] = []
+        self.crossed: Counter[str] = Counter()
+        orders = SimpleNamespace(
+            obeyed_by=lambda block, _: (f"start-{block.key.first}",),
+            settled=lambda _block, _indices, guids: self.crossed.update(guids),
+            released=lambda _guids: None,
+            gone=lambda guid: self.crossed.update([guid]),
+        )
+        idle = SimpleNamespace(present=False, changing=False)
+        self.node = SimpleNamespace(
+            name="n1", blocks={}, orders=orders, idle=idle, puller=SimpleNamespace(is_hungry=True), log=structlog.get_logger()
+        )
+        committer = SimpleNamespace(fence=lambda _: 7, commit=lambda multi, done: self.sent.append((multi, done)))
+        metrics = SimpleNamespace(committed=lambda _outcomes, _failed: None, resyncs=SimpleNamespace(inc=lambda: None))
+        shared: Any = SimpleNamespace(gate=None, committer=committer, metrics=metrics)
+        self.joint = Joint(self.node, shared, over=self.over.append, reread=self.read.append)  # type: ignore[arg-type]
+
+    def ends(self, index: int, *, submission: int = 4, attempt: int = 1, value: bytes = b"") -> ClaimedBlock:
+        """A job that has ended, started at a time of its own."""
+        key = BlockKey(priority=0, seq=index, submission=submission, first=index, count=1, attempt=attempt, cores=1, memory_mib=0)
+        data = BlockData(claimed_us=1000 + index, allocation=Allocation(shares=(("n1", 1),), threads=1))
+        block = ClaimedBlock.claimed("n1", "batch", key, data, 3)
+        block.hand_out(1)
+        block.live = 0
+        block.settle([Outcome(index, started_us=50, value=value)], 0.0)
+        self.node.blocks[key] = block
+        return block
+
+    def told(self, at: int) -> dict[int, int]:
+        """Index -> absolute start of the outcomes of that commit."""
+        (made,) = [op for op in self.sent[at][0].ops if isinstance(op, Create) and op.sequence]
+        fragment = read_fragment(made.data)
+        return {outcome.index: fragment.base_us + outcome.started_us for outcome in fragment.outcomes}
+
+
+def test_a_job_alone_goes_at_once_and_what_ends_meanwhile_goes_together() -> None:
+    bench = Bench()
+    first = bench.ends(0)
+    assert bench.joint.flush() == []
+    later = [bench.ends(index) for index in (1, 2, 3)]
+    other = bench.ends(9, submission=5)
+    again = bench.ends(6, attempt=2)
+    assert bench.joint.flush() == []
+    assert [bench.told(at) for at in range(3)] == [{0: 1050}, {9: 1059}, {6: 1056}]
+    bench.sent[0][1](Committed((0,)))
+    assert bench.over == [first]
+    bench.joint.flush()
+    assert bench.told(3) == {1: 1051, 2: 1052, 3: 1053}
+    gone = {op.path for op in bench.sent[3][0].ops if isinstance(op, Delete)}
+    assert gone == {paths.running_block("n1", block.key) for block in later} | {paths.inbox("n1", f"start-{at}") for at in (1, 2, 3)}
+    bench.sent[3][1](Committed((0,)))
+    assert bench.over == [first, *later]
+    assert bench.node.idle.present, "the first of them carried the mark of hunger"
+    assert set(bench.crossed) == {f"start-{at}" for at in range(4)}
+    assert all(block.sending is not None for block in (other, again))
+
+
+def test_what_needs_a_row_of_its_own_is_left_to_others_and_none_holds_more_than_fits() -> None:
+    bench = Bench()
+    large = bench.ends(0, value=b"x" * (MOST_BYTES + 1))
+    some = [bench.ends(index, value=b"x" * (MOST_BYTES // 3)) for index in (1, 2, 3)]
+    assert bench.joint.flush() == [large]
+    assert bench.told(0).keys() == {1, 2}
+    assert some[2].sending is None
+
+
+def test_a_refused_commit_reads_the_odd_one_again_and_sends_the_others() -> None:
+    bench = Bench()
+    odd, good = bench.ends(1), bench.ends(2)
+    bench.joint.flush()
+    bench.sent[0][1](Conflict(1, paths.running_block("n1", odd.key), ConflictKind.BAD_VERSION))
+    assert bench.read == [odd]
+    assert good.sending is None
+    assert bench.joint.flush() == []
+    assert len(bench.sent) == 1, "not before it is known what became of the other"
+    bench.node.blocks.pop(odd.key)
+    bench.joint.flush()
+    assert bench.told(1) == {2: 1052}
+    bench.sent[1][1](Conflict(3, paths.inbox("n1", "start-2"), ConflictKind.NO_NODE))
+    assert bench.crossed["start-2"] == 1
+    bench.joint.flush()
+    assert bench.told(2) == {2: 1052}
