@@ -89,7 +89,9 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
         watchdogs=len(watchdogs),
         submissions=submissions,
         claimed=tuple(
-            ClaimedBlock(node=node, key=key, done=data.done, claimed_us=data.claimed_us, allocation=data.allocation)
+            ClaimedBlock(
+                node=node, key=key, done=data.done, claimed_us=data.claimed_us, allocation=data.allocation, stopping=data.stopping
+            )
             for node, key, data in read_claimed(coordinator, [record.node for record in nodes], timeout_s=timeout_s)
         ),
         nodes={record.node: record for record in nodes},

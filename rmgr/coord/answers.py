@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
+from dataclasses import replace
 
-from rmgr.coord.placing_answers import REASONS, first_waits, placed_whys, policy_views, route_whys
+from rmgr.coord.placing_answers import REASONS, first_waits, moving_state, placed_whys, policy_views, route_whys, stop_whys
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
 from rmgr.errors import NotFound
@@ -27,8 +28,10 @@ COUNTED = (State.INITIAL, State.RUNNING, State.COMPLETED, State.FAILED, State.CA
 def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBlock], waits: PlacedView | None = None) -> JobView:
     """One submission. claimed: its blocks. waits: its first placed job that waits, as the leader knows it. Cost: O(blocks)."""
     running = running_count((block.key, block.done) for block in claimed)
-    state = overall_state(submission, progress, running)
+    state = moving_state(overall_state(submission, progress, running), claimed)
     counts = state_counts(submission, progress, running)
+    counts[State.SUSPENDED] = suspended = sum(block.is_suspended for block in claimed)
+    counts[State.RUNNING] -= suspended
     claimed_at = min((block.claimed_us for block in claimed if block.claimed_us), default=0)
     reason, detail = submission.reason, submission.reason_detail
     if not reason and state is State.INITIAL:
@@ -37,6 +40,8 @@ def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBl
             reason, detail = REASONS.get(waits.what, reason), waits.reason
     elif not reason and state is State.FAILED:
         reason = progress.reason
+    elif state is State.STOPPING:
+        detail = claimed[0].stopping
     return JobView(
         id=submission.id,
         name=submission.name,
@@ -91,9 +96,11 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
 def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
     """All nodes, by name; load and memory in use are added by whoever can ask the Starters."""
     used: dict[str, list[ClaimedBlock]] = defaultdict(list)
+    others: dict[str, Counter[str]] = defaultdict(Counter)
     helped: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for block in snapshot.claimed:
         used[block.node].append(block)
+        _count_others(snapshot, block, others)
         if block.allocation is not None and not block.done:
             for name, processes in block.allocation.helpers:
                 helped[name].append((processes * block.allocation.threads, processes * block.allocation.memory_mib * MIB))
@@ -246,7 +253,7 @@ def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Exp
         return ExplainView(id=shown, state=final, reason="", why=why)
     if here is not None:
         why = (WhyView(what="node", id=here.node, detail=f"{_verb(here)} {', '.join(here.nodes)}, attempt {here.key.attempt}"),)
-        return ExplainView(id=shown, state=State.RUNNING, reason="", why=why)
+        return ExplainView(id=shown, state=moving_state(State.RUNNING, [here]), reason="", why=(*why, *stop_whys([here])))
     state = State.HELD if submission.phase is Phase.HELD else State.INITIAL
     whys, start_us = _why(snapshot, submission, job, position)
     return ExplainView(id=shown, state=state, reason=job.reason, why=tuple(whys), expected_start_us=start_us)
@@ -283,7 +290,7 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         if queue is not None and queue.dispatch is Dispatch.PLACE and queue.state != "stopped":
             if any(view.state == NodeState.UP for view in nodes(snapshot) if view.partition == queue.partition):
                 more, start_us = placed_whys(snapshot, submission, queue, position)
-                why += more
+                why += more + _resource_whys(snapshot, submission, queue)
             else:
                 why.append(WhyView(what="nodes", id=queue.partition, detail=f"no node of partition {queue.partition} is up: rmgr nodes"))
         else:
@@ -296,6 +303,7 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
 
 
 def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) -> list[WhyView]:
+    why += stop_whys(_blocks(snapshot, job.id))
     queue = snapshot.settings.queue(submission.queue)
     if queue is None:
         return [WhyView(what="queue", id=submission.queue, detail="its queue is not configured any more: rmgr queues")]

@@ -2,23 +2,67 @@
 
 from __future__ import annotations
 
-from rmgr.coord.snapshot import ClusterSnapshot
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.model.placing import job_label
 from rmgr.model.queue import QueueSpec
-from rmgr.model.states import Reason
+from rmgr.model.states import Reason, State
 from rmgr.model.submission import Submission
 from rmgr.model.views import FaultView, PlacedView, PolicyView, WhyView
 
+#: `PlacedView.state` beside "waiting" and "running".
+STOPPING, SUSPENDED = "stopping", "suspended"
 #: Jobs of one submission whose waits are told one by one.
 _MOST = 5
 #: What a policy calls the thing that a job waits for -> the reason that `jobs` shows.
 REASONS = {"begin": Reason.BEGIN_TIME, "policy": Reason.NO_POLICY, "limits": Reason.LIMIT, "after": Reason.DEPENDENCY}
 
 
+def on_the_move(claimed: tuple[ClaimedBlock, ...], snapshot: ClusterSnapshot) -> tuple[ClaimedBlock, ...]:
+    """The same blocks, with what the placing leader knows of jobs that it has asked to stop, or to stand still."""
+    moving = {job: view for job, view in snapshot.placing.jobs.items() if view.state in {STOPPING, SUSPENDED}}
+    if not moving:
+        return claimed
+    found = []
+    for block in claimed:
+        view = moving.get((block.key.submission, block.key.first)) if block.allocation is not None else None
+        if view is None:
+            found.append(block)
+        elif view.state == SUSPENDED:
+            found.append(replace(block, is_suspended=True))
+        else:
+            found.append(replace(block, stopping=block.stopping or view.reason or "asked to go on elsewhere"))
+    return tuple(found)
+
+
+def moving_state(state: State, claimed: Sequence[ClaimedBlock]) -> State:
+    """`state` of a submission, or what all of it that runs is doing just now: giving its nodes up, or standing still."""
+    if state is not State.RUNNING or not claimed:
+        return state
+    if all(block.is_suspended for block in claimed):
+        return State.SUSPENDED
+    return State.STOPPING if all(block.stopping for block in claimed) else state
+
+
+def stop_whys(blocks: Sequence[ClaimedBlock]) -> list[WhyView]:
+    """What is said of jobs that are giving their nodes up, or stand still."""
+    whys = []
+    for block in blocks:
+        shown, where = job_label(block.key.submission, block.key.first), ", ".join(block.nodes)
+        if block.stopping:
+            whys.append(WhyView(what="stopping", id=shown, detail=f"it saves its state and gives up {where}: {block.stopping}"))
+        elif block.is_suspended:
+            whys.append(WhyView(what="suspended", id=shown, detail=f"it stands still on {where}, and goes on there"))
+    return whys
+
+
 def first_waits(snapshot: ClusterSnapshot) -> dict[int, PlacedView]:
     """Submission -> the first of its jobs that waits to be placed. Cost: O(placed jobs)."""
     found: dict[int, tuple[int, PlacedView]] = {}
     for (submission, index), view in snapshot.placing.jobs.items():
-        if view.state != "running" and (submission not in found or index < found[submission][0]):
+        if view.state == "waiting" and (submission not in found or index < found[submission][0]):
             found[submission] = (index, view)
     return {submission: view for submission, (_, view) in found.items()}
 
@@ -64,7 +108,7 @@ def placed_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueS
     mine = sorted(
         (index, view)
         for (owner, index), view in snapshot.placing.jobs.items()
-        if owner == number and view.state != "running" and position in {None, index}
+        if owner == number and view.state == "waiting" and position in {None, index}
     )
     if not mine:
         return [WhyView(what="pass", id=queue.partition, detail="the next scheduling pass will look at it")], 0

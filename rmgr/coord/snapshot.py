@@ -16,13 +16,18 @@ from rmgr.model.views import PlacingView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedBlock:
-    """A block under `/running/<node>`. done: bit i = task first + i is not running there (any more). allocation: of a placed job."""
+    """A block under `/running/<node>`. done: bit i = task first + i is not running there (any more). allocation: of a placed job.
+
+    stopping: why that is giving its nodes up, "" = it is not. is_suspended: it stands still.
+    """
 
     node: str
     key: BlockKey
     done: int = 0
     claimed_us: int = 0
     allocation: Allocation | None = None
+    stopping: str = ""
+    is_suspended: bool = False
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.client.snapshot import read_claimed
 from rmgr.coord import answers
+from rmgr.coord.placing_answers import on_the_move
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.coord.rights import Person, check, may
@@ -148,7 +149,7 @@ class LeaderAnswering:
             facts = self._in_loop(lambda leader: replace(leader.snapshot(), placing=leader.placer.view()), end_s)
         except FutureTimeout:
             raise CoordinationUnavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
-        return replace(facts, claimed=_without_final(claimed, facts), cluster_id=self._cluster_id())
+        return replace(facts, claimed=on_the_move(_without_final(claimed, facts), facts), cluster_id=self._cluster_id())
 
     def _in_loop(self, what: Callable[[Leader], T], end_s: float) -> T:
         answer: T = self._call(lambda: what(self._require_leader())).result(max(0.1, end_s - time.monotonic()))
@@ -167,7 +168,9 @@ class LeaderAnswering:
                 names = self._require_leader().node_names
                 found = read_claimed(self._coordinator, names, timeout_s=ANSWER_S)
                 blocks = tuple(
-                    ClaimedBlock(node=node, key=key, done=data.done, claimed_us=data.claimed_us, allocation=data.allocation)
+                    ClaimedBlock(
+                        node=node, key=key, done=data.done, claimed_us=data.claimed_us, allocation=data.allocation, stopping=data.stopping
+                    )
                     for node, key, data in found
                 )
                 self._claimed = (started_s, blocks)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from rmgr.coord.placing_answers import STOPPING, SUSPENDED
 from rmgr.model.placing import MAX_INDEX, job_label, task_of
 from rmgr.model.views import HeldView, PartitionView, PlacedView, PlacingView
 from rmgr.sched.holds import by_node
@@ -43,7 +44,11 @@ def view_of(placer: Placer) -> PlacingView:
             route=placer.book.routes.get(job, ""),
         )
     for job, placed in placer.book.placed.items():
-        jobs[task_of(job)] = PlacedView(state="running", nodes=placed.allocation.shares, route=placer.book.routes.get(job, ""))
+        stop, part = placer.stops.by_job.get(job), state.partitions.get(placed.partition) if state is not None else None
+        doing = SUSPENDED if part is not None and job in part.suspended else "running"
+        if stop is not None and not stop.is_refused:
+            doing = STOPPING
+        jobs[task_of(job)] = PlacedView(state=doing, nodes=placed.allocation.shares, route=placer.book.routes.get(job, ""))
     return PlacingView(partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state, promised)))
 
 

@@ -207,8 +207,8 @@ class ExplainView:
 class PlacedView:
     """One placed job as the leader's last pass left it.
 
-    state: waiting | running | held. what, blocker: the thing that it waits for (reservation, limit, node, order, ...) and its id; reason:
-    in words. expected_start_us: as the policy promised, 0 = unknown. nodes: (name, processes) of its allocation, the head first.
+    state: waiting | running | stopping | suspended. what, blocker: what it waits for (reservation, limit, node, order, ...), its id;
+    reason: in words. expected_start_us: as the policy promised, 0 = unknown. nodes: (name, processes) of its allocation, the head first.
     """
 
     state: str
