@@ -226,7 +226,7 @@ class Ends:
             counts = busy.get(block)
             if counts is None:
                 counts = busy[block] = [0, 0]
-                if not _leaves_files(block):
+                if not _leaves_files(block) and not _has_helpers(block):
                     plain[block] = []
             counts[0] += 1
             counts[1] += end.elapsed_us
@@ -400,6 +400,11 @@ def _leaves_files(block: ClaimedBlock) -> bool:
     """Its commands have files of their own to be collected or kept."""
     command = block.info.record.command
     return command is None or bool(command.output_files or command.out or command.err)
+
+
+def _has_helpers(block: ClaimedBlock) -> bool:
+    """It runs on other nodes, too."""
+    return block.data.allocation is not None and bool(block.data.allocation.helpers)
 
 
 def _remove(ending: Ending) -> None:

@@ -229,6 +229,11 @@ class Jobs:
             _furnish(place, allocation, mode=0o755)
         return place
 
+    def used_elsewhere(self, block: ClaimedBlock) -> tuple[int, int]:
+        """(processor time in us, peak memory of one process in KiB) of its ranks on other nodes that have ended."""
+        door = self._doors.get(block.key)
+        return door.used if door is not None else (0, 0)
+
     def place_of(self, block: ClaimedBlock) -> Path | None:
         """Its private directory, None = it has not started."""
         return self._places.get(block.key)

@@ -2,7 +2,8 @@
 
     rmgr run --socket--> Door (head's Starter) --gRPC Launch--> RanksAnswering (helper's Starter) --socket--> runner/ranks.py
 
-Both Starters pass bytes on and look into none. Called on threads of the gRPC server and of the door; everything that looks
+Both Starters pass bytes on; the head's counts what ranks elsewhere have used.
+Called on threads of the gRPC server and of the door; everything that looks
 at the nodes is asked of the thread that owns them.
 """
 
@@ -137,6 +138,7 @@ class Door:
         self._hold = hold
         self._users = frozenset((-1, 0, os.getuid(), uid))
         self._links: set[socket.socket] = set()
+        self._cpu_us = self._max_rss_kib = 0
         self._lock = threading.Lock()
         self._door = ranks.listen(str(path))
         threading.Thread(target=self._accept, name="job-door", daemon=True).start()
@@ -147,6 +149,17 @@ class Door:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
         self._door.close()
+
+    @property
+    def used(self) -> tuple[int, int]:
+        """(processor time in us, peak memory of one process in KiB) of the ranks that have ended on other nodes."""
+        with self._lock:
+            return self._cpu_us, self._max_rss_kib
+
+    def _count(self, cpu_us: int, max_rss_kib: int) -> None:
+        with self._lock:
+            self._cpu_us += cpu_us
+            self._max_rss_kib = max(self._max_rss_kib, max_rss_kib)
 
     def _accept(self) -> None:
         while True:
@@ -202,8 +215,12 @@ class Door:
 
         pieces, end = self._peers.launch(endpoint, node, self._hold, sent())
         cancel.append(end)
+        cutter = ranks.Cutter()
         try:
             for piece in pieces:
+                for kind, _, rest in cutter.feed(piece):
+                    if kind == ranks.USED:  # before it is passed on: the job may end with it
+                        self._count(*ranks.usage_of(rest))
                 link.sendall(piece)
         finally:
             end()

@@ -29,6 +29,8 @@ SPEC, STDIN, SIGNAL, KILL, BUNDLE = 1, 2, 3, 4, 5
 #: Told: output of a rank, its end (code, or 128 + signal, as text), what went wrong (number -1: with all of them), how many
 #: bytes of its input it has taken (as text): no more than `MOST_INPUT` are sent ahead.
 OUT, ERR, EXIT, FAILED, TAKEN = 11, 12, 13, 14, 15
+#: Before the end of a rank: what it has used, as `usage_of` reads it. The Starter of the asking side listens, too.
+USED = 16
 MOST_INPUT = 1 << 20
 
 _HEAD = struct.Struct("<IBi")
@@ -46,6 +48,15 @@ Tell = Callable[[int, int, bytes], None]
 def frame(kind: int, number: int = 0, rest: bytes = b"") -> bytes:
     """One frame."""
     return _HEAD.pack(len(rest), kind, number) + rest
+
+
+def usage_of(rest: bytes) -> tuple[int, int]:
+    """(processor time in us, peak memory of one process in KiB) of a frame `USED`; nothing of what makes no sense."""
+    try:
+        cpu_us, max_rss_kib = map(int, rest.split())
+    except ValueError:
+        return 0, 0
+    return max(0, cpu_us), max(0, max_rss_kib)
 
 
 class Cutter:
@@ -205,9 +216,12 @@ class Crew:
             self._ended(rank)
 
     def _ended(self, rank: _Rank) -> None:
-        code = rank.process.poll()
-        if code is None or rank.number not in self._ranks:
+        if rank.number not in self._ranks:
             return
+        pid, status, usage = os.wait4(rank.process.pid, os.WNOHANG)
+        if not pid:
+            return
+        code = rank.process.returncode = os.waitstatus_to_exitcode(status)
         for fd in list(rank.streams):
             self._read(rank, fd, to_the_end=True)
             if fd in rank.streams:  # something that it left behind still has it
@@ -221,6 +235,7 @@ class Crew:
                 with contextlib.suppress(OSError):
                     stream.close()
         del self._ranks[rank.number]
+        self._tell(USED, rank.number, b"%d %d" % ((usage.ru_utime + usage.ru_stime) * 1e6, usage.ru_maxrss))
         self._tell(EXIT, rank.number, str(128 - code if code < 0 else code).encode())
 
     def write(self, number: int, data: bytes) -> None:

@@ -95,6 +95,18 @@ def test_ranks_have_their_environment_labels_input_and_codes(rig: Rig) -> None:
     unhold(rig, placed)  # type: ignore[arg-type]
 
 
+def test_what_ranks_use_on_all_nodes_is_the_jobs(rig: Rig) -> None:
+    """Rank 0, on the node of the script, uses nothing; the two on the other one a second of a processor between them, and memory."""
+    burn = "import os, time; keep = bytearray(90 << 20) if os.environ['RMGR_RANK'] == '2' else b''\nwhile os.environ['RMGR_RANK'] != '0' "
+    burn += "and time.process_time() < 0.5: pass"
+    number, placed = job(rig, f"{RUN} {shlex.quote(sys.executable)} -I -S -c {shlex.quote(burn)}")
+    outcome = rig.outcomes(number, 1)[0]
+    assert outcome.state is State.COMPLETED, complaints(rig)
+    assert 1_000_000 <= outcome.cpu_us < 10_000_000
+    assert outcome.max_rss_kib > 90 << 10
+    unhold(rig, placed)  # type: ignore[arg-type]
+
+
 def test_one_bad_rank_ends_the_others_and_signals_reach_them_all(rig: Rig, tmp_path: Path) -> None:
     bad = f"""trap "touch {tmp_path}/term-$RMGR_RANK; exit 1" TERM
     if [ $RMGR_RANK = 1 ]; then exit 7; fi; while :; do sleep 0.02; done"""
