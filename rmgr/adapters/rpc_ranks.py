@@ -27,7 +27,7 @@ _LONGEST_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of a checkpoint on another node: measure, ask, withdraw, collect, restore. The fields are those of the message."""
+    """One step of a checkpoint on another node: measure, ask, collect, restore. The fields are those of the message."""
 
     step: str
     number: int = 0

@@ -123,16 +123,19 @@ def _ended(submission: Submission, fragment: Fragment, outcome: Outcome, number:
         cpu_us=outcome.cpu_us,
         max_rss_kib=outcome.max_rss_kib,
         attempts=attempts,
+        story=outcome.story,
     )
 
 
 def _running(submission: Submission, node: str, key: BlockKey, data: BlockData, position: int, number: int) -> TaskView:
-    current = AttemptView(attempt=key.attempt, node=node, state=State.RUNNING, started_us=data.claimed_us)
+    state = State.STOPPING if data.stopping else State.RUNNING
+    current = AttemptView(attempt=key.attempt, node=node, state=state, started_us=data.claimed_us)
     return TaskView(
         submission=submission.id,
         index=number,
         position=position,
-        state=State.RUNNING,
+        state=state,
+        story=data.story,
         attempt=key.attempt,
         node=node,
         started_us=data.claimed_us,
@@ -176,4 +179,5 @@ def _again(submission: Submission, key: BlockKey, data: BlockData, position: int
         attempt=key.attempt - 1,
         node=data.past[-1].node,
         attempts=_past(data.past),
+        story=data.story,
     )

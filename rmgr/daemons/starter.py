@@ -249,6 +249,7 @@ def build(
         environ=_way_to_the_cluster(config),
         output_cap=own.log_cap_bytes,
         spool_cap=own.spool_cap_bytes,
+        checkpoint_max_bytes=own.checkpoint_max_bytes,
         python=own.python,
         log=log,
         users=users,

@@ -66,7 +66,9 @@ class Barriers:
             self._lookouts.begin(block)
         self._sit_down(block)
         waiting = [node for node, _ in allocation.helpers if node not in barrier.ready]
-        if not waiting and block.seat is not None:
+        if not waiting and block.seat is not None and not block.is_revoked:
+            if not self._node.jobs.checkpoints.restores.is_everywhere(block):
+                return False
             self._stand_up(block)
             return True
         if block.is_revoked:

@@ -35,7 +35,7 @@ GATHER_S = 0.03
 #: Outcomes of tasks shorter than `SHORT_S` wait this long for others of a block that goes on.
 FEW_S, SHORT_S = 0.02, 0.01
 #: What never changes while a block runs, whatever its znode says when it is read again.
-_KEPT = ("function", "resubmit", "retries", "row", "keyed", "serial")
+_KEPT = ("function", "resubmit", "retries", "row", "keyed", "serial", "stopping", "story")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +66,13 @@ class Return:
     data: BlockData
 
 
+@dataclass(slots=True, kw_only=True)
+class Noted:
+    """What a NOTE writes, or that a STOP is on its way: nothing else may be committed of the block meanwhile."""
+
+    data: BlockData
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClaimedBlock:
     """One block that a node has claimed. `data` and `version` are those of its running znode as last committed.
@@ -88,7 +95,7 @@ class ClaimedBlock:
     arrived: list[Outcome] = field(default_factory=list)
     failed: list[tuple[int, FailedRange]] = field(default_factory=list)
     arrived_s: float = 0.0  #: when the oldest of them came
-    sending: Part | Return | None = None
+    sending: Part | Return | Noted | None = None
     info: Any = None  #: what its daemon knows of its submission
     seal: Seal | None = None  #: of `payloads`, as claimed
     is_verified: bool = False  #: it is what its user signed (secured clusters)
@@ -186,6 +193,8 @@ class ClaimedBlock:
         if allocation is not None and allocation.helpers:
             helpers = tuple(name for name, _ in allocation.helpers)
             outcomes = [msgspec.structs.replace(outcome, helpers=helpers) for outcome in outcomes]
+        if self.data.story:
+            outcomes = [msgspec.structs.replace(outcome, story=self.data.story) for outcome in outcomes]
         self.arrived.extend(outcomes)
 
     def settle_failed(self, index: int, record: FailedRange, now_s: float) -> None:
@@ -297,12 +306,13 @@ class ClaimedBlock:
         self.sending = Return(first=first, end=end, data=msgspec.structs.replace(data, done=data.done | mask))
         return multi
 
-    def committed(self) -> Part | Return:
+    def committed(self) -> Part | Return | Noted:
         """The multi in flight was committed."""
         sent = self.sending
         assert sent is not None
         self.sending = None
-        self.data = sent.data
+        kept = {name: getattr(self.data, name) for name in ("stopping", "story")} if self.is_placed else {}
+        self.data = msgspec.structs.replace(sent.data, **kept) if kept else sent.data
         self.version += 1
         return sent
 

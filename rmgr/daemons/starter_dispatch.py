@@ -123,7 +123,7 @@ class Dispatch:
             if isinstance(kit, Failure):
                 self._on_unstartable(block, block.take_ready(), kit)
                 continue
-            if block.is_placed and self._jobs is not None and not self._jobs.barriers.may_start(block):
+            if block.is_placed and self._jobs is not None and not self._jobs.may_start(block):
                 is_reserved = is_crowded = is_reserved or block.seat is None
                 continue
             waits_for_room = self._start(block, kit)

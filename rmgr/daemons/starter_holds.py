@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
     from rmgr.daemons.starter_records import Info
 
+#: In the private directory of a hold: what its ranks save.
+CHECKPOINTS = "saved"
 #: Pause after a hold could not be read.
 _PAUSE_S = 0.5
 
@@ -195,6 +197,7 @@ class Holds:
         hold.seq = self._node.lanes.runner.next_seq()
         place = hold.place = self._directory / f"hold-{hold.name}-{hold.seq}"
         place.mkdir(mode=0o700)
+        (place / CHECKPOINTS).mkdir(mode=0o700)
         if info.account is not None:
             hand_over(place, info.account)
         shape = Shape(
@@ -202,7 +205,7 @@ class Holds:
             cores=lane.cores,
             memory_bytes=lane.memory_mib * MIB,
             exclusive=info.is_exclusive,
-            environ={"RMGR_NODE": self._node.name},
+            environ={"RMGR_NODE": self._node.name, "RMGR_CHECKPOINT_DIR": str(place / CHECKPOINTS)},
         )
         argv = (sys.executable, "-I", "-S", ranks.__file__, str(place))
         item = CommandItem(seq=hold.seq, index=hold.index, attempt=hold.attempt, label=info.label(hold.index))

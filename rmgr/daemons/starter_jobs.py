@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,11 @@ from rmgr.coord.records import decode_block, decode_record
 from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_barrier import Barriers
 from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_checkpoint import Checkpoints
+from rmgr.daemons.starter_checkpoint_helper import HelperParts
+from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_holds import Holds
+from rmgr.daemons.starter_outputs import Ending
 from rmgr.daemons.starter_ranks import Door
 from rmgr.daemons.starter_verdict import Verdicts
 from rmgr.errors import RmgrError
@@ -64,9 +69,25 @@ class _Coming:
 
 
 class Jobs:
-    """The placed jobs of one node. directory: for what belongs to a job while it runs (its host file), made if absent."""
+    """The placed jobs of one node.
 
-    def __init__(self, node: NodeAgent, shared: Shared, *, accounts: Accounts | None, directory: Path, log: Any) -> None:
+    Args:
+        directory: for what belongs to a job while it runs (its host file), made if absent.
+        over: takes a block that was given up off the node.
+        on_unstartable: tells (block, indices, failure) of tasks that cannot be started.
+    """
+
+    def __init__(
+        self,
+        node: NodeAgent,
+        shared: Shared,
+        *,
+        accounts: Accounts | None,
+        directory: Path,
+        over: Callable[[ClaimedBlock], None],
+        on_unstartable: Callable[[ClaimedBlock, list[int], Failure], None],
+        log: Any,
+    ) -> None:
         self._node = node
         self._shared = shared
         self._directory = directory
@@ -74,6 +95,12 @@ class Jobs:
         self.holds = Holds(node, shared, accounts=accounts, directory=directory, log=log)
         self.barriers = Barriers(node, shared, log)
         self.verdicts = Verdicts(node, shared, log)
+
+        def cannot_start(block: ClaimedBlock, failure: Failure) -> None:
+            on_unstartable(block, block.take_ready(), failure)
+
+        self.checkpoints = Checkpoints(node, shared, directory=directory, over=over, on_unstartable=cannot_start, log=log)
+        self.helped = HelperParts(self.holds, shared.io.store, node.name)
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
         self._alone: dict[int, Path] = {}  # processes -> what all jobs of so many on this node alone have
@@ -86,6 +113,7 @@ class Jobs:
         """A new registration: the inbox is read again."""
         self._generation += 1
         self._coming.clear()
+        self.checkpoints.reset()
 
     # -- START -------------------------------------------------------------------------------------------------------------
 
@@ -176,6 +204,7 @@ class Jobs:
             "RMGR_NPROCS": str(allocation.processes),
             "RMGR_THREADS": threads,
             "RMGR_NODE": self._node.name,
+            "RMGR_CHECKPOINT_DIR": str(self.checkpoints.make(block)),
             "RMGR_RANKS": str(place / "ranks"),
             # Open MPI 4 starts its daemons through the agent, each of them from here, and waits for them as for ssh's.
             "OMPI_MCA_plm_rsh_agent": str(place / "rmgr-agent"),
@@ -238,6 +267,21 @@ class Jobs:
         """Its private directory, None = it has not started."""
         return self._places.get(block.key)
 
+    def may_start(self, block: ClaimedBlock) -> bool:
+        """What it begins with is here, and all its nodes are ready; sees to it. Raises: OSError when no slot can be opened."""
+        allocation = block.data.allocation
+        if block.is_revoked and allocation is not None and not allocation.helpers:
+            self._node.return_unstarted(block)
+            return False
+        if not self.checkpoints.restores.is_here(block) or not self.barriers.may_start(block):
+            return False
+        self.checkpoints.started(block)
+        return True
+
+    def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
+        """True: the end of an attempt is told later, or never: it was stopped, to go on elsewhere."""
+        return self.checkpoints.is_awaited(block, ending, tell) or self.verdicts.is_awaited(block, ending, tell)
+
     def lost(self, block: ClaimedBlock, order: InboxOrder) -> None:
         """A node of its allocation is gone: what has started ends as a loss, what has not goes back to its queue."""
         if order.extra.get("block", paths.block_name(block.key)) != paths.block_name(block.key):
@@ -249,7 +293,7 @@ class Jobs:
         if block.ready:
             block.is_revoked = True
             self._node.return_unstarted(block)
-        elif not self.verdicts.lose(block, node):
+        elif not self.checkpoints.lose(block, node) and not self.verdicts.lose(block, node):
             self._node.stop_tasks(block, None, Reason.NODE_LOST, 0)
 
     def suspend(self, block: ClaimedBlock, *, resume: bool) -> None:
@@ -280,6 +324,7 @@ class Jobs:
         """The block is over."""
         self.barriers.forget(block)
         self.verdicts.forget(block)
+        self.checkpoints.forget(block)
         door = self._doors.pop(block.key, None)
         if door is not None:
             door.close()

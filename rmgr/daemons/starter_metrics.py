@@ -30,6 +30,7 @@ class StarterMetrics:
         self.registrations = Counter("rmgr_starter_registrations", "incarnations registered by this process", registry=registry)
         self.resyncs = Counter("rmgr_starter_resyncs", "blocks read again because a commit met something unexpected", registry=registry)
         self.surprises = Counter("rmgr_starter_surprises", "unusual things that slots reported", ["kind"], registry=registry)
+        self.checkpoints = Counter("rmgr_starter_checkpoints", "checkpoints, by what became of them", ["outcome"], registry=registry)
         self.slots_busy = Gauge("rmgr_starter_slots_busy", "cores in use", ["node"], registry=registry)
         self.spooled_bytes = Gauge("rmgr_starter_spooled_bytes", "results that wait for the data store", registry=registry)
         self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)

@@ -9,43 +9,32 @@ from __future__ import annotations
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rmgr.adapters.process import NodeRunner
-from rmgr.adapters.rpc_ranks import Peers
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
-from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_block
-from rmgr.daemons.starter_accounts import Accounts, Policy
+from rmgr.daemons.starter_accounts import Accounts
 from rmgr.daemons.starter_blocks import ClaimedBlock, Part, Return, split_share
 from rmgr.daemons.starter_board import Board
-from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_dispatch import Dispatch
 from rmgr.daemons.starter_ends import Ends, cancelled
-from rmgr.daemons.starter_estimate import TaskTimes
-from rmgr.daemons.starter_fetch import Fetcher
 from rmgr.daemons.starter_hands import Hands
-from rmgr.daemons.starter_inputs import Inputs
-from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_jobs import Jobs
 from rmgr.daemons.starter_joint import Joint
 from rmgr.daemons.starter_lanes import Lanes
 from rmgr.daemons.starter_logs import LiveLogs
-from rmgr.daemons.starter_metrics import StarterMetrics
 from rmgr.daemons.starter_orders import Orders
 from rmgr.daemons.starter_pull import IdleMark, Puller
-from rmgr.daemons.starter_records import Records
+from rmgr.daemons.starter_shared import Shared
 from rmgr.daemons.starter_stage import Stager
 from rmgr.daemons.starter_strikes import Strikes
-from rmgr.daemons.starter_trust import Gate
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
-from rmgr.model.queue import ClusterSettings
 from rmgr.model.resources import MIB, Capacity, NodeAttributes
 from rmgr.model.states import Reason, State
 from rmgr.runtime.failpoint import failpoint
@@ -58,33 +47,6 @@ _SPLIT_WORTH_S = 0.03
 _STAGGER_S = 0.02
 #: After giving some away a node claims nothing beyond its free slots for this long: the hungry take it.
 _NO_MORE_S = 0.25
-
-
-@dataclass(slots=True, kw_only=True)
-class Shared:
-    """What all nodes of a Starter share."""
-
-    coordinator: Coordinator
-    io: StoreIO
-    committer: Committer
-    records: Records
-    fetcher: Fetcher
-    inputs: Inputs
-    times: TaskTimes
-    metrics: StarterMetrics
-    settings: Callable[[], ClusterSettings]
-    post: Callable[[Callable[[], None]], None]
-    wake: Callable[[], None]
-    environ: dict[str, str]
-    output_cap: int
-    spool_cap: int
-    python: str
-    log: Any
-    after: Callable[[float, Callable[[], None]], object]
-    peers: Peers | None = None  #: how other Starters are asked
-    gate: Gate | None = None  #: of a secured cluster
-    users: Policy | None = None  #: work runs as its users; None: as the Starter
-    separate: bool = False  #: users never share a worker
 
 
 class NodeAgent:
@@ -128,7 +90,15 @@ class NodeAgent:
             accounts=accounts,
         )
         self._joint = Joint(self, shared, over=self._over, reread=self.reread)
-        self.jobs = Jobs(self, shared, accounts=accounts, directory=files.with_name("jobs"), log=self.log)
+        self.jobs = Jobs(
+            self,
+            shared,
+            accounts=accounts,
+            directory=files.with_name("jobs"),
+            over=self._over,
+            on_unstartable=self._unstartable,
+            log=self.log,
+        )
         self._ends = Ends(
             self.lanes,
             io=shared.io,
@@ -139,7 +109,7 @@ class NodeAgent:
             on_end=self._ended,
             on_strike=self._strike,
             on_surprise=shared.metrics.surprised,
-            is_awaited=self.jobs.verdicts.is_awaited,
+            is_awaited=self.jobs.is_awaited,
             spool=files,
             log=self.log,
         )

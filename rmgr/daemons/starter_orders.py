@@ -88,7 +88,7 @@ class Orders:
             if active.crossing or (active.starts in blocks and now_s < active.since_s + _START_S):
                 continue
             submission = active.order.submission
-            if self._remaining(active.order) or self._node.puller.is_claiming(submission):
+            if self._remaining(active.order) or self._node.puller.is_claiming(submission) or jobs.checkpoints.is_obeying(active.guid):
                 continue
             if self._reading or jobs.is_taking(submission):
                 continue  # its job may be on the way to this node
@@ -104,7 +104,7 @@ class Orders:
         """A block was claimed just before its submission was cancelled."""
         for active in self._active.values():
             if active.order.submission == block.key.submission:
-                self._apply(active.order, [block])
+                self._apply(active.guid, active.order, [block])
 
     def obeyed_by(self, block: ClaimedBlock, indices: Sequence[int]) -> tuple[str, ...]:
         """Orders that are carried out by the commit of `indices`: they are deleted with it."""
@@ -197,7 +197,7 @@ class Orders:
             return
         self._active[guid] = _Active(guid, order)
         self._log.info("order_received", order=order.order.value, submission=order.submission, first=order.index, why=order.detail)
-        self._apply(order, [block for block in self._node.blocks.values() if block.key.submission == order.submission])
+        self._apply(guid, order, [block for block in self._node.blocks.values() if block.key.submission == order.submission])
         self._wake()
 
     def _begin(self, guid: str, order: InboxOrder, starts: BlockKey | None) -> None:
@@ -208,7 +208,7 @@ class Orders:
 
     # -- obeying -----------------------------------------------------------------------------------------------------------
 
-    def _apply(self, order: InboxOrder, blocks: Sequence[ClaimedBlock]) -> None:
+    def _apply(self, guid: str, order: InboxOrder, blocks: Sequence[ClaimedBlock]) -> None:
         index = None if order.index < 0 else order.index
         for block in blocks:
             if index is not None and not block.key.first <= index < block.key.end:
@@ -218,7 +218,9 @@ class Orders:
             elif order.order is Order.CANCEL:
                 self._node.cancel(block, index, order.detail or order.reason, block.info.record.grace_us)
                 self._node.jobs.verdicts.cancelled(block)
-            elif order.order is not Order.CHECKPOINT:
+            elif order.order is Order.CHECKPOINT:
+                self._node.jobs.checkpoints.order(block, guid, order)
+            else:
                 self._tell(order, block, index)
                 if block.is_placed and order.order in {Order.SUSPEND, Order.RESUME}:
                     self._node.jobs.suspend(block, resume=order.order is Order.RESUME)

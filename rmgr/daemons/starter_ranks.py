@@ -20,10 +20,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmgr.adapters.rpc_ranks import Link, Peers
+from rmgr.adapters.rpc_ranks import Link, Peers, Step
 from rmgr.coord import paths
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
+from rmgr.daemons.starter_checkpoint_parts import answer, sentence
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.node import NodeRecord
 from rmgr.runner import ranks
@@ -57,6 +58,17 @@ class RanksAnswering:
         agent = self._agent(node)
         if not self._ask(node, lambda: agent.jobs.holds.suspend(hold, resume=resume)):
             raise NotFound(f"the job has no cores on node {node} any more")
+
+    def checkpoint(self, node: str, hold: str, step: Step) -> tuple[int, str]:
+        """See `RanksAnswers.checkpoint`."""
+        agent = self._agent(node)
+        part = self._ask(node, lambda: agent.jobs.helped.get(hold, resume=step.step == "ask" and step.stop))
+        if part is None:
+            raise NotFound(f"the job has no cores on node {node} any more")
+        try:
+            return answer(part, step)
+        except OSError as error:
+            raise RmgrError(f"node {node}: {sentence(error)}") from None
 
     def launch(self, node: str, hold: str) -> Link:
         """See `RanksAnswers.launch`."""

@@ -42,6 +42,7 @@ class TaskView:
     cpu_us: int = 0
     max_rss_kib: int = 0
     attempts: tuple[AttemptView, ...] = ()
+    story: tuple[str, ...] = ()  #: what became of its checkpoints
 
     @property
     def id(self) -> str:

@@ -394,7 +394,8 @@ class Host:
 
     def __init__(self, directory: str) -> None:
         self.selector = selectors.DefaultSelector()
-        self.own = {name: os.environ[name] for name in ("RMGR_SLOT", "RMGR_NODE") if name in os.environ}
+        own = ("RMGR_SLOT", "RMGR_NODE", "RMGR_CHECKPOINT_DIR", "CUDA_VISIBLE_DEVICES")
+        self.own = {name: value for name, value in os.environ.items() if name in own or name.startswith("RMGR_RESOURCE_")}
         self.directory = directory
         self._door = listen(os.path.join(directory, "ranks"))
         self._launches: set[_Launch] = set()

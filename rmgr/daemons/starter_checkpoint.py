@@ -1,0 +1,476 @@
+"""Checkpoints of the jobs whose script one node runs: who asks for one, what becomes of it, and how an attempt is given up.
+
+    go-on      MEASURING -> ASKED -> COPYING -> told          when it has answered, else at the end of its grace
+    stop       MEASURING -> ASKED -> ENDING -> COPYING -> LEAVING       it ends (85), or is ended after its grace; STOP: the job waits again
+    preempt    ENDING -> LEAVING                              nothing is asked or stored (`kill`); the same, but asked, with restart = start
+
+Everything that waits (files, the store, other nodes) runs on threads of its own and comes back as a letter. A checkpoint that is refused,
+too large or not stored is told in the job's story (NOTE), in the log and in a metric; the job goes on, unless it has ended by then.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rmgr.adapters.accounts import acting
+from rmgr.adapters.leftovers import remove_tree
+from rmgr.checkpoint import SAVED_EXIT_CODE
+from rmgr.coord import paths
+from rmgr.coord.keys import Checkpoint
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_checkpoint_ask import answered
+from rmgr.daemons.starter_checkpoint_notes import Notes
+from rmgr.daemons.starter_checkpoint_parts import Asked, LocalPart, Part, RemotePart, each, sentence
+from rmgr.daemons.starter_checkpoint_restore import Restores
+from rmgr.daemons.starter_checkpoint_taking import NOTHING, check, take
+from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_lanes import Lane
+from rmgr.daemons.starter_outputs import Ending, discard, write
+from rmgr.errors import StateConflict, StoreUnavailable, ValueTooLarge
+from rmgr.model.block import PastAttempt
+from rmgr.model.node import InboxOrder
+from rmgr.model.placing import FROM_START, Rigid
+from rmgr.model.states import Reason
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter_node import NodeAgent, Shared
+
+T = TypeVar("T")
+
+#: How often an answer is looked for, and processes that were not told yet.
+_LOOK_S, _AGAIN_S = 0.1, 1.0
+#: Between SIGTERM and SIGKILL of a job that has not ended by itself.
+_KILL_US = 2_000_000
+#: Copies that are begun again because files changed meanwhile, and the pause.
+_COPIES, _COPY_PAUSE_S = 4, 0.3
+#: Pause before a store that is away is tried again, once the job has ended.
+_STORE_PAUSE_S = 1.0
+#: Checkpoints that are copied at once by one process.
+_AT_ONCE = threading.BoundedSemaphore(3)
+_LONGEST_WHY = 250
+
+
+class Phase(StrEnum):
+    """How far a checkpoint is."""
+
+    MEASURING = "measuring"
+    ASKED = "asked"
+    ENDING = "ending"
+    COPYING = "copying"
+    LEAVING = "leaving"  #: its STOP is on its way
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Case:
+    """One checkpoint under way. kills: none, the attempt ends now. ending: of the attempt, once it has; tell: what it would end as then."""
+
+    block: ClaimedBlock
+    number: int
+    is_stop: bool
+    kills: bool
+    why: str
+    grace_us: int
+    orders: list[str] = field(default_factory=list)
+    phase: Phase = Phase.MEASURING
+    end_s: float = 0.0
+    copies: int = 0
+    is_over: bool = False
+    ending: Ending | None = None
+    tell: Callable[[], None] | None = None
+
+    @property
+    def reason(self) -> Reason:
+        """Of the attempt that it ends."""
+        return Reason.PREEMPTED if self.kills else Reason.MIGRATED
+
+
+class Checkpoints:
+    """Those of one node.
+
+    Args:
+        directory: in which each job gets a directory of its own. over: takes a block that was given up off the node.
+        on_unstartable: tells of a block that cannot be started, and why.
+    """
+
+    def __init__(
+        self,
+        node: NodeAgent,
+        shared: Shared,
+        *,
+        directory: Path,
+        over: Callable[[ClaimedBlock], None],
+        on_unstartable: Callable[[ClaimedBlock, Failure], None],
+        log: Any,
+    ) -> None:
+        self._node = node
+        self._shared = shared
+        self._directory = directory
+        self._log = log
+        self._over = over
+        self._open: dict[ClaimedBlock, Case] = {}
+        self._numbers: dict[ClaimedBlock, int] = {}
+        self._own: dict[ClaimedBlock, LocalPart] = {}
+        self._places: dict[ClaimedBlock, Path] = {}
+        self._timed: set[ClaimedBlock] = set()
+        self.notes = Notes(node, shared, self._gone, log)
+        self.restores = Restores(self, node, shared, on_unstartable, log)
+
+    # -- what a job has ------------------------------------------------------------------------------------------------------
+
+    def own_part(self, block: ClaimedBlock) -> LocalPart:
+        """Its directory on this node."""
+        part = self._own.get(block)
+        if part is None:
+            key = block.key
+            part = self._own[block] = LocalPart(
+                node=self._node.name,
+                directory=self.make(block),
+                account=block.info.account,
+                store=self._shared.io.store,
+                sub=key.submission,
+                index=key.first,
+                attempt=key.attempt,
+            )
+        return part
+
+    def make(self, block: ClaimedBlock) -> Path:
+        """Its directory here, made the first time. Raises: OSError. Cost: a directory."""
+        place = self._places.get(block)
+        if place is None:
+            key = block.key
+            place = self._directory / f"saved-{key.submission}_{key.first}.{key.attempt}"
+            if place.is_dir():
+                remove_tree(place)
+            place.mkdir(mode=0o700)
+            self._places[block] = place
+            if block.info.account is not None:
+                os.chown(place, block.info.account.uid, block.info.account.gid)
+        return place
+
+    def parts(self, block: ClaimedBlock, is_over: Callable[[], bool]) -> list[Part]:
+        """Its directories, this node's first."""
+        found: list[Part] = [self.own_part(block)]
+        allocation, peers, key = block.data.allocation, self._shared.peers, block.key
+        for helper, _ in allocation.helpers if allocation is not None and peers is not None else ():
+            assert peers is not None
+            found.append(
+                RemotePart(
+                    node=helper,
+                    hold=f"{key.submission}.{key.first}.{key.attempt}",
+                    peers=peers,
+                    coordinator=self._shared.coordinator,
+                    store=self._shared.io.store,
+                    is_over=is_over,
+                )
+            )
+        return found
+
+    def _lane(self, block: ClaimedBlock) -> Lane | None:
+        return next((lane for lane in self._node.lanes if any(task[0] is block for task in lane.tasks.values())), None)
+
+    def background(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        """`job` on a thread of its own, `done` with what it gave, or raised, as a letter."""
+
+        def run() -> None:
+            try:
+                with _AT_ONCE:
+                    result: T | Exception = job()
+            except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the owner is told
+                result = error
+            self._shared.post(lambda: done(result))
+
+        threading.Thread(target=run, name="checkpoint", daemon=True).start()
+
+    # -- who asks --------------------------------------------------------------------------------------------------------------
+
+    def order(self, block: ClaimedBlock, guid: str, order: InboxOrder) -> None:
+        """A CHECKPOINT order was read. One that is not taken up is crossed off by whoever reads the inbox."""
+        extra = order.extra
+        is_stop, kills = extra.get("then") == "stop", extra.get("kill") == "1"
+        case = self._open.get(block)
+        if case is not None and guid in case.orders:
+            return  # read again, after a new registration
+        if not block.is_placed:
+            self._log.warning("checkpoint_refused", block=paths.block_name(block.key), why="it is work that Starters pull")
+            return
+        if block.ready:
+            if is_stop and not block.is_revoked:
+                block.is_revoked = True
+                self._node.return_unstarted(block)
+            elif not is_stop:
+                self.notes.tell(block, "checkpoint refused: its job has not started yet", orders=(guid,))
+            return
+        if not block.live or (case is not None and case.phase is Phase.LEAVING):
+            return
+        why = order.detail or extra.get("why", "")
+        given = extra.get("grace_us", "")
+        grace_us = int(given) if given.isdigit() and int(given) else (_KILL_US if kills else _rigid(block).checkpoint_grace_us)
+        if case is not None and (not is_stop or case.is_stop):
+            case.orders.append(guid)
+            if kills and not case.kills and case.ending is None:
+                case.kills = True
+                self._end(case, grace_us)
+            return
+        orders = [guid]
+        if case is not None:  # a stop does not wait for what goes on
+            orders += case.orders
+            self._close(case)
+        self._begin(block, is_stop=is_stop, kills=kills, why=why, grace_us=grace_us, orders=orders)
+
+    def is_obeying(self, guid: str) -> bool:
+        """The order is crossed off with a commit of ours."""
+        return any(guid in case.orders for case in self._open.values()) or self.notes.carries(guid)
+
+    def started(self, block: ClaimedBlock) -> None:
+        """Its script starts now: from now on the clock of periodic checkpoints runs."""
+        every_us = _rigid(block).checkpoint_every_us
+        if every_us > 0 and _rigid(block).restart != FROM_START and block not in self._timed:
+            self._timed.add(block)
+            self._shared.after(every_us / 1e6, partial(self._due, block))
+
+    def _due(self, block: ClaimedBlock) -> None:
+        if block not in self._timed:
+            return
+        if block.live and block not in self._open:
+            rigid = _rigid(block)
+            self._begin(block, is_stop=False, kills=False, why="periodic", grace_us=rigid.checkpoint_grace_us, orders=[])
+        self._shared.after(_rigid(block).checkpoint_every_us / 1e6, partial(self._due, block))
+
+    # -- measuring and asking --------------------------------------------------------------------------------------------------
+
+    def _begin(self, block: ClaimedBlock, *, is_stop: bool, kills: bool, why: str, grace_us: int, orders: list[str]) -> None:
+        number = self._numbers[block] = self._numbers.get(block, 0) + 1
+        case = Case(block=block, number=number, is_stop=is_stop, kills=kills, why=why, grace_us=grace_us, orders=orders)
+        self._open[block] = case
+        self._log.info("checkpoint_begun", block=paths.block_name(block.key), kind="stop" if is_stop else "go-on", why=why)
+        if is_stop and not block.data.resubmit:
+            self._refuse(case, "its job may run only once (--no-requeue)")
+        elif kills:
+            self.notes.tell(block, "", stopping=why or "preempted")
+            self._end(case, grace_us)
+        elif _rigid(block).restart == FROM_START:
+            if is_stop:
+                self._ask(case)
+            else:
+                self._refuse(case, "its job always begins from the start (--restart-from start)")
+        else:
+            parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
+            self.background(lambda: check(parts, store, limit), partial(self._measured, case))
+
+    def _measured(self, case: Case, result: Exception | None) -> None:
+        if case.is_over or case.phase is not Phase.MEASURING:
+            return
+        if isinstance(result, Exception):
+            self._refuse(case, sentence(result), large=isinstance(result, ValueTooLarge))
+        else:
+            self._ask(case)
+
+    def _ask(self, case: Case) -> None:
+        block = case.block
+        case.phase = Phase.ASKED
+        case.end_s = time.monotonic() + case.grace_us / 1e6
+        asked = Asked(number=case.number, stop=case.is_stop, deadline_us=time.time_ns() // 1000 + case.grace_us)
+        parts = self.parts(block, lambda: case.is_over)
+        lane = self._lane(block)
+        if lane is not None:
+            part = self.own_part(block)
+            part.marker, part.spare = lane.slot.marker, (lane.slot.pid,)
+        if case.is_stop:
+            self.notes.tell(block, "", stopping=case.why or "stop")
+            if lane is not None:  # a job that stands still could not answer
+                lane.worker.resume() if lane.worker is not None else lane.slot.resume(lane.running_seq)
+
+        def tell() -> None:
+            self.background(lambda: each(parts, lambda part: part.ask(asked)), told)
+
+        def told(result: object) -> None:
+            if case.is_over or case.phase is not Phase.ASKED:
+                return
+            if isinstance(result, Exception):
+                self._log.warning("checkpoint_not_asked", block=paths.block_name(block.key), error=sentence(result))
+            self._shared.after(_AGAIN_S, tell)  # it may have begun to listen only now
+
+        tell()
+        self._shared.after(_LOOK_S, partial(self._look, case))
+
+    def _look(self, case: Case) -> None:
+        if case.is_over or case.phase is not Phase.ASKED:
+            return
+        if not case.is_stop and answered(self.own_part(case.block).directory, case.block.info.account) >= case.number:
+            self._copy(case)
+        elif time.monotonic() < case.end_s:
+            self._shared.after(_LOOK_S, partial(self._look, case))
+        elif case.is_stop:
+            self._log.warning("checkpoint_ignored", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
+            self._end(case, _KILL_US)
+        else:
+            self._copy(case)
+
+    def _end(self, case: Case, grace_us: int) -> None:
+        """The attempt ends now, whatever it does."""
+        case.phase = Phase.ENDING
+        self._node.stop_tasks(case.block, None, case.reason, grace_us)
+
+    # -- the end of the attempt --------------------------------------------------------------------------------------------------
+
+    def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
+        """Of an attempt that ended not well. True: it was stopped, and its job goes back to its queue; `tell` is called if it cannot."""
+        case = self._open.get(block)
+        if case is None or not case.is_stop or block.cancel_words(block.key.first) is not None or not _was_stopped(case, ending):
+            return False
+        case.ending, case.tell = ending, tell
+        ending.account, ending.log_rows = block.info.account, True
+        self._copy(case)
+        return True
+
+    def _copy(self, case: Case) -> None:
+        """What is in its directories goes to the store, and with it the output of an attempt that has ended."""
+        block, ending, key = case.block, case.ending, case.block.key
+        case.phase = Phase.COPYING
+        keeps = not case.kills and _rigid(block).restart != FROM_START
+        parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
+        base = self.restores.base(block)
+        saved = Checkpoint(sub=key.submission, index=key.first, attempt=key.attempt, n=case.number)
+
+        def job() -> str:
+            if ending is not None:
+                write(store, key.submission, key.first, key.attempt, ending)
+                discard(ending)
+                if ending.directory:
+                    with acting(ending.account):
+                        shutil.rmtree(ending.directory, ignore_errors=True)
+            if not keeps:
+                return ""
+            return take(parts, store, saved, base, stop=case.is_stop, limit=limit, is_over=lambda: case.is_over)
+
+        self.background(job, partial(self._copied, case))
+
+    def _copied(self, case: Case, result: str | Exception) -> None:
+        if case.is_over:
+            return
+        block = case.block
+        if isinstance(result, StoreUnavailable) and case.ending is not None:  # the work is done, and lies here: it waits for the store
+            self._log.warning("checkpoint_waits_for_the_store", block=paths.block_name(block.key), error=result.message)
+            self._shared.after(_STORE_PAUSE_S, lambda: None if case.is_over else self._copy(case))
+            return
+        if isinstance(result, StateConflict) and case.ending is None and case.copies < _COPIES:
+            case.copies += 1
+            self._shared.after(_COPY_PAUSE_S, lambda: None if case.is_over else self._copy(case))
+            return
+        if isinstance(result, Exception):
+            self._not_stored(case, result)
+            return
+        if result and result != NOTHING:
+            self._log.info("checkpoint_stored", block=paths.block_name(block.key), detail=result)
+            self._shared.metrics.checkpoints.labels("stored").inc()
+        if case.is_stop:
+            self._leave(case, result)
+        else:
+            self.notes.tell(block, result, orders=case.orders)
+            self._close(case)
+
+    def _not_stored(self, case: Case, error: Exception) -> None:
+        if case.ending is None:
+            self._refuse(case, sentence(error), large=isinstance(error, ValueTooLarge))
+            return
+        words = f"checkpoint {case.block.key.attempt}.{case.number} was not stored: {sentence(error)}"
+        self._log.error("checkpoint_not_stored", block=paths.block_name(case.block.key), error=words)
+        self._shared.metrics.checkpoints.labels("too_large" if isinstance(error, ValueTooLarge) else "not_stored").inc()
+        self._leave(case, words)
+
+    def _leave(self, case: Case, words: str) -> None:
+        """STOP."""
+        block, ending = case.block, case.ending
+        assert ending is not None
+        case.phase = Phase.LEAVING
+        told = "; ".join(filter(None, (f"{case.reason}{f' ({case.why})' if case.why else ''}", words)))
+        self._log.info("job_given_up", block=paths.block_name(block.key), reason=case.reason.value, why=case.why, detail=words)
+        past = PastAttempt(
+            attempt=block.key.attempt,
+            node=self._node.name,
+            reason=case.reason,
+            exit_code=ending.exit_code,
+            started_us=ending.started_us,
+            ended_us=ending.started_us + ending.elapsed_us,
+            error=told[:_LONGEST_WHY],
+        )
+        self.notes.give_up(block, past, words, case.orders)
+
+    def lose(self, block: ClaimedBlock, node: str) -> bool:
+        """A node of the job is lost, the cluster says. True: its attempt had been stopped, and ends as a loss; its files there are gone."""
+        case = self._open.get(block)
+        if case is None or case.ending is None or case.tell is None or case.phase is Phase.LEAVING:
+            return False
+        self._close(case)
+        case.ending.reason, case.ending.error = Reason.NODE_LOST, f"node {node} was lost while the job was being stopped"
+        case.tell()
+        return True
+
+    def _refuse(self, case: Case, why: str, *, large: bool = False) -> None:
+        """It is not to be, the job goes on."""
+        what = "stop" if case.is_stop else "checkpoint"
+        words = f"{what}{f' ({case.why})' if case.why else ''} refused: {why}"
+        self._log.warning("checkpoint_refused", block=paths.block_name(case.block.key), kind=what, why=why)
+        self._shared.metrics.checkpoints.labels("too_large" if large else "refused").inc()
+        self.notes.tell(case.block, words, orders=case.orders, stopping="")
+        self._close(case)
+
+    def _close(self, case: Case) -> None:
+        """It is over. A request that was not answered stands: an answer that comes late says nothing of the next one."""
+        case.is_over = True
+        if self._open.get(case.block) is case:
+            del self._open[case.block]
+
+    # -- the end of the block ----------------------------------------------------------------------------------------------------
+
+    def _gone(self, block: ClaimedBlock) -> None:
+        """STOP is committed."""
+        case = self._open.get(block)
+        if case is not None and case.ending is not None:
+            self._shared.metrics.ended(None, 1, case.ending.elapsed_us / 1e6)
+        self._over(block)
+
+    def forget(self, block: ClaimedBlock) -> None:
+        """The block is over, or not the node's own any more."""
+        case = self._open.pop(block, None)
+        if case is not None:
+            case.is_over = True
+        self._timed.discard(block)
+        self._numbers.pop(block, None)
+        self._own.pop(block, None)
+        place = self._places.pop(block, None)
+        if place is not None:
+            try:
+                place.rmdir()
+            except OSError:
+                self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
+        self.notes.forget(block)
+        self.restores.forget(block)
+
+    def reset(self) -> None:
+        """A new registration."""
+        self.notes.reset()
+
+
+def _rigid(block: ClaimedBlock) -> Rigid:
+    found: Rigid | None = block.info.record.rigid
+    return found or Rigid()
+
+
+def _was_stopped(case: Case, ending: Ending) -> bool:
+    if ending.reason in {Reason.MIGRATED, Reason.PREEMPTED}:
+        return True
+    if case.phase not in {Phase.ASKED, Phase.ENDING}:
+        return False
+    if ending.reason is Reason.EXCEPTION:
+        return ending.error.startswith(f"SystemExit: {SAVED_EXIT_CODE}")
+    return ending.reason is Reason.EXIT_CODE and ending.exit_code == SAVED_EXIT_CODE

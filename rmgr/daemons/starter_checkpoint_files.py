@@ -1,0 +1,327 @@
+"""The files of a checkpoint: from a job's directory into pieces for the data store, and back. Nothing here decides when.
+
+Small files share a piece, large ones are several; a piece is named by its SHA-256, so that what has not changed since the last checkpoint
+of the attempt is not written again. All files are used with the rights of the job's user, and nothing is followed out of the directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from rmgr.adapters.accounts import Account, acting
+from rmgr.checkpoint import CONTROL
+from rmgr.errors import DataLost, ValueTooLarge
+from rmgr.model.units import format_size
+
+#: Bytes of one piece, and files so small that they share one.
+PIECE_BYTES = 4 * 1024 * 1024
+SMALL_BYTES = 256 * 1024
+#: Files, directories and links of one job on one node.
+MAX_FILES = 100_000
+_RIGHTS = 0o777
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A file of a checkpoint, a directory, or a link (to what lies inside). rows: (piece, first byte, bytes), in order."""
+
+    path: str
+    mode: int = 0o644
+    size: int = 0
+    sha256: str = ""
+    rows: tuple[tuple[str, int, int], ...] = ()
+    link: str = ""
+    is_dir: bool = False
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What two entries of one path differ in when one of them was changed."""
+        return self.mode, self.size, self.sha256, self.link, self.is_dir
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds, written after its pieces. nodes: whose directories it was made of."""
+
+    sub: int
+    index: int
+    attempt: int
+    n: int
+    made_us: int
+    nodes: tuple[str, ...]
+    size_bytes: int
+    files: tuple[FileEntry, ...]
+    format: int = 1
+
+
+def encode_files(files: tuple[FileEntry, ...]) -> bytes:
+    """JSON."""
+    return msgspec.json.encode(files)
+
+
+def decode_files(data: bytes) -> tuple[FileEntry, ...]:
+    """The reverse. Raises: DataLost."""
+    return _decode(data, tuple[FileEntry, ...])
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """JSON."""
+    return msgspec.json.encode(manifest)
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """The reverse. Raises: DataLost, also for one that only a newer release can read."""
+    manifest: Manifest = _decode(data, Manifest)
+    if manifest.format != 1:
+        raise DataLost(f"it has format {manifest.format}, which this release does not know")
+    return manifest
+
+
+def _decode(data: bytes, kind: object) -> object:  # type: ignore[misc]
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataLost(f"its list of files cannot be read: {error}") from None
+
+
+# -- what is there -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A directory entry as it was found; compares equal as long as nobody has touched it."""
+
+    mode: int
+    size: int
+    mtime_ns: int
+    inode: int
+    link: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Listing:
+    """What is in a directory, by path below it. left_out: what cannot be kept (sockets, links that lead out, names that are no text)."""
+
+    entries: dict[str, Seen] = field(default_factory=dict)
+    size_bytes: int = 0
+    left_out: int = 0
+
+
+def scan(directory: Path, account: Account | None) -> Listing:
+    """Everything below a directory but `.rmgr`. Raises: OSError; ValueTooLarge for more than `MAX_FILES`."""
+    listing = Listing()
+    todo = [""]
+    with acting(account):
+        while todo:
+            below = todo.pop()
+            with os.scandir(directory / below) as found:
+                for entry in found:
+                    path = f"{below}/{entry.name}" if below else entry.name
+                    if path == CONTROL:
+                        continue
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue  # a temporary file
+                    seen = _seen(path, entry.path, status)
+                    if seen is None:
+                        listing.left_out += 1
+                        continue
+                    listing.entries[path] = seen
+                    listing.size_bytes += seen.size
+                    if stat.S_ISDIR(seen.mode):
+                        todo.append(path)
+                    if len(listing.entries) > MAX_FILES:
+                        raise ValueTooLarge(f"there are more than {MAX_FILES} files in its checkpoint directory")
+    return listing
+
+
+def _seen(path: str, name: str, status: os.stat_result) -> Seen | None:
+    mode, link = status.st_mode, ""
+    try:
+        path.encode()
+        if stat.S_ISLNK(mode):
+            link = os.readlink(name)
+            link.encode()
+            if not _leads_inside(path, link):
+                return None
+    except (OSError, UnicodeEncodeError):
+        return None
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or link):
+        return None
+    size = status.st_size if stat.S_ISREG(mode) else 0
+    return Seen(mode, size, 0 if stat.S_ISDIR(mode) else status.st_mtime_ns, status.st_ino, link)
+
+
+def _leads_inside(path: str, link: str) -> bool:
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+    return not link.startswith("/") and target != ".." and not target.startswith("../")
+
+
+# -- into pieces -------------------------------------------------------------------------------------------------------------
+
+
+def pack(
+    directory: Path, account: Account | None, listing: Listing, put: Callable[[str, bytes], None], *, max_bytes: int
+) -> tuple[FileEntry, ...]:
+    """Hands all content to `put` (digest, bytes) and says what is where.
+
+    Raises: ValueTooLarge above `max_bytes`; OSError; FileNotFoundError for what has gone since it was listed; whatever `put` raises.
+    """
+    check_size(listing.size_bytes, max_bytes)
+    packer = _Packer(put, max_bytes)
+    entries: dict[str, FileEntry] = {}
+    for path in sorted(listing.entries):
+        seen = listing.entries[path]
+        mode = seen.mode & _RIGHTS
+        if seen.link:
+            entries[path] = FileEntry(path=path, link=seen.link)
+        elif stat.S_ISDIR(seen.mode):
+            entries[path] = FileEntry(path=path, mode=mode, is_dir=True)
+        else:
+            packer.add(path, mode, _contents(directory / path, account), is_small=seen.size <= SMALL_BYTES)
+    packer.flush()
+    return tuple(sorted((*entries.values(), *packer.entries), key=lambda entry: entry.path))
+
+
+def check_size(size: int, limit: int) -> None:
+    """Raises: ValueTooLarge naming both."""
+    if size > limit:
+        raise ValueTooLarge(f"its files have {_bytes(size)}, at most {_bytes(limit)} are stored ([starter] checkpoint_max_bytes)")
+
+
+def _bytes(size: int) -> str:
+    return f"{size} bytes" if size < 1024 else format_size(size)
+
+
+def _contents(path: Path, account: Account | None) -> Iterator[bytes]:
+    with acting(account):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with open(fd, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f"{path} is no plain file any more")
+        while data := file.read(PIECE_BYTES):
+            yield data
+
+
+class _Packer:
+    def __init__(self, put: Callable[[str, bytes], None], max_bytes: int) -> None:
+        self.entries: list[FileEntry] = []
+        self._put = put
+        self._max_bytes = max_bytes
+        self._total = 0
+        self._shared = bytearray()
+        self._waiting: list[tuple[str, int, str, int, int]] = []  #: files of the shared piece: path, mode, digest, start, size
+
+    def add(self, path: str, mode: int, chunks: Iterator[bytes], *, is_small: bool) -> None:
+        whole = hashlib.sha256()
+        rows: list[tuple[str, int, int]] = []
+        size, start = 0, len(self._shared)
+        for chunk in chunks:
+            whole.update(chunk)
+            size += len(chunk)
+            self._total += len(chunk)
+            check_size(self._total, self._max_bytes)
+            if is_small:
+                self._shared += chunk
+            else:
+                digest = hashlib.sha256(chunk).hexdigest()
+                self._put(digest, chunk)
+                rows.append((digest, 0, len(chunk)))
+        if is_small and size:
+            self._waiting.append((path, mode, whole.hexdigest(), start, size))
+            if len(self._shared) >= PIECE_BYTES:
+                self.flush()
+        else:
+            self.entries.append(FileEntry(path=path, mode=mode, size=size, sha256=whole.hexdigest(), rows=tuple(rows)))
+
+    def flush(self) -> None:
+        if not self._shared:
+            return
+        data = bytes(self._shared)
+        digest = hashlib.sha256(data).hexdigest()
+        self._put(digest, data)
+        for path, mode, sha256, start, size in self._waiting:
+            self.entries.append(FileEntry(path=path, mode=mode, size=size, sha256=sha256, rows=((digest, start, size),)))
+        self._shared.clear()
+        self._waiting.clear()
+
+
+# -- and back ----------------------------------------------------------------------------------------------------------------
+
+
+def clear(directory: Path, account: Account | None) -> None:
+    """Empties it but for `.rmgr`. Raises: OSError."""
+    with acting(account), os.scandir(directory) as found:
+        for entry in list(found):
+            if entry.name == CONTROL:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+
+
+def unpack(files: tuple[FileEntry, ...], directory: Path, account: Account | None, get: Callable[[str], bytes | None]) -> None:
+    """Writes the files of a checkpoint into an empty directory. get: the bytes of a piece.
+
+    Raises: DataLost when something is missing, is not what its hash says, or would lie elsewhere; OSError (full disk).
+    """
+    last: tuple[str, bytes] = ("", b"")
+
+    def piece(digest: str) -> bytes:
+        nonlocal last
+        if last[0] != digest:
+            data = get(digest)
+            if data is None:
+                raise DataLost(f"the piece {digest[:12]} is not in the data store")
+            if hashlib.sha256(data).hexdigest() != digest:
+                raise DataLost(f"the piece {digest[:12]} is not what was stored")
+            last = (digest, data)
+        return last[1]
+
+    for entry in files:
+        _check(entry)
+    with acting(account):
+        for entry in files:
+            if entry.is_dir:
+                (directory / entry.path).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for entry in files:
+        if entry.is_dir or entry.link:
+            continue
+        with acting(account):
+            (directory / entry.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(directory / entry.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        whole = hashlib.sha256()
+        with open(fd, "wb") as file:
+            for digest, start, size in entry.rows:
+                data = piece(digest)[start : start + size]
+                whole.update(data)
+                file.write(data)
+            if whole.hexdigest() != entry.sha256:
+                raise DataLost(f"the file {entry.path} is not what was stored")
+            file.flush()
+            with acting(account):
+                os.fchmod(fd, entry.mode & _RIGHTS)
+    with acting(account):
+        for entry in files:  # last: nothing is written through a link, nor into what is closed
+            if entry.link:
+                os.symlink(entry.link, directory / entry.path)
+        for entry in reversed(files):
+            if entry.is_dir:
+                os.chmod(directory / entry.path, entry.mode & _RIGHTS)
+
+
+def _check(entry: FileEntry) -> None:
+    parts = entry.path.split("/")
+    if not all(parts) or "\0" in entry.path or parts[0] == CONTROL or not {".", ".."}.isdisjoint(parts):
+        raise DataLost(f"it names a file {entry.path!r}, which is not in its directory")
+    if entry.link and not _leads_inside(entry.path, entry.link):
+        raise DataLost(f"it has a link {entry.path!r} that leads out of its directory")

@@ -1,0 +1,64 @@
+"""One checkpoint, from the directories of a job to its rows in the store. Called on a thread that may wait."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+from rmgr.coord.keys import Checkpoint
+from rmgr.coord.ports import Store
+from rmgr.daemons import starter_checkpoint_rows as rows
+from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest, check_size
+from rmgr.daemons.starter_checkpoint_parts import Part, each
+from rmgr.daemons.starter_checkpoint_union import united
+from rmgr.errors import RmgrError, StateConflict, StoreUnavailable
+from rmgr.model.units import format_size
+
+#: What `take` says of directories without files.
+NOTHING = "nothing was saved"
+
+
+def check(parts: Sequence[Part], store: Store, limit: int) -> None:
+    """Raises: ValueTooLarge naming both sizes, StoreUnavailable when nothing could be stored now."""
+    wrong = store.health()
+    if wrong is not None:
+        raise StoreUnavailable(f"the data store is not there: {wrong}")
+    check_size(sum(each(parts, lambda part: part.measure())), limit)
+
+
+def take(
+    parts: Sequence[Part],
+    store: Store,
+    saved: Checkpoint,
+    base: Sequence[FileEntry],
+    *,
+    stop: bool,
+    limit: int,
+    is_over: Callable[[], bool],
+) -> str:
+    """Makes one checkpoint; says what it is. Raises: ValueTooLarge, StateConflict, StoreUnavailable, OSError, RmgrError."""
+    files = united(each(parts, lambda part: part.collect(stop=stop, max_bytes=limit)), base)
+    size = sum(entry.size for entry in files)
+    check_size(size, limit)
+    count = sum(not entry.is_dir for entry in files)
+    if not count:
+        return NOTHING
+    if is_over():
+        raise StateConflict("the job has ended meanwhile")
+    rows.write(
+        store,
+        Manifest(
+            sub=saved.sub,
+            index=saved.index,
+            attempt=saved.attempt,
+            n=saved.n,
+            made_us=time.time_ns() // 1000,
+            nodes=tuple(part.node for part in parts),
+            size_bytes=size,
+            files=files,
+        ),
+    )
+    with contextlib.suppress(RmgrError):  # else they go with the next one, or with the submission
+        rows.prune(store, saved.sub, saved.index, saved.attempt)
+    return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {format_size(size)}"

@@ -1,0 +1,48 @@
+"""What all nodes of a Starter share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rmgr.adapters.rpc_ranks import Peers
+from rmgr.coord.ports import Coordinator
+from rmgr.daemons.starter_accounts import Policy
+from rmgr.daemons.starter_commits import Committer
+from rmgr.daemons.starter_estimate import TaskTimes
+from rmgr.daemons.starter_fetch import Fetcher
+from rmgr.daemons.starter_inputs import Inputs
+from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_metrics import StarterMetrics
+from rmgr.daemons.starter_records import Records
+from rmgr.daemons.starter_trust import Gate
+from rmgr.model.queue import ClusterSettings
+
+
+@dataclass(slots=True, kw_only=True)
+class Shared:
+    """What all nodes of a Starter share."""
+
+    coordinator: Coordinator
+    io: StoreIO
+    committer: Committer
+    records: Records
+    fetcher: Fetcher
+    inputs: Inputs
+    times: TaskTimes
+    metrics: StarterMetrics
+    settings: Callable[[], ClusterSettings]
+    post: Callable[[Callable[[], None]], None]
+    wake: Callable[[], None]
+    environ: dict[str, str]
+    output_cap: int
+    spool_cap: int
+    python: str
+    log: Any
+    after: Callable[[float, Callable[[], None]], object]
+    peers: Peers | None = None  #: how other Starters are asked
+    gate: Gate | None = None  #: of a secured cluster
+    users: Policy | None = None  #: work runs as its users; None: as the Starter
+    separate: bool = False  #: users never share a worker
+    checkpoint_max_bytes: int = 1 << 30  #: of one job

@@ -1,0 +1,181 @@
+"""Files of a checkpoint into pieces and back, what is refused, and one checkpoint out of several directories."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.memory_store import MemoryStore
+from rmgr.coord import keys
+from rmgr.coord.keys import Checkpoint
+from rmgr.daemons import starter_checkpoint_files as files
+from rmgr.daemons import starter_checkpoint_rows as rows
+from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest
+from rmgr.daemons.starter_checkpoint_parts import LocalPart
+from rmgr.daemons.starter_checkpoint_restore import Found, newest
+from rmgr.daemons.starter_checkpoint_union import united
+from rmgr.errors import DataLost, StateConflict, ValueTooLarge
+
+
+def a_tree(home: Path) -> Path:
+    home.mkdir()
+    (home / ".rmgr").mkdir()
+    (home / ".rmgr" / "request").write_text("not kept")
+    (home / "deep" / "er").mkdir(parents=True)
+    (home / "deep" / "er" / "small").write_bytes(b"s")
+    (home / "deep" / "empty").touch()
+    (home / "script").write_text("#!/bin/sh\n")
+    (home / "script").chmod(0o750)
+    (home / "large").write_bytes(os.urandom(files.PIECE_BYTES + 5))
+    (home / "deep" / "link").symlink_to("../script")
+    (home / "out").symlink_to("/etc/passwd")
+    (home / "up").symlink_to("../secret")
+    os.mkfifo(home / "pipe")
+    return home
+
+
+def part(home: Path, store: MemoryStore, attempt: int = 1) -> LocalPart:
+    return LocalPart(node="n1", directory=home, account=None, store=store, sub=42, index=0, attempt=attempt)
+
+
+def save(store: MemoryStore, entries: tuple[FileEntry, ...], attempt: int, n: int) -> str:
+    rows.write(store, Manifest(sub=42, index=0, attempt=attempt, n=n, made_us=1, nodes=("n1",), size_bytes=0, files=entries))
+    return Checkpoint(sub=42, index=0, attempt=attempt, n=n).key
+
+
+def contents(home: Path) -> dict[str, tuple[int, object]]:
+    found: dict[str, tuple[int, object]] = {}
+    for path in home.rglob("*"):
+        name = str(path.relative_to(home))
+        if not name.startswith(".rmgr") and path.name not in {"out", "up", "pipe"}:
+            value = os.readlink(path) if path.is_symlink() else "" if path.is_dir() else path.read_bytes()
+            found[name] = (path.lstat().st_mode, value)
+    return found
+
+
+def test_what_is_packed_comes_back_as_it_was_without_what_leads_out(tmp_path: Path) -> None:
+    home, store = a_tree(tmp_path / "a"), MemoryStore("")
+    listing = files.scan(home, None)
+    assert listing.left_out == 3
+    entries = part(home, store).collect(stop=True, max_bytes=1 << 30)
+    assert len({row[0] for entry in entries for row in entry.rows}) == 3, "small files share a piece, a large one has its own"
+    manifest = rows.read(store, Checkpoint(sub=42, index=0, attempt=1, n=1)) if save(store, entries, 1, 1) else None
+    assert manifest is not None
+    there = tmp_path / "b"
+    there.mkdir()
+    (there / "left over").write_text("of somebody")
+    part(there, store, attempt=2).restore(manifest, "")
+    assert contents(there) == contents(home)
+
+
+def test_an_unchanged_file_is_stored_once(tmp_path: Path) -> None:
+    home, store = a_tree(tmp_path / "a"), MemoryStore("")
+    mine = part(home, store)
+    save(store, mine.collect(stop=True, max_bytes=1 << 30), 1, 1)
+    before = store.usage(keys.checkpoints_of(42))[1]
+    (home / "script").write_text("#!/bin/bash\n")
+    save(store, mine.collect(stop=True, max_bytes=1 << 30), 1, 2)
+    assert store.usage(keys.checkpoints_of(42))[1] - before < files.PIECE_BYTES / 100
+
+
+def test_two_are_kept_with_what_they_need_and_nothing_of_a_later_attempt_is_touched(tmp_path: Path) -> None:
+    home, store = tmp_path / "a", MemoryStore("")
+    home.mkdir()
+    mine, later = part(home, store), part(home, store, attempt=2)
+    for n in range(1, 5):
+        (home / "file").write_text(f"{n}")
+        save(store, mine.collect(stop=True, max_bytes=100), 1, n)
+        rows.prune(store, 42, 0, 1)
+    assert [str(one) for one in rows.listed(store, 42, 0)] == ["1.4", "1.3"]
+    assert store.usage(keys.checkpoints_of(42, 0, 1))[0] == 2
+    (home / "file").write_text("of the next attempt")
+    later.collect(stop=True, max_bytes=100)  # its list is not written yet
+    (home / "file").write_text("3")
+    save(store, mine.collect(stop=True, max_bytes=100), 1, 5)  # a piece that was removed comes back
+    rows.prune(store, 42, 0, 1)
+    assert store.usage(keys.checkpoints_of(42, 0, 2))[0] == 1
+    found = Found()
+    there = tmp_path / "b"
+    there.mkdir()
+    newest(store, part(there, store, attempt=3), 42, 0, found)
+    assert (there / "file").read_text() == "3"
+
+
+@pytest.mark.parametrize("defect", ["piece", "piece of others", "list", "path", "link"])
+def test_one_that_cannot_be_read_is_told_and_the_one_before_is_taken(tmp_path: Path, defect: str) -> None:
+    home, store = tmp_path / "a", MemoryStore("")
+    home.mkdir()
+    (home / "file").write_text("older")
+    save(store, part(home, store).collect(stop=True, max_bytes=100), 1, 1)
+    (home / "file").write_text("newer")
+    entries = part(home, store).collect(stop=True, max_bytes=100)
+    newer = save(store, entries, 1, 2)
+    piece = keys.checkpoint_piece(42, 0, 1, entries[0].rows[0][0])
+    match defect:
+        case "piece":
+            store.delete(piece)
+        case "piece of others":
+            store.put(piece, b"wrong")
+        case "list":
+            store.put(newer, b"{")
+        case "path":
+            save(store, (FileEntry(path="../file", size=5, sha256=entries[0].sha256, rows=entries[0].rows),), 1, 2)
+        case _:
+            save(store, (FileEntry(path="passwords", link="/etc/passwd"),), 1, 2)
+    found = Found()
+    there = tmp_path / "b"
+    there.mkdir()
+    newest(store, part(there, store, attempt=2), 42, 0, found)
+    assert (there / "file").read_text() == "older"
+    assert found.lost[0].startswith("checkpoint 1.2 cannot be read (DATA_LOST): ")
+    assert [path.name for path in there.iterdir()] == ["file"]
+    store.put(keys.checkpoint_piece(42, 0, 1, hashlib.sha256(b"older").hexdigest()), b"wrong")
+    found = Found()
+    newest(store, part(there, store, attempt=2), 42, 0, found)
+    assert (found.manifest, len(found.lost), list(there.iterdir())) == (None, 2, [])
+
+
+def test_too_much_and_what_changes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, store = tmp_path / "a", MemoryStore("")
+    home.mkdir()
+    (home / "file").write_text("x" * 101)
+    with pytest.raises(ValueTooLarge, match="have 101 bytes, at most 100 bytes"):
+        part(home, store).collect(stop=True, max_bytes=100)
+    scan = files.scan
+    (home / "file").write_text("x")
+
+    def slow(directory: Path, account: None) -> files.Listing:
+        found = scan(directory, account)
+        (home / "file").write_text(f"{len(found.entries)} more")
+        return found
+
+    monkeypatch.setattr("rmgr.daemons.starter_checkpoint_parts.scan", slow)
+    with pytest.raises(StateConflict, match="changed while"):
+        part(home, store).collect(stop=False, max_bytes=100)
+    monkeypatch.setattr(files, "MAX_FILES", 0)
+    with pytest.raises(ValueTooLarge, match="more than 0 files"):
+        scan(home, None)
+    with pytest.raises(DataLost, match="format 2"):
+        files.decode_manifest(
+            b'{"format":2,"sub":1,"index":0,"attempt":1,"n":1,"made_us":1,"nodes":[],"size_bytes":0,"files":[]}'
+        )
+
+
+def entry(path: str, content: str = "", *, is_dir: bool = False) -> FileEntry:
+    return FileEntry(path=path, sha256=content, is_dir=is_dir)
+
+
+def test_each_node_counts_for_what_it_has_changed() -> None:
+    base = [entry("rank0", "old"), entry("rank1", "old"), entry("both", "old"), entry("gone", "old"), entry("same", "old")]
+    head = [entry("rank0", "new"), entry("rank1", "old"), entry("both", "head"), entry("same", "old"), entry("d", is_dir=True)]
+    other = [entry("rank0", "old"), entry("rank1", "new"), entry("both", "other"), entry("gone", "old"), entry("same", "old")]
+    fresh = [*other, entry("d", "file"), entry("new/file", "x")]
+    found = {one.path: (one.sha256, one.is_dir) for one in united([head, fresh], base)}
+    assert found == {
+        "rank0": ("new", False), "rank1": ("new", False), "both": ("head", False), "same": ("old", False),
+        "d": ("", True), "new/file": ("x", False),
+    }  # fmt: skip
+    assert [one.path for one in united([[entry("a", "file")], [entry("a", is_dir=True), entry("a/b", "x")]])] == ["a"]
