@@ -13,7 +13,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import nearest
 from rmgr.cli.render import emit
 
-_NAMES = ("tasks", "latency", "shell", "backlog", "commands", "store", "mixed", "idle", "scale", "sim", "pass")
+_NAMES = ("tasks", "latency", "shell", "backlog", "commands", "store", "mixed", "idle", "scale", "jobs", "sim", "pass", "placing")
 
 
 @command(
@@ -27,6 +27,8 @@ _NAMES = ("tasks", "latency", "shell", "backlog", "commands", "store", "mixed", 
     rmgr bench mixed --scale 0.2         long and short tasks against the shortest time they can take (10 min unscaled)
     rmgr bench idle                      processor and memory of a cluster without work, process by process
     rmgr bench scale --scale 0.2         the cost of a task with one and with 40 virtual Starters (minutes; 200 unscaled)
+    rmgr bench jobs                      placed jobs a second, their cost, a job of four ranks from submit to first instruction
+    rmgr bench placing --scale 0.1       passes of a live leader: 1000 nodes in ZooKeeper, 10000 jobs that wait (unscaled)
     rmgr bench sim --trace KTH.swf.gz    jobs simulated per second, beside a bare event loop
     rmgr bench pass                      time of a scheduling pass by pending jobs and nodes""",
     exits="0 measured, 2 usage, 5 no cluster could be started",

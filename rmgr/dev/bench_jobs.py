@@ -140,7 +140,7 @@ class _Bench:
         return admit(draft, self._engine.settings(), self._engine.nodes())
 
     def _array(self, count: int) -> None:
-        ends = _Ends(count)
+        ends = Ends(count)
         lane = self._engine.open(self._draft(Command(argv=("/bin/true",)), array=f"1-{count}"), ends, timeout_s=30.0)
         _add(lane, count)
         ends.wait()
@@ -151,7 +151,7 @@ class _Bench:
                 raise RmgrError("wrong results")
 
     def _many(self, count: int) -> None:
-        ends = _Ends(count)
+        ends = Ends(count)
         draft = self._draft(Command(argv=("/bin/true",)))
         for _ in range(count):
             self._engine.attach(self._submit(draft), ends, own=False, timeout_s=30.0)
@@ -201,7 +201,7 @@ class _Bench:
         base = self._directory / f"job-{name}"
         rigid = Rigid(processes=_RANKS, nodes=2)
         draft = self._draft(Command(argv=("/bin/sh", "-c", _SCRIPT, "sh", str(base))), rigid=rigid)
-        ends = _Ends(1)
+        ends = Ends(1)
         began_ns = time.time_ns()
         number = self._submit(draft)
         self._engine.attach(number, ends, own=False, timeout_s=30.0)
@@ -212,7 +212,7 @@ class _Bench:
         return (said[0] - began_ns) / 1e6, (max(said[1:]) - began_ns) / 1e6
 
 
-class _Ends:
+class Ends:
     """Waits for so many tasks; each must be COMPLETED."""
 
     def __init__(self, count: int) -> None:

@@ -38,8 +38,8 @@ def losses(plan: Plan) -> list[Row]:
         plan.progress(f"starting {sessions} silent Starters")
         with (
             DevCluster(directory / "cluster", nodes=1, watchdogs=1, session_timeout_s=SESSION_S, secured=False) as cluster,
-            _silent(cluster, directory, "doomed", killed) as doomed,
-            _silent(cluster, directory, "rest", sessions - killed) as rest,
+            silent(cluster, directory, "doomed", killed) as doomed,
+            silent(cluster, directory, "rest", sessions - killed) as rest,
             connected(cluster) as connection,
         ):
             doomed.told("ready")
@@ -118,8 +118,11 @@ def _one_task(queue: TaskQueue, number: int) -> float:
     return time.monotonic() - start_s
 
 
-def _silent(cluster: DevCluster, directory: Path, prefix: str, count: int) -> Child:
+def silent(
+    cluster: DevCluster, directory: Path, prefix: str, count: int, *, cores: int = 1, session_s: float = SESSION_S
+) -> Child:
+    """So many Starters that do nothing but live; it says `ready`."""
     server, _, root = cluster.state.zookeeper.partition("/")
     host, _, port = server.partition(":")
-    spec = Spec(host=host, port=int(port), root=f"/{root}", session_timeout_s=SESSION_S, prefix=prefix, first=0, count=count)
+    spec = Spec(host=host, port=int(port), root=f"/{root}", session_timeout_s=session_s, prefix=prefix, first=0, count=count, cores=cores)
     return Child("rmgr.dev.silent_starters", msgspec.json.encode(spec).decode(), log=directory / f"{prefix}.log")

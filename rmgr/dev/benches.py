@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rmgr.dev import bench_backlog, bench_commands, bench_idle, bench_jobs, bench_mixed, bench_scale, bench_sched, bench_store, bench_tasks
+from rmgr.dev import (
+    bench_backlog,
+    bench_commands,
+    bench_idle,
+    bench_jobs,
+    bench_mixed,
+    bench_published,
+    bench_scale,
+    bench_sched,
+    bench_store,
+    bench_tasks,
+)
 from rmgr.dev.bench import Plan, Row
 from rmgr.errors import UsageError
 
@@ -19,6 +30,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], list[Row]]] = {
     "idle": bench_idle.idle,
     "scale": bench_scale.scale,
     "jobs": bench_jobs.jobs,
+    "placing": bench_published.published,
     "sim": bench_sched.sim,
     "pass": bench_sched.passes,
 }

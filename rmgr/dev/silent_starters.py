@@ -39,7 +39,7 @@ _PING = struct.pack("!iii", 8, -2, 11)
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes `<prefix><first>` .. in the tree `root` of the server at host and port."""
+    """Nodes `<prefix><first>` .. of so many cores in the tree `root` of the server at host and port."""
 
     host: str
     port: int
@@ -48,6 +48,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     first: int
     count: int
+    cores: int = 1
 
 
 class Silent:
@@ -55,7 +56,7 @@ class Silent:
 
     def __init__(self, spec: Spec, number: int) -> None:
         self.spec = spec
-        self.multi = _register(f"{spec.prefix}{number}", f"{os.getpid():08x}{number:08x}")
+        self.multi = _register(f"{spec.prefix}{number}", f"{os.getpid():08x}{number:08x}", spec.cores)
         self.link = socket.socket()
         self.link.setblocking(False)
         self.link.connect_ex((spec.host, spec.port))
@@ -101,10 +102,10 @@ class Silent:
         self.link.sendall(_LENGTH.pack(len(body)) + body)
 
 
-def _register(node: str, guid: str) -> Multi:
+def _register(node: str, guid: str, cores: int) -> Multi:
     me = release()
     record = NodeRecord(
-        node=node, incarnation=1, state=NodeState.UP, guid=guid, capacity=Capacity(cores=1, memory_bytes=1 << 30),
+        node=node, incarnation=1, state=NodeState.UP, guid=guid, capacity=Capacity(cores=cores, memory_bytes=cores << 30),
         endpoint="127.0.0.1:1", host="silent", pid=os.getpid(), registered_us=time.time_ns() // 1000,
         version=me.version, protocol=me.protocol,
     )  # fmt: skip
