@@ -17,11 +17,12 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from rmgr.errors import ConfigError, NotConnected, UsageError
+from rmgr.model.resources import checked_resources
 from rmgr.model.units import parse_duration_us, parse_size
 
 DEFAULT_CHROOT = "/rmgr/default"
@@ -74,6 +75,8 @@ class StarterConfig:
     site: str = ""
     speed: float = 1.0
     features: tuple[str, ...] = ()
+    #: countable things that each node offers, { gpu = 2 }; NVIDIA GPUs of the machine are found where nothing is said of "gpu"
+    resources: dict[str, int] = field(default_factory=dict)
     work_dir: str = ""  #: default: a directory of the user's cache
     listen: str = "127.0.0.1:0"
     advertise: str = ""  #: HOST[:PORT] where others reach it; default: where it listens, or the host name if that is everywhere
@@ -300,6 +303,8 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
             return float(value)
         if hint is str and isinstance(value, str):
             return value
+        if hint == dict[str, int]:
+            return checked_resources(_pairs(value))
         if hint == tuple[str, ...]:
             return tuple(part for part in value.split(",") if part) if isinstance(value, str) else tuple(str(part) for part in value)
     except KeyError:
@@ -307,6 +312,14 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
     except (TypeError, ValueError, UsageError) as error:
         raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
     raise ConfigError(f"{where}: {key} = {value!r} is not valid: {getattr(hint, '__name__', hint)} expected")
+
+
+def _pairs(value: Any) -> list[tuple[str, int]]:
+    """`gpu=2,tape=1`, a table, or pairs. Raises: TypeError, ValueError."""
+    if isinstance(value, str):
+        words = [part.strip().partition("=") for part in value.split(",") if part.strip()]
+        return [(name.strip(), int(count)) for name, _, count in words]
+    return list(value.items()) if isinstance(value, Mapping) else [(name, count) for name, count in value]
 
 
 def _nearest(name: str, known: Mapping[str, Any] | set[str]) -> str:

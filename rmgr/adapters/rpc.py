@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
@@ -121,6 +121,7 @@ class NodeStats:
     disk_free_bytes: int = 0
     spooled_bytes: int = 0
     reason: str = ""
+    resources_used: dict[str, int] = field(default_factory=dict)
 
 
 class NodeAnswers(Protocol):

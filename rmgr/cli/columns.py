@@ -111,6 +111,10 @@ def _memory(node: NodeView) -> str:
     return f"{format_size(node.memory_used_bytes)}/{format_size(node.memory_bytes)}"
 
 
+def _resources(node: NodeView) -> str:
+    return " ".join(f"{name}:{_used(node.resources_used.get(name, 0), count)}" for name, count in sorted(node.resources.items()))
+
+
 def node_columns(now_us: int) -> tuple[Column, ...]:
     """`rmgr nodes`: used/total in the resource columns."""
     return (
@@ -118,6 +122,7 @@ def node_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="STATE", text=lambda n: str(n.state), state=True),
         Column(name="CORES", text=lambda n: _used(n.cores_used, n.cores), order=lambda n: n.cores, right=True),
         Column(name="MEM", text=_memory, order=lambda n: n.memory_bytes, right=True),
+        Column(name="GRES", text=_resources),
         Column(name="RUN", text=lambda n: str(n.running), order=lambda n: n.running, right=True),
         Column(name="LOAD", text=lambda n: "" if n.load is None else f"{n.load:.2f}", order=lambda n: n.load, right=True),
         Column(name="SEEN", text=lambda n: age(n.seen_us, now_us), order=lambda n: n.seen_us, right=True),

@@ -57,7 +57,7 @@ def show(session: Session, of_cluster: bool) -> None:
     where = loaded.source or "defaults, variables and options (no file)"
     sys.stdout.write(f"# from {where}\n")
     for section, values in _sections(loaded).items():
-        sys.stdout.write(f"\n[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+        sys.stdout.write(f"\n[{section}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in values.items()))
 
 
 @command(
@@ -143,6 +143,12 @@ def _names(settings: ClusterSettings) -> set[str]:
 
 def _shown(value: Any) -> str:
     return "(none)" if value is None else json.dumps(value)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(part)}" for key, part in value.items()) + " }" if value else "{}"
+    return json.dumps(value)
 
 
 def _sections(loaded: Config) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ import click
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
-from rmgr.cli.params import DURATION, SIZE, one_of
+from rmgr.cli.params import DURATION, RESOURCE, SIZE, one_of
 
 _EXITS = """\
 0 stopped in good order (SIGTERM, SIGINT)
@@ -55,6 +55,7 @@ def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
     examples="""\
     rmgr starter --zk zk1:2181,zk2:2181,zk3:2181 --store sqlite:/srv/rmgr/store.db
     rmgr starter --node n1 --cores 4 --mem 8G --partition batch --features gpu,ssd
+    rmgr starter --resource gpu=2 --resource licence=1
     rmgr starter --nodes 8 --cores 1            # eight virtual nodes, one process""",
     exits=_EXITS,
 )
@@ -66,6 +67,7 @@ def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
 @click.option("--site", metavar="NAME", help="where it stands")
 @click.option("--speed", type=float, metavar="X", help="relative to the cluster's reference node  [1.0]")
 @click.option("--features", metavar="A,B", help="what work may ask for with --features")
+@click.option("--resource", "resources", metavar="NAME=N", multiple=True, type=RESOURCE, help="countable things of each node: gpu=2")
 @click.option("--work-dir", metavar="DIR", help="work directories, captured output, spool")
 @click.option("--stop-grace", "stop_grace_s", type=DURATION, metavar="DURATION", help="SIGTERM: how long running work may take  [30s]")
 @click.option("--log-cap", "log_cap_bytes", type=SIZE, metavar="SIZE", help="output kept of one stream of one task  [64M]")
@@ -79,7 +81,7 @@ def starter(session: Session, **values: Any) -> None:
 
     SIGTERM drains: running work may finish within the grace, nothing new is taken.
     """
-    _run(session, "starter", values)
+    _run(session, "starter", values | {"resources": values["resources"] or None})
 
 
 @command(

@@ -16,8 +16,10 @@ import click
 from rmgr.cli.command import command, command_group
 from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
+from rmgr.cli.params import RESOURCE
 from rmgr.cli.render import Column, Layout, emit, paint, table
 from rmgr.errors import NotFound, StateConflict
+from rmgr.model.resources import checked_resources
 
 if TYPE_CHECKING:
     from rmgr.dev.cluster import DevCluster, DevState
@@ -39,6 +41,7 @@ _COLUMNS = (
     examples="""\
     rmgr dev                          3 Starters of 2 cores, 2 WatchDogs, 1 ZooKeeper, SQLite; Ctrl-C stops it
     rmgr dev --nodes 8 --cores 1
+    rmgr dev --resource gpu=2         each Starter with two GPUs, which need not exist
     rmgr dev --zookeepers 3           an ensemble, which survives the loss of one server
     rmgr dev --store cassandra        with a Cassandra node of its own instead of SQLite
     rmgr dev --detach                 goes on in the background; rmgr dev stop ends it
@@ -49,11 +52,21 @@ _COLUMNS = (
 )
 @click.option("--nodes", type=click.IntRange(0, 200), default=3, show_default=True, help="Starters")
 @click.option("--cores", type=click.IntRange(1, 1000), default=2, show_default=True, help="cores that each offers")
+@click.option("--resource", "resources", metavar="NAME=N", multiple=True, type=RESOURCE, help="countable things of each Starter: gpu=2")
 @click.option("--watchdogs", type=click.IntRange(0, 20), default=2, show_default=True, help="WatchDogs")
 @click.option("--zookeepers", type=click.IntRange(1, 7), default=1, show_default=True, help="ZooKeeper servers")
 @_DIR
 @click.option("--detach", is_flag=True, help="return when the cluster is healthy and leave it running")
-def dev(session: Session, nodes: int, cores: int, watchdogs: int, zookeepers: int, directory: str | None, detach: bool) -> None:
+def dev(
+    session: Session,
+    nodes: int,
+    cores: int,
+    resources: tuple[tuple[str, int], ...],
+    watchdogs: int,
+    zookeepers: int,
+    directory: str | None,
+    detach: bool,
+) -> None:
     """A whole cluster on this machine: real ZooKeeper, WatchDogs and Starters, each its own process.
 
     Without a subcommand it starts one, waits until it is healthy, says what to type next and runs until Ctrl-C.
@@ -72,7 +85,17 @@ def dev(session: Session, nodes: int, cores: int, watchdogs: int, zookeepers: in
             f"a cluster of yours runs in {other.directory} already",
             hint="stop it: rmgr dev stop   or start a second one: rmgr dev --dir DIR",
         )
-    made = machinery.DevCluster(where, nodes=nodes, cores=cores, watchdogs=watchdogs, zookeepers=zookeepers, store=session.store or "")
+    has = {"gpu": 0} | checked_resources(resources)  # of real ones no two Starters may offer the same
+    options = [word for name, count in has.items() for word in ("--resource", f"{name}={count}")]
+    made = machinery.DevCluster(
+        where,
+        nodes=nodes,
+        cores=cores,
+        watchdogs=watchdogs,
+        zookeepers=zookeepers,
+        store=session.store or "",
+        starter_options=options,
+    )
     began, state = time.monotonic(), None
     with _signals_as_interrupt():
         try:

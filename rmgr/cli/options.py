@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from rmgr.cli.context import Session
-from rmgr.cli.params import DURATION_US, SIZE, Parsed, listed, one_of, parse_pair
+from rmgr.cli.params import DURATION_US, RESOURCE, SIZE, Parsed, listed, one_of, parse_pair
 from rmgr.cli.placed_options import PLACED_OPTIONS, resources_of, resubmit_of, shape_of
 from rmgr.cli.script import Script, looks_like_script, read_script
 from rmgr.errors import RmgrError, UsageError
@@ -105,14 +105,6 @@ def parse_env(text: str) -> tuple[str, str]:
     return name, os.environ[name]
 
 
-def parse_resource(text: str) -> tuple[str, int]:
-    """`NAME=N`. Raises UsageError."""
-    name, value = parse_pair("NAME=N")(text)
-    if not value.isascii() or not value.isdigit():
-        raise UsageError(f"{text!r} is not NAME=N: {value!r} is no number", hint="--resource licence=2")
-    return name, int(value)
-
-
 def _checked_array(text: str) -> str:
     parse_array(text)
     return text
@@ -121,7 +113,6 @@ def _checked_array(text: str) -> str:
 AFTER = Parsed("dependencies", parse_after)
 ARRAY = Parsed("array", _checked_array)
 ENV = Parsed("variable", parse_env)
-RESOURCE = Parsed("resource", parse_resource)
 KEY_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE"))
 
 _EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"

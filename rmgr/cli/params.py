@@ -109,3 +109,15 @@ def parse_pair(what: str) -> Callable[[str], tuple[str, str]]:
         return left, right
 
     return read
+
+
+def parse_resource(text: str) -> tuple[str, int]:
+    """`NAME=N`. Raises UsageError."""
+    name, value = parse_pair("NAME=N")(text)
+    if not value.isascii() or not value.isdigit():
+        raise UsageError(f"{text!r} is not NAME=N: {value!r} is no number", hint="--resource licence=2")
+    return name, int(value)
+
+
+#: `gpu=2`.
+RESOURCE = Parsed("resource", parse_resource)

@@ -263,6 +263,7 @@ def _measured(nodes: list[NodeView], via: str, credentials: Credentials | None) 
                 running=stats.running,
                 cores_used=stats.cores_used,
                 memory_used_bytes=stats.memory_used_bytes,
+                resources_used=stats.resources_used or node.resources_used,
                 reason=reason,
             )
         measured.append(replace(node, seen_us=now) if node.endpoint else node)

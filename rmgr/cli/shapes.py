@@ -128,6 +128,8 @@ def node(view: NodeView) -> dict[str, Any]:
         "site": view.site,
         "speed": view.speed,
         "features": list(view.features),
+        "resources": dict(sorted(view.resources.items())),
+        "resources_used": {name: view.resources_used.get(name, 0) for name in sorted(view.resources)},
         "seen": iso(view.seen_us),
         "endpoint": view.endpoint,
         "version": view.version,

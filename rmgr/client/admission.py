@@ -7,13 +7,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rmgr.client.feasible import Needs, check_nodes, check_shape
+from rmgr.client.feasible import Needs, check_nodes, check_shape, told_resources
 from rmgr.errors import Infeasible, NotFound, PermissionDenied, StateConflict, UsageError
 from rmgr.model.block import PRIORITY_RANGE
 from rmgr.model.node import NodeRecord
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.resources import Request
+from rmgr.model.resources import Request, checked_resources, needs_of
 from rmgr.model.submission import Submission
 from rmgr.model.units import format_duration, format_size
 
@@ -136,6 +136,7 @@ def _check_limits(request: Request, draft: Submission, queue: QueueSpec, cores: 
     """cores: of all its processes."""
     if not 1 <= request.cores <= _MAX_CORES:
         raise UsageError(f"cores = {request.cores} is not between 1 and {_MAX_CORES}")
+    checked_resources(request.resources.items())
     if request.memory_bytes < 0 or request.time_limit_us < 0 or draft.retries < 0 or draft.backoff_us < 0 or draft.max_running < 0:
         raise UsageError("memory, time, retries, back-off and caps cannot be negative")
     hint = "rmgr queues shows the limits; choose another queue with -q"
@@ -170,9 +171,9 @@ def _check_nodes(request: Request, queue: QueueSpec, nodes: Sequence[NodeRecord]
         )
     largest = max(with_features, key=lambda node: (node.capacity.cores, node.capacity.memory_bytes, node.node))
     need = f"{request.cores} cores" + (f" and {format_size(request.memory_bytes)}" if request.memory_bytes else "")
-    need += "".join(f", {name} {count}" for name, count in sorted(request.resources.items()))
+    need += "".join(f", {count} {name}" for name, count in needs_of(request.resources))
     raise Infeasible(
         f"no node can ever run this: it needs {need}; the largest node, {largest.node}, has {largest.capacity.cores} cores "
-        f"and {format_size(largest.capacity.memory_bytes)}",
+        f"and {format_size(largest.capacity.memory_bytes)}{told_resources(request, with_features, largest)}",
         hint="ask for less, or add a larger node; rmgr nodes",
     )

@@ -10,7 +10,7 @@ from rmgr.errors import Infeasible, NotFound, UsageError
 from rmgr.model.node import NodeRecord
 from rmgr.model.placing import MAX_INDEX, Rigid
 from rmgr.model.queue import QueueSpec
-from rmgr.model.resources import Request
+from rmgr.model.resources import Request, needs_of
 from rmgr.model.units import format_size
 
 _MAX_PROCESSES = 9_999_999
@@ -35,7 +35,7 @@ class Needs:
         request, processes = self.request, self.rigid.processes
         each = f"{request.cores} core{'s' if request.cores != 1 else ''}"
         each += f" and {format_size(request.memory_bytes)}" if request.memory_bytes else ""
-        each += "".join(f", {name} {count}" for name, count in sorted(request.resources.items()))
+        each += "".join(f", {count} {name}" for name, count in needs_of(request.resources))
         return f"{processes} processes of {each} each" if processes > 1 else f"a process of {each}"
 
 
@@ -88,7 +88,7 @@ def check_nodes(needs: Needs, nodes: Sequence[NodeRecord]) -> None:
         raise Infeasible(
             f"no node can ever run one of these processes: {needs.text}; the largest node of {_where(needs)}, {largest.node}, has "
             f"{largest.capacity.cores} cores and {format_size(largest.capacity.memory_bytes)}"
-            + "".join(f", {name} {largest.capacity.resources.get(name, 0)}" for name in sorted(needs.request.resources)),
+            + told_resources(needs.request, [here[name] for name in able], largest),
             hint="ask for less with -c, --mem; rmgr nodes",
         )
     if rigid.nodes:
@@ -110,6 +110,17 @@ def processes_on(node: NodeRecord, request: Request) -> int:
         if count:
             room = min(room, capacity.resources.get(name, 0) // count)
     return room
+
+
+def told_resources(request: Request, nodes: Sequence[NodeRecord], largest: NodeRecord) -> str:
+    """Of each resource that is asked for: how many the largest node has, and which node has most where that is another one."""
+    told = ""
+    for name, _ in needs_of(request.resources):
+        has, most = largest.capacity.resources.get(name, 0), max(nodes, key=lambda node: node.capacity.resources.get(name, 0))
+        told += f", {has} {name}"
+        if most.capacity.resources.get(name, 0) > has:
+            told += f" (most has {most.node}: {most.capacity.resources[name]})"
+    return told
 
 
 def _check_spread(needs: Needs, rooms: list[int]) -> None:

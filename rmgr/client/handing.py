@@ -42,8 +42,8 @@ class Handing:
         if len(packed) != 1 or not self.ran_on or packed[0].solid or not packed[0].spec.resubmit:
             return None
         lane = self._lane
-        if lane.submission.rigid is not None:
-            return None  # only the leader places
+        if lane.submission.rigid is not None or lane.submission.request.resources:
+            return None  # only the leader places; and a hungry node may have lent what it has of other resources
         if lane.progress.final < packed[0].first or time.monotonic() < self._not_before_s:
             return None
         if self._node != self.ran_on:

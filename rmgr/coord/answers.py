@@ -15,8 +15,8 @@ from rmgr.coord.view import Progress, overall_state, running_count, state_counts
 from rmgr.errors import NotFound
 from rmgr.model.array import shown_index
 from rmgr.model.node import NodeRecord, NodeState
-from rmgr.model.queue import Dispatch
-from rmgr.model.resources import MIB
+from rmgr.model.queue import Dispatch, QueueSpec
+from rmgr.model.resources import MIB, Needs, needs_of
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Submission, Work
 from rmgr.model.views import ExplainView, JobView, LeaderView, NodeView, PlacedView, QueueView, StatusView, WhyView
@@ -104,7 +104,24 @@ def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
         if block.allocation is not None and not block.done:
             for name, processes in block.allocation.helpers:
                 helped[name].append((processes * block.allocation.threads, processes * block.allocation.memory_mib * MIB))
-    return [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in sorted(snapshot.nodes.items())]
+    views = [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in sorted(snapshot.nodes.items())]
+    return [replace(view, resources_used=_at_most(others[view.id], view.resources)) if view.resources else view for view in views]
+
+
+def _count_others(snapshot: ClusterSnapshot, block: ClaimedBlock, others: dict[str, Counter[str]]) -> None:
+    """Adds what a claimed block uses of other resources than cores and memory, on each of its nodes."""
+    known = snapshot.submissions.get(block.key.submission)
+    needs = needs_of(known[0].request.resources) if known is not None else ()
+    left = block.key.count - block.done.bit_count()
+    if not needs or not left:
+        return
+    for node, times in block.allocation.shares if block.allocation is not None else ((block.node, left),):
+        for name, count in needs:
+            others[node][name] += count * times
+
+
+def _at_most(used: Counter[str], has: dict[str, int]) -> dict[str, int]:
+    return {name: min(used[name], count) for name, count in sorted(has.items())}
 
 
 def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[ClaimedBlock], helped: list[tuple[int, int]]) -> NodeView:
@@ -141,6 +158,7 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
         endpoint=record.endpoint if alive else "",
         seen_us=record.registered_us if alive else 0,  # when a dead one was last alive is not recorded
         version=record.version,
+        resources=dict(record.capacity.resources),
     )
 
 
@@ -285,6 +303,7 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
     if running := job.counts[State.RUNNING]:
         told = "run on" if submission.rigid is not None else "are claimed by"
         why.append(WhyView(what="running", id=str(job.id), detail=f"{running} of {job.tasks} tasks {told} {', '.join(job.nodes)}"))
+    why += stop_whys(_blocks(snapshot, job.id))
     if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
         queue = snapshot.settings.queue(submission.queue)
         if queue is not None and queue.dispatch is Dispatch.PLACE and queue.state != "stopped":
@@ -303,7 +322,6 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
 
 
 def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) -> list[WhyView]:
-    why += stop_whys(_blocks(snapshot, job.id))
     queue = snapshot.settings.queue(submission.queue)
     if queue is None:
         return [WhyView(what="queue", id=submission.queue, detail="its queue is not configured any more: rmgr queues")]
@@ -313,11 +331,12 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
     up = [view for view in views if view.state == NodeState.UP]
     if not up:
         return [WhyView(what="nodes", id=queue.partition, detail=f"no node of partition {queue.partition} is up: rmgr nodes")]
-    request = submission.request
+    request, needs = submission.request, needs_of(submission.request.resources)
     fitting = [view for view in up if snapshot.nodes[view.id].capacity.fits(request) and set(request.features) <= set(view.features)]
     if not fitting:
         drained = [view.id for view in views if view.state in {NodeState.DRAINING, NodeState.DRAINED}]
         detail = f"none of the {len(up)} nodes that are up fits {request.cores} cores, {request.memory_bytes // MIB} MiB"
+        detail += "".join(f", {count} {name}" for name, count in needs)
         return [WhyView(what="nodes", id=queue.partition, detail=detail + (f"; drained: {', '.join(drained)}" if drained else ""))]
     if submission.max_running and job.counts[State.RUNNING] >= submission.max_running:
         return [WhyView(what="limit", id=str(job.id), detail=f"at most {submission.max_running} of its tasks run at once")]
@@ -327,10 +346,40 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
         for other in jobs(snapshot)
         if other.queue == job.queue and other.id != job.id and (-other.priority, other.id) < (-job.priority, job.id)
     )
-    if free:
+    lacking = _lacking(free, needs) if free and needs else ""
+    if free and not lacking:
         return [WhyView(what="nodes", id=free[0].id, detail=f"about to be claimed; {ahead} tasks stand before it in queue {queue.name}")]
+    if lacking:
+        return [WhyView(what="resources", id=queue.name, detail=f"{lacking}; {ahead} tasks stand before it in queue {queue.name}")]
     detail = f"all {len(fitting)} fitting nodes are busy; {ahead} tasks stand before it in queue {queue.name}"
     return [WhyView(what="resources", id=queue.name, detail=detail)]
+
+
+def _resource_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueSpec) -> list[WhyView]:
+    """What is said of a placed job that waits for another resource than cores and memory."""
+    needs = needs_of(submission.request.resources)
+    if not needs:
+        return []
+    up = [view for view in nodes(snapshot) if view.partition == queue.partition and view.state == NodeState.UP]
+    processes = submission.rigid.processes if submission.rigid is not None else 1
+    lacking = _lacking(up, needs, processes)
+    return [WhyView(what="resources", id=queue.name, detail=lacking)] if lacking else []
+
+
+def _lacking(views: list[NodeView], needs: Needs, processes: int = 1) -> str:
+    """The resource that keeps so many processes from all of these nodes, "" where none does."""
+    for name, count in needs:
+        left = {view.id: view.resources.get(name, 0) - view.resources_used.get(name, 0) for view in views}
+        if sum(free // count for free in left.values()) >= processes:
+            continue
+        if processes > 1:
+            has = sum(view.resources.get(name, 0) for view in views)
+            return f"it needs {processes} x {count} {name}, and {sum(left.values())} of {has} are free"
+        if views:
+            best = max(views, key=lambda view: (left[view.id], view.id))
+            has = best.resources.get(name, 0)
+            return f"it needs {count} {name}, and on node {best.id} {has - left[best.id]} of {has} are in use"
+    return ""
 
 
 def _blocks(snapshot: ClusterSnapshot, number: int) -> list[ClaimedBlock]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from rmgr.model.block import BlockKey
 from rmgr.model.node import NodeRecord
 from rmgr.model.placing import Allocation, Rigid, job_id
-from rmgr.model.resources import MIB
+from rmgr.model.resources import MIB, needs_of
 from rmgr.model.submission import Submission
 from rmgr.sched.job import Job, Node, Placement, Running, spans_of
 
@@ -64,6 +64,7 @@ def node_of(record: NodeRecord, number: int, *, closed: bool, marks: Iterable[st
         speed=attributes.speed,
         site=attributes.site,
         closed=closed,
+        resources=needs_of(record.capacity.resources),
     )
 
 
@@ -114,6 +115,7 @@ def job_of(submission: Submission, key: BlockKey, partition: str, now_us: int) -
         priority=key.priority,
         begin_us=rigid.begin_us,
         restarts=key.attempt - 1,
+        resources=needs_of(request.resources, together),
     )
 
 

@@ -15,6 +15,7 @@ from rmgr import log as logs
 from rmgr.adapters import rpc_terminal
 from rmgr.adapters.cgroup import CgroupConfig
 from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.gpus import gpus_here
 from rmgr.adapters.leftovers import remove_tree
 from rmgr.adapters.process import NodeRunner
 from rmgr.adapters.rpc_ranks import Peers, handler_of
@@ -45,7 +46,7 @@ from rmgr.errors import ConfigError
 from rmgr.model.identity import Role
 from rmgr.model.ids import check_name
 from rmgr.model.node import Meta
-from rmgr.model.resources import Capacity, NodeAttributes
+from rmgr.model.resources import CUDA, GPU, Capacity, NodeAttributes
 from rmgr.runtime.advertise import advertised
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.mailbox import Mailbox
@@ -122,8 +123,11 @@ def work_directory(config: StarterConfig, node: str, *, shared: bool = False) ->
 
 
 def capacity_of(config: StarterConfig) -> Capacity:
-    """What each node offers: as configured, else all of this machine."""
+    """What each node offers: as configured, else all of this machine; GPUs are found only where it is one node."""
+    found = gpus_here() if config.nodes == 1 and GPU not in config.resources else 0
+    resources = {GPU: found} | config.resources
     return Capacity(
+        resources={name: count for name, count in sorted(resources.items()) if count},
         cores=config.cores or len(os.sched_getaffinity(0)),
         memory_bytes=config.memory_bytes or psutil.virtual_memory().total,
     )
@@ -194,6 +198,7 @@ def build(
         mailbox.put(lambda: agents[name].on_work(events))
 
     users = policy_of(config.security, directory)
+    capacity = capacity_of(own)
     for name in names:
         runner = make_runner(
             directory=str(directory / name / "run"),
@@ -201,6 +206,8 @@ def build(
             on_events=partial(to_agent, name),
             cgroups=cgroups,
         )
+        if capacity.resources.get(GPU):
+            runner.environ[CUDA] = ""  # of work that asks for none
         runners.append(runner)
         for line in runner.reaped:
             log.warning("leftover_ended", node=name, detail=line)
@@ -260,7 +267,7 @@ def build(
         trust.listen(lambda: mailbox.put(nothing))
     attributes = NodeAttributes(partition=own.partition, site=own.site, speed=own.speed, features=own.features)
     for name, runner in zip(names, runners, strict=True):
-        agents[name] = NodeAgent(name, shared, runner, capacity=capacity_of(own), attributes=attributes, files=directory / name / "stage")
+        agents[name] = NodeAgent(name, shared, runner, capacity=capacity, attributes=attributes, files=directory / name / "stage")
     identity = Identity(endpoint=endpoint, key_id=credentials.identity.key_id if credentials is not None else "")
     registry = Registry(coordinator, committer, identity, progress=progress, is_stopping=stopping, log=log)
     disk = DiskWatch(directory)

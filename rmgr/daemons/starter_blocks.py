@@ -23,6 +23,7 @@ from rmgr.coord.records import brief, encode_block, encode_failed, encode_outcom
 from rmgr.coord.seal import narrowed
 from rmgr.model.block import BlockData, BlockKey, Seal, runs
 from rmgr.model.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome
+from rmgr.model.resources import Needs
 from rmgr.model.states import State
 
 #: Failed attempts of one COMPLETE, and bytes of their records: with the rest below the caps of a multi.
@@ -134,9 +135,12 @@ class ClaimedBlock:
         return self.data.function or (self.info.kind if self.info is not None else self.key.submission)
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Cores and MiB of one task."""
-        return self.key.cores, self.key.memory_mib
+    def size(self) -> tuple[int, int, Needs]:
+        """Cores, MiB and other resources of one task; of a placed one: of its processes on this node."""
+        needs: Needs = self.info.needs if self.info is not None else ()
+        if needs and self.data.allocation is not None:
+            needs = tuple((name, count * self.data.allocation.shares[0][1]) for name, count in needs)
+        return self.key.cores, self.key.memory_mib, needs
 
     @property
     def waits(self) -> bool:

@@ -121,9 +121,12 @@ class Board:
 
     # -- choosing --------------------------------------------------------------------------------------------------------
 
-    def pick(self, now_s: float, passed: frozenset[str] | set[str] = frozenset()) -> Candidate | None:
+    def pick(
+        self, now_s: float, passed: frozenset[str] | set[str] = frozenset(), without: frozenset[int] | set[int] = frozenset()
+    ) -> Candidate | None:
         """The block to claim next: the first one, or one of the first few of its priority while others compete for them.
 
+        passed, without: none of these blocks, none of these submissions.
         None: there is none, or the list has to be read first (`look`).
         """
         if not self._watched and now_s - self._read_s > _FRESH_S:
@@ -134,7 +137,7 @@ class Board:
         few: list[Candidate] = []
         for at in range(self._at, len(self._names)):
             card = self._card(self._names[at])
-            if card is None or card.is_taken or card.gone or card.is_unsuitable or card.name in passed:
+            if card is None or card.is_taken or card.gone or card.is_unsuitable or card.name in passed or card.key.submission in without:
                 continue
             if self._paused_s.get(card.key.submission, 0.0) > now_s:
                 continue

@@ -1,7 +1,7 @@
 """Claimed tasks to lanes: in the order in which their blocks were claimed, as many at once as keeps the slots busy.
 
 A task that does not fit now stops everything behind it (nothing may slip past a large task for ever), unless its queue
-allows `backfill_pull`.
+allows `backfill_pull`. One that lacks only another resource than cores and memory stops those behind it that need that, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from rmgr.adapters.process import WorkerSpec
 from rmgr.coord import keys
@@ -110,12 +112,16 @@ class Dispatch:
         self.is_held_up = False
         if self._lanes.wants_grant:
             return
+        lacking: set[str] = set()  #: resources that a pulled task waits for: nobody behind it gets them
         is_reserved = is_crowded = self._lanes.is_owed  #: a placed job has not started yet: what was pulled waits; it needs room
         for block in list(self._blocks.values()):
             if not block.ready:
                 continue
             if is_reserved and not block.is_placed:
                 break
+            needs = block.info.needs
+            if needs and lacking and any(name in lacking for name, _ in needs):
+                continue
             kit = self._kit(block)
             if kit is None:
                 is_reserved = is_reserved or block.is_placed
@@ -130,6 +136,8 @@ class Dispatch:
             if block.is_placed:
                 is_reserved = is_reserved or waits_for_room
                 is_crowded = is_crowded or waits_for_room
+            elif waits_for_room and needs and self._lanes.fits(block.key.cores, block.key.memory_mib):
+                lacking.update(name for name, count in needs if self._lanes.free_of(name) < count)
             elif waits_for_room and not block.info.queue.backfill_pull:
                 self.is_held_up = not self._lanes.fits(block.key.cores, block.key.memory_mib)
                 self._fetch_ahead()
@@ -239,7 +247,7 @@ class Dispatch:
         """Hands out what it can. True: tasks of it could start if there were room."""
         key, info, now_s = block.key, block.info, time.monotonic()
         task_s = self._times.of(block.kind)
-        slots = max(1, self._lanes.cores // key.cores)
+        slots = self._lanes.slots_for(key.cores, info.needs) if not block.is_placed else 1
         size = batch_size(ready=len(block.ready), slots=slots, task_s=task_s)
         while block.ready:
             startable = self._stager.startable(block)
@@ -258,19 +266,19 @@ class Dispatch:
 
     def _lane(self, block: ClaimedBlock, info: Info, kit: Kit, task_s: float | None, now_s: float) -> Lane | None:
         """An idle lane, else one that runs the same kind and has little left to do; None: wait."""
-        cores, memory_mib = block.key.cores, block.key.memory_mib
+        size = cores, memory_mib, needs = block.size
         if block.data.serial:
             mine = next((lane for lane in self._lanes if lane.serial is block), None)
             if mine is not None:
                 return mine if len(mine.tasks) < BATCH_TASKS // 2 and not mine.blocked_seq else None
-            return self._lanes.open_for(info, kit.spec, cores, memory_mib)
-        lane = self._lanes.open_for(info, kit.spec, cores, memory_mib)
+            return self._lanes.open_for(info, kit.spec, *size)
+        lane = self._lanes.open_for(info, kit.spec, *size)
         if lane is not None or task_s is None or task_s > LOW_S or not block.data.resubmit or block.is_placed:
             return lane
         running = [
             lane
             for lane in self._lanes
-            if lane.is_for(info, kit.spec, cores, memory_mib) and self._has_little(lane, task_s) and not self._is_long(lane, now_s)
+            if lane.is_for(info, kit.spec, cores, memory_mib, needs) and self._has_little(lane, task_s) and not self._is_long(lane, now_s)
         ]
         return min(running, key=lambda lane: len(lane.tasks), default=None)
 
@@ -316,7 +324,7 @@ class Dispatch:
             shown = -1 if plain else label(index)
             items.append(TaskItem(seq, index, attempt, shown, payload) if where is None else TaskItem(seq, index, attempt, shown, **where))
         batch = TaskBatch(
-            shape=kit.shape,
+            shape=kit.shape if not lane.lent else _with(kit.shape, lane),
             function=kit.function,
             blob=b"" if kit.blob.path else kit.blob.data,
             path=kit.blob.path,
@@ -355,7 +363,7 @@ class Dispatch:
             )
         sent = lane.slot.run(
             CommandBatch(
-                shape=kit.shape,
+                shape=kit.shape if not lane.lent else _with(kit.shape, lane),
                 argv=command.argv,
                 script=kit.script,
                 cwd=command.cwd,
@@ -416,6 +424,11 @@ class Dispatch:
 
     def _has_ready(self) -> bool:
         return any(block.ready for block in self._blocks.values())
+
+
+def _with(shape: Shape, lane: Lane) -> Shape:
+    """The shape with the variables of what the lane was lent."""
+    return msgspec.structs.replace(shape, environ=shape.environ | lane.variables)
 
 
 def _where(payload: str | Piece) -> dict[str, Any]:

@@ -175,7 +175,12 @@ class Holds:
             if account is None or isinstance(account, Failure):
                 return True  # one that does not come: the start is revoked in time
             info.account = account
-        lane = lanes.open_for(info, None, cores, memory_mib)
+        needs = tuple((name, count * max(1, record.processes)) for name, count in info.needs)
+        if any(count > lanes.resources.get(name, 0) for name, count in needs):
+            hold.is_too_large = True
+            self._log.error("hold_too_large", name=hold.name, detail=f"resources {dict(needs)}")
+            return True
+        lane = lanes.open_for(info, None, cores, memory_mib, needs)
         if lane is None:
             return False
         hold.lane, lane.owner = lane, hold
@@ -205,7 +210,7 @@ class Holds:
             cores=lane.cores,
             memory_bytes=lane.memory_mib * MIB,
             exclusive=info.is_exclusive,
-            environ={"RMGR_NODE": self._node.name, "RMGR_CHECKPOINT_DIR": str(place / CHECKPOINTS)},
+            environ={"RMGR_NODE": self._node.name, "RMGR_CHECKPOINT_DIR": str(place / CHECKPOINTS)} | lane.variables,
         )
         argv = (sys.executable, "-I", "-S", ranks.__file__, str(place))
         item = CommandItem(seq=hold.seq, index=hold.index, attempt=hold.attempt, label=info.label(hold.index))

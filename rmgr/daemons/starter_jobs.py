@@ -38,6 +38,7 @@ from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import Shape
 from rmgr.model.node import InboxOrder, NodeRecord
 from rmgr.model.placing import Allocation
+from rmgr.model.resources import share_variable
 from rmgr.model.states import Reason
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ class Jobs:
         self._generation = 0
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
+        for left in (*directory.glob("saved-*"), *directory.glob("hold-*")):  # of an older incarnation, and maybe large
+            remove_tree(left)
 
     def reset(self) -> None:
         """A new registration: the inbox is read again."""
@@ -214,6 +217,8 @@ class Jobs:
         }
         path = shape.environ.get("PATH") or self._node.runner.environ.get("PATH", os.defpath)
         variables["PATH"] = f"{place / 'bin'}{os.pathsep}{path}"
+        if block.info.needs:
+            variables["RMGR_RESOURCES"] = share_variable(dict(block.info.needs))
         rigid = block.info.record.rigid
         if rigid is not None and rigid.kill_on_bad_exit:
             variables["RMGR_KILL_ON_BAD_EXIT"] = "1"

@@ -1,19 +1,22 @@
-"""The slots of one node and what they hold: cores and memory are counted here and nowhere else, so nothing is over-committed.
+"""The slots of one node and what they hold: cores, memory and other resources are counted here and nowhere else.
 
 A *lane* is one place where tasks run one after another: a Python worker, or the command queue of a slot. A busy lane
-holds cores and memory; a lane whose task waits for another task (blocked) holds none until it is granted them again.
+holds cores and memory; a lane whose task waits for another task (blocked) holds none until it is granted them again. Of other
+resources, whose single pieces have numbers, it keeps what it was lent as long as it has tasks.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from rmgr.adapters.accounts import Account
 from rmgr.adapters.process import NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_records import Info
+from rmgr.model.resources import Needs, lent_variables
 from rmgr.model.states import Reason
 
 #: Idle workers of other kinds that a slot keeps warm.
@@ -43,7 +46,9 @@ class Lane:
     tasks: dict[int, Task] = field(default_factory=dict)
     since_s: float = 0.0
     blocked_seq: int = 0
-    shape: tuple[int, int] = (0, 0)  #: cores and memory of its tasks, also while it is blocked
+    shape: tuple[int, int, Needs] = (0, 0, ())  #: cores, memory and other resources of its tasks, also while it is blocked
+    asked: WorkerSpec | None = None  #: what `spec` was before it got the variables of what is lent
+    lent: dict[str, list[int]] = field(default_factory=dict)  #: numbers of the pieces that are its own, by name
     recalling: bool = False
     owner: object = None  #: what holds it although no task of it runs: a hold, the seat of a job that is about to start
 
@@ -57,13 +62,18 @@ class Lane:
         """The task that runs, or will run next."""
         return next(iter(self.tasks), 0)
 
-    def is_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int) -> bool:
+    @property
+    def variables(self) -> dict[str, str]:
+        """With which its tasks find what is lent."""
+        return lent_variables(self.lent) if self.lent else {}
+
+    def is_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int, needs: Needs = ()) -> bool:
         """More tasks like these may be queued behind what it has, also those of another submission that need the same worker."""
         return (
             self.info is not None
             and (self.info is info or (self.info.python == info.python and self.info.account == info.account))
-            and (self.spec is spec or self.spec == spec)
-            and self.shape == (cores, memory_mib)
+            and (self.spec is spec or self.spec == spec or (bool(self.lent) and self.asked == spec))
+            and self.shape == (cores, memory_mib, needs)
             and not self.blocked_seq
             and self.serial is None
             and not self.recalling
@@ -75,14 +85,25 @@ class Lanes:
     """All lanes of a node.
 
     Args:
-        cores, memory_mib: what the node has; a task of 0 MiB is not counted against its memory.
+        cores, memory_mib, resources: what the node has; a task of 0 MiB is not counted against its memory.
         python: interpreter of workers, "" = this one. early: opens slots before there is work (whose it will be is known).
     """
 
-    def __init__(self, runner: NodeRunner, *, cores: int, memory_mib: int, python: str = "", early: bool = True) -> None:
+    def __init__(
+        self,
+        runner: NodeRunner,
+        *,
+        cores: int,
+        memory_mib: int,
+        python: str = "",
+        early: bool = True,
+        resources: Mapping[str, int] | None = None,
+    ) -> None:
         self.runner = runner
         self.cores = self.free_cores = cores
         self.memory_mib = self.free_memory_mib = memory_mib
+        self.resources = dict(resources or {})
+        self._pieces = {name: list(range(count)) for name, count in self.resources.items()}  #: not lent, ascending
         self._python = python
         self._workers: dict[Worker, Lane] = {}
         self._commands: dict[Slot, Lane] = {}
@@ -111,9 +132,24 @@ class Lanes:
         """A blocked task could go on if it had its cores."""
         return bool(self._waiting)
 
-    def fits(self, cores: int, memory_mib: int) -> bool:
+    def fits(self, cores: int, memory_mib: int, needs: Needs = ()) -> bool:
         """One more task of this size could start now."""
-        return cores <= self.free_cores and memory_mib <= self.free_memory_mib
+        return cores <= self.free_cores and memory_mib <= self.free_memory_mib and (not needs or self.has_free(needs))
+
+    def has_free(self, needs: Needs) -> bool:
+        """So many pieces are lent to nobody."""
+        return all(len(self._pieces.get(name, ())) >= count for name, count in needs)
+
+    def free_of(self, name: str) -> int:
+        """Pieces of a resource that are lent to nobody."""
+        return len(self._pieces.get(name, ()))
+
+    def slots_for(self, cores: int, needs: Needs = ()) -> int:
+        """Tasks of this size that the empty node runs at once, at least 1."""
+        slots = self.cores // cores
+        for name, count in needs:
+            slots = min(slots, self.resources.get(name, 0) // count)
+        return max(1, slots)
 
     def python_of(self, slot: Slot) -> str:
         """The interpreter of its workers."""
@@ -133,13 +169,16 @@ class Lanes:
 
     # -- taking and giving up --------------------------------------------------------------------------------------------
 
-    def open_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int) -> Lane | None:
+    def open_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int, needs: Needs = ()) -> Lane | None:
         """An idle lane for a task of this size, holding what it needs; None when it does not fit now.
 
         Raises: OSError when no slot can be opened.
         """
-        if not self.fits(cores, memory_mib):
+        if not self.fits(cores, memory_mib, needs):
             return None
+        asked, pieces = spec, {name: self._pieces[name][:count] for name, count in needs}
+        if spec is not None and needs:  # a library keeps the pieces that it has seen first: no worker is used with others
+            spec = replace(spec, environ=spec.environ | lent_variables(pieces))
         kind = (info.python or self._python, info.account)
         lane = self._idle_worker(spec, kind) if spec is not None else None
         if lane is None:
@@ -151,8 +190,13 @@ class Lanes:
             else:
                 lane = self._commands.get(slot) or Lane(slot, None)
                 self._commands[slot] = lane
-        lane.info, lane.shape, lane.recalling, lane.serial = info, (cores, memory_mib), False, None
+        lane.info, lane.shape, lane.recalling, lane.serial = info, (cores, memory_mib, needs), False, None
+        lane.asked = asked
         self._hold(lane)
+        if needs:
+            lane.lent = pieces
+            for name, count in needs:
+                del self._pieces[name][:count]
         return lane
 
     def ended(self, lane: Lane, seqs: Iterable[int], now_s: float | None) -> list[Task]:
@@ -174,6 +218,10 @@ class Lanes:
     def give_up(self, lane: Lane) -> None:
         """The lane holds nothing any more."""
         self._release(lane)
+        for name, pieces in lane.lent.items():
+            for piece in pieces:
+                insort(self._pieces[name], piece)
+        lane.lent = {}
         lane.info = lane.serial = lane.owner = None
         lane.recalling = False
         lane.blocked_seq = 0
@@ -214,7 +262,7 @@ class Lanes:
 
     def grant(self) -> None:
         """Gives those that wait what has become free."""
-        while self._waiting and self.fits(*self._waiting[0].shape):
+        while self._waiting and self.fits(*self._waiting[0].shape[:2]):
             lane = self._waiting.popleft()
             seq, lane.blocked_seq = lane.blocked_seq, 0
             self._hold(lane)
@@ -238,7 +286,7 @@ class Lanes:
     # -- inside ------------------------------------------------------------------------------------------------------------
 
     def _hold(self, lane: Lane) -> None:
-        lane.cores, lane.memory_mib = lane.shape
+        lane.cores, lane.memory_mib, _ = lane.shape
         slots = self._slots.get(lane.slot.number, [])
         if slots and slots[-1] is not lane.slot and lane.slot in slots:
             slots.remove(lane.slot)

@@ -65,7 +65,12 @@ class NodeAgent:
         self.runner = runner
         self.log = shared.log.bind(node=name)
         self.lanes = Lanes(
-            runner, cores=capacity.cores, memory_mib=capacity.memory_bytes // MIB, python=shared.python, early=shared.users is None
+            runner,
+            cores=capacity.cores,
+            memory_mib=capacity.memory_bytes // MIB,
+            python=shared.python,
+            early=shared.users is None,
+            resources=capacity.resources,
         )
         accounts = None
         if shared.users is not None:
@@ -386,8 +391,8 @@ class NodeAgent:
 
     def _worth(self, block: ClaimedBlock, *, stalled: bool) -> bool:
         """Its waiting tasks would take long enough here."""
-        if not block.ready or block.data.serial or block.is_placed:
-            return False
+        if not block.ready or block.data.serial or block.is_placed or block.info.needs:
+            return False  # the hungry need not have what it needs
         task_s = self._shared.times.of(block.kind)
         slots = max(1, self.lanes.cores // block.key.cores)
         return stalled or task_s is None or len(block.ready) * task_s / slots > _SPLIT_WORTH_S

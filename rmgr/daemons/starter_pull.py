@@ -10,7 +10,7 @@ import math
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from rmgr.daemons.starter_lanes import Lanes
 from rmgr.daemons.starter_records import Info, Records
 from rmgr.daemons.starter_trust import Gate
 from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.resources import Capacity, NodeAttributes
+from rmgr.model.resources import Capacity, Needs, NodeAttributes
 from rmgr.runtime.failpoint import failpoint
 
 #: How long the blocks of a submission without a gate are left alone.
@@ -94,11 +94,16 @@ class _Appetite:
     cores: int
     memory_mib: int
     ahead_s: float
+    others: dict[str, int] = field(default_factory=dict)  #: of other resources that the node has
 
     def free(self, key: BlockKey) -> int:
-        """Tasks like these that could start."""
+        """Tasks of so many cores and bytes that could start."""
         by_memory = self.memory_mib // key.memory_mib if key.memory_mib else self.cores
         return max(0, min(self.cores // key.cores, by_memory))
+
+    def free_of(self, needs: Needs) -> int:
+        """Tasks that could start by other resources alone."""
+        return min(max(0, self.others.get(name, 0)) // count for name, count in needs)
 
 
 class Puller:
@@ -125,6 +130,8 @@ class Puller:
         self._flying: dict[BlockKey, _Flying] = {}
         self._together = 1
         self._claims = 0
+        self._lacking: set[str] = set()  #: resources that a block met in this pass waits for: none behind it gets them
+        self._without: set[int] = set()  #: submissions that need one of them
         self.is_hungry = False  #: slots are free and nothing can be claimed
         self.retry_s = 0.0  #: monotonic time at which `run` is worth calling again, 0.0 = when something changes
 
@@ -153,6 +160,8 @@ class Puller:
         self.is_hungry = False
         self.retry_s = 0.0
         empty = True
+        self._lacking.clear()
+        self._without.clear()
         for board in boards:
             if board.spec.state == "stopped":
                 continue
@@ -172,7 +181,7 @@ class Puller:
                 if self._is_nearly_done():  # so that the COMPLETE of a short task can tell that the node is hungry again
                     board.look(now_s, hungry=True)
                 return False
-            card = board.pick(now_s, passed)
+            card = board.pick(now_s, passed, self._without)
             if card is None:
                 board.look(now_s, hungry=appetite.cores > 0)
                 if board.is_current:
@@ -192,6 +201,10 @@ class Puller:
         """True: claimed. False: not this one, look at the next. None: this one, but not now."""
         key = card.key
         info = self._records.get(key.submission)
+        needs = info.needs if info is not None else ()
+        if needs and any(name in self._lacking for name, _ in needs):
+            self._without.add(key.submission)
+            return False
         if card.data is None or info is None or not self._claims % (self._together // 2 or 1):
             for coming in board.fetch_ahead(self._together):
                 self._records.get(coming.key.submission)
@@ -208,10 +221,12 @@ class Puller:
             return None
         kind = card.data.function or info.kind
         task_s = self._times.of(kind)
-        slots = max(1, self._node.lanes.cores // key.cores)
+        slots = self._node.lanes.slots_for(key.cores, needs)
         if task_s is not None:
             self._together = max(1, min(_TOGETHER, int(AHEAD_S * slots / (task_s * key.count))))
-        free = appetite.free(key)
+        fitting = free = appetite.free(key)
+        if needs:
+            free = min(fitting, appetite.free_of(needs))
         take = claim_size(
             count=key.count,
             serial=card.data.serial,
@@ -223,6 +238,10 @@ class Puller:
             ahead_s=appetite.ahead_s,
         )
         if take == 0:
+            if fitting and not free:  # cores could not help it: it waits, and only those behind it that need the same
+                self._lacking.update(name for name, count in needs if appetite.others.get(name, 0) < count)
+                self._without.add(key.submission)
+                return False
             if not free and appetite.cores > 0:  # it does not fit beside what runs: the node drains for it
                 if card.data.resubmit and not self._is_draining():
                     self._claim(board, card, info, key.count if card.data.serial else 1)
@@ -238,7 +257,7 @@ class Puller:
             key.cores <= capacity.cores
             and key.memory_mib <= self._node.lanes.memory_mib
             and set(request.features) <= set(self._node.attributes.features)
-            and all(capacity.resources.get(name, 0) >= count for name, count in request.resources.items())
+            and all(capacity.resources.get(name, 0) >= count for name, count in info.needs)
         )
 
     def _is_nearly_done(self) -> bool:
@@ -279,12 +298,17 @@ class Puller:
     def _appetite(self) -> _Appetite:
         lanes, of = self._node.lanes, self._times.of
         cores, memory_mib, ahead_s = lanes.free_cores, lanes.free_memory_mib, 0.0
+        others = {name: lanes.free_of(name) for name in lanes.resources} if lanes.resources else {}
         waiting = [(block.key, len(block.ready), block) for block in self._node.blocks.values() if block.waits]
         waiting += [(key, key.count, None) for key in self._flying]
         for key, count, block in waiting:
             serial = self._flying[key].data.serial if block is None else block.data.serial
             ready = count if not serial else 0 if block is not None and block.live else 1
             fitting = min(ready, max(0, cores // key.cores))
+            if others:
+                for name, each in (block.info if block is not None else self._flying[key].info).needs:
+                    fitting = min(fitting, max(0, others.get(name, 0)) // each)
+                    others[name] = others.get(name, 0) - ready * each
             cores -= fitting * key.cores
             memory_mib -= fitting * key.memory_mib
             left = ready - fitting
@@ -295,7 +319,7 @@ class Puller:
             behind = len(lane.tasks) - 1
             if behind > 0 and lane.info is not None and lane.serial is None:
                 ahead_s += behind * (of(lane.kind) or 0.0) * lane.shape[0]
-        return _Appetite(max(0, cores), max(0, memory_mib), ahead_s)
+        return _Appetite(max(0, cores), max(0, memory_mib), ahead_s, others)
 
     def _retry(self, at_s: float | None) -> None:
         if at_s is not None and (not self.retry_s or at_s < self.retry_s):

@@ -23,7 +23,7 @@ from rmgr.errors import CoordinationUnavailable, RmgrError, UsageError
 from rmgr.model.array import Array, parse_array
 from rmgr.model.frames import Shape
 from rmgr.model.queue import ClusterSettings, QueueSpec
-from rmgr.model.resources import MIB
+from rmgr.model.resources import MIB, Needs, needs_of
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, OnDisconnect, Phase, PythonEnvironment, Submission, Work
 
@@ -47,9 +47,11 @@ class Info:
     spec: bytes = b""  #: digest of what is signed of it, once it was needed
     is_closed: bool = False
     read_s: float = 0.0  #: monotonic time at which `is_closed` was seen
+    needs: Needs = field(init=False)  #: other resources of one process
     kind: str | int = field(init=False)  #: what its commands share with others that take similar times: script and arguments
 
     def __post_init__(self) -> None:
+        self.needs = needs_of(self.record.request.resources)
         command = self.record.command
         if command is None or not (command.argv or command.script_sha256):
             self.kind = self.record.id

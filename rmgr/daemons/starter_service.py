@@ -227,6 +227,7 @@ class NodeAnswering:
                     disk_free_bytes=free,
                     spooled_bytes=spooled,
                     reason="; ".join([*agent.drains.values(), *([note] if note else [])]),
+                    resources_used={name: has - agent.lanes.free_of(name) for name, has in agent.lanes.resources.items()},
                 )
                 for agent in self._starter.agents.values()
             ]

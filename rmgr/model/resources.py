@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+from rmgr.errors import UsageError
 from rmgr.model.version import Newer, newer
 
 MIB = 1024 * 1024
+#: The resource that also becomes CUDA_VISIBLE_DEVICES.
+GPU = "gpu"
+CUDA = "CUDA_VISIBLE_DEVICES"
+#: How many of what, names ascending, none of them 0: hashable, and () where there is nothing.
+Needs: TypeAlias = tuple[tuple[str, int], ...]
+#: Of one node: every index is a number in a variable.
+MOST = 9_999
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
+
+
+def needs_of(resources: Mapping[str, int], times: int = 1) -> Needs:
+    """So often these."""
+    return tuple((name, count * times) for name, count in sorted(resources.items()) if count > 0) if resources else ()
+
+
+def checked_resources(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Names and counts as a request or a node may have them. Raises: UsageError naming the one that may not be."""
+    found: dict[str, int] = {}
+    for name, count in pairs:
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{name!r} is no name of a resource", hint="letters, digits, and . _ - after the first letter: gpu, licence.x")
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST:
+            raise UsageError(f"resource {name}: {count!r} is not a number from 0 to {MOST}")
+        if found.get(name, count) != count:
+            raise UsageError(f"resource {name} is given twice: {found[name]} and {count}")
+        found[name] = count
+    return found
+
+
+def variable_of(name: str) -> str:
+    """`gpu` -> `RMGR_RESOURCE_GPU`."""
+    return "RMGR_RESOURCE_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
+
+
+def lent_variables(lent: Mapping[str, Iterable[int]]) -> dict[str, str]:
+    """What work finds in its environment of the indices that it was lent."""
+    variables = {variable_of(name): ",".join(map(str, indices)) for name, indices in sorted(lent.items())}
+    if GPU in lent:
+        variables[CUDA] = variables[variable_of(GPU)]
+    return variables
+
+
+def share_variable(resources: Mapping[str, int]) -> str:
+    """RMGR_RESOURCES: how many of what one process of a job has, so that ranks find their own among those of the node."""
+    return ",".join(f"{variable_of(name)}={count}" for name, count in needs_of(resources))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,6 +103,8 @@ class NodeView:
     endpoint: str = ""
     seen_us: int = 0
     version: str = ""  #: rmgr version of its Starter
+    resources: dict[str, int] = field(default_factory=dict)  #: beside cores and memory, by name: how many it has, how many are in use
+    resources_used: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

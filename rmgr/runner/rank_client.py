@@ -403,7 +403,8 @@ def agent(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int
         raise NotInJob("rmgr agent NODE CMD...")
     node, argv = words[0], ["/bin/sh", "-c", " ".join(words[1:])]
     place = Place.of(environ)
-    plain = {name: value for name, value in environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_"))}
+    # RMGR_RESOURCES neither: it starts ranks of its own, and all that the job has on that node is theirs
+    plain = {name: value for name, value in environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_", "RMGR_RESOURCES"))}
     return Launch(place, argv, [(node, 0, 1)], environ=plain).run()
 
 

@@ -125,6 +125,18 @@ def peer_uid(link: socket.socket) -> int:
 # -- processes ---------------------------------------------------------------------------------------------------------------
 
 
+def own_share(environ: Mapping[str, str], local: int) -> dict[str, str]:
+    """The variables of a rank's own part of what the job was lent on this node (RMGR_RESOURCES: how many a process has of what)."""
+    found = {}
+    for word in filter(None, environ.get("RMGR_RESOURCES", "").split(",")):
+        name, _, count = word.partition("=")
+        pieces, each = environ.get(name, "").split(","), int(count)
+        found[name] = ",".join(pieces[local * each : (local + 1) * each])
+        if name == "RMGR_RESOURCE_GPU":
+            found["CUDA_VISIBLE_DEVICES"] = found[name]
+    return found
+
+
 class _Rank:
     """One process. streams: its pipes that are open, by descriptor."""
 
@@ -161,6 +173,7 @@ class Crew:
         for local in range(spec["count"]):
             number = spec["first"] + local
             environ = spec["environ"] | {"RMGR_RANK": str(number), "RMGR_LOCAL_RANK": str(local)}
+            environ |= own_share(environ, local)
             source: int = subprocess.DEVNULL
             if local == 0 and stdin is not None:
                 source = stdin

@@ -132,12 +132,14 @@ class Job:
         new.resources = resources
         new.cpus = processes * threads
         new.planned_us = limit_us or UNLIMITED_US
-        special = Special(features, resources) if features or resources else None
-        plain = threads == 1 and special is None and not (memory_bytes or exclusive or spread)
-        new.shape = PLAIN if plain else Shape(threads, memory_bytes, special, exclusive, spread)
+        if threads == 1 and not (memory_bytes or features or resources or exclusive or spread):
+            new.shape = PLAIN
+        else:
+            special = Special(features, resources) if features or resources else None
+            new.shape = Shape(threads, memory_bytes, special, exclusive, spread)
+            if resources and not _counted(resources):
+                new._complain()  # noqa: SLF001 - its own class
         if processes < 1 or threads < 1 or submit_us < 0 or limit_us < 0 or memory_bytes < 0 or begin_us < 0:
-            new._complain()  # noqa: SLF001 - its own class
-        if resources and not _counted(resources):
             new._complain()  # noqa: SLF001 - its own class
         new.__class__ = cls
         made: Self = new

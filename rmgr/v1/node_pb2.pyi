@@ -76,7 +76,14 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStats(_message.Message):
-    __slots__ = ("node", "cores_used", "memory_used_bytes", "running", "load", "disk_free_bytes", "spooled_bytes", "reason")
+    __slots__ = ("node", "cores_used", "memory_used_bytes", "running", "load", "disk_free_bytes", "spooled_bytes", "reason", "resources_used")
+    class ResourcesUsedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     CORES_USED_FIELD_NUMBER: _ClassVar[int]
     MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +92,7 @@ class NodeStats(_message.Message):
     DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SPOOLED_BYTES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_USED_FIELD_NUMBER: _ClassVar[int]
     node: str
     cores_used: int
     memory_used_bytes: int
@@ -93,7 +101,8 @@ class NodeStats(_message.Message):
     disk_free_bytes: int
     spooled_bytes: int
     reason: str
-    def __init__(self, node: _Optional[str] = ..., cores_used: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., spooled_bytes: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    resources_used: _containers.ScalarMap[str, int]
+    def __init__(self, node: _Optional[str] = ..., cores_used: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., spooled_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., resources_used: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StatsReply(_message.Message):
     __slots__ = ("nodes", "version", "time_us")

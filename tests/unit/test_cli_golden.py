@@ -142,6 +142,8 @@ NODES = [
         site="east",
         speed=1.5,
         features=("gpu", "ssd"),
+        resources={"gpu": 2, "licence": 1},
+        resources_used={"gpu": 1},
         endpoint="h1:7070",
         seen_us=NOW - 2_000_000,
     ),
@@ -311,7 +313,7 @@ def test_tables_have_the_columns_of_the_contract(name: str) -> None:
 CONTRACT = {
     "jobs": "JOBID NAME USER QUEUE STATE TIME TASKS NODES(REASON)",
     "tasks": "TASK STATE ATTEMPT NODE TIME EXIT ERROR",
-    "nodes": "NODE STATE CORES MEM RUN LOAD SEEN REASON",
+    "nodes": "NODE STATE CORES MEM GRES RUN LOAD SEEN REASON",
     "queues": "QUEUE STATE POLICY PENDING RUNNING MAXTIME",
     "history": "JOBID NAME USER STATE EXIT SUBMITTED ELAPSED CPUTIME MAXRSS NODES",
 }

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from rmgr.cli.config import differences
-from rmgr.cli.options import parse_after, parse_env, parse_resource
-from rmgr.cli.params import parse_states
+from rmgr.cli.options import parse_after, parse_env
+from rmgr.cli.params import parse_resource, parse_states
 from rmgr.cli.settings import parse_settings, to_document, to_toml
 from rmgr.daemons.placing_pipeline import named
 from rmgr.errors import ConfigError, UsageError
