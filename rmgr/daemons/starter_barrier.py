@@ -31,11 +31,15 @@ _PAUSE_S = 0.2
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Barrier:
-    """The start of one block. asked: helpers that are being asked; ready: what those that answered have promised; lost: since."""
+    """The start of one block.
+
+    asked: helpers that are being asked, and by which record they were found (None: it is being read); ready: what those that answered
+    have promised; lost: who was lost since.
+    """
 
     block: ClaimedBlock
     end_s: float
-    asked: set[str] = field(default_factory=set)
+    asked: dict[str, NodeRecord | None] = field(default_factory=dict)
     ready: dict[str, Promise] = field(default_factory=dict)
     retry_s: dict[str, float] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
@@ -113,7 +117,7 @@ class Barriers:
     # -- the helpers -------------------------------------------------------------------------------------------------------
 
     def _ask(self, barrier: _Barrier, helper: str) -> None:
-        barrier.asked.add(helper)
+        barrier.asked[helper] = None
         future = self._shared.coordinator.get(paths.node(helper))
         future.add_done_callback(lambda done: self._shared.post(partial(self._found, barrier, helper, done)))
 
@@ -128,6 +132,7 @@ class Barriers:
         if record is None or peers is None or not record.endpoint:
             self._answered(barrier, helper, RmgrError(f"node {helper} has no Starter that could be asked"))
             return
+        barrier.asked[helper] = record
         key, allocation = barrier.block.key, barrier.block.data.allocation
         assert allocation is not None
         cores = next(count * allocation.threads for node, count in allocation.helpers if node == helper)
@@ -135,13 +140,17 @@ class Barriers:
         failpoint("starter.before_prepare")
 
         def answered(error: RmgrError | None, life: str, incarnation: int) -> None:
-            self._shared.post(partial(self._answered, barrier, helper, error, Promise(life=life, incarnation=incarnation)))
+            self._shared.post(partial(self._heard, barrier, helper, record, error, Promise(life=life, incarnation=incarnation)))
 
         hold = f"{key.submission}.{key.first}.{key.attempt}"
         peers.prepare(record.endpoint, helper, hold, head=self._node.name, cores=cores, timeout_s=left_s, done=answered)
 
+    def _heard(self, barrier: _Barrier, helper: str, asked: NodeRecord, error: RmgrError | None, promise: Promise) -> None:
+        if barrier.asked.get(helper) is asked:  # else somebody else has been asked since
+            self._answered(barrier, helper, error, promise)
+
     def _answered(self, barrier: _Barrier, helper: str, error: RmgrError | None, promise: Promise | None = None) -> None:
-        barrier.asked.discard(helper)
+        barrier.asked.pop(helper, None)
         if promise is not None and error is None:
             barrier.ready[helper] = promise
         else:
@@ -156,6 +165,10 @@ class Barriers:
         if barrier is None or barrier.block is not block or helper in barrier.lost:
             return
         promise, is_fenced = barrier.ready.get(helper), record is None or record.state is NodeState.FENCED
+        asked = barrier.asked.get(helper)
+        if record is not None and asked is not None and record.incarnation > asked.incarnation and record.endpoint != asked.endpoint:
+            del barrier.asked[helper]  # who was asked is not there any more, and would be waited for until the time is up
+            self._shared.wake()
         if not (is_fenced if promise is None else promise.is_broken(record)):
             return
         if is_fenced or not block.ready:

@@ -40,6 +40,7 @@ from rmgr.model.node import InboxOrder, NodeRecord
 from rmgr.model.placing import Allocation
 from rmgr.model.resources import share_variable
 from rmgr.model.states import Reason
+from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
@@ -153,6 +154,7 @@ class Jobs:
     def _take(self, block: ClaimedBlock) -> None:
         """Its own now, before all that was pulled, after the jobs that came before it."""
         blocks = self._node.blocks
+        failpoint("starter.job_taken")
         self._node.claimed(block)
         pulled = [key for key, other in blocks.items() if not other.is_placed]
         for key in pulled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ledger import BEAT_S, SHELL, check, check_nothing_left, read_ledger
+from ledger import BEAT_S, SHELL, Span, check, check_nothing_left, read_ledger
 
 from rmgr.adapters.stores import open_store
 from rmgr.client.connection import Connection, connect
@@ -26,6 +27,8 @@ from tests.harness.fair_time import PATIENCE_S, FairTimer
 #: T: how long a silent process is believed alive. ZooKeeper notices within T and a tick, the leader adds its grace of 1 s.
 T = 3.0
 TICK = 0.75
+#: Pause of a rank between two beats.
+RANK_BEAT_S = 0.25
 GRACE = 1.0
 #: A dead node's work runs elsewhere within this time, on a machine that is busy with the test itself.
 RECOVERY_S = T + TICK + GRACE + 4.0
@@ -68,6 +71,7 @@ class Chaos:
         self.cores: dict[str, int] = {}
         self.submissions: list[int] = []
         self.acknowledged = 0
+        self.ranks: dict[int, int] = {}
         self._store: Store | None = None
 
     # -- parts
@@ -87,6 +91,48 @@ class Chaos:
         """Starts a Starter (again)."""
         self.cores[name] = cores
         self.cluster.start_starter(name, cores=cores, environment=environment)
+
+    def crown(self, name: str, **environment: str) -> None:
+        """Makes a new WatchDog with these variables the leader; the others go, and a fresh one stands by."""
+        others = [process.id for process in self.cluster.state.processes if process.role == "watchdog" and process.state == "running"]
+        self.cluster.start_watchdog(name, environment=environment)
+        eventually(f"{name} stands by", lambda: self.cluster.snapshot().watchdogs > len(others), within=PATIENCE_S)
+        for other in others:
+            self.cluster.kill(other, signal.SIGTERM)
+        eventually(f"{name} leads", lambda: self.leader() == name, within=PATIENCE_S)
+        self.cluster.start_watchdog(f"{name}-heir")
+
+    def heal(self, **cores: int) -> None:
+        """Begins anew on a cluster that other tests have used: these nodes run, with so many cores; nothing that was submitted is left."""
+        for number in self.submissions:
+            if any(not view.state.is_final for view in self.tasks(number)):
+                self.rmgr("cancel", str(number))
+        self.submissions, self.acknowledged, self.ranks, self.cores = [], 0, {}, dict(cores)
+        self.ledger = self.directory / f"ledger-{time.monotonic_ns()}"
+        known = {process.id for process in self.cluster.state.processes}
+        for name, count in cores.items():
+            if name in known and self.cluster.process(name).state == "stopped":
+                self.cluster.kill(name, signal.SIGKILL)
+            if name not in known or self.cluster.process(name).state == "dead":
+                self.add_node(name, cores=count)
+        eventually("the nodes are up", lambda: set(cores) <= self.up(), within=PATIENCE_S)
+        eventually("somebody leads", self.leader, within=PATIENCE_S)
+
+    def restart(self, name: str, *, cores: int = 2, **environment: str) -> None:
+        """Kills a Starter and starts it again; returns when its node has another incarnation."""
+        before = self.cluster.snapshot().nodes[name].incarnation
+        self.cluster.kill(name)
+        self.add_node(name, cores=cores, **environment)
+        eventually(f"{name} is back", lambda: self.cluster.snapshot().nodes[name].incarnation > before, within=PATIENCE_S)
+
+    def up(self) -> set[str]:
+        """Nodes whose Starter is registered, and lives."""
+        snapshot = self.cluster.snapshot()
+        return {name for name, record in snapshot.nodes.items() if record.state == "up" and record.guid in snapshot.alive}
+
+    def nodes_of(self, number: int) -> tuple[str, ...]:
+        """Where a job of one task runs now, its head first; () while it does not."""
+        return next((block.nodes for block in self.cluster.snapshot().claimed if block.key.submission == number), ())
 
     def leader(self) -> str:
         """Id of the WatchDog that leads now ("" while none does)."""
@@ -155,6 +201,29 @@ class Chaos:
         self.acknowledged += tasks
         return number
 
+    def let_end(self) -> None:
+        """All that was submitted ends with its next beat."""
+        Path(f"{self.ledger}.stop").touch()
+
+    def submit_job(self, processes: int, seconds: float, *options: str) -> int:
+        """A job whose script starts `processes` ranks that write themselves down; returns the submission."""
+        rank, script = self.directory / "rank.sh", self.directory / "job.sh"
+        rank.write_text(SHELL)
+        script.write_text(f"#!/bin/sh\nexec rmgr run sh {rank}\n")
+        beats = ("--env", f"BEATS={round(seconds / RANK_BEAT_S)}", "--env", f"BEAT={RANK_BEAT_S}", "--env", f"LEDGER={self.ledger}")
+        done = self.rmgr("submit", "--parsable", "-n", str(processes), *beats, *options, str(script))
+        assert done.returncode == 0, done.stderr
+        number = int(done.stdout)
+        self.submissions.append(number)
+        self.acknowledged += 1
+        self.ranks[number] = processes
+        return number
+
+    def spans(self, number: int, attempt: int = 0) -> list[Span]:
+        """Executions of one submission in the ledger, of one attempt or all."""
+        spans = [span for span in read_ledger(self.ledger) if span.task.startswith(f"{number}_")]
+        return [span for span in spans if attempt in {0, span.attempt}]
+
     def tasks(self, number: int) -> list[TaskView]:
         """Its tasks as rmgr tells them."""
         return read_tasks(self.cluster.coordinator, self.store, number)[1]
@@ -182,6 +251,7 @@ class Chaos:
             expected=self.acknowledged,
             results=results,
             exclusive=exclusive,
+            ranks=self.ranks,
         )
 
         def clean() -> bool:

@@ -1,7 +1,7 @@
 """The ledger outside rmgr: what tasks themselves wrote down, and the one checker that compares it with what rmgr says.
 
-Each task appends lines to one file (O_APPEND): `event task attempt node pid boottime`. A task that is alive writes
-`beat` every 50 ms, so the end of a killed attempt is known to that precision without asking anybody.
+Each task, and each rank of a job, appends lines to one file (O_APPEND): `event task attempt node pid boottime [rank]`. A task
+that is alive writes `beat` every 50 ms, so the end of a killed attempt is known to that precision without asking anybody.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,12 +24,13 @@ from rmgr.model.states import State
 from rmgr.model.views import TaskView
 
 BEAT_S = 0.05
-#: A POSIX shell task: start, beats for a while, end. Arguments: ledger, number of beats.
+#: A POSIX shell task: start, beats for a while, end. Variables: LEDGER, BEATS (their number), LATER (of a second attempt), BEAT (pause);
+#: a file STOP ends it before.
 SHELL = """
 now() { cut -d' ' -f1 /proc/uptime; }
-say() { echo "$1 $RMGR_TASK_ID $RMGR_ATTEMPT ${RMGR_NODELIST:-?} $$ $(now)" >> "$LEDGER"; }
-say start; i=0
-while [ $i -lt "$BEATS" ]; do say beat; sleep 0.05; i=$((i+1)); done
+say() { echo "$1 $RMGR_TASK_ID $RMGR_ATTEMPT ${RMGR_NODE:-${RMGR_NODELIST:-?}} $$ $(now) ${RMGR_RANK:-0}" >> "$LEDGER"; }
+say start; i=0; [ "$RMGR_ATTEMPT" = 1 ] || BEATS=${LATER:-$BEATS}
+while [ $i -lt "$BEATS" ] && ! [ -e "${STOP:-$LEDGER.stop}" ]; do say beat; sleep ${BEAT:-0.05}; i=$((i+1)); done
 head -c "${PAD:-0}" /dev/zero | tr '\\0' x
 say end; echo "$RMGR_TASK_ID.$RMGR_ATTEMPT"
 """
@@ -67,6 +68,7 @@ class Span:
     start: float
     last: float
     ended: bool
+    rank: int = 0
 
 
 def read_ledger(path: Path) -> list[Span]:
@@ -75,12 +77,12 @@ def read_ledger(path: Path) -> list[Span]:
     if not path.exists():
         return []
     for line in path.read_text().splitlines():
-        event, task, attempt, node, pid, at = line.split()
+        event, task, attempt, node, pid, at, *rank = line.split()
         entry = spans.setdefault((task, int(attempt), node, int(pid)), {})
-        entry[event] = float(at)
+        entry[event], entry["rank"] = float(at), int(rank[0]) if rank else 0
         entry["last"] = max(entry.get("last", 0.0), float(at))
     found = [
-        Span(task, attempt, node, pid, entry.get("start", entry["last"]), entry["last"], "end" in entry)
+        Span(task, attempt, node, pid, entry.get("start", entry["last"]), entry["last"], "end" in entry, int(entry["rank"]))
         for (task, attempt, node, pid), entry in spans.items()
     ]
     return sorted(found, key=lambda span: span.start)
@@ -97,10 +99,12 @@ def check(
     results: dict[str, str] | None = None,
     exclusive: bool = False,
     max_attempts: int = 10,
+    ranks: Mapping[int, int] | None = None,
 ) -> dict[str, TaskView]:
     """I1-I6 over everything that `submissions` say and the ledger shows; returns the tasks by id.
 
     expected: tasks acknowledged in all. results: what the application got for each task. cores: of each node.
+    ranks: processes of a submission whose script starts them with `rmgr run` and does nothing else.
     """
     tasks: dict[str, TaskView] = {}
     for number in submissions:
@@ -110,18 +114,20 @@ def check(
     lost = [task for task, view in tasks.items() if not view.state.is_final]
     assert not lost, f"I1: tasks without an end after the drain: {lost[:5]}"
     spans = read_ledger(ledger)
-    by_task: dict[str, list[Span]] = defaultdict(list)
+    by_task: dict[tuple[str, int], list[Span]] = defaultdict(list)
     for span in spans:
-        by_task[span.task].append(span)
-    assert set(by_task) <= set(tasks), "a task ran that nobody had submitted"
+        by_task[span.task, span.rank].append(span)
+    assert {task for task, _ in by_task} <= set(tasks), "a task ran that nobody had submitted"
     for task, view in tasks.items():
-        if view.state is State.COMPLETED:
-            ends = [span for span in by_task[task] if span.ended and span.attempt == view.attempt]
-            assert len(ends) == 1, f"I2: {task} committed attempt {view.attempt}, the ledger has {len(ends)} ends of it"
-            assert ends[0].node in {view.node, "?"}, f"I3: {task} was committed by {view.node}, it ended on {ends[0].node}"
+        processes = (ranks or {}).get(view.submission, 0)
+        for rank in range(max(1, processes) if view.state is State.COMPLETED else 0):
+            ends = [span for span in by_task[task, rank] if span.ended and span.attempt == view.attempt]
+            assert len(ends) == 1, f"I2: {task} committed attempt {view.attempt}, the ledger has {len(ends)} ends of it (rank {rank})"
+            if not processes:
+                assert ends[0].node in {view.node, "?"}, f"I3: {task} was committed by {view.node}, it ended on {ends[0].node}"
     for task, value in (results or {}).items():
         assert value == f"{task}.{tasks[task].attempt}", f"I2: {task} gave {value!r}, committed is attempt {tasks[task].attempt}"
-    for task, runs in by_task.items():
+    for (task, _), runs in by_task.items():
         attempts = [span.attempt for span in runs]
         assert attempts == sorted(set(attempts)), f"I4: attempts of {task} in order of their start: {attempts}"
         assert attempts[-1] <= max_attempts, f"I4: {task} was tried {attempts[-1]} times"
@@ -143,12 +149,15 @@ def check_cores(spans: list[Span], cores: dict[str, int]) -> None:
         assert most <= capacity, f"I6: {node} with {capacity} cores ran {most} tasks at once"
 
 
-def check_nothing_left(coordinator: Coordinator, directory: Path, nodes: Iterable[str], queues: Iterable[str] = ("default",)) -> None:
-    """I9: no znode of work, no failed range, no order, and no process of a task."""
+def check_nothing_left(
+    coordinator: Coordinator, directory: Path, nodes: Iterable[str], queues: Iterable[str] = ("default", "batch")
+) -> None:
+    """I9: no znode of work, no failed range, no order, no cores held for a job, and no process of a task."""
     left = []
     for node in nodes:
         left += [f"running {node} {name}" for name in coordinator.children(paths.running_node(node)).result(60) or ()]
         left += [f"inbox {node} {name}" for name in coordinator.children(paths.inbox_node(node)).result(60) or ()]
+        left += [f"hold {node} {name}" for name in coordinator.children(paths.hold(node)).result(60) or ()]
     for queue in queues:
         left += [f"pending {name}" for name in coordinator.children(paths.pending(queue)).result(60) or ()]
         left += [f"held {name}" for name in coordinator.children(paths.held(queue)).result(60) or ()]

@@ -1,28 +1,158 @@
-"""Placed jobs under kills: the leader between its commits, nodes with their jobs, pulled work beside them."""
+"""Placed jobs under kills: rows 2, 3, 9 and 35 of the fault matrix, on one cluster that every test finds healed."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+from collections.abc import Iterator
+
 import pytest
-from breakable import RECOVERY_S, Chaos, T, eventually
+from breakable import RECOVERY_S, TICK, Chaos, T, eventually
+
+from tests.harness.fair_time import PATIENCE_S
 
 pytestmark = pytest.mark.chaos
+
+#: What a Starter dies at: with its order read, with its job running, with its output stored, with its end committed.
+MOMENTS = ("job_taken", "running", "output_written", "after_complete")
+CLUMSY = """
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+from rmgr.sched.plan import Why
+
+WHY = Why("clumsy", "because")
+
+@dataclass(frozen=True, slots=True)
+class Raises:
+    name: ClassVar[str] = "raises"
+    def plan(self, draft, causes):
+        for job in draft.by_arrival():
+            draft.start(job.id, WHY)
+        raise RuntimeError("no idea")
+
+@dataclass(frozen=True, slots=True)
+class Sleeps:
+    name: ClassVar[str] = "sleeps"
+    def plan(self, draft, causes):
+        time.sleep(60)
+
+@dataclass(frozen=True, slots=True)
+class Overcommits:
+    name: ClassVar[str] = "overcommits"
+    def plan(self, draft, causes):
+        for job in list(draft.by_arrival()):
+            for _ in range(3):
+                draft.start(job.id, WHY, ((0, 0, 1),))
+                draft.start(job.id, WHY, ((0, 0, 9),))
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    name: ClassVar[str] = "unknown"
+    def plan(self, draft, causes):
+        for job in list(draft.by_arrival()):
+            draft.start(job.id, WHY, ((99, 99, 1),))
+            draft.start(job.id + 1, WHY)
+"""
+NAMES = {"raises": "Raises", "sleeps": "Sleeps", "overcommits": "Overcommits", "unknown": "Unknown"}
+
+
+@pytest.fixture(scope="module")
+def broken(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    """One cluster for all tests here."""
+    made = Chaos(tmp_path_factory.mktemp("placed"))
+    try:
+        made.start(nodes=2, cores=2)
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def chaos(broken: Chaos) -> Chaos:
+    """Two nodes of two cores, nothing on them."""
+    broken.heal(n1=2, n2=2)
+    return broken
 
 
 @pytest.mark.parametrize("name", ["before_place", "after_place:3"])
 def test_a_leader_killed_around_a_placement_loses_and_doubles_nothing(chaos: Chaos, name: str):
-    chaos.start(nodes=2, first={"RMGR_FAILPOINT": f"leader.{name}=kill"})
-    chaos.submit(10, 0.2, "-q", "batch")
-    eventually("the failpoint has killed the leader", lambda: chaos.cluster.process("w1").state == "dead", within=RECOVERY_S + T)
+    doomed = f"w-{name[:5]}"
+    chaos.crown(doomed, RMGR_FAILPOINT=f"leader.{name}=kill")
+    chaos.submit(6, 0.2, "-q", "batch")
+    wide = [chaos.submit_job(2, 0.5, "-N", "2") for _ in range(2)]
+    eventually("the failpoint has killed the leader", lambda: chaos.cluster.process(doomed).state == "dead", within=RECOVERY_S + T)
     tasks = chaos.finish(within=90)
     assert {view.attempt for view in tasks.values()} == {1}
+    assert all({span.node for span in chaos.spans(number)} == {"n1", "n2"} for number in wide)
+
+
+def test_a_leader_that_stops_in_mid_pass_and_wakes_places_nothing(chaos: Chaos):
+    old = "w-stops"
+    chaos.crown(old, RMGR_FAILPOINT="leader.before_place=stop")
+    epoch = chaos.epoch()
+    chaos.submit(6, 0.3, "-q", "batch")
+    chaos.submit_job(2, 0.5, "-N", "2")
+    eventually("it has stopped", lambda: chaos.cluster.process(old).state == "stopped", within=PATIENCE_S)
+    eventually("another WatchDog leads", lambda: chaos.leader() not in {"", old}, within=T + TICK + 3.0)
+    eventually("it places", lambda: chaos.started() >= 2, within=PATIENCE_S)
+    chaos.cluster.kill(old, signal.SIGCONT)
+    tasks = chaos.finish(within=60)
+    assert {view.attempt for view in tasks.values()} == {1}, "and each ran once, or the ledger would tell"
+    assert (chaos.epoch(), chaos.leader() != old) == (epoch + 1, True), "it took nothing back"
+    assert chaos.cluster.process(old).state == "running", "it lives on as a candidate"
 
 
 def test_jobs_of_a_killed_node_run_elsewhere_beside_pulled_work(chaos: Chaos):
-    chaos.start(nodes=2)
     jobs = chaos.submit(8, 1.0, "-q", "batch", "-c", "2")
     chaos.submit(30, 0.2)
-    eventually("both kinds run", lambda: chaos.started() >= 4, within=60)
+    eventually("both kinds run", lambda: chaos.started() >= 4, within=PATIENCE_S)
     busy = eventually("a job runs", lambda: next((view.node for view in chaos.tasks(jobs) if view.state == "RUNNING"), ""), within=60)
     chaos.cluster.kill(str(busy))
     chaos.finish(within=120)
     assert any(view.attempt > 1 for view in chaos.tasks(jobs))
+
+
+def test_a_starter_killed_at_any_moment_of_a_job_loses_nothing(chaos: Chaos):
+    doomed = {f"d{at}": f"starter.{moment}=kill" for at, moment in enumerate(MOMENTS)}
+    for name, failpoint in doomed.items():
+        chaos.add_node(name, cores=2, RMGR_FAILPOINT=failpoint)
+    eventually("they are up", lambda: doomed.keys() <= chaos.up(), within=PATIENCE_S)
+    number = chaos.submit(16, 1.0, "-q", "batch", "--env", "PAD=20000")  # more output than rides inside a commit
+    eventually(
+        "all failpoints have killed their Starters",
+        lambda: all(chaos.cluster.process(name).state == "dead" for name in doomed),
+        within=PATIENCE_S,
+    )
+    chaos.finish(within=90)
+    again = [view for view in chaos.tasks(number) if view.attempt > 1]
+    assert {view.attempts[0].reason for view in again} == {"NODE_LOST"}
+    assert {view.attempts[0].node for view in again} >= {"d0", "d1", "d2"}
+
+
+def test_policies_that_raise_sleep_overcommit_or_invent_nodes_cost_their_own_decisions_only(chaos: Chaos):
+    plugins = chaos.directory / "plugins"
+    described = plugins / "clumsy-1.0.dist-info"
+    described.mkdir(parents=True, exist_ok=True)
+    (plugins / "clumsy.py").write_text(CLUMSY)
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: clumsy\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[rmgr.policies]\n" + "".join(f"{name} = clumsy:{kind}\n" for name, kind in NAMES.items()))
+    found = {"PYTHONPATH": os.pathsep.join([str(plugins), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+    pipeline = chaos.directory / "clumsy.toml"
+    pipeline.write_text("".join(f'[[stage]]\npolicy = "{name}"\n' for name in (*NAMES, "fcfs")))
+    chaos.crown("w-clumsy", **found)
+    assert chaos.rmgr("policy", "set", str(pipeline)).returncode == 2, "who does not have them cannot set them"
+    done = chaos.rmgr("policy", "set", str(pipeline), **found)
+    assert done.returncode == 0, done.stderr
+    chaos.submit(4, 0.5, "-q", "batch")
+    chaos.submit(6, 0.1)
+    chaos.submit_job(2, 0.2, "-N", "2")
+    tasks = chaos.finish(within=90)
+    assert {view.attempt for view in tasks.values()} == {1}
+    (placing,) = json.loads(chaos.rmgr("status", "--json").stdout)["policies"]
+    faults = {fault["policy"]: fault for fault in placing["faults"]}
+    assert {"raises", "sleeps"} <= faults.keys(), placing
+    assert "no idea" in faults["raises"]["error"]
+    assert chaos.leader() == "w-clumsy"
+    assert chaos.rmgr("policy", "set", "easy").returncode == 0

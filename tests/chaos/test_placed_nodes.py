@@ -1,0 +1,142 @@
+"""Jobs of several nodes under kills: rows 2, 9 and 15 of the fault matrix where ranks run elsewhere; nodes that change."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from breakable import RANK_BEAT_S, RECOVERY_S, Chaos, T, eventually
+
+from rmgr.coord import paths
+from tests.harness.fair_time import PATIENCE_S, FairTimer
+
+pytestmark = pytest.mark.chaos
+
+
+@pytest.fixture(scope="module")
+def broken(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    """One cluster for all tests here; each finds it healed."""
+    made = Chaos(tmp_path_factory.mktemp("jobs"))
+    try:
+        made.start(nodes=3, cores=2)
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def jobs(broken: Chaos) -> Chaos:
+    """Three nodes of two cores, nothing on them."""
+    broken.heal(n1=2, n2=2, n3=2)
+    return broken
+
+
+def started(jobs: Chaos, number: int, ranks: int, attempt: int = 1) -> tuple[str, ...]:
+    """Waits until all ranks of an attempt run; returns the job's nodes."""
+    what = f"{ranks} ranks of attempt {attempt} of job {number} run"
+    eventually(what, lambda: len(jobs.spans(number, attempt)) == ranks, within=PATIENCE_S)
+    return tuple(eventually("its nodes are known", lambda: jobs.nodes_of(number), within=PATIENCE_S))  # type: ignore[arg-type]
+
+
+def is_free(jobs: Chaos, number: int) -> bool:
+    """Nothing of a job stands on any node: no block, no cores held."""
+    children = jobs.cluster.coordinator.children
+    held = [name for node in jobs.cores for name in children(paths.hold(node)).result(60) or ()]
+    return not jobs.nodes_of(number) and not any(name.startswith(f"{number}.") for name in held)
+
+
+def beats(jobs: Chaos, number: int, attempt: int) -> bool:
+    """A rank of that attempt wrote something in the last five beats."""
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return any(now_s - span.last < 5 * RANK_BEAT_S and not span.ended for span in jobs.spans(number, attempt))
+
+
+def test_a_node_dies_under_jobs_of_several_nodes(jobs: Chaos) -> None:
+    # Both on the same two of three nodes; one may run again, the other may not.
+    again = jobs.submit_job(2, 60.0, "--env", "LATER=2", "-N", "2")
+    nodes = started(jobs, again, 2)
+    never = jobs.submit_job(2, 60.0, "-N", "2", "--no-requeue", "--nodelist", ",".join(nodes))
+    assert set(started(jobs, never, 2)) == set(nodes)
+    with FairTimer() as timer:
+        jobs.cluster.kill(nodes[1])
+        eventually("no rank of it lives anywhere", lambda: not beats(jobs, never, 1), within=RECOVERY_S)
+        killed_s = timer.elapsed_s
+        eventually("the nodes are free again", lambda: is_free(jobs, never), within=RECOVERY_S)
+        free_s = timer.elapsed_s
+        started(jobs, again, 2, attempt=2)
+        print(f"T = {T} s: ranks elsewhere dead after {killed_s:.1f} s, nodes free {free_s:.1f} s, run again {timer.elapsed_s:.1f} s")
+    tasks = jobs.finish(within=60)
+    lost, rerun = tasks[f"{never}_0"], tasks[f"{again}_0"]
+    assert (lost.state, lost.reason, lost.attempt) == ("FAILED", "NODE_LOST", 1)
+    assert (rerun.state, rerun.attempt, rerun.attempts[0].reason) == ("COMPLETED", 2, "NODE_LOST")
+
+
+def test_the_node_of_the_script_dies_and_its_ranks_elsewhere_with_it(jobs: Chaos) -> None:
+    number = jobs.submit_job(3, 60.0, "--env", "LATER=2", "-N", "3")
+    nodes = started(jobs, number, 3)
+    jobs.cluster.kill(nodes[0])
+    eventually("no rank of it lives", lambda: not beats(jobs, number, 1), within=RECOVERY_S)
+    eventually("it waits for three nodes", lambda: is_free(jobs, number), within=RECOVERY_S)
+    jobs.add_node(nodes[0])
+    tasks = jobs.finish(within=60)
+    assert [view.reason for view in tasks[f"{number}_0"].attempts] == ["NODE_LOST", ""]
+
+
+def test_a_helper_that_is_back_before_it_was_missed_has_lost_its_ranks(jobs: Chaos) -> None:
+    # The script does not look at its ranks: nobody but the head's Starter can notice.
+    number = jobs.submit(1, 60.0, "--env", "LATER=2", "-N", "2", "-n", "2")
+    nodes = started(jobs, number, 1)
+    before = jobs.cluster.snapshot().nodes[nodes[1]]
+    jobs.cluster.kill(nodes[1])
+    jobs.add_node(nodes[1])
+    tasks = jobs.finish(within=60)
+    after = jobs.cluster.snapshot().nodes[nodes[1]]
+    assert (after.incarnation, after.life != before.life) == (before.incarnation + 1, True), "it was never fenced"
+    assert [view.reason for view in tasks[f"{number}_0"].attempts] == ["NODE_LOST", ""]
+
+
+def test_a_start_that_loses_a_node_goes_back_and_starts_elsewhere(jobs: Chaos) -> None:
+    # Pulled work is everywhere when the job comes: its start waits for cores on two nodes, and one of them dies.
+    pulled = jobs.submit(6, 100.0, "--no-resubmit", "--env", f"BEAT={RANK_BEAT_S}")
+    eventually("all cores are busy", lambda: len(jobs.spans(pulled)) == 6, within=PATIENCE_S)
+    number = jobs.submit_job(4, 0.5, "-N", "2")
+    _, helper = eventually("it has its nodes", lambda: jobs.nodes_of(number), within=PATIENCE_S)  # type: ignore[misc]
+    jobs.cluster.kill(helper)
+    eventually("it has other nodes", lambda: helper not in jobs.nodes_of(number) and jobs.nodes_of(number), within=RECOVERY_S)
+    jobs.let_end()
+    tasks = jobs.finish(within=60)
+    assert len({span.node for span in jobs.spans(number)} - {helper}) == 2
+    view = tasks[f"{number}_0"]
+    assert (view.state, view.attempt) == ("COMPLETED", 1), "nothing of it had started"
+    assert [view.reason for view in jobs.tasks(pulled)].count("NODE_LOST") == 2
+
+
+def test_a_head_that_dies_before_its_job_has_started_costs_an_attempt_and_nothing_else(jobs: Chaos) -> None:
+    tried = jobs.rmgr("submit", "--dry-run", "--json", "-N", "2", "--", "true")
+    head = json.loads(tried.stdout)["would"]["nodes"][0]["id"]
+    jobs.restart(head, RMGR_FAILPOINT="starter.before_prepare=kill")
+    number = jobs.submit_job(3, 0.2, "-N", "3")
+    eventually("the failpoint has killed its head", lambda: jobs.cluster.process(head).state == "dead", within=PATIENCE_S)
+    eventually("nothing is held", lambda: is_free(jobs, number), within=RECOVERY_S)
+    assert jobs.spans(number) == []
+    jobs.add_node(head)
+    tasks = jobs.finish(within=60)
+    assert [view.reason for view in tasks[f"{number}_0"].attempts] == ["NODE_LOST", ""]
+
+
+def test_a_node_that_comes_back_smaller_is_not_given_more_than_it_has(jobs: Chaos) -> None:
+    wide = jobs.submit(1, 60.0, "--env", "LATER=2", "-q", "batch", "-c", "2", "--nodelist", "n3")
+    both = jobs.submit_job(4, 0.5, "-N", "2", "--nodelist", "n2,n3")  # waits behind it
+    eventually("the first one runs", lambda: jobs.spans(wide), within=PATIENCE_S)
+    jobs.restart("n3", cores=1)
+    narrow = jobs.submit(3, 0.3, "-q", "batch", "--nodelist", "n3")
+    eventually("what fits runs", lambda: len([span for span in jobs.spans(narrow) if span.ended]) == 3, within=PATIENCE_S)
+    assert len(jobs.spans(wide)) == 1
+    for number in (wide, both):
+        assert "more than partition default has" in jobs.rmgr("explain", str(number)).stdout
+    refused = jobs.rmgr("submit", "-q", "batch", "-c", "2", "--nodelist", "n3", "--", "true")
+    assert (refused.returncode, "n3, has 1 cores" in refused.stderr) == (2, True), refused.stderr
+    jobs.restart("n3", cores=2)
+    jobs.finish(within=60)
