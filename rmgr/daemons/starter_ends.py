@@ -30,6 +30,7 @@ from rmgr.coord.ports import Store
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_holds import Hold
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_lanes import Lanes, Task
 from rmgr.daemons.starter_logs import LiveLogs
@@ -221,6 +222,8 @@ class Ends:
         for end in event.ends:
             task = lane.tasks.get(end.seq)
             if task is None:
+                if isinstance(lane.owner, Hold):
+                    lane.owner.ended(end)
                 continue
             block, index = task
             counts = busy.get(block)

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,11 @@ from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_lanes import Lane
 from rmgr.errors import RmgrError
-from rmgr.model.frames import CommandBatch, CommandItem, Shape
+from rmgr.model.frames import CommandBatch, CommandEnd, CommandItem, Shape
 from rmgr.model.placing import NodeHold
 from rmgr.model.resources import MIB
+from rmgr.model.states import Reason
+from rmgr.model.units import format_size
 from rmgr.runner import ranks
 
 if TYPE_CHECKING:
@@ -58,11 +60,19 @@ class Hold:
     is_too_large: bool = False
     life: str = ""  #: of the node, when it was taken
     incarnation: int = 0
+    fates: dict[int, str] = field(default_factory=dict)  #: seq of a program that ran its processes -> what became of them all
 
     def suits(self, head: str, cores: int) -> bool:
         """It has its cores, and is what was asked for (cores 0 = any)."""
         record = self.record
         return self.is_ready and record is not None and record.head == head and cores in (0, record.cores)
+
+    def ended(self, end: CommandEnd) -> None:
+        """What runs its processes is dead, and with it they."""
+        fate = end.detail
+        if end.reason is Reason.OUT_OF_MEMORY and self.record is not None:
+            fate = f"out of memory: the job has {format_size(self.record.memory_mib * MIB)} there, and its processes used more"
+        self.fates[end.seq] = fate
 
     @property
     def is_ready(self) -> bool:

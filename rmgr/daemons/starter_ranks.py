@@ -30,6 +30,7 @@ from rmgr.model.node import NodeRecord
 from rmgr.runner import ranks
 
 if TYPE_CHECKING:
+    from rmgr.daemons.starter_holds import Hold
     from rmgr.daemons.starter_loop import Starter
     from rmgr.daemons.starter_node import NodeAgent
 
@@ -37,6 +38,8 @@ _CHUNK = 64 * 1024
 #: How long the program that runs ranks may take to listen.
 _CONNECT_S, _CONNECT_PAUSE_S = 15.0, 0.01
 _READ_S = 10.0
+#: How long it may take until it is known why a node's processes are gone.
+_WORDS_S = 5.0
 #: Longest first line of a connection.
 _LINE_BYTES = 4096
 
@@ -78,6 +81,7 @@ class RanksAnswering:
             raise NotFound(f"the job has no cores on node {node} any more")
         end_s = time.monotonic() + _CONNECT_S
         account = found.info.account if found.info is not None else None
+        seq = found.seq
         user = account.uid if account is not None else os.getuid()
         while True:
             try:
@@ -85,11 +89,19 @@ class RanksAnswering:
                 if ranks.peer_uid(link) not in (-1, user):  # his directory: he may have put the way to somebody else's socket there
                     link.close()
                     raise PermissionDenied(f"what listens for the job on node {node} is not its user's")
-                return SocketLink(link)
+                return SocketLink(link, last_words=lambda: self._last_words(node, found, seq))
             except OSError as error:
                 if time.monotonic() > end_s or not found.is_ready:
                     raise Unavailable(f"node {node} does not start processes: {error.strerror}") from None
                 time.sleep(_CONNECT_PAUSE_S)
+
+    def _last_words(self, node: str, hold: Hold, seq: int) -> bytes:
+        """What is said of processes that are gone all at once."""
+        end_s = time.monotonic() + _WORDS_S
+        while seq not in hold.fates and time.monotonic() < end_s:  # it is on the way
+            time.sleep(_CONNECT_PAUSE_S)
+        fate = hold.fates.get(seq, "")
+        return ranks.frame(ranks.FAILED, -1, f"node {node}: {fate}".encode()) if fate else b""
 
     def _ask(self, node: str, question: Callable[[], Any]) -> Any:
         try:
@@ -107,8 +119,10 @@ class RanksAnswering:
 class SocketLink:
     """`adapters.rpc_ranks.Link` over a socket."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, *, last_words: Callable[[], bytes] = bytes) -> None:
         self._link = link
+        self._last_words = last_words
+        self._is_closed = False
 
     def send(self, data: bytes) -> bool:
         try:
@@ -118,9 +132,12 @@ class SocketLink:
         return True
 
     def pieces(self) -> Iterator[bytes]:
-        return _pieces(self._link)
+        yield from _pieces(self._link)
+        if not self._is_closed and (words := self._last_words()):
+            yield words
 
     def close(self) -> None:
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
         self._link.close()
