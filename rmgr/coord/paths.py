@@ -142,6 +142,11 @@ def running_node(name: str) -> str:
     return f"{RUNNING}/{name}"
 
 
+def running_of(path: str) -> str:
+    """Reverse of `running_node`, "" for the path of something else."""
+    return path[len(RUNNING) + 1 :] if path.startswith(f"{RUNNING}/") else ""
+
+
 def inbox_node(name: str) -> str:
     """Parent of the orders to a node."""
     return f"{INBOX}/{name}"

@@ -41,6 +41,8 @@ from rmgr.sched.state import ClusterState
 
 #: Least time between two readings of one list, and what each of its names adds: where thousands wait, a new one waits for more than that.
 PACE_S, PACE_A_NAME_S = 0.005, 50e-6
+#: Lists that are read again at a resync: so many at once, so far apart.
+_AT_ONCE, _APART_S = 50, 0.02
 #: A list that cannot be read, or a gate that was shut: looked at again after this.
 _PAUSE_S = 1.0
 _RETRY_S = 0.1
@@ -103,11 +105,16 @@ class Placer:
         kept = {task_of(job)[0] for job in (*self.book.waiting, *self.book.placed)}
         if self.state is not None:
             self.book.submissions = {number: record for number, record in self.book.submissions.items() if number in kept}
-        for mirror in (*self._pending.values(), *self._running.values()):
-            if mirror.is_watched:
-                mirror.refresh()
+        self._read_again([mirror for mirror in (*self._pending.values(), *self._running.values()) if mirror.is_watched])
         self.stops.resync()
         self.asks.resync()
+
+    def _read_again(self, lists: list[Mirror[list[str]]]) -> None:
+        """Some of them at a time: the loop has other things to do."""
+        for mirror in lists[:_AT_ONCE]:
+            mirror.refresh()
+        if len(lists) > _AT_ONCE:
+            self._desk.after(_APART_S, partial(self._read_again, lists[_AT_ONCE:]))
 
     def settings_changed(self) -> None:
         """Queues, partitions or pipelines are others."""
@@ -298,9 +305,9 @@ class Placer:
         news, self._news = self._news, set()
         now_us = self.now_us()
         try:
-            for node, mirror in self._running.items():
-                if mirror.path in news:
-                    for job in self.book.ended(node, mirror):
+            for node in sorted(paths.running_of(path) for path in news):
+                if node in self._running:
+                    for job in self.book.ended(node, self._running[node]):
                         self._ended(state, job, now_us)
             self.stops.settle(state, now_us)
             if self._nodes_changed:
