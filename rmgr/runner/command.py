@@ -24,6 +24,9 @@ from rmgr.runner.environment import command_environment, shared_variables
 from rmgr.runner.kernel import CLOCK, NODE_TROUBLE, oom_kills, prefer_for_oom
 from rmgr.runner.outputs import open_output, settle, take
 
+#: The clock of a file system moves at least this often, by whether it counts below seconds: what changes a directory that is older
+#: than that when a command begins changes its time stamps.
+_FINE_NS, _COARSE_NS = 50_000_000, 3_000_000_000
 #: Work directories with at most this many plain files are emptied in place, others by `rm` in the background.
 _FEW = 32
 _OOM_SCORE = 800
@@ -83,6 +86,8 @@ class Launcher:
         self._script: list[str] = []
         self._spare = ""  #: a work directory as new
         self._made: tuple[int, ...] = ()  #: its marks when it was made
+        self._named = 0  #: its attributes when it was made
+        self._aged_ns = 0  #: a command that begins later cannot change it unseen by its marks
         self._at = directory  #: the present directory of this process
         self.removers: set[int] = set()  #: processes that remove work directories
 
@@ -103,6 +108,9 @@ class Launcher:
                 if owns and not self._spare:
                     os.mkdir(directory)
                     self._made = _marks(directory)
+                    self._named = _attributes(directory)
+                    fine = self._made[-1] % 1_000_000_000
+                    self._aged_ns = time.clock_gettime_ns(CLOCK) + (_FINE_NS if fine else _COARSE_NS)
                 self._spare = "" if owns else self._spare
                 self._go(batch.cwd or directory)
             except OSError as error:
@@ -172,7 +180,7 @@ class Launcher:
         if keep:
             self._go(self._directory)
         else:
-            self._leave(run.directory, again=not leftovers)
+            self._leave(run.directory, again=not leftovers, began_ns=run.started_ns)
         return CommandEnd(
             seq=run.item.seq,
             reason=reason,
@@ -325,6 +333,8 @@ class Launcher:
             if own_fd >= 0:
                 os.close(own_fd)
                 return settle(path, cap)
+            if not os.lseek(self._fds[number], 0, os.SEEK_END):
+                return NO_OUTPUT
             output = take(self._fds[number], path, os.path.join(self._directory, f"{seq}.{('out', 'err')[number]}"), cap)
             if output.path:
                 os.close(self._fds[number])
@@ -339,14 +349,15 @@ class Launcher:
             directory, self._spare = self._spare, ""
             self._leave(directory)
 
-    def _leave(self, directory: str, *, again: bool = False) -> None:
+    def _leave(self, directory: str, *, again: bool = False, began_ns: int = 0) -> None:
         """Leaves and removes a work directory; a big one in the background.
 
-        again: it may be the next command's if it is as it was made.
+        again: it may be the next command's if it is as it was made. began_ns: when the command began that had it.
         """
         if directory and again and not self._spare:
             with contextlib.suppress(OSError):
-                if _marks(directory) == self._made and not os.listdir(directory):
+                aged = began_ns > self._aged_ns
+                if _marks(directory) == self._made and (aged or (_attributes(directory) == self._named and not os.listdir(directory))):
                     self._spare = directory
                     return
         self._go(self._directory)
@@ -377,11 +388,16 @@ class Launcher:
 
 
 def _marks(directory: str) -> tuple[int, ...]:
-    """What changes when anything in or of a directory is changed: owner, rights, attributes, entries. Raises: OSError."""
-    found, named = os.lstat(directory), 0
-    with contextlib.suppress(OSError):  # a file system without attributes
-        named = len(os.listxattr(directory, follow_symlinks=False)) if hasattr(os, "listxattr") else 0
-    return (found.st_ino, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, found.st_ctime_ns, found.st_mtime_ns, named)
+    """What changes when anything in or of a directory is changed, as finely as its time stamps tell. Raises: OSError."""
+    found = os.lstat(directory)
+    return (found.st_ino, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, found.st_ctime_ns, found.st_mtime_ns)
+
+
+def _attributes(directory: str) -> int:
+    """How many extended attributes it has; 0 on a file system without."""
+    with contextlib.suppress(OSError):
+        return len(os.listxattr(directory, follow_symlinks=False)) if hasattr(os, "listxattr") else 0
+    return 0
 
 
 def _interpreter(script: str) -> list[str]:
