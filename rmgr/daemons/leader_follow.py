@@ -13,7 +13,7 @@ from functools import partial
 from rmgr.coord import keys, paths
 from rmgr.coord.dependencies import Ending
 from rmgr.coord.keeping import Duty, Facts, FailedSeen
-from rmgr.coord.multi import Stamped
+from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_page, decode_record, read_fragment
 from rmgr.coord.view import Progress
@@ -316,17 +316,15 @@ class Followed:
         self._read_on(end)
 
     def _watch(self, number: int) -> None:
-        """Reads the first missing fragment, to be told when it comes."""
+        """Looks whether the first missing fragment is missing still, to be told when it comes. (A `get` would be two questions.)"""
         watch = None if self._watched == number or self.is_closed else partial(self._fired, number)
         self._watched = number if watch is not None else self._watched
-        self._desk.get(paths.fragment(self.number, number), self._on_next, watch=watch, failed=self._failed_to_read)
+        self._desk.stat(paths.fragment(self.number, number), self._on_next, watch=watch, failed=self._failed_to_read)
 
-    def _on_next(self, found: Stamped | None) -> None:
+    def _on_next(self, found: Stat | None) -> None:
         self._reading = False
         if self._stopped:
             return
-        if found is not None:
-            self._apply(read_fragment(found.data))
         if found is not None or self._stale:
             self._stale = False
             self._look()

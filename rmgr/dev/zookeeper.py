@@ -129,6 +129,7 @@ class ZooKeeperServer(ServerProcess):
             f"-Djava.io.tmpdir={self.data_dir}",  # libraries that unpack native code
             "-Djava.net.preferIPv4Stack=true",
             "-Dzookeeper.preAllocSize=16384",
+            "-Dzookeeper.nio.numWorkerThreads=0",  # the thread that selects also reads and writes: half the switches of threads a request
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
             *self._java_opts,
