@@ -176,5 +176,5 @@ def _would_text(trial: WhatIfView) -> str:
         return f"would start at once on {nodes}{chosen}"
     waits = f"would wait: {printable(trial.reason)}" if trial.reason else "would wait"
     if not nodes:
-        return f"{waits}; when it could start, nobody can say: something runs without a time limit{chosen}"
+        return f"{waits}; when it could start, nobody can say: that depends on nodes that are away, or on work without a time limit{chosen}"
     return f"{waits}; would start by {clock(trial.start_us)} on {nodes}, when nothing else comes{chosen}"

@@ -135,10 +135,10 @@ def _with_defaults(request: Request, queue: QueueSpec) -> Request:
 def _check_limits(request: Request, draft: Submission, queue: QueueSpec, cores: int) -> None:
     """cores: of all its processes."""
     if not 1 <= request.cores <= _MAX_CORES:
-        raise UsageError(f"cores = {request.cores} is not between 1 and {_MAX_CORES}")
+        raise UsageError(f"cores = {request.cores} is not between 1 and {_MAX_CORES}", hint="-c: cores of one process")
     checked_resources(request.resources.items())
     if request.memory_bytes < 0 or request.time_limit_us < 0 or draft.retries < 0 or draft.backoff_us < 0 or draft.max_running < 0:
-        raise UsageError("memory, time, retries, back-off and caps cannot be negative")
+        raise UsageError("memory, time, retries, back-off and caps cannot be negative", hint="0, or leave it out, for no limit")
     hint = "rmgr queues shows the limits; choose another queue with -q"
     if queue.max_cores and cores > queue.max_cores:
         raise Infeasible(f"{cores} cores are more than queue {queue.name} allows ({queue.max_cores})", hint=hint)

@@ -42,7 +42,11 @@ class Needs:
 def check_shape(rigid: Rigid, tasks: int = 1) -> None:
     """What contradicts itself. Raises UsageError that says what to type."""
     if not 1 <= rigid.processes <= _MAX_PROCESSES:
-        raise UsageError(f"-n {rigid.processes} is not between 1 and {_MAX_PROCESSES}")
+        raise UsageError(
+            f"-n {rigid.processes} is not between 1 and {_MAX_PROCESSES}", hint="-n: processes of one job; an array of jobs is -a 1-100"
+        )
+    if rigid.nodes < 0:
+        raise UsageError(f"-N {rigid.nodes} is no number of nodes", hint="-N 1 or more, or without -N: wherever they fit")
     if rigid.nodes > rigid.processes:
         raise UsageError(
             f"-N {rigid.nodes} nodes are more than -n {rigid.processes} processes: each node has at least one",
@@ -74,7 +78,8 @@ def check_nodes(needs: Needs, nodes: Sequence[NodeRecord]) -> None:
     wanted = set(needs.request.features)
     left = [name for name in here if name not in rigid.exclude and (not rigid.nodelist or name in rigid.nodelist)]
     if not left:
-        raise Infeasible(f"--exclude leaves no node of partition {partition}", hint="exclude fewer; rmgr nodes")
+        named = ",".join(sorted(rigid.exclude))
+        raise Infeasible(f"--exclude {named} leaves no node of partition {partition}", hint="exclude fewer; rmgr nodes lists them")
     able = [name for name in left if wanted <= set(here[name].attributes.features)]
     if not able:
         known = sorted({feature for node in here.values() for feature in node.attributes.features})

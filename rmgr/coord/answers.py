@@ -9,6 +9,7 @@ import shlex
 from collections import Counter, defaultdict
 from dataclasses import replace
 
+from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere
 from rmgr.coord.placing_answers import REASONS, first_waits, moving_state, placed_whys, policy_views, route_whys, stop_whys
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
@@ -227,7 +228,7 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
     else:
         problems.append("no WatchDog leads: pulled work goes on, jobs are not placed, losses are not noticed (start one: rmgr watchdog)")
     if not states[NodeState.UP]:
-        problems.append("no node is up: nothing can run (start one: rmgr starter)")
+        problems.append(nobody_up_anywhere(views))
     problems += [f"node {view.id} is lost" for view in views if view.state == NodeState.LOST]
     policies = policy_views(snapshot)
     problems += [f"nobody places the jobs of partition {item.partition}: {item.problem}" for item in policies if item.problem]
@@ -307,11 +308,12 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
     if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
         queue = snapshot.settings.queue(submission.queue)
         if queue is not None and queue.dispatch is Dispatch.PLACE and queue.state != "stopped":
-            if any(view.state == NodeState.UP for view in nodes(snapshot) if view.partition == queue.partition):
+            views = [view for view in nodes(snapshot) if view.partition == queue.partition]
+            if any(view.state == NodeState.UP for view in views):
                 more, start_us = placed_whys(snapshot, submission, queue, position)
-                why += more + _resource_whys(snapshot, submission, queue)
+                why += more + _resource_whys(snapshot, submission, queue) + allowed_whys(views, submission.rigid)
             else:
-                why.append(WhyView(what="nodes", id=queue.partition, detail=f"no node of partition {queue.partition} is up: rmgr nodes"))
+                why.append(WhyView(what="nodes", id=queue.partition, detail=nobody_up(views, queue.partition)))
         else:
             why += _resources(snapshot, submission, job)
     if why:
@@ -330,7 +332,7 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
     views = [view for view in nodes(snapshot) if view.partition == queue.partition]
     up = [view for view in views if view.state == NodeState.UP]
     if not up:
-        return [WhyView(what="nodes", id=queue.partition, detail=f"no node of partition {queue.partition} is up: rmgr nodes")]
+        return [WhyView(what="nodes", id=queue.partition, detail=nobody_up(views, queue.partition))]
     request, needs = submission.request, needs_of(submission.request.resources)
     fitting = [view for view in up if snapshot.nodes[view.id].capacity.fits(request) and set(request.features) <= set(view.features)]
     if not fitting:

@@ -79,6 +79,8 @@ def tried(trial: Trial, clock: Callable[[], float] = time.monotonic) -> WhatIfVi
     """Plays the copy forward until the job starts, nothing can change any more, or the time is up. Cost: a pass for each event."""
     end_s, first, route = clock() + LIMIT_S, Why("", ""), ""
     state = ClusterState.restored(trial.snapshot, trial.half_life_us)
+    if all(node.closed for node in trial.snapshot.nodes if node.partition == trial.job.partition):
+        return WhatIfView(reason=f"no node of partition {trial.job.partition} takes work now (rmgr nodes)")
     job, now_us, causes = trial.job, trial.now_us, frozenset({Cause.JOB_SUBMITTED})
     state.job_submitted(job)
     for _ in range(PASSES):

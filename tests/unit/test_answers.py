@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rmgr.coord.answers import explain, jobs, nodes, queues, status
+from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.task_answers import task_views
 from rmgr.coord.view import Progress
@@ -19,7 +20,7 @@ from rmgr.model.queue import ClusterSettings, PipelineSpec
 from rmgr.model.resources import Capacity, Request
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Condition, Dependency, Phase, Submission, Tail, Work
-from rmgr.model.views import FaultView, HeldView, PartitionView, PlacedView, PlacingView, PolicyView, WhyView
+from rmgr.model.views import FaultView, HeldView, NodeView, PartitionView, PlacedView, PlacingView, PolicyView, WhyView
 
 SUB = Submission(id=42, name="x", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("echo", "a b")), submitted_us=5)
 NODE = NodeRecord(node="n1", incarnation=1, state=NodeState.UP, guid="g1", capacity=Capacity(cores=4, memory_bytes=8 << 30))
@@ -253,3 +254,20 @@ def test_tasks_tell_their_attempts():
         first=1,
         limit=2,
     )
+
+
+def test_a_partition_without_a_node_that_takes_work_says_which_are_drained_and_what_to_type():
+    def view(name, state, reason=""):
+        return NodeView(id=name, state=state, cores=4, cores_used=1, memory_bytes=0, reason=reason)
+
+    drained = [view("n1", NodeState.DRAINED, "disk"), view("n2", NodeState.DRAINING, "disk")]
+    lost = view("n3", NodeState.FENCED)
+    assert nobody_up(drained, "big") == "no node of partition big is up: n1 drained (disk), n2 draining (disk): rmgr resume n1"
+    assert "n3 fenced: start their Starters, or rmgr resume n1; rmgr nodes" in nobody_up([*drained, lost], "big")
+    assert "n3 fenced: start their Starters; rmgr nodes" in nobody_up([lost], "big")
+    assert "it has none yet" in nobody_up([], "big")
+    assert "rmgr resume n1" in nobody_up_anywhere([*drained, lost])
+    assert "rmgr starter" in nobody_up_anywhere([lost])
+    (told,) = allowed_whys([*drained, lost], Rigid(nodelist=("n1", "x")))
+    assert told.detail == "n1 is drained (disk), 3 of its 4 cores free; x is not known"
+    assert allowed_whys(drained, Rigid()) == []

@@ -1,0 +1,58 @@
+"""What is said of the nodes that a job waits for: a partition where none takes work, and the few that its request allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rmgr.model.node import NodeState
+from rmgr.model.placing import Rigid
+from rmgr.model.views import NodeView, WhyView
+
+#: Nodes that are named; of more, how many.
+_SHOWN = 8
+_DRAINED = frozenset({NodeState.DRAINING, NodeState.DRAINED})
+
+
+def nobody_up(views: Sequence[NodeView], partition: str) -> str:
+    """Why no node of the partition takes work, and what to type. views: its nodes, none of them up."""
+    drained = [view for view in views if view.state in _DRAINED]
+    if not views:
+        return f"no node of partition {partition} is up: it has none yet; rmgr starter on a machine adds one"
+    if len(drained) == len(views):
+        hint = f"rmgr resume {drained[0].id}"
+    else:
+        hint = "start their Starters" + (f", or rmgr resume {drained[0].id}" if drained else "") + "; rmgr nodes"
+    return f"no node of partition {partition} is up: {_told(views)}: {hint}"
+
+
+def nobody_up_anywhere(views: Sequence[NodeView]) -> str:
+    """The same, of a whole cluster."""
+    drained = [view.id for view in views if view.state in _DRAINED]
+    if drained:
+        return f"no node takes work: {_told(views)} (rmgr resume {drained[0]}, or start another one: rmgr starter)"
+    return "no node is up: nothing can run (start one: rmgr starter)"
+
+
+def allowed_whys(views: Sequence[NodeView], rigid: Rigid | None) -> list[WhyView]:
+    """The nodes of `--nodelist`, as they are now: a job that waits for them is not told by what the others have."""
+    if rigid is None or not rigid.nodelist:
+        return []
+    known = {view.id: view for view in views}
+    parts = []
+    for name in rigid.nodelist[:_SHOWN]:
+        view = known.get(name)
+        free = "" if view is None else f"{name} is {_state(view)}, {max(0, view.cores - view.cores_used)} of its {view.cores} cores free"
+        parts.append(free or f"{name} is not known")
+    return [WhyView(what="nodelist", id=",".join(rigid.nodelist[:_SHOWN]), detail="; ".join(parts) + _more(len(rigid.nodelist)))]
+
+
+def _told(views: Sequence[NodeView]) -> str:
+    return ", ".join(f"{view.id} {_state(view)}" for view in views[:_SHOWN]) + _more(len(views))
+
+
+def _state(view: NodeView) -> str:
+    return f"{view.state} ({view.reason})" if view.reason else view.state
+
+
+def _more(count: int) -> str:
+    return f", and {count - _SHOWN} more" if count > _SHOWN else ""
