@@ -34,7 +34,7 @@ INLINE_FRAGMENTS = 3
 #: How long outcomes wait for the rest of a block that ends anyway within that time.
 GATHER_S = 0.03
 #: Outcomes of tasks shorter than `SHORT_S` wait this long for others of a block that goes on.
-FEW_S, SHORT_S = 0.02, 0.01
+FEW_S, SHORT_S = 0.05, 0.01
 #: What never changes while a block runs, whatever its znode says when it is read again.
 _KEPT = ("function", "resubmit", "retries", "row", "keyed", "serial", "stopping", "story")
 

@@ -20,7 +20,7 @@ from rmgr.coord import keys
 from rmgr.daemons.starter_accounts import Accounts
 from rmgr.daemons.starter_arguments import Piece
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_estimate import AHEAD_S, BATCH_TASKS, LOW_S, TaskTimes, batch_size
+from rmgr.daemons.starter_estimate import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, TaskTimes, batch_size
 from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher
 from rmgr.daemons.starter_jobs import Jobs
 from rmgr.daemons.starter_lanes import Lane, Lanes
@@ -287,7 +287,8 @@ class Dispatch:
         if lane.worker is not None and lane.worker.backlog > _BATCH_BYTES:
             return False
         now_s = self._times.of(lane.kind)
-        return now_s is not None and len(lane.tasks) <= max(1, int(LOW_S / max(now_s, task_s)))
+        low_s = LOW_S if lane.worker is not None else LOW_COMMANDS_S
+        return now_s is not None and len(lane.tasks) <= max(1, int(low_s / max(now_s, task_s)))
 
     def _send(self, lane: Lane, block: ClaimedBlock, kit: Kit, count: int, now_s: float) -> None:
         indices = block.hand_out(count)

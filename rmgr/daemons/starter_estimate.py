@@ -12,6 +12,8 @@ AHEAD_S = 0.2
 BATCH_S = 0.03
 #: A slot with less than this to do is handed more.
 LOW_S = 0.01
+#: The same for a slot that runs commands, whose spawner tells of their ends every 10 ms.
+LOW_COMMANDS_S = 0.02
 #: Most tasks in one message.
 BATCH_TASKS = 128
 #: What a task costs a slot besides its own run time.

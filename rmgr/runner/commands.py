@@ -20,8 +20,8 @@ from rmgr.runner.outputs import trim_path
 
 _MS = 1_000_000
 #: Ends are collected this long before they are reported, while others follow: less than what is queued here when the
-#: Starter sends more (`starter_estimate.LOW_S`), or the slot would run dry before it is known to.
-_REPORT_NS = 5 * _MS
+#: Starter sends more (`starter_estimate.LOW_COMMANDS_S`), or the slot would run dry before it is known to.
+_REPORT_NS = 10 * _MS
 #: A command that runs longer than this is told of while it runs.
 _TELL_NS = 20 * _MS
 _MEMORY_TICK_NS = 100 * _MS
