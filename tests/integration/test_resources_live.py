@@ -13,7 +13,7 @@ from rmgr import TaskQueue
 from rmgr.dev.cluster import DevCluster
 
 #: Says so when somebody else has the same piece at the same time.
-ALONE = 'mkdir {dir}/$RMGR_RESOURCE_GPU || echo shared; sleep 0.3; rmdir {dir}/$RMGR_RESOURCE_GPU; echo "$RMGR_NODELIST $CUDA_VISIBLE_DEVICES"'
+ALONE = 'cd {dir}; mkdir $RMGR_RESOURCE_GPU || echo shared; sleep .3; rmdir $RMGR_RESOURCE_GPU; echo "$RMGR_NODELIST $CUDA_VISIBLE_DEVICES"'
 RANKS = """#!/bin/sh
 #RMGR -n 3 --resource licence=1 -t 5m
 echo "script $RMGR_RESOURCE_LICENCE $CUDA_VISIBLE_DEVICES"

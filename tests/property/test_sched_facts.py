@@ -25,7 +25,8 @@ from rmgr.sim.laws_world import SmallWorld
 
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 HALF_LIFE_US = 8
-FACTS = ("submit", "submit", "plan", "plan", "plan", "end", "node", "limits", "window", "again", "leave", "call", "server", "stop", "stopped", "pin")
+FACTS = ("submit", "submit", "plan", "plan", "plan", "end", "node", "limits", "window", "again", "leave", "call", "server")
+FACTS += ("stop", "stopped", "pin")
 
 
 def derived(state: ClusterState, now: int) -> dict[str, Any]:
