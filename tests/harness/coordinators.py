@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rmgr.adapters.memory import MemoryCoordinator, MemoryTree
+from rmgr.adapters.memory import MemoryCoordinator
+from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.adapters.zk import ZkCoordinator, end_session
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.coord.ports import SessionState
