@@ -27,6 +27,7 @@ from rmgr.coord.ports import Coordinator, Store
 from rmgr.daemons.metrics_place import serve_metrics
 from rmgr.daemons.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.starter_accounts import open_to_users, policy_of, runs_as_user
+from rmgr.daemons.starter_binding import processors_of
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Fetcher
@@ -199,6 +200,9 @@ def build(
 
     users = policy_of(config.security, directory)
     capacity = capacity_of(own)
+    processors = processors_of(
+        names, cores=capacity.cores, mode=own.bind_cpus, has_all=not own.cores, available=sorted(os.sched_getaffinity(0))
+    )
     for name in names:
         runner = make_runner(
             directory=str(directory / name / "run"),
@@ -260,6 +264,7 @@ def build(
         python=own.python,
         log=log,
         users=users,
+        processors=processors,
         separate=bool(config.security.dir),
         gate=Gate(credentials, trust, records, cluster_id=meta.cluster_id) if credentials is not None and trust is not None else None,
     )

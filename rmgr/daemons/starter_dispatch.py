@@ -325,7 +325,7 @@ class Dispatch:
             shown = -1 if plain else label(index)
             items.append(TaskItem(seq, index, attempt, shown, payload) if where is None else TaskItem(seq, index, attempt, shown, **where))
         batch = TaskBatch(
-            shape=kit.shape if not lane.lent else _with(kit.shape, lane),
+            shape=kit.shape if not lane.is_special else _with(kit.shape, lane),
             function=kit.function,
             blob=b"" if kit.blob.path else kit.blob.data,
             path=kit.blob.path,
@@ -364,7 +364,7 @@ class Dispatch:
             )
         sent = lane.slot.run(
             CommandBatch(
-                shape=kit.shape if not lane.lent else _with(kit.shape, lane),
+                shape=kit.shape if not lane.is_special else _with(kit.shape, lane),
                 argv=command.argv,
                 script=kit.script,
                 cwd=command.cwd,
@@ -428,7 +428,7 @@ class Dispatch:
 
 
 def _with(shape: Shape, lane: Lane) -> Shape:
-    """The shape with the variables of what the lane was lent."""
+    """The shape with the variables of what is the lane's own."""
     return msgspec.structs.replace(shape, environ=shape.environ | lane.variables)
 
 

@@ -7,9 +7,11 @@ resources, whose single pieces have numbers, it keeps what it was lent as long a
 
 from __future__ import annotations
 
+import os
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from rmgr.adapters.accounts import Account
@@ -49,6 +51,7 @@ class Lane:
     shape: tuple[int, int, Needs] = (0, 0, ())  #: cores, memory and other resources of its tasks, also while it is blocked
     asked: WorkerSpec | None = None  #: what `spec` was before it got the variables of what is lent
     lent: dict[str, list[int]] = field(default_factory=dict)  #: numbers of the pieces that are its own, by name
+    cpus: list[int] = field(default_factory=list)  #: processors that are its own, none: it is not bound
     recalling: bool = False
     owner: object = None  #: what holds it although no task of it runs: a hold, the seat of a job that is about to start
 
@@ -63,9 +66,17 @@ class Lane:
         return next(iter(self.tasks), 0)
 
     @property
+    def is_special(self) -> bool:
+        """Its tasks have variables that others do not have."""
+        return bool(self.lent or self.cpus)
+
+    @property
     def variables(self) -> dict[str, str]:
-        """With which its tasks find what is lent."""
-        return lent_variables(self.lent) if self.lent else {}
+        """With which its tasks find what is lent, and the processors that are theirs."""
+        found = lent_variables(self.lent) if self.lent else {}
+        if self.cpus:  # Open MPI, too, leaves the ranks of a node where they are
+            found |= {"RMGR_CPU_BIND": ",".join(map(str, self.cpus)), "OMPI_MCA_hwloc_base_binding_policy": "none"}
+        return found
 
     def is_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int, needs: Needs = ()) -> bool:
         """More tasks like these may be queued behind what it has, also those of another submission that need the same worker."""
@@ -86,6 +97,7 @@ class Lanes:
 
     Args:
         cores, memory_mib, resources: what the node has; a task of 0 MiB is not counted against its memory.
+        processors: its own, as many as cores; none: lanes are not bound.
         python: interpreter of workers, "" = this one. early: opens slots before there is work (whose it will be is known).
     """
 
@@ -98,12 +110,14 @@ class Lanes:
         python: str = "",
         early: bool = True,
         resources: Mapping[str, int] | None = None,
+        processors: Sequence[int] = (),
     ) -> None:
         self.runner = runner
         self.cores = self.free_cores = cores
         self.memory_mib = self.free_memory_mib = memory_mib
         self.resources = dict(resources or {})
         self._pieces = {name: list(range(count)) for name, count in self.resources.items()}  #: not lent, ascending
+        self._processors = list(processors)  #: nobody's, ascending
         self._python = python
         self._workers: dict[Worker, Lane] = {}
         self._commands: dict[Slot, Lane] = {}
@@ -267,6 +281,9 @@ class Lanes:
             seq, lane.blocked_seq = lane.blocked_seq, 0
             self._hold(lane)
             if lane.worker is not None:
+                with suppress(OSError):  # its processors may be others than before
+                    if lane.cpus:
+                        os.sched_setaffinity(lane.worker.pid, lane.cpus)
                 lane.worker.grant(seq)
 
     # -- ending ------------------------------------------------------------------------------------------------------------
@@ -291,6 +308,7 @@ class Lanes:
         if slots and slots[-1] is not lane.slot and lane.slot in slots:
             slots.remove(lane.slot)
             slots.append(lane.slot)
+        lane.cpus, self._processors = self._processors[: lane.cores], self._processors[lane.cores :]
         self.free_cores -= lane.cores
         self.free_memory_mib -= lane.memory_mib
         self._active[lane.slot.number] = self._active.get(lane.slot.number, 0) + 1
@@ -299,6 +317,9 @@ class Lanes:
 
     def _release(self, lane: Lane) -> None:
         if lane.cores:
+            for cpu in lane.cpus:
+                insort(self._processors, cpu)
+            lane.cpus = []
             self.free_cores += lane.cores
             self.free_memory_mib += lane.memory_mib
             lane.cores = lane.memory_mib = 0

@@ -71,6 +71,7 @@ class NodeAgent:
             python=shared.python,
             early=shared.users is None,
             resources=capacity.resources,
+            processors=shared.processors.get(name, ()),
         )
         accounts = None
         if shared.users is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rmgr.adapters.rpc_ranks import Peers
@@ -44,5 +44,6 @@ class Shared:
     peers: Peers | None = None  #: how other Starters are asked
     gate: Gate | None = None  #: of a secured cluster
     users: Policy | None = None  #: work runs as its users; None: as the Starter
+    processors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: that are a node's own, none: work is not bound
     separate: bool = False  #: users never share a worker
     checkpoint_max_bytes: int = 1 << 30  #: of one job

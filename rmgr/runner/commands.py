@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rmgr.model.frames import CommandBatch, CommandEnd, CommandEnds, CommandItem, CommandsReturned, CommandStarted
 from rmgr.model.states import Reason
+from rmgr.runner import affinity
 from rmgr.runner.board import Board
 from rmgr.runner.command import Launcher, Running, StartFailed
 from rmgr.runner.contain import Group, resident_bytes, send, send_all, send_group
@@ -188,6 +189,7 @@ class Commands:
                 group.set_memory(memory)
             self._board.start(item.seq, now)
             self._shift_ns = self._suspended_ns = 0
+            affinity.bind(batch.shape.environ.get(affinity.VARIABLE, ""))  # this process, and so the command
             try:
                 self._current = self._launcher.start(batch, item, group)
             except StartFailed as error:

@@ -10,6 +10,7 @@ import ctypes
 import os
 
 from rmgr.model.frames import CommandItem, Shape, TaskItem
+from rmgr.runner import affinity
 
 #: Variables that differ from task to task.
 _CHANGING = ("RMGR_TASK_ID", "RMGR_ARRAY_INDEX", "RMGR_ATTEMPT", "RMGR_TOKEN")
@@ -71,6 +72,7 @@ class TaskEnvironment:
                 os.environ.pop(name, None)
         self._batch = list(variables)
         os.environ.update(variables)
+        affinity.bind(variables.get(affinity.VARIABLE, ""), every_thread=True)
         self._job = f"{shape.submission}_".encode()
         self._tries = 0
         for buffer in self._buffers:  # again: a task may have set or removed them

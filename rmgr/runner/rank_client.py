@@ -130,6 +130,7 @@ class Launch:
 
     Args:
         spread: (node, first rank, ranks). environ: of all ranks. passes_stdin: this process's standard input goes to the first rank.
+        binds: each rank has processors of its own, where the job has some on its nodes.
     """
 
     def __init__(
@@ -142,11 +143,13 @@ class Launch:
         label: bool = False,
         kill_on_bad_exit: bool = False,
         passes_stdin: bool = True,
+        binds: bool = True,
     ) -> None:
         self._place = place
         self._argv = list(argv)
         self._spread = list(spread)
         self._passes_stdin = passes_stdin
+        self._binds = binds
         self._kill_on_bad_exit = kill_on_bad_exit
         total = sum(count for _, _, count in spread)
         self._environ = dict(environ) | {"RMGR_NPROCS": str(total)}
@@ -215,6 +218,7 @@ class Launch:
             "first": first,
             "count": count,
             "stdin": gets_stdin and not is_local,
+            "binds": self._binds,
             "machine": socket.gethostname(),
             "on_one_machine": _ON_ONE_MACHINE,
         }
@@ -405,7 +409,7 @@ def agent(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int
     place = Place.of(environ)
     # RMGR_RESOURCES neither: it starts ranks of its own, and all that the job has on that node is theirs
     plain = {name: value for name, value in environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_", "RMGR_RESOURCES"))}
-    return Launch(place, argv, [(node, 0, 1)], environ=plain).run()
+    return Launch(place, argv, [(node, 0, 1)], environ=plain, binds=False).run()
 
 
 def main(words: Sequence[str]) -> int:

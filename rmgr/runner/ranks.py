@@ -38,7 +38,7 @@ _CHUNK = 64 * 1024
 #: Where processes cannot be watched for their end they are looked at this often.
 _TICK_S = 0.05
 #: Variables of the asking side that mean nothing on another node.
-_THEIRS = ("RMGR_SLOT", "RMGR_RANKS", "RMGR_HOSTFILE", "RMGR_BUNDLE")
+_THEIRS = ("RMGR_SLOT", "RMGR_RANKS", "RMGR_HOSTFILE", "RMGR_BUNDLE", "RMGR_CPU_BIND")
 #: Unsent output of a launch above which its ranks are not read from.
 _MOST_UNSENT = 1 << 20
 
@@ -137,6 +137,16 @@ def own_share(environ: Mapping[str, str], local: int) -> dict[str, str]:
     return found
 
 
+def _bind(cpus: list[int], threads: int, local: int) -> dict[str, str]:
+    """This process, and what it starts next, uses the processors of one rank only; its variable."""
+    own = cpus[local * threads : (local + 1) * threads]
+    try:
+        os.sched_setaffinity(0, own if len(own) == threads else cpus)  # more ranks than processes: they share all
+    except (OSError, AttributeError):
+        return {}
+    return {"RMGR_CPU_BIND": ",".join(map(str, own if len(own) == threads else cpus))}
+
+
 class _Rank:
     """One process. streams: its pipes that are open, by descriptor."""
 
@@ -169,11 +179,17 @@ class Crew:
         return _TICK_S if any(rank.pidfd < 0 for rank in self._ranks.values()) or self._is_jammed() else None
 
     def start(self, spec: Mapping[str, Any], *, stdin: int | None = None) -> None:
-        """Starts them all. stdin: of the first one; otherwise `spec["stdin"]` says whether it comes as frames."""
+        """Starts them all. stdin: of the first one; otherwise `spec["stdin"]` says whether it comes as frames.
+
+        `spec["binds"]`: each has processors of its own, where the job has some here.
+        """
+        binding = [int(cpu) for cpu in spec["environ"].get("RMGR_CPU_BIND", "").split(",") if cpu] if spec.get("binds") else []
         for local in range(spec["count"]):
             number = spec["first"] + local
             environ = spec["environ"] | {"RMGR_RANK": str(number), "RMGR_LOCAL_RANK": str(local)}
             environ |= own_share(environ, local)
+            if binding:
+                environ |= _bind(binding, int(environ.get("RMGR_THREADS", "1")), local)
             source: int = subprocess.DEVNULL
             if local == 0 and stdin is not None:
                 source = stdin
@@ -193,6 +209,8 @@ class Crew:
                 self._tell(EXIT, number, b"126")
                 continue
             self._watch(_Rank(number, process))
+        if binding:
+            _bind(binding, len(binding), 0)
 
     def _watch(self, rank: _Rank) -> None:
         self._ranks[rank.number] = rank
@@ -407,7 +425,7 @@ class Host:
 
     def __init__(self, directory: str) -> None:
         self.selector = selectors.DefaultSelector()
-        own = ("RMGR_SLOT", "RMGR_NODE", "RMGR_CHECKPOINT_DIR", "CUDA_VISIBLE_DEVICES")
+        own = ("RMGR_SLOT", "RMGR_NODE", "RMGR_CHECKPOINT_DIR", "CUDA_VISIBLE_DEVICES", "RMGR_CPU_BIND")
         self.own = {name: value for name, value in os.environ.items() if name in own or name.startswith("RMGR_RESOURCE_")}
         self.directory = directory
         self._door = listen(os.path.join(directory, "ranks"))

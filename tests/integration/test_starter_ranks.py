@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import shlex
 import shutil
 import socket
@@ -23,7 +25,7 @@ from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold
 from tests.harness.local_accounts import LocalAccounts
-from tests.harness.starter_rig import Rig, wait_for
+from tests.harness.starter_rig import Rig, call, wait_for
 from tests.integration.test_starter_orders import order
 
 #: What a user types, and what he gets from the whole command line.
@@ -118,6 +120,32 @@ def test_ranks_that_use_too_much_memory_are_ended_for_it_and_it_is_said(rig: Rig
     assert told(rig) == ["code 125"]
     assert "node n2: out of memory: the job has 100M there, and its processes used more" in complaints(rig)
     unhold(rig, placed)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
+def test_slots_and_ranks_have_processors_of_their_own(
+    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
+) -> None:
+    where = f'{shlex.quote(sys.executable)} -I -S -c "import os; print(sorted(os.sched_getaffinity(0)))"'
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as rig:
+        agent = rig.start(cores=2, bind_cpus="yes").agent()
+        rig.wait_registered()
+        number, placed = job(rig, f'{RUN} -l sh -c \'echo $RMGR_CPU_BIND; {where}\'; echo "all $RMGR_CPU_BIND"', (("n1", 2),))
+        rig.outcomes(number, 1)
+        first, second = sorted(os.sched_getaffinity(0))[:2]
+        assert told(rig) == [f"0: {first}", f"0: [{first}]", f"1: {second}", f"1: [{second}]", f"all {first},{second}"], complaints(rig)
+        unhold(rig, placed)  # type: ignore[arg-type]
+
+        def bound(go: str) -> tuple[list[int], str]:
+            while not os.path.exists(go):
+                time.sleep(0.01)
+            return sorted(os.sched_getaffinity(0)), os.environ["RMGR_CPU_BIND"]
+
+        calls = rig.submit(bound, [call(str(tmp_path / "go"))] * 2, blocks=2)
+        wait_for(lambda: agent.lanes.free_cores == 0, "both to run")
+        (tmp_path / "go").touch()
+        values = [pickle.loads(outcome.value) for outcome in rig.outcomes(calls, 2).values()]
+        assert sorted(values) == [([first], str(first)), ([second], str(second))]
 
 
 def test_one_bad_rank_ends_the_others_and_signals_reach_them_all(rig: Rig, tmp_path: Path) -> None:
