@@ -193,6 +193,25 @@ def why(view):
     return [(item.what, item.detail) for item in view.why]
 
 
+def test_other_resources_are_counted_on_nodes_and_named_where_they_are_lacking():
+    node = replace(NODE, capacity=replace(NODE.capacity, resources={"gpu": 2}))
+    gpu = replace(SUB, id=7, request=Request(resources={"gpu": 1}))
+    placed = replace(gpu, queue="batch", rigid=Rigid(processes=2))
+    mine = replace(SUB, request=Request(resources={"gpu": 1}))
+    for other, block in (
+        (gpu, claimed(submission=7, count=9)),
+        (placed, replace(claimed(submission=7, count=1), allocation=Allocation(shares=(("n1", 2),), threads=1))),
+    ):
+        busy = snapshot(submissions={42: (mine, progress(4)), 7: (other, progress(9))}, claimed=(block,), nodes={"n1": node})
+        (view,) = nodes(busy)
+        assert (view.resources, view.resources_used) == ({"gpu": 2}, {"gpu": 2})
+        if other is placed:
+            told = dict(why(explain(busy, 42, None)))
+            assert told["resources"].startswith("it needs 1 gpu, and on node n1 2 of 2 are in use; ")
+    many = {42: (replace(mine, request=Request(resources={"gpu": 3})), progress(4))}
+    assert "1 cores, 0 MiB, 3 gpu" in why(explain(snapshot(submissions=many, claimed=(), nodes={"n1": node}), 42, None))[0][1]
+
+
 def test_explain_names_what_blocks():
     waiting = {42: (SUB, progress(4))}
     busy = snapshot(submissions=waiting | {7: (replace(SUB, id=7), progress(9))}, claimed=(claimed(submission=7, count=4),))
