@@ -20,7 +20,7 @@ from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror, data_of
 from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.placing_book import Placed
-from rmgr.daemons.placing_facts import allows
+from rmgr.daemons.placing_facts import allows, node_mark
 from rmgr.daemons.placing_orders import Asked, Orders
 from rmgr.daemons.placing_stops import DRAIN, GO_ON, THEN, USER, stop_order
 from rmgr.daemons.placing_view import label
@@ -239,10 +239,12 @@ class Asks:
     def _could(self, job: Job, mark: str) -> bool:
         """Open nodes that the mark allows could run the job if they were empty."""
         shape = replace(job, features=tuple(name for name in job.features if not name.startswith("="))).shape
-        own = [name for name in job.features if name.startswith("=")]
+        submission = self.placer.book.submissions.get(task_of(job.id)[0])
+        # A mark of an earlier move is over.
+        own = node_mark(submission.rigid) if submission is not None and submission.rigid is not None else ""
 
         def room(node: Node) -> int:
-            allowed = all(allows(one, node.name) for one in (*own, mark))
+            allowed = allows(mark, node.name) and (not own or allows(own, node.name))
             return room_if_empty(shape, node) if allowed and not node.closed and node.partition == job.partition else 0
 
         return sum(map(room, self.placer.machine())) >= job.processes

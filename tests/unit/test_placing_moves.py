@@ -138,6 +138,9 @@ def test_a_job_that_is_asked_goes_on_elsewhere_and_who_asked_is_told(cluster: Cl
     again = cluster.answer("g3")
     assert again is not None
     assert (again.error, cluster.orders()) == ("", []), "that attempt has moved already"
+    cluster.ask("g4", StopKind.MIGRATE, job)
+    cluster.obey()
+    assert cluster.where(job) == {"n1": 2}, "where it was to go before counts no more"
 
 
 def test_what_cannot_be_asked_is_refused_at_once_with_the_reason(cluster: Cluster) -> None:

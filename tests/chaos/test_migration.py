@@ -1,0 +1,204 @@
+"""Jobs that move while they run: programs that count, asked to go on elsewhere again and again, do every step once; nodes are emptied.
+
+What is compared is a file that every program adds a line to for each step that it makes: after three migrations, one of them with the
+leader killed in its middle, each step of each program stands there exactly once.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from breakable import Chaos, eventually
+
+from rmgr.coord import paths
+from rmgr.model.states import Reason, State
+from tests.harness.fair_time import PATIENCE_S
+
+pytestmark = pytest.mark.chaos
+
+#: A shell keeps its number in a file, and looks at a flag between two steps.
+SHELL = """cd "$RMGR_CHECKPOINT_DIR"; step=$(cat step 2>/dev/null || echo 0); asked=; trap 'asked=1' USR1
+while [ $step -lt $STEPS ] && [ ! -e "$STEPS_FILE.enough" ]; do
+  step=$((step + 1)); echo "$RMGR_TASK_ID $step $RMGR_ATTEMPT $RMGR_NODE" >> "$STEPS_FILE"
+  echo $step > new; mv new step; sleep 0.3
+  if [ -n "$asked" ]; then asked=; cp .rmgr/number .rmgr/saved; [ ! -e .rmgr/stop ] || exit 85; fi
+done"""
+PYTHON = """
+import os, time
+from rmgr import checkpoint
+step = checkpoint.restore(default=0)
+while step < int(os.environ["STEPS"]) and not os.path.exists(os.environ["STEPS_FILE"] + ".enough"):
+    step += 1
+    with open(os.environ["STEPS_FILE"], "a") as file:
+        print(os.environ["RMGR_TASK_ID"], step, os.environ["RMGR_ATTEMPT"], os.environ["RMGR_NODE"], file=file)
+    time.sleep(0.3)
+    if checkpoint.should_stop():
+        checkpoint.save(step)
+        checkpoint.stop()
+"""
+MPI = """
+import os, time
+from mpi4py import MPI
+from rmgr import checkpoint
+world = MPI.COMM_WORLD
+mine = f"rank{world.rank}"
+step = checkpoint.restore(mine, default=0)
+assert world.allreduce(step, MPI.MIN) == world.allreduce(step, MPI.MAX), "both begin with the same step"
+while step < int(os.environ["STEPS"]) and not world.bcast(os.path.exists(os.environ["STEPS_FILE"] + ".enough")):
+    step += 1
+    if world.rank == 0:
+        with open(os.environ["STEPS_FILE"], "a") as file:
+            print(os.environ["RMGR_TASK_ID"], step, os.environ["RMGR_ATTEMPT"], os.environ["RMGR_NODE"], file=file)
+    time.sleep(0.3)
+    if world.allreduce(int(checkpoint.should_stop()), MPI.MAX):
+        checkpoint.save(step, mine)
+        world.Barrier()
+        checkpoint.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def moving(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    """Four nodes of two cores, for every test here."""
+    chaos = Chaos(tmp_path_factory.mktemp("moving"))
+    try:
+        chaos.start(nodes=4)
+        yield chaos
+    finally:
+        chaos.stop()
+
+
+class Programs:
+    """Jobs that count, and the lines that they write."""
+
+    def __init__(self, chaos: Chaos, directory: Path) -> None:
+        self.chaos = chaos
+        self.file = directory / "steps"
+        self.file.touch()
+        self.steps: dict[int, int] = {}
+
+    def submit(self, steps: int, *words: str) -> int:
+        environment = ("--env", f"STEPS={steps}", "--env", f"STEPS_FILE={self.file}")
+        done = self.chaos.rmgr("submit", "--parsable", "-q", "batch", *environment, *words)
+        assert done.returncode == 0, done.stderr
+        number = int(done.stdout)
+        self.steps[number] = steps
+        return number
+
+    def lines(self, number: int) -> list[tuple[str, int, int, str]]:
+        """(task, step, attempt, node) of what a submission has done so far."""
+        rows = (line.split() for line in self.file.read_text().splitlines())
+        return [(task, int(step), int(attempt), node) for task, step, attempt, node in rows if task.startswith(f"{number}_")]
+
+    def wait_for(self, number: int, attempt: int, tasks: int = 1) -> None:
+        """Until each of its tasks has made a step in that attempt."""
+        what = f"{number} runs as attempt {attempt}"
+        eventually(what, lambda: len({row[0] for row in self.lines(number) if row[2] >= attempt}) == tasks, within=PATIENCE_S)
+
+    def enough(self) -> None:
+        """They end well now, however many steps they were to make."""
+        self.file.with_name(f"{self.file.name}.enough").touch()
+
+    def wait_end(self, number: int) -> None:
+        eventually(f"{number} has ended", lambda: all(view.state.is_final for view in self.chaos.tasks(number)), within=120.0)
+
+    def check(self, number: int, attempts: int) -> None:
+        """Each task has ended well, with every step made once."""
+        views = self.chaos.tasks(number)
+        assert {view.state for view in views} == {State.COMPLETED}, views
+        for view in views:
+            done = [row[1] for row in self.lines(number) if row[0] == view.id]
+            assert done == list(range(1, len(done) + 1)), view.id
+            assert view.attempt == attempts, view
+            assert [one.reason for one in view.attempts[:-1]] == [Reason.MIGRATED] * (attempts - 1)
+
+
+@pytest.fixture
+def programs(moving: Chaos, tmp_path: Path) -> Programs:
+    return Programs(moving, tmp_path)
+
+
+def migrate_all(chaos: Chaos, numbers: Sequence[int], *, killing: bool) -> None:
+    """One command each, at once. killing: the leader, as soon as it has asked one of them."""
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        commands = [pool.submit(chaos.rmgr, "migrate", str(number), timeout=120.0) for number in numbers]
+        if killing:
+            leader = chaos.leader()
+            eventually("a job was asked", lambda: is_asked(chaos), within=PATIENCE_S)
+            chaos.cluster.kill(leader, signal.SIGKILL)
+            chaos.cluster.start_watchdog(f"{leader}-again")
+        for command in commands:
+            assert command.result().returncode == 0, command.result().stderr
+
+
+def is_asked(chaos: Chaos) -> bool:
+    """An order to stop lies in the inbox of a node."""
+    reads = [chaos.cluster.coordinator.children(paths.inbox_node(node)) for node in chaos.cores]
+    return any(paths.parse_start_order(guid) is None for read in reads for guid in read.result(10) or ())
+
+
+def test_programs_that_are_moved_three_times_do_every_step_once_and_a_killed_leader_changes_nothing(
+    moving: Chaos, programs: Programs, tmp_path: Path
+) -> None:
+    python = tmp_path / "count.py"
+    python.write_text(f"#!{sys.executable}\n{PYTHON}")
+    jobs = [programs.submit(1000, "--", "sh", "-c", SHELL), programs.submit(1000, str(python))]
+    if shutil.which("mpirun") is not None and find_spec("mpi4py") is not None:
+        ranks = tmp_path / "ranks.py"
+        ranks.write_text(MPI)
+        script = f"export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; exec mpirun {shlex.quote(sys.executable)} {ranks}"
+        jobs.append(programs.submit(1000, "-n", "2", "-N", "2", "--", "sh", "-c", script))
+    where: dict[int, list[tuple[str, ...]]] = {number: [] for number in jobs}
+    for attempt in (1, 2, 3):
+        for number in jobs:
+            programs.wait_for(number, attempt)
+            where[number].append(moving.nodes_of(number))
+        migrate_all(moving, jobs, killing=attempt == 2)
+    for number in jobs:
+        programs.wait_for(number, 4)
+    programs.enough()
+    for number in jobs:
+        programs.wait_end(number)
+        programs.check(number, attempts=4)
+        assert all(not set(before) & set(after) for before, after in zip(where[number], where[number][1:], strict=False)), where[number]
+
+
+def test_a_drained_node_is_emptied_of_jobs_that_go_on_elsewhere(moving: Chaos, programs: Programs) -> None:
+    moving.heal(n1=2, n2=2, n3=2, n4=2)
+    job = programs.submit(20, "--array", "0-2", "--", "sh", "-c", SHELL)
+    programs.wait_for(job, 1, tasks=3)
+    node = programs.lines(job)[0][3]
+    there = {row[0] for row in programs.lines(job) if row[3] == node}
+    done = moving.rmgr("drain", node, "--migrate", "--reason", "test", "--json", timeout=120.0)
+    assert done.returncode == 0, done.stderr
+    assert all(view.node != node for view in moving.tasks(job) if view.state is State.RUNNING)
+    programs.wait_end(job)
+    assert moving.rmgr("resume", node).returncode == 0
+    moved = {view.id for view in moving.tasks(job) if view.attempt == 2}
+    assert moved == there
+    for view in moving.tasks(job):
+        assert [row[1] for row in programs.lines(job) if row[0] == view.id] == list(range(1, 21)), view.id
+
+
+def test_a_starved_head_makes_those_that_passed_it_migrate_and_they_go_on_behind_it(moving: Chaos, programs: Programs) -> None:
+    moving.heal(n1=2, n2=2, n3=2, n4=2)
+    assert moving.rmgr("policy", "set", "migration").returncode == 0
+    first = programs.submit(12, "-c", "2", "--", "sh", "-c", SHELL)
+    programs.wait_for(first, 1)
+    head = programs.submit(1, "-n", "8", "--", "sh", "-c", SHELL)
+    passed = programs.submit(28, "-c", "2", "--array", "0-2", "--", "sh", "-c", SHELL)
+    programs.wait_for(passed, 1, tasks=3)
+    assert programs.lines(head) == []
+    for number in (first, head, passed):
+        programs.wait_end(number)
+    programs.check(first, attempts=1)
+    programs.check(head, attempts=1)
+    programs.check(passed, attempts=2)
