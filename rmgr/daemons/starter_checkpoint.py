@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from rmgr.daemons.starter_checkpoint_taking import NOTHING, check, take
 from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_lanes import Lane
 from rmgr.daemons.starter_outputs import Ending, discard, write
+from rmgr.daemons.starter_spares import Spares
 from rmgr.errors import StateConflict, StoreUnavailable, ValueTooLarge
 from rmgr.model.block import PastAttempt
 from rmgr.model.node import InboxOrder
@@ -120,6 +122,7 @@ class Checkpoints:
         self._numbers: dict[ClaimedBlock, int] = {}
         self._own: dict[ClaimedBlock, LocalPart] = {}
         self._places: dict[ClaimedBlock, Path] = {}
+        self._spares = Spares(shared.after, Path.rmdir)
         self._timed: set[ClaimedBlock] = set()
         self.notes = Notes(node, shared, self._gone, log)
         self.restores = Restores(self, node, shared, on_unstartable, log)
@@ -146,14 +149,17 @@ class Checkpoints:
         """Its directory here, made the first time. Raises: OSError. Cost: a directory."""
         place = self._places.get(block)
         if place is None:
-            key = block.key
-            place = self._directory / f"saved-{key.submission}_{key.first}.{key.attempt}"
-            if place.is_dir():
-                remove_tree(place)
-            place.mkdir(mode=0o700)
-            self._places[block] = place
-            if block.info.account is not None:
-                os.chown(place, block.info.account.uid, block.info.account.gid)
+            place = self._places[block] = self._spares.take(_uid(block)) or self._fresh(block)
+        return place
+
+    def _fresh(self, block: ClaimedBlock) -> Path:
+        key = block.key
+        place = self._directory / f"saved-{key.submission}_{key.first}.{key.attempt}"
+        if place.is_dir():
+            remove_tree(place)
+        place.mkdir(mode=0o700)
+        if block.info.account is not None:
+            os.chown(place, block.info.account.uid, block.info.account.gid)
         return place
 
     def parts(self, block: ClaimedBlock, is_over: Callable[[], bool]) -> list[Part]:
@@ -446,9 +452,11 @@ class Checkpoints:
             case.is_over = True
         self._timed.discard(block)
         self._numbers.pop(block, None)
-        self._own.pop(block, None)
+        was_asked = self._own.pop(block, None) is not None
         place = self._places.pop(block, None)
-        if place is not None:
+        if place is not None and not was_asked and _is_as_made(place, _uid(block)):
+            self._spares.give(_uid(block), place)
+        elif place is not None:
             try:
                 place.rmdir()
             except OSError:
@@ -459,6 +467,20 @@ class Checkpoints:
     def reset(self) -> None:
         """A new registration."""
         self.notes.reset()
+
+
+def _uid(block: ClaimedBlock) -> int:
+    """Whose its directory is."""
+    return block.info.account.uid if block.info.account is not None else os.getuid()
+
+
+def _is_as_made(place: Path, uid: int) -> bool:
+    """Its user has left nothing in it, and has not changed it."""
+    try:
+        found = os.lstat(place)
+        return (found.st_mode, found.st_uid) == (stat.S_IFDIR | 0o700, uid) and not os.listdir(place)
+    except OSError:
+        return False
 
 
 def _rigid(block: ClaimedBlock) -> Rigid:

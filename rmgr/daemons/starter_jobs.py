@@ -32,6 +32,7 @@ from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_holds import Holds
 from rmgr.daemons.starter_outputs import Ending
 from rmgr.daemons.starter_ranks import Door
+from rmgr.daemons.starter_spares import Spares
 from rmgr.daemons.starter_verdict import Verdicts
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
@@ -105,6 +106,7 @@ class Jobs:
         self.helped = HelperParts(self.holds, shared.io.store, node.name)
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
+        self._spares = Spares(shared.after, Path.unlink)
         self._alone: dict[int, Path] = {}  # processes -> what all jobs of so many on this node alone have
         self._doors: dict[BlockKey, Door] = {}
         self._generation = 0
@@ -235,12 +237,10 @@ class Jobs:
         if place is not None:
             return place
         assert allocation is not None
-        place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
         if not allocation.helpers:
-            _clear(place)
-            place.symlink_to(self._alone_place(allocation))
-            self._places[key] = place
+            place = self._places[key] = self._spares.take(allocation.processes) or self._another_name(key, allocation)
             return place
+        place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
         _furnish(place, allocation, mode=0o700)
         self._places[key] = place
         account = block.info.account
@@ -255,6 +255,12 @@ class Jobs:
             )
         if account is not None:  # last: nothing is made where he could have put something else
             hand_over(place, account)
+        return place
+
+    def _another_name(self, key: BlockKey, allocation: Allocation) -> Path:
+        place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
+        _clear(place)
+        place.symlink_to(self._alone_place(allocation))
         return place
 
     def _alone_place(self, allocation: Allocation) -> Path:
@@ -336,8 +342,9 @@ class Jobs:
         if door is not None:
             door.close()
         place = self._places.pop(block.key, None)
-        if place is not None and place.is_symlink():
-            _clear(place)
+        allocation = block.data.allocation
+        if place is not None and allocation is not None and not allocation.helpers:
+            self._spares.give(allocation.processes, place)
         elif place is not None:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
 

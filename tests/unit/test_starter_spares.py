@@ -1,0 +1,43 @@
+"""Directories that are used again: of the same kind only, and gone when nobody wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rmgr.daemons import starter_spares
+from rmgr.daemons.starter_spares import Spares
+
+
+def test_a_spare_is_for_its_kind_and_goes_after_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    later: list[Callable[[], None]] = []
+    now_s = [100.0]
+    monkeypatch.setattr(starter_spares.time, "monotonic", lambda: now_s[0])
+    spares = Spares(lambda _delay_s, call: later.append(call), Path.rmdir)
+    places = [tmp_path / name for name in "abc"]
+    for place in places:
+        place.mkdir()
+        spares.give(1000, place)
+    assert len(later) == 1
+    assert spares.take(1001) is None
+    assert spares.take(1000) == places[2]
+    now_s[0] += 0.5
+    later.pop()()
+    assert len(later) == 1, "one was wanted half a second ago"
+    (places[1] / "left").touch()  # by whoever may
+    now_s[0] += 1.0
+    later.pop()()
+    assert [place.exists() for place in places] == [False, True, True]
+    assert spares.take(1000) is None
+    assert not later
+
+
+def test_no_more_than_a_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starter_spares, "MOST", 1)
+    removed: list[Path] = []
+    spares = Spares(lambda _delay_s, _call: None, removed.append)
+    spares.give(0, tmp_path / "a")
+    spares.give(0, tmp_path / "b")
+    assert removed == [tmp_path / "b"]
