@@ -44,6 +44,7 @@ class _Barrier:
     retry_s: dict[str, float] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     last: str = ""
+    is_seated: bool = False  #: the head had its cores
 
 
 class Barriers:
@@ -64,11 +65,14 @@ class Barriers:
         now_s = time.monotonic()
         barrier = self._open.get(block.key)
         if barrier is None:
-            limit_s = self._shared.settings().barrier_us / 1e6
-            barrier = self._open[block.key] = _Barrier(block=block, end_s=now_s + limit_s)
-            self._shared.after(limit_s, self._shared.wake)
+            barrier = self._open[block.key] = _Barrier(block=block, end_s=now_s)
             self._lookouts.begin(block)
         self._sit_down(block)
+        if not barrier.is_seated:  # its time begins when its head has room: another job may still be giving that up
+            limit_s = self._shared.settings().barrier_us / 1e6
+            barrier.end_s, barrier.is_seated = now_s + limit_s, block.seat is not None
+            if barrier.is_seated:
+                self._shared.after(limit_s, self._shared.wake)
         waiting = [node for node, _ in allocation.helpers if node not in barrier.ready]
         if not waiting and block.seat is not None and not block.is_revoked:
             if not self._node.jobs.checkpoints.restores.is_everywhere(block):
