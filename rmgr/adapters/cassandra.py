@@ -164,13 +164,20 @@ class DriverConnection:
             future.set_exception(self._meaning(error))
             return future
 
+        # Who calls back and who is called hold each other, and the driver's timers hold what it sent for another 2 s: without
+        # letting go, chunks of 512 KiB pile up until the garbage collector comes (hundreds of MiB at 30 MB/s, driver 3.30).
         def answered(rows: list[Any] | None) -> None:
             if not future.done():  # of two coordinators that were asked, both may answer
                 future.set_result(rows or [])
+            answer.clear_callbacks()
+            answer._final_result = None  # noqa: SLF001 - as above
+            if request.is_write:  # nobody else was asked
+                answer.message = answer.query = None
 
         def failed(error: Exception) -> None:
             if not future.done():
                 future.set_exception(self._meaning(error))
+            answer.clear_callbacks()
 
         answer.add_callbacks(answered, failed)
         return future

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -346,6 +348,23 @@ def test_a_store_belongs_to_one_cluster(store: Store) -> None:
 def test_a_healthy_store_says_so(store: Store) -> None:
     assert store.health() is None
     assert store.keys() == []
+
+
+def test_what_was_written_and_read_is_let_go_without_the_garbage_collector(store: Store) -> None:
+    value = pattern(2 * 2**20)
+    store.put("k", value)
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(8):
+            store.put(f"k{number % 2}", value)
+            assert store.get("k") is not None
+        wait_until(lambda: tracemalloc.get_traced_memory()[0] - before < 6 * 2**20)  # the driver's timers last 2 s
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 def test_a_closed_store_answers_with_an_error(store: Store) -> None:
