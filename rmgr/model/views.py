@@ -78,6 +78,7 @@ class JobView:
     after: tuple[str, ...] = ()
     processes: int = 1  #: of one task, `cores` each
     expected_start_us: int = 0  #: as a placing policy promised, 0 = unknown
+    resources: dict[str, int] = field(default_factory=dict)  #: of one process, beside cores and memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
