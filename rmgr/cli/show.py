@@ -224,6 +224,7 @@ def _state(state: State, reason: str, detail: str) -> str:
 def _request(job: JobView) -> str:
     cores = f"{job.cores} core{'s' if job.cores != 1 else ''}"
     asked = f"{cores}, {format_size(job.memory_bytes)}" if job.memory_bytes else cores
+    asked += "".join(f", {count} {name}" for name, count in sorted(job.resources.items()))
     return f"{job.processes} processes of {asked}" if job.processes > 1 else asked
 
 
