@@ -18,6 +18,7 @@ import msgspec
 from rmgr.errors import RmgrError
 from rmgr.model.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
 from rmgr.model.states import Reason
+from rmgr.runner import ranks
 from rmgr.runner.blocking import TaskTerminated
 from rmgr.runner.calls import failure
 from rmgr.runner.kernel import NODE_TROUBLE
@@ -30,7 +31,7 @@ _keyed = msgspec.msgpack.Decoder(KeyedCall)
 
 
 class RankFailed(RmgrError):
-    """A rank ended badly, and with it the call."""
+    """A rank ended badly without a word, and with it the call."""
 
 
 class Bundle(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -94,9 +95,11 @@ def _run(batch: TaskBatch, item: TaskItem, spec: StartWorker, directory: str) ->
         with open(path, "wb") as file:
             file.write(msgspec.msgpack.encode(bundle))
         code = _launch(launch, {"RMGR_BUNDLE": path, "PYTHONUNBUFFERED": "1"})
-        told = msgspec.msgpack.decode(_bytes(answer), type=Answer) if os.path.exists(answer) else None
-        if told is not None and (code == 0 or (told.extra is not None and told.extra.error)):
-            return told.data, told.pickled, told.extra
+        left = sorted(name for name in os.listdir(place) if name.startswith(ranks.LEFT_PREFIX))
+        for one in (answer, *(os.path.join(place, name) for name in left)):
+            told = msgspec.msgpack.decode(_bytes(one), type=Answer) if os.path.exists(one) else None
+            if told is not None and (code == 0 or (told.extra is not None and told.extra.error)):
+                return told.data, told.pickled, told.extra
         raise RankFailed(f"a rank ended with code {code}, and with it the others", hint="the task's log says which, and why")
     finally:
         shutil.rmtree(place, ignore_errors=True)

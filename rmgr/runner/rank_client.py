@@ -306,6 +306,8 @@ class Launch:
         elif kind == ranks.FAILED:
             where = f"rank {number} on node {self._names[number]}: " if number in self._names else ""
             self._complain(where + rest.decode(errors="replace"))
+        elif kind == ranks.LEFT:
+            self._keep_left(rest)
         elif kind == ranks.EXIT:
             self._printer.finish(number)
             code = self._codes[number] = int(rest)
@@ -313,6 +315,15 @@ class Launch:
                 self._first_bad = code
                 self._complain(f"rank {number} on node {self._names[number]} ended with code {code}: the others are ended")
                 self._end()
+
+    def _keep_left(self, rest: bytes) -> None:
+        name, _, data = rest.partition(b"\0")
+        path = os.path.join(os.path.dirname(self._environ.get("RMGR_BUNDLE", "")), os.path.basename(os.fsdecode(name)))
+        if "RMGR_BUNDLE" in self._environ and name.startswith(ranks.LEFT_PREFIX.encode()):
+            with contextlib.suppress(OSError), open(f"{path}.new", "wb") as file:
+                file.write(data)
+            with contextlib.suppress(OSError):
+                os.rename(f"{path}.new", path)
 
     def _lose(self, numbers: Sequence[int] | set[int] | range) -> None:
         """These ranks are gone, nobody knows how they ended; the others end, too."""

@@ -14,6 +14,7 @@ import msgspec
 
 from rmgr.model.frames import Shape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
+from rmgr.runner import ranks
 from rmgr.runner.calls import Functions, Results, WrongCount, arguments, failure
 from rmgr.runner.current import running
 from rmgr.runner.kernel import NODE_TROUBLE
@@ -34,6 +35,7 @@ def main() -> NoReturn:
         if theirs in os.environ:
             os.environ[ours] = os.environ[theirs]
     path = os.environ.pop("RMGR_BUNDLE")  # not for what the function starts
+    place = os.path.dirname(path)
     rank, node = int(os.environ["RMGR_RANK"]), os.environ.get("RMGR_NODE", "")
     running.node = node
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -42,18 +44,18 @@ def main() -> NoReturn:
     comm: Any = None
     try:
         check_versions(bundle.spec, node)
-        _find_modules(bundle, os.path.join(os.path.dirname(path), "modules"))
+        _find_modules(bundle, os.path.join(place, "modules"))
         comm = _communicator() if bundle.launch == "mpi" else None
         function = Functions().get(TaskBatch(shape=Shape(), function=bundle.function, blob=bundle.blob, items=()))
         args, kwargs, outputs = arguments(TaskItem(bundle.seq, 0, payload=bundle.payload), keyed=bundle.keyed)
         if comm is not None and _takes_comm(function):
             kwargs = {"comm": comm} | kwargs
     except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
-        _fail(bundle, rank, error, Reason.START_FAILED, comm)
+        _fail(bundle, place, rank, error, Reason.START_FAILED, comm)
     try:
         value = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, SystemExit and KeyboardInterrupt too
-        _fail(bundle, rank, error, Reason.EXCEPTION, comm)
+        _fail(bundle, place, rank, error, Reason.EXCEPTION, comm)
     if rank == 0:
         try:
             results = Results(bundle.directory)
@@ -61,13 +63,13 @@ def main() -> NoReturn:
                 data, pickled, extra = b"", True, results.keyed(bundle.seq, value, outputs)
             else:
                 data, pickled, extra = results.plain(bundle.seq, value)  # type: ignore[assignment]
-            _answer(bundle, Answer(data, pickled, extra))
+            _answer(bundle.answer, Answer(data, pickled, extra))
         except WrongCount as error:
-            _fail(bundle, rank, error, Reason.BAD_OUTPUT, comm)
+            _fail(bundle, place, rank, error, Reason.BAD_OUTPUT, comm)
         except OSError as error:
-            _fail(bundle, rank, error, Reason.NODE_LOST if error.errno in NODE_TROUBLE else Reason.EXCEPTION, comm)
+            _fail(bundle, place, rank, error, Reason.NODE_LOST if error.errno in NODE_TROUBLE else Reason.EXCEPTION, comm)
         except Exception as error:  # noqa: BLE001 - __reduce__ of the result's class may raise anything
-            _fail(bundle, rank, error, Reason.EXCEPTION, comm)
+            _fail(bundle, place, rank, error, Reason.EXCEPTION, comm)
     sys.exit(0)
 
 
@@ -101,17 +103,20 @@ def _takes_comm(function: Callable[..., object]) -> bool:
         return False
 
 
-def _answer(bundle: Bundle, answer: Answer) -> None:
-    with open(f"{bundle.answer}.new", "wb") as file:
+def _answer(path: str, answer: Answer) -> None:
+    hidden = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}")
+    with open(hidden, "wb") as file:
         file.write(msgspec.msgpack.encode(answer))
-    os.rename(file.name, bundle.answer)
+    os.rename(hidden, path)
 
 
-def _fail(bundle: Bundle, rank: int, error: BaseException, reason: Reason, comm: Any) -> NoReturn:
-    """Tells it, and ends the others, which may be waiting for this one."""
+def _fail(bundle: Bundle, place: str, rank: int, error: BaseException, reason: Reason, comm: Any) -> NoReturn:
+    """Tells it, and ends the others, which may be waiting for this one. place: directory of the bundle."""
+    answer = Answer(b"", True, failure(error, reason))
     if rank == 0:
-        _answer(bundle, Answer(b"", True, failure(error, reason)))
-    else:
+        _answer(bundle.answer, answer)
+    else:  # on another node, perhaps: it travels back as the bundle came
+        _answer(os.path.join(place, f"{ranks.LEFT_PREFIX}{rank}"), answer)
         sys.stderr.write(f"rank {rank} on node {running.node}:\n{''.join(traceback.format_exception(error))}")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -31,6 +31,11 @@ SPEC, STDIN, SIGNAL, KILL, BUNDLE = 1, 2, 3, 4, 5
 OUT, ERR, EXIT, FAILED, TAKEN = 11, 12, 13, 14, 15
 #: Before the end of a rank: what it has used, as `usage_of` reads it. The Starter of the asking side listens, too.
 USED = 16
+#: Before the end of a rank of a launch with a bundle: a file that a rank has left beside it (name, NUL, content), to be put
+#: beside the bundle of the asking side.
+LEFT = 17
+#: How the names of such files begin.
+LEFT_PREFIX = "left."
 MOST_INPUT = 1 << 20
 
 _HEAD = struct.Struct("<IBi")
@@ -368,6 +373,12 @@ class _Launch:
         host.selector.register(link, selectors.EVENT_READ, self._ready)
 
     def _tell(self, kind: int, number: int, rest: bytes) -> None:
+        if kind == EXIT and self.directory:
+            for name in [name for name in os.listdir(self.directory) if name.startswith(LEFT_PREFIX)]:
+                path = os.path.join(self.directory, name)
+                with open(path, "rb") as file:
+                    self._unsent += frame(LEFT, number, name.encode() + b"\0" + file.read())
+                os.unlink(path)
         self._unsent += frame(kind, number, rest)
         self._push()
 

@@ -52,8 +52,10 @@ def test_each_rank_makes_the_call_and_the_value_of_rank_0_is_the_result(connecti
         me = {name: os.environ[f"RMGR_{name}"] for name in ("RANK", "LOCAL_RANK", "NPROCS", "NODE", "THREADS")}
         (tmp_path / me["RANK"]).write_text("{RANK}.{LOCAL_RANK}/{NPROCS} {NODE} {THREADS}".format(**me))
         if word == "raise" and me["RANK"] == "2":
-            raise ValueError("a bad rank")
-        while word == "raise":  # until somebody ends it
+            raise ValueError(f"a bad rank on {me['NODE']}")
+        if word == "exit" and me["RANK"] == "1":
+            os._exit(3)
+        while word in {"raise", "exit"}:  # until somebody ends it
             time.sleep(0.02)
         print("said by", me["RANK"])
         return word, me["RANK"], len(many)
@@ -70,8 +72,10 @@ def test_each_rank_makes_the_call_and_the_value_of_rank_0_is_the_result(connecti
         bad = queue.submit_call("raise", b"")
         assert keyed.result(60) is None
         assert [connection.store.get(f"ranked/{key}") for key in "abc"] == ["hello", "0", 3 << 20]
-        with pytest.raises(RankFailed, match="a rank ended with code 1, and with it the others"):
+        with pytest.raises(ValueError, match="a bad rank on n"):
             bad.result(60)
+        with pytest.raises(RankFailed, match="a rank ended with code 3, and with it the others"):
+            queue.submit_call("exit", b"").result(60)
         with pytest.raises(TaskFailed) as caught:
             queue.wait_all(timeout=60)
         assert "ValueError: a bad rank" in caught.value.log_tail
