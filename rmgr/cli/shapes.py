@@ -54,6 +54,7 @@ def job(view: JobView) -> dict[str, Any]:
         "max_rss_bytes": view.max_rss_kib * 1024,
         "processes": max(1, view.processes),
         "expected_start": iso(view.expected_start_us),
+        **({"resources": dict(sorted(view.resources.items()))} if view.resources else {}),
     }
 
 
