@@ -374,13 +374,17 @@ class _Launch:
 
     def _tell(self, kind: int, number: int, rest: bytes) -> None:
         if kind == EXIT and self.directory:
-            for name in [name for name in os.listdir(self.directory) if name.startswith(LEFT_PREFIX)]:
-                path = os.path.join(self.directory, name)
-                with open(path, "rb") as file:
-                    self._unsent += frame(LEFT, number, name.encode() + b"\0" + file.read())
-                os.unlink(path)
+            with contextlib.suppress(OSError):
+                self._send_left(number)
         self._unsent += frame(kind, number, rest)
         self._push()
+
+    def _send_left(self, number: int) -> None:
+        for name in [name for name in os.listdir(self.directory) if name.startswith(LEFT_PREFIX)]:
+            path = os.path.join(self.directory, name)
+            with open(path, "rb") as file:
+                self._unsent += frame(LEFT, number, name.encode() + b"\0" + file.read())
+            os.unlink(path)
 
     def _push(self) -> None:
         try:
