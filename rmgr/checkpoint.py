@@ -8,15 +8,17 @@
         step += 1
         if checkpoint.requested():              # the job is to move, or somebody wants its state kept
             checkpoint.save((step, state))
-        if checkpoint.should_stop():
-            checkpoint.stop()                   # exit code 85: "saved, run me again"
+            if checkpoint.should_stop():        # only here: asked by itself it may become true after the question whether to save
+                checkpoint.stop()               # exit code 85: "saved, run me again"
 
 The files in `directory()` ($RMGR_CHECKPOINT_DIR) are what is kept: with `save`, or written in any other way (write a temporary file and
 rename it; what lies in `.rmgr` is not kept). Programs in other languages look at `.rmgr/request` there (JSON), or catch SIGUSR1; when they
 have saved they copy `.rmgr/number` to `.rmgr/saved`, and end with code 85 where `.rmgr/stop` says so. In a shell:
 
-    cd "$RMGR_CHECKPOINT_DIR"; step=$(cat step 2>/dev/null || echo 0)
-    trap 'echo $step > step; cp .rmgr/number .rmgr/saved; [ ! -e .rmgr/stop ] || exit 85' USR1
+    cd "$RMGR_CHECKPOINT_DIR"; step=$(cat step 2>/dev/null || echo 0); asked=
+    trap asked=1 USR1
+    save() { asked=; echo $step > new; mv new step; cp .rmgr/number .rmgr/saved; [ ! -e .rmgr/stop ] || exit 85; }
+    while [ $step -lt 1000 ]; do work $step; step=$((step + 1)); [ ! "$asked" ] || save; done
 
 A program of several processes saves a file a rank, and all must save the same step: let the ranks agree on it (an allreduce of
 `should_stop()`), save under names of their own, wait for each other (a barrier), and let rank 0 `answer()`; with more than one process
@@ -83,7 +85,7 @@ def requested() -> bool:
 
 
 def should_stop() -> bool:
-    """The program is to save its state and to end (`stop`), so that it can go on elsewhere."""
+    """The program is to save its state and then to end (`stop`), so that it can go on elsewhere."""
     found = request()
     return found is not None and found.stop
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rmgr.cli.render import iso
@@ -58,11 +58,15 @@ def job(view: JobView) -> dict[str, Any]:
     }
 
 
-def shown_job(view: JobView, attempts: Iterable[AttemptView]) -> dict[str, Any]:
-    """The answer of `show ID`."""
+def shown_job(view: JobView, attempts: Iterable[AttemptView], story: Sequence[str] = ()) -> dict[str, Any]:
+    """The answer of `show ID`. story: of its checkpoints, left out where there are none."""
     told = job(view)
     rest = {key: told.pop(key) for key in list(told)[list(told).index("counts") :]}
-    return {**told, "attempts": [attempt(item) for item in attempts], **rest}
+    return {**told, "attempts": [attempt(item) for item in attempts], **rest, **_checkpoints(story)}
+
+
+def _checkpoints(story: Sequence[str]) -> dict[str, Any]:
+    return {"checkpoints": list(story)} if story else {}
 
 
 def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
@@ -89,6 +93,7 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
         "mem_bytes": of.memory_bytes,
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,
+        **_checkpoints(view.story),
     }
 
 

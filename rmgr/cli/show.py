@@ -43,7 +43,7 @@ def show(session: Session, selector: str) -> None:
     tasks = _readable_tasks(session, job)
     attempts: Sequence[AttemptView] = tasks[0].attempts if job.tasks == 1 and tasks else ()
     if session.json:
-        emit(shapes.shown_job(job, attempts))
+        emit(shapes.shown_job(job, attempts, tasks[0].story if attempts else ()))
     else:
         _draw_job(job, tasks, attempts)
 
@@ -162,6 +162,7 @@ def _draw_job(job: JobView, tasks: list[TaskView], attempts: Sequence[AttemptVie
     )
     if attempts:
         _draw_attempts(attempts)
+        _draw_story(tasks[0])
     elif tasks:
         sys.stdout.write("\n")
         table(tasks[:_SHOWN_FAILURES], task_columns(now_us()), Layout())
@@ -185,6 +186,15 @@ def _draw_task(task: TaskView, job: JobView) -> None:
     )
     if task.attempts:
         _draw_attempts(task.attempts)
+    _draw_story(task)
+
+
+def _draw_story(task: TaskView) -> None:
+    """What became of its checkpoints, oldest first."""
+    if task.story:
+        sys.stdout.write("\n")
+    for words in task.story:
+        sys.stdout.write(f"{printable(words)}\n")
 
 
 def _draw_attempts(attempts: Sequence[AttemptView]) -> None:

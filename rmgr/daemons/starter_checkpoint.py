@@ -11,18 +11,17 @@ too large or not stored is told in the job's story (NOTE), in the log and in a m
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rmgr.adapters.accounts import acting
 from rmgr.adapters.leftovers import remove_tree
 from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.coord import paths
@@ -32,10 +31,10 @@ from rmgr.daemons.starter_checkpoint_ask import answered
 from rmgr.daemons.starter_checkpoint_notes import Notes
 from rmgr.daemons.starter_checkpoint_parts import Asked, LocalPart, Part, RemotePart, each, sentence
 from rmgr.daemons.starter_checkpoint_restore import Restores
-from rmgr.daemons.starter_checkpoint_taking import NOTHING, check, take
+from rmgr.daemons.starter_checkpoint_taking import NOTHING, check, put_away, take
 from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_lanes import Lane
-from rmgr.daemons.starter_outputs import Ending, discard, write
+from rmgr.daemons.starter_outputs import Ending
 from rmgr.daemons.starter_spares import Spares
 from rmgr.errors import StateConflict, StoreUnavailable, ValueTooLarge
 from rmgr.model.block import PastAttempt
@@ -183,12 +182,12 @@ class Checkpoints:
     def _lane(self, block: ClaimedBlock) -> Lane | None:
         return next((lane for lane in self._node.lanes if any(task[0] is block for task in lane.tasks.values())), None)
 
-    def background(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        """`job` on a thread of its own, `done` with what it gave, or raised, as a letter."""
+    def background(self, job: Callable[[], T], done: Callable[[T | Exception], None], *, copies: bool = False) -> None:
+        """`job` on a thread of its own, `done` with what it gave, or raised, as a letter. copies: it moves files: not too many at once."""
 
         def run() -> None:
             try:
-                with _AT_ONCE:
+                with _AT_ONCE if copies else nullcontext():
                     result: T | Exception = job()
             except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the owner is told
                 result = error
@@ -349,16 +348,12 @@ class Checkpoints:
 
         def job() -> str:
             if ending is not None:
-                write(store, key.submission, key.first, key.attempt, ending)
-                discard(ending)
-                if ending.directory:
-                    with acting(ending.account):
-                        shutil.rmtree(ending.directory, ignore_errors=True)
+                put_away(store, saved, ending)
             if not keeps:
                 return ""
             return take(parts, store, saved, base, stop=case.is_stop, limit=limit, is_over=lambda: case.is_over)
 
-        self.background(job, partial(self._copied, case))
+        self.background(job, partial(self._copied, case), copies=True)
 
     def _copied(self, case: Case, result: str | Exception) -> None:
         if case.is_over:
@@ -397,6 +392,12 @@ class Checkpoints:
         """STOP."""
         block, ending = case.block, case.ending
         assert ending is not None
+        assert case.tell is not None
+        if block.cancel_words(block.key.first) is not None:  # meanwhile
+            self._close(case)
+            ending.reason = Reason.USER_CANCEL
+            case.tell()
+            return
         case.phase = Phase.LEAVING
         told = "; ".join(filter(None, (f"{case.reason}{f' ({case.why})' if case.why else ''}", words)))
         self._log.info("job_given_up", block=paths.block_name(block.key), reason=case.reason.value, why=case.why, detail=words)

@@ -108,7 +108,7 @@ class Restores:
         case.is_busy = True
         part, store, key = self._owner.own_part(case.block), self._shared.io.store, case.block.key
         found = case.found
-        self._owner.background(lambda: newest(store, part, key.submission, key.first, found), partial(self._restored, case))
+        self._owner.background(lambda: newest(store, part, key.submission, key.first, found), partial(self._restored, case), copies=True)
 
     def _restored(self, case: _Case, result: Found | Exception) -> None:
         case.is_busy = False

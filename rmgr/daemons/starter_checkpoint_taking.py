@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Sequence
 
+from rmgr.adapters.accounts import acting
 from rmgr.coord.keys import Checkpoint
 from rmgr.coord.ports import Store
 from rmgr.daemons import starter_checkpoint_rows as rows
 from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest, check_size
 from rmgr.daemons.starter_checkpoint_parts import Part, each
 from rmgr.daemons.starter_checkpoint_union import united
+from rmgr.daemons.starter_outputs import Ending, Flushed, discard, write
 from rmgr.errors import RmgrError, StateConflict, StoreUnavailable
+from rmgr.model.frames import NO_OUTPUT
 from rmgr.model.units import format_size
 
 #: What `take` says of directories without files.
@@ -62,3 +66,14 @@ def take(
     with contextlib.suppress(RmgrError):  # else they go with the next one, or with the submission
         rows.prune(store, saved.sub, saved.index, saved.attempt)
     return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {format_size(size)}"
+
+
+def put_away(store: Store, saved: Checkpoint, ending: Ending) -> None:
+    """The output of an attempt that has ended goes to the store, its files go. May be called again."""
+    written = write(store, saved.sub, saved.index, saved.attempt, ending)
+    discard(ending)
+    ending.out = ending.err = NO_OUTPUT
+    ending.flushed = Flushed(parts=list(written.log_parts))
+    if ending.directory:
+        with acting(ending.account):
+            shutil.rmtree(ending.directory, ignore_errors=True)

@@ -5,8 +5,11 @@ Every program counts: it restores its step, writes each new one into a ledger ou
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +19,9 @@ from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import keys, paths
 from rmgr.coord.keys import Checkpoint
 from rmgr.coord.records import decode_block
+from rmgr.daemons import starter
 from rmgr.daemons import starter_checkpoint_rows as rows
+from rmgr.daemons.starter_accounts import Policy
 from rmgr.daemons.starter_checkpoint_files import decode_manifest
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import StoreUnavailable
@@ -26,17 +31,18 @@ from rmgr.model.placing import Rigid
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold, waiting
+from tests.harness.local_accounts import LocalAccounts
 from tests.harness.starter_rig import Rig, call, wait_for
 from tests.integration.test_starter_orders import crossed_off, order
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Counts in a shell; saves when it is told to by a signal.
 SHELL = """
-ledger=$0; cd "$RMGR_CHECKPOINT_DIR"; step=$(cat step 2>/dev/null || echo 0)
-save() { echo $step > part; mv part step; cp .rmgr/number .rmgr/saved; [ ! -e .rmgr/stop ] || exit 85; }
-trap save USR1
+ledger=$0; asked=; cd "$RMGR_CHECKPOINT_DIR"; step=$(cat step 2>/dev/null || echo 0)
+save() { asked=; echo $step > part; mv part step; cp .rmgr/number .rmgr/saved; [ ! -e .rmgr/stop ] || exit 85; }
+trap asked=1 USR1
 while [ $step -lt 100000 ] && [ ! -e $ledger.end ]; do
-    step=$((step + 1)); echo $step >> $ledger; sleep 0.01
+    step=$((step + 1)); echo $step >> $ledger; [ ! "$asked" ] || save; sleep 0.01
 done
 """
 #: The same in Python, which looks for itself.
@@ -51,8 +57,8 @@ while not os.path.exists(ledger + ".end"):
         file.write(f"{step}\\n")
     if checkpoint.requested():
         checkpoint.save(step, name)
-    if checkpoint.should_stop():
-        checkpoint.stop()
+        if checkpoint.should_stop():
+            checkpoint.stop()
     time.sleep(0.01)
 """
 
@@ -377,3 +383,86 @@ def test_a_job_that_has_not_started_goes_back_as_it_is(rig: Rig, tmp_path: Path)
     crossed_off(rig, stop(rig, first, grace_us="60000000"))
     back(rig, first, 2)
     assert saved(rig, first) == ["1.1"]
+
+
+def test_a_starter_that_dies_before_its_last_word_has_saved_the_work(rig: Rig, tmp_path: Path) -> None:
+    rig.spawn("n1", env={"RMGR_FAILPOINT": "starter.before_stop=kill"})
+    rig.wait_registered()
+    ledger = tmp_path / "ledger"
+    number = rig.submit(python(ledger), queue="batch")
+    put(rig, number)
+    grows(ledger)
+    stop(rig, number)
+    wait_for(lambda: rig.processes[0].poll() is not None, "it was killed")
+    assert saved(rig, number) == ["1.1"]
+    rig.spawn("n1")
+    rig.wait_registered(incarnation=2)
+    (where, failed), = wait_for(lambda: list(rig.failed(number).items()), "a loss")
+    assert failed.reason is Reason.NODE_LOST
+    rig.resubmit(number, where, failed)
+    put(rig, number)
+    goes_on(rig, ledger, number)
+
+
+def test_a_cancel_outranks_a_stop_and_a_call_that_ignores_it_is_ended(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1")
+
+    def deaf(path: str) -> None:
+        import os
+        import time
+
+        with open(os.path.join(os.environ["RMGR_CHECKPOINT_DIR"], "kept"), "a") as file:
+            file.write("x")
+        open(path, "w").close()
+        while True:
+            time.sleep(0.05)
+
+    number = rig.submit(deaf, [call(str(tmp_path / "up"))], queue="batch", rigid=Rigid(checkpoint_grace_us=200_000))
+    put(rig, number)
+    wait_for((tmp_path / "up").exists, "it to run")
+    stop(rig, number)
+    data = back(rig, number, 2)
+    assert (data.past[-1].reason, saved(rig, number)) == (Reason.MIGRATED, ["1.1"])
+    (tmp_path / "up").unlink()
+    put(rig, number)
+    wait_for((tmp_path / "up").exists, "it to run again")
+    stop(rig, number, grace_us="60000000")
+    wait_for(lambda: running(rig, number).stopping == "user", "it is being stopped")
+    guid = order(rig, Order.CANCEL, number, 0, detail="enough")
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.state, outcome.error) == (State.CANCELLED, "enough")
+    crossed_off(rig, guid)
+    wait_for(lambda: rig.zk.children(paths.inbox_node("n1")).result(60) == [], "no order is left")
+
+
+def test_where_work_runs_as_its_user_his_files_are_his_own(
+    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("takes root")
+    with LocalAccounts() as accounts:
+        anna = accounts.make("a")
+        monkeypatch.setattr(starter, "policy_of", lambda _security, _directory: Policy(min_uid=1000))
+        directory = Path(tempfile.mkdtemp(prefix="rmgr-saved-", dir="/var/tmp"))  # pytest's own is closed to users
+        directory.chmod(0o777)
+        try:
+            with Rig(coordinator, zookeeper.hosts, chroot, directory, **BOTH) as rig:
+                start(rig)
+                script = """rmgr run sh -c 'cd "$RMGR_CHECKPOINT_DIR" && id -un > who$RMGR_RANK; ls -ld . who? > $0/$RMGR_ATTEMPT.$RMGR_RANK
+                    trap "exit 85" USR1; touch $0/up$RMGR_ATTEMPT.$RMGR_RANK; while :; do sleep 0.05; done' $0"""
+                number = rig.submit(
+                    Command(argv=("sh", "-c", script, str(directory))), queue="batch", rigid=Rigid(processes=2), user=anna.name
+                )
+                for attempt, shares in ((1, (("n1", 1), ("n2", 1))), (2, (("n2", 1), ("n1", 1)))):
+                    job = put(rig, number, shares)
+                    for rank in (0, 1):
+                        wait_for((directory / f"up{attempt}.{rank}").exists, f"rank {rank} to run")
+                    stop(rig, number, shares[0][0])
+                    back(rig, number, attempt + 1)
+                    unhold(rig, job)
+                    wait_for(lambda node=shares[1][0]: rig.zk.children(paths.hold(node)).result(60) == [], "the hold gone")
+                listed = (directory / "2.1").read_text().splitlines()
+                assert len(listed) == 3, "its directory and the files of both ranks"
+                assert all(line.split()[2] == anna.name for line in listed)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
