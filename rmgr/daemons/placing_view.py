@@ -39,7 +39,7 @@ def view_of(placer: Placer) -> PlacingView:
             state="waiting",
             what=why.rule,
             blocker=_blocker(why),
-            reason=said(why),
+            reason=said(why) + _next_start(placer.book.marks.get(job, "")),
             expected_start_us=promised.get(job, 0),
             route=placer.book.routes.get(job, ""),
         )
@@ -50,6 +50,14 @@ def view_of(placer: Placer) -> PlacingView:
             doing = STOPPING
         jobs[task_of(job)] = PlacedView(state=doing, nodes=placed.allocation.shares, route=placer.book.routes.get(job, ""))
     return PlacingView(partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state, promised)))
+
+
+def _next_start(mark: str) -> str:
+    """Where a job that was moved may start next."""
+    only, _, never = mark[1:].partition(";")
+    if only:
+        return f"; it is to go on on {only}"
+    return f"; it was asked to leave {never.replace(',', ', ')}, and starts elsewhere" if never else ""
 
 
 def said(why: Why) -> str:

@@ -177,6 +177,9 @@ def test_a_drained_node_is_emptied_of_jobs_that_go_on_elsewhere(moving: Chaos, p
     programs.wait_for(job, 1, tasks=3)
     node = programs.lines(job)[0][3]
     there = {row[0] for row in programs.lines(job) if row[3] == node}
+    for words, code, told in (((str(job), "--to", "nowhere"), 3, "no node 'nowhere'"), (("999",), 3, "no submission 999")):
+        refused = moving.rmgr("migrate", *words)
+        assert (refused.returncode, told in refused.stderr) == (code, True), refused.stderr
     done = moving.rmgr("drain", node, "--migrate", "--reason", "test", "--json", timeout=120.0)
     assert done.returncode == 0, done.stderr
     assert all(view.node != node for view in moving.tasks(job) if view.state is State.RUNNING)

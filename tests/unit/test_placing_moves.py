@@ -227,6 +227,23 @@ def test_a_checkpoint_is_stored_or_said_why_not(cluster: Cluster) -> None:
     assert (answer.code, "2 GiB are more than 1 GiB" in answer.error, answer.done) == ("CONFLICT", True, ())
 
 
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_a_moved_job_waits_for_other_nodes_as_long_as_there_are_any(cluster: Cluster, fails_over: bool) -> None:
+    job, others = cluster.submit(2), [cluster.submit(2), cluster.submit(2)]
+    cluster.ask("g1", StopKind.MIGRATE, job)
+    cluster.obey()
+    if fails_over:
+        cluster.another_leader()
+    assert cluster.bench.leader is not None
+    view = cluster.bench.leader.placer.view().jobs[(job, 0)]
+    assert (view.state, "asked to leave n1" in view.reason) == ("waiting", True), view
+    for node in ("n2", "n3"):
+        committed(cluster.bench.outside, operator_ops.drain(Drain(node=node, reason="r", user="u", since_us=1), None))
+        cluster.bench.advance(1)
+    assert cluster.where(job) == {"n1": 2}, "no other node takes anything any more"
+    assert [cluster.where(other) for other in others] == [{"n2": 2}, {"n3": 2}]
+
+
 class Pausing:
     """Whoever waits gets the nodes of the first that runs; who was stopped goes on when there is room again."""
 
