@@ -104,14 +104,12 @@ class Orders:
             done("")
             return
         self._done, self._problem, self._blocks = done, "", {}
-        self._waits = len(starts)
-        for start in starts:
-            waiting = self._book.waiting[start.job_id]
-            path = f"{paths.pending(waiting.queue)}/{waiting.name}"
-            then = partial(self._on_block, start.job_id, state, decisions, now_us)
-            self._desk.get(path, then, failed=partial(then, None))
         if not starts:
             self._commit(state, decisions, now_us)
+            return
+        waiting = [self._book.waiting[start.job_id] for start in starts]
+        wanted = [f"{paths.pending(one.queue)}/{one.name}" for one in waiting]
+        self._desk.get_all(wanted, partial(self._on_blocks, [start.job_id for start in starts], state, decisions, now_us))
 
     def _can(self, decision: Decision) -> bool:
         if isinstance(decision, (Start, Reject, *_RECORDS, *_MOVES)):
@@ -123,11 +121,11 @@ class Orders:
             self.unsupported[name] = self.unsupported.get(name, 0) + 1
         return False
 
-    def _on_block(self, job: int, state: ClusterState, decisions: list[Decision], now_us: int, found: Stamped | None) -> None:
-        self._blocks[job] = found
-        self._waits -= 1
-        if not self._waits:
-            self._commit(state, decisions, now_us)
+    def _on_blocks(
+        self, jobs: list[int], state: ClusterState, decisions: list[Decision], now_us: int, found: list[Stamped | None]
+    ) -> None:
+        self._blocks = dict(zip(jobs, found, strict=True))
+        self._commit(state, decisions, now_us)
 
     def _commit(self, state: ClusterState, decisions: list[Decision], now_us: int) -> None:
         jobs: list[tuple[int, Assigned]] = []

@@ -48,8 +48,8 @@ _PATIENCE_S = 300.0
 _POLL_S = 0.0005
 SETUP = f"1 ZooKeeper (fsync), SQLite, {_NODES} Starters of {_CORES} cores, queue {_QUEUE} (easy)"
 #: Says when it runs, then what its ranks say: nanoseconds since the epoch, one file each.
-_SCRIPT = """date +%s%N > "$1.tmp" && mv "$1.tmp" "$1.script"
-exec rmgr run sh -c 'date +%s%N > "$0.$RMGR_RANK.tmp" && mv "$0.$RMGR_RANK.tmp" "$0.$RMGR_RANK"' "$1"
+_SCRIPT = """date +%s%N > "$1.script"
+exec rmgr run sh -c 'date +%s%N > "$0.$RMGR_RANK"' "$1"
 """
 _RANKS = 4
 
