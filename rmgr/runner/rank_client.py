@@ -311,7 +311,8 @@ class Launch:
         elif kind == ranks.EXIT:
             self._printer.finish(number)
             code = self._codes[number] = int(rest)
-            if code and self._kill_on_bad_exit and not self._first_bad and len(self._codes) < self._total:
+            is_bad = code not in {0, ranks.SAVED_EXIT_CODE}
+            if is_bad and self._kill_on_bad_exit and not self._first_bad and len(self._codes) < self._total:
                 self._first_bad = code
                 self._complain(f"rank {number} on node {self._names[number]} ended with code {code}: the others are ended")
                 self._end()

@@ -115,7 +115,9 @@ def _fail(bundle: Bundle, place: str, rank: int, error: BaseException, reason: R
     answer = Answer(b"", True, failure(error, reason))
     if rank == 0:
         _answer(bundle.answer, answer)
-    else:  # on another node, perhaps: it travels back as the bundle came
+    if isinstance(error, SystemExit) and error.code == ranks.SAVED_EXIT_CODE:
+        sys.exit(0)  # the others save themselves
+    if rank:  # on another node, perhaps: it travels back as the bundle came
         _answer(os.path.join(place, f"{ranks.LEFT_PREFIX}{rank}"), answer)
         sys.stderr.write(f"rank {rank} on node {running.node}:\n{''.join(traceback.format_exception(error))}")
     for stream in (sys.stdout, sys.stderr):

@@ -38,6 +38,9 @@ LEFT = 17
 LEFT_PREFIX = "left."
 MOST_INPUT = 1 << 20
 
+#: A rank that ends so has saved its state (rmgr/checkpoint.py), and has not failed.
+SAVED_EXIT_CODE = 85
+
 _HEAD = struct.Struct("<IBi")
 _CHUNK = 64 * 1024
 #: Where processes cannot be watched for their end they are looked at this often.

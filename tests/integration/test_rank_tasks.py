@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,8 @@ from rmgr.runner.rank_call import RankFailed
 if TYPE_CHECKING:
     from rmgr.client.connection import Connection
     from rmgr.dev.cluster import DevCluster
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def until(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> None:
@@ -94,6 +98,40 @@ def test_a_function_that_takes_a_communicator_is_an_mpi_program(mpi: None, conne
         assert len(set(nodes)) == 2
         with pytest.raises(ArithmeticError, match="a bad root"):
             queue.submit_call(-10).result(90)
+
+
+def test_ranks_that_saved_their_state_go_on_with_it_elsewhere(live: DevCluster, connection: Connection, tmp_path: Path) -> None:
+    def counts() -> int:
+        from rmgr import checkpoint
+
+        rank = os.environ["RMGR_RANK"]
+        step = checkpoint.restore(rank, default=0)
+        (tmp_path / f"up-{os.environ['RMGR_ATTEMPT']}-{rank}").write_text(str(step))
+        while not (tmp_path / "go").exists():
+            step += 1
+            with (tmp_path / f"ledger-{rank}").open("a") as ledger:
+                ledger.write(f"{step}\n")
+            if checkpoint.requested():
+                checkpoint.save(step, rank)
+                if checkpoint.should_stop():
+                    checkpoint.stop()
+            time.sleep(0.01)
+        return int(rank)
+
+    with TaskQueue(counts, processes=2, nodes=2, connection=connection) as queue:
+        future = queue.submit_call()
+        queue.flush(60)
+        until(lambda: all((tmp_path / f"ledger-{rank}").exists() for rank in range(2)), "both ranks")
+        argv = [sys.executable, "-m", "rmgr.cli.main", "migrate", str(queue.id)]
+        ended = subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 0, ended.stderr
+        until(lambda: all((tmp_path / f"up-2-{rank}").exists() for rank in range(2)), "both ranks again")
+        (tmp_path / "go").touch()
+        assert future.result(60) == 0
+    for rank in range(2):
+        steps = [int(line) for line in (tmp_path / f"ledger-{rank}").read_text().split()]
+        assert int((tmp_path / f"up-2-{rank}").read_text()) > 0
+        assert steps == list(range(1, len(steps) + 1))
 
 
 def test_four_tasks_of_four_processes_end_right_though_a_starter_is_killed(

@@ -89,7 +89,7 @@ def test_a_shell_has_the_terminal_and_its_job_has_two_nodes(shell: Terminal) -> 
     shell.type("rmgr run --label sh -c 'echo on $RMGR_NODE'\r")
     shown = {shell.wait(r"\n([01]): on (\w+)\r").groups() for _ in nodes}
     assert shown == set(zip("01", nodes, strict=True))
-    shell.type("echo sle''eps; sleep 600\r")
+    shell.type("sh -c 'echo sle\\eps; exec sleep 600'\r")  # what says so has the terminal
     shell.wait("sleeps")
     shell.type("\x03")  # it takes the sleep, not the shell and not rmgr
     shell.wait(r"\$ ")
