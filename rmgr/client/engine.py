@@ -76,6 +76,7 @@ class Engine:
         self._mailbox: Mailbox[Job] = Mailbox()
         self._lanes: dict[int, list[Lane]] = {}
         self._entry = OwnerEntry(self)
+        self._numbers = submitting.Numbers()
         self._state = SessionState.LOST
         self._listeners: list[Callable[[SessionState], None]] = []
         self._cache: dict[str, tuple[float, Any]] = {}
@@ -124,7 +125,12 @@ class Engine:
         require_store(self.store)
         self.post(self._entry.want)
         made = submitting.submit(
-            self.coordinator, draft, owner=self.guid, deadline_s=time.monotonic() + timeout_s, signer=self.signer
+            self.coordinator,
+            draft,
+            owner=self.guid,
+            deadline_s=time.monotonic() + timeout_s,
+            signer=self.signer,
+            numbers=self._numbers if self._state is SessionState.CONNECTED else None,  # else a reading tells first that nobody answers
         )
         lane = Lane(
             self,

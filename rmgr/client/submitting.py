@@ -23,6 +23,8 @@ from rmgr.runtime.failpoint import failpoint
 
 #: Longest that one request of it may take.
 _STEP_S = 10.0
+#: How long numbers are read after another Submitter was quicker.
+_MISSED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,27 @@ class Submitted:
     tail: Tail
     tail_version: int
     created: bool
+
+
+class Numbers:
+    """The next number as the last SUBMIT of this process left it: while nobody else submits, a reading less each time."""
+
+    def __init__(self) -> None:
+        self._next: tuple[int, int] | None = None
+        self._not_before_s = 0.0
+
+    def take(self) -> tuple[int, int] | None:
+        """(number, version of /ids) to try; None: read them."""
+        known, self._next = self._next, None
+        return known if time.monotonic() >= self._not_before_s else None
+
+    def left(self, number: int, version: int) -> None:
+        """A SUBMIT of ours has made them so."""
+        self._next = number, version
+
+    def missed(self) -> None:
+        """Somebody else submits, too: not tried for a while."""
+        self._not_before_s = time.monotonic() + _MISSED_S
 
 
 def token_digest(user: str, token: str) -> str:
@@ -52,6 +75,7 @@ def submit(
     complete: bool = False,
     held: bool | None = None,
     signer: Signer | None = None,
+    numbers: Numbers | None = None,
 ) -> Submitted:
     """Makes `draft` a submission; its id is ignored, its token generated when it has none.
 
@@ -60,6 +84,7 @@ def submit(
         blocks: its first blocks, given its number; tasks: how many they are; complete: no more will follow.
         deadline_s: monotonic.
         signer: signs the blocks, and is the user then (secured clusters).
+        numbers: what this process remembers, for who submits again and again.
     Raises: PermissionDenied (not a user's credentials); SubmitUnknown when it is not known whether it was committed (the
         same token is safe); CoordinationUnavailable when it surely was not; WrongCluster.
     """
@@ -71,8 +96,9 @@ def submit(
     tail = Tail(next=tasks, complete=complete, reigns=((0, owner),) if owner else ())
     make_bucket: bool | None = None
     doubtful = False
+    guess = numbers.take() if numbers is not None and not draft.token else None  # nobody else can have a token made here
     while True:
-        found = _known(coordinator, digest, deadline_s, doubtful, token)
+        found, guess, guessed = guess or _known(coordinator, digest, deadline_s, doubtful, token), None, guess
         if isinstance(found, Submitted):
             return found
         number, version = found
@@ -92,6 +118,8 @@ def submit(
         match coordinator.commit(multi, timeout_s=step_s).result(step_s + 1):
             case Committed():
                 failpoint("submitter.after_submit")
+                if numbers is not None:
+                    numbers.left(number + 1, version + 1)
                 return Submitted(submission=submission, version=0, tail=tail, tail_version=0, created=True)
             case Conflict(path=path, kind=kind):
                 make_bucket = None
@@ -99,6 +127,8 @@ def submit(
                     make_bucket = True
                 elif path == paths.subs_bucket(number):
                     make_bucket = False
+                elif path == paths.IDS and guessed is not None and numbers is not None:
+                    numbers.missed()
                 elif path == paths.IDS:
                     time.sleep(random.uniform(0, 0.002))  # many submit at once: let one of them win
                 elif path != paths.token(digest):

@@ -1,0 +1,69 @@
+"""Numbers that are remembered: a process that submits again and again reads /ids once, and is never wrong about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rmgr.adapters.memory import MemoryCoordinator
+from rmgr.client.specs import Options, draft_of
+from rmgr.client.submitting import Numbers, Submitted, submit
+from rmgr.coord import paths
+from rmgr.coord.ports import Coordinator
+from rmgr.model.submission import Work
+from tests.harness.client_cluster import Cluster
+
+
+class Counting(MemoryCoordinator):
+    """Counts readings of /ids."""
+
+    looks = 0
+
+    def get(self, path: str, **options: Any) -> Any:
+        self.looks += path == paths.IDS
+        return super().get(path, **options)
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Counting]:
+    cluster = Cluster()
+    made = Counting(cluster.tree)
+    yield made
+    made.close()
+    cluster.stop()
+
+
+def send(coordinator: Coordinator, numbers: Numbers | None, *, token: str = "") -> Submitted:
+    draft = draft_of(Options(name="x", token=token), work=Work.COMMAND)
+    return submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 10, numbers=numbers)
+
+
+def test_who_submits_alone_reads_the_next_number_once(coordinator: Counting) -> None:
+    numbers = Numbers()
+    assert [send(coordinator, numbers).submission.id for _ in range(4)] == [1, 2, 3, 4]
+    assert coordinator.looks == 1
+
+
+def test_a_number_that_somebody_else_took_is_noticed_and_none_is_used_twice(coordinator: Counting) -> None:
+    mine, theirs = Numbers(), Numbers()
+    found = [send(coordinator, numbers).submission.id for _ in range(3) for numbers in (mine, theirs)]
+    assert found == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_token_that_was_used_before_is_looked_up_whatever_is_remembered(coordinator: Counting) -> None:
+    numbers = Numbers()
+    first = send(coordinator, numbers, token="t-1")
+    again = send(coordinator, numbers, token="t-1")
+    assert (again.submission.id, again.created) == (first.submission.id, False)
+    assert send(coordinator, numbers).submission.id == 2
+
+
+def test_a_number_is_made_once_although_its_answer_is_lost(coordinator: Counting) -> None:
+    numbers = Numbers()
+    send(coordinator, numbers)
+    coordinator.lose_reply(1)
+    assert send(coordinator, numbers).submission.id == 2
+    assert send(coordinator, numbers).submission.id == 3
