@@ -92,15 +92,15 @@ class Chaos:
         self.cores[name] = cores
         self.cluster.start_starter(name, cores=cores, environment=environment)
 
-    def crown(self, name: str, **environment: str) -> None:
-        """Makes a new WatchDog with these variables the leader; the others go, and a fresh one stands by."""
+    def succeed(self, **heirs: dict[str, str]) -> None:
+        """New WatchDogs, each with its variables, will lead in this order; those there are go. Returns when the first one leads."""
         others = [process.id for process in self.cluster.state.processes if process.role == "watchdog" and process.state == "running"]
-        self.cluster.start_watchdog(name, environment=environment)
-        eventually(f"{name} stands by", lambda: self.cluster.snapshot().watchdogs > len(others), within=PATIENCE_S)
+        for at, (name, environment) in enumerate(heirs.items(), start=1):
+            self.cluster.start_watchdog(name, environment=environment)
+            eventually(f"{name} stands by", lambda at=at: self.cluster.snapshot().watchdogs >= len(others) + at, within=PATIENCE_S)  # type: ignore[misc]
         for other in others:
             self.cluster.kill(other, signal.SIGTERM)
-        eventually(f"{name} leads", lambda: self.leader() == name, within=PATIENCE_S)
-        self.cluster.start_watchdog(f"{name}-heir")
+        eventually("the first one leads", lambda: self.leader() not in {"", *others}, within=PATIENCE_S)
 
     def heal(self, **cores: int) -> None:
         """Begins anew on a cluster that other tests have used: these nodes run, with so many cores; nothing that was submitted is left."""

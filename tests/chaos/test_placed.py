@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.chaos
 
 #: What a Starter dies at: with its order read, with its job running, with its output stored, with its end committed.
 MOMENTS = ("job_taken", "running", "output_written", "after_complete")
+#: What happens to leaders.
+LEADERS = ("before_place=kill", "after_place:3=kill", "before_place=stop")
 CLUMSY = """
 import time
 from dataclasses import dataclass
@@ -59,11 +62,23 @@ NAMES = {"raises": "Raises", "sleeps": "Sleeps", "overcommits": "Overcommits", "
 
 
 @pytest.fixture(scope="module")
-def broken(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables with which a program finds the clumsy policies, as if they were installed."""
+    where = tmp_path_factory.mktemp("plugins")
+    described = where / "clumsy-1.0.dist-info"
+    described.mkdir()
+    (where / "clumsy.py").write_text(CLUMSY)
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: clumsy\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[rmgr.policies]\n" + "".join(f"{name} = clumsy:{kind}\n" for name, kind in NAMES.items()))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(where), os.environ.get("PYTHONPATH")]))}
+
+
+@pytest.fixture(scope="module")
+def broken(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory, plugins: dict[str, str]) -> Iterator[Chaos]:
     """One cluster for all tests here."""
     made = Chaos(tmp_path_factory.mktemp("placed"))
     try:
-        made.start(nodes=2, cores=2)
+        made.start(nodes=2, cores=2, watchdogs=1, first=plugins)
         yield made
     finally:
         made.stop()
@@ -76,32 +91,27 @@ def chaos(broken: Chaos) -> Chaos:
     return broken
 
 
-@pytest.mark.parametrize("name", ["before_place", "after_place:3"])
-def test_a_leader_killed_around_a_placement_loses_and_doubles_nothing(chaos: Chaos, name: str):
-    doomed = f"w-{name[:5]}"
-    chaos.crown(doomed, RMGR_FAILPOINT=f"leader.{name}=kill")
-    chaos.submit(6, 0.2, "-q", "batch")
-    wide = [chaos.submit_job(2, 0.5, "-N", "2") for _ in range(2)]
-    eventually("the failpoint has killed the leader", lambda: chaos.cluster.process(doomed).state == "dead", within=RECOVERY_S + T)
-    tasks = chaos.finish(within=90)
-    assert {view.attempt for view in tasks.values()} == {1}
-    assert all({span.node for span in chaos.spans(number)} == {"n1", "n2"} for number in wide)
-
-
-def test_a_leader_that_stops_in_mid_pass_and_wakes_places_nothing(chaos: Chaos):
-    old = "w-stops"
-    chaos.crown(old, RMGR_FAILPOINT="leader.before_place=stop")
+def test_leaders_that_die_and_stop_around_placements_lose_and_double_nothing(chaos: Chaos, plugins: dict[str, str]):
+    # Three leaders, one after another: killed before its first PLACE, killed after its third, stopped with a plan in its hands.
+    name = f"w{time.monotonic_ns()}"
+    doomed = {f"{name}-{at}": {"RMGR_FAILPOINT": f"leader.{what}"} for at, what in enumerate(LEADERS)}
+    stopped, heir = list(doomed)[-1], f"{name}-heir"
+    chaos.succeed(**doomed, **{heir: plugins})
     epoch = chaos.epoch()
-    chaos.submit(6, 0.3, "-q", "batch")
-    chaos.submit_job(2, 0.5, "-N", "2")
-    eventually("it has stopped", lambda: chaos.cluster.process(old).state == "stopped", within=PATIENCE_S)
-    eventually("another WatchDog leads", lambda: chaos.leader() not in {"", old}, within=T + TICK + 3.0)
-    eventually("it places", lambda: chaos.started() >= 2, within=PATIENCE_S)
-    chaos.cluster.kill(old, signal.SIGCONT)
-    tasks = chaos.finish(within=60)
+    jobs = chaos.submit(12, 0.3, "-q", "batch")
+    wide = [chaos.submit_job(2, 0.3, "-N", "2") for _ in range(2)]
+    eventually("the last of them has stopped", lambda: chaos.cluster.process(stopped).state == "stopped", within=2 * (RECOVERY_S + T))
+    assert [chaos.cluster.process(each).state for each in doomed] == ["dead", "dead", "stopped"]
+    late = chaos.submit(2, 0.3, "-q", "batch")
+    eventually("another WatchDog leads", lambda: chaos.leader() == heir, within=T + TICK + 3.0)
+    eventually("it places", lambda: chaos.spans(late), within=PATIENCE_S)
+    chaos.cluster.kill(stopped, signal.SIGCONT)
+    tasks = chaos.finish(within=90)
     assert {view.attempt for view in tasks.values()} == {1}, "and each ran once, or the ledger would tell"
-    assert (chaos.epoch(), chaos.leader() != old) == (epoch + 1, True), "it took nothing back"
-    assert chaos.cluster.process(old).state == "running", "it lives on as a candidate"
+    assert len(chaos.spans(jobs)) == 12
+    assert all({span.node for span in chaos.spans(number)} == {"n1", "n2"} for number in wide)
+    assert (chaos.epoch(), chaos.leader()) == (epoch + 3, heir), "the one that woke took nothing back"
+    assert chaos.cluster.process(stopped).state == "running", "it lives on as a candidate"
 
 
 def test_jobs_of_a_killed_node_run_elsewhere_beside_pulled_work(chaos: Chaos):
@@ -131,28 +141,23 @@ def test_a_starter_killed_at_any_moment_of_a_job_loses_nothing(chaos: Chaos):
     assert {view.attempts[0].node for view in again} >= {"d0", "d1", "d2"}
 
 
-def test_policies_that_raise_sleep_overcommit_or_invent_nodes_cost_their_own_decisions_only(chaos: Chaos):
-    plugins = chaos.directory / "plugins"
-    described = plugins / "clumsy-1.0.dist-info"
-    described.mkdir(parents=True, exist_ok=True)
-    (plugins / "clumsy.py").write_text(CLUMSY)
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: clumsy\nVersion: 1.0\n")
-    (described / "entry_points.txt").write_text("[rmgr.policies]\n" + "".join(f"{name} = clumsy:{kind}\n" for name, kind in NAMES.items()))
-    found = {"PYTHONPATH": os.pathsep.join([str(plugins), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+def test_policies_that_raise_sleep_overcommit_or_invent_nodes_cost_their_own_decisions_only(chaos: Chaos, plugins: dict[str, str]):
     pipeline = chaos.directory / "clumsy.toml"
     pipeline.write_text("".join(f'[[stage]]\npolicy = "{name}"\n' for name in (*NAMES, "fcfs")))
-    chaos.crown("w-clumsy", **found)
     assert chaos.rmgr("policy", "set", str(pipeline)).returncode == 2, "who does not have them cannot set them"
-    done = chaos.rmgr("policy", "set", str(pipeline), **found)
+    done = chaos.rmgr("policy", "set", str(pipeline), **plugins)
     assert done.returncode == 0, done.stderr
-    chaos.submit(4, 0.5, "-q", "batch")
-    chaos.submit(6, 0.1)
-    chaos.submit_job(2, 0.2, "-N", "2")
-    tasks = chaos.finish(within=90)
-    assert {view.attempt for view in tasks.values()} == {1}
-    (placing,) = json.loads(chaos.rmgr("status", "--json").stdout)["policies"]
-    faults = {fault["policy"]: fault for fault in placing["faults"]}
-    assert {"raises", "sleeps"} <= faults.keys(), placing
-    assert "no idea" in faults["raises"]["error"]
-    assert chaos.leader() == "w-clumsy"
-    assert chaos.rmgr("policy", "set", "easy").returncode == 0
+    try:
+        leader = chaos.leader()
+        chaos.submit(4, 0.3, "-q", "batch")
+        chaos.submit(6, 0.1)
+        chaos.submit_job(2, 0.2, "-N", "2")
+        tasks = chaos.finish(within=90)
+        assert {view.attempt for view in tasks.values()} == {1}
+        (placing,) = json.loads(chaos.rmgr("status", "--json").stdout)["policies"]
+        faults = {fault["policy"]: fault for fault in placing["faults"]}
+        assert {"raises", "sleeps"} <= faults.keys(), placing
+        assert "no idea" in faults["raises"]["error"]
+        assert chaos.leader() == leader
+    finally:
+        assert chaos.rmgr("policy", "set", "easy").returncode == 0

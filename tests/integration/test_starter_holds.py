@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Create, Delete, Holds, Multi
+from rmgr.coord.multi import Committed, Create, Delete, Holds, Multi, Set
 from rmgr.coord.records import encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import Drain, Order
@@ -18,6 +19,7 @@ from rmgr.model.states import Reason
 from rmgr.model.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold, waiting
 from tests.harness.starter_rig import Rig, wait_for
+from tests.integration.test_starter_faults import expire
 from tests.integration.test_starter_orders import crossed_off, delete, order, waiter
 
 
@@ -128,4 +130,30 @@ def test_a_job_that_loses_a_node_ends_as_a_loss_and_one_that_has_not_started_goe
     assert waiting(rig, starts).attempt == 1
     wait_for(lambda: rig.failed(runs), "its attempt failed")
     assert [record.reason for record in rig.failed(runs).values()] == [Reason.NODE_LOST]
+    unhold(rig, job)
+
+
+def test_a_helper_that_only_registers_again_keeps_its_part_and_one_that_begins_another_life_has_lost_it(rig: Rig, tmp_path: Path) -> None:
+    rig.start("n1", cores=1, serves=True)
+    helper = rig.start("n2", cores=1, serves=True)
+    rig.wait_registered("n1")
+    first = rig.wait_registered("n2")
+    go = tmp_path / "go"
+    number = rig.submit(waiter(go, tmp_path / "s"), queue="batch")
+    job = put(rig, number, (("n1", 1), ("n2", 1)))
+    wait_for((tmp_path / "s-0").exists, "it to run")
+    expire(rig, helper)
+    again = rig.wait_registered("n2", incarnation=first.incarnation + 1)
+    assert again.life == first.life
+    holds = rig.starters[1].parts.starter.ask(lambda: list(helper.agent("n2").jobs.holds))
+    assert ([hold.is_ready for hold in holds], rig.failed(number)) == ([True], {})
+    # What a Starter writes that has died in between; this one takes it for a fence.
+    found = rig.zk.get(paths.node("n2")).result(10)
+    assert found is not None
+    data = encode_record(replace(again, incarnation=again.incarnation + 1, life="another"))
+    multi = Multi(name="TEST", ops=(Set(paths.node("n2"), data, found.version),), proof=Holds(paths.node("n2"), data))
+    assert isinstance(rig.zk.commit(multi).result(10), Committed)
+    wait_for(lambda: rig.failed(number), "its attempt failed")
+    assert [record.reason for record in rig.failed(number).values()] == [Reason.NODE_LOST]
+    assert rig.wait_registered("n2", incarnation=again.incarnation + 2).life not in {first.life, "another"}
     unhold(rig, job)
