@@ -16,18 +16,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmgr.adapters.leftovers import remove_tree
-from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.coord import paths
 from rmgr.coord.keys import Checkpoint
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_checkpoint_ask import answered
+from rmgr.daemons.starter_checkpoint_case import Case, Phase, rigid_of, was_stopped
 from rmgr.daemons.starter_checkpoint_notes import Notes
 from rmgr.daemons.starter_checkpoint_parts import Asked, LocalPart, Part, RemotePart, each, sentence
 from rmgr.daemons.starter_checkpoint_restore import Restores
@@ -39,7 +37,7 @@ from rmgr.daemons.starter_spares import Spares
 from rmgr.errors import StateConflict, StoreUnavailable, ValueTooLarge
 from rmgr.model.block import PastAttempt
 from rmgr.model.node import InboxOrder
-from rmgr.model.placing import FROM_START, Rigid
+from rmgr.model.placing import FROM_START
 from rmgr.model.states import Reason
 
 if TYPE_CHECKING:
@@ -58,40 +56,6 @@ _STORE_PAUSE_S = 1.0
 #: Checkpoints that are copied at once by one process.
 _AT_ONCE = threading.BoundedSemaphore(3)
 _LONGEST_WHY = 250
-
-
-class Phase(StrEnum):
-    """How far a checkpoint is."""
-
-    MEASURING = "measuring"
-    ASKED = "asked"
-    ENDING = "ending"
-    COPYING = "copying"
-    LEAVING = "leaving"  #: its STOP is on its way
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Case:
-    """One checkpoint under way. kills: none, the attempt ends now. ending: of the attempt, once it has; tell: what it would end as then."""
-
-    block: ClaimedBlock
-    number: int
-    is_stop: bool
-    kills: bool
-    why: str
-    grace_us: int
-    orders: list[str] = field(default_factory=list)
-    phase: Phase = Phase.MEASURING
-    end_s: float = 0.0
-    copies: int = 0
-    is_over: bool = False
-    ending: Ending | None = None
-    tell: Callable[[], None] | None = None
-
-    @property
-    def reason(self) -> Reason:
-        """Of the attempt that it ends."""
-        return Reason.PREEMPTED if self.kills else Reason.MIGRATED
 
 
 class Checkpoints:
@@ -218,7 +182,7 @@ class Checkpoints:
             return
         why = order.detail or extra.get("why", "")
         given = extra.get("grace_us", "")
-        grace_us = int(given) if given.isdigit() and int(given) else (_KILL_US if kills else _rigid(block).checkpoint_grace_us)
+        grace_us = int(given) if given.isdigit() and int(given) else (_KILL_US if kills else rigid_of(block).checkpoint_grace_us)
         if case is not None and (not is_stop or case.is_stop):
             case.orders.append(guid)
             if kills and not case.kills and case.ending is None:
@@ -237,8 +201,8 @@ class Checkpoints:
 
     def started(self, block: ClaimedBlock) -> None:
         """Its script starts now: from now on the clock of periodic checkpoints runs."""
-        every_us = _rigid(block).checkpoint_every_us
-        if every_us > 0 and _rigid(block).restart != FROM_START and block not in self._timed:
+        every_us = rigid_of(block).checkpoint_every_us
+        if every_us > 0 and rigid_of(block).restart != FROM_START and block not in self._timed:
             self._timed.add(block)
             self._shared.after(every_us / 1e6, partial(self._due, block))
 
@@ -246,15 +210,16 @@ class Checkpoints:
         if block not in self._timed:
             return
         if block.live and block not in self._open:
-            rigid = _rigid(block)
+            rigid = rigid_of(block)
             self._begin(block, is_stop=False, kills=False, why="periodic", grace_us=rigid.checkpoint_grace_us, orders=[])
-        self._shared.after(_rigid(block).checkpoint_every_us / 1e6, partial(self._due, block))
+        self._shared.after(rigid_of(block).checkpoint_every_us / 1e6, partial(self._due, block))
 
     # -- measuring and asking --------------------------------------------------------------------------------------------------
 
     def _begin(self, block: ClaimedBlock, *, is_stop: bool, kills: bool, why: str, grace_us: int, orders: list[str]) -> None:
         number = self._numbers[block] = self._numbers.get(block, 0) + 1
-        case = Case(block=block, number=number, is_stop=is_stop, kills=kills, why=why, grace_us=grace_us, orders=orders)
+        now_us = time.time_ns() // 1000
+        case = Case(block=block, number=number, is_stop=is_stop, kills=kills, why=why, grace_us=grace_us, orders=orders, made_us=now_us)
         self._open[block] = case
         self._log.info("checkpoint_begun", block=paths.block_name(block.key), kind="stop" if is_stop else "go-on", why=why)
         if is_stop and not block.data.resubmit:
@@ -262,7 +227,7 @@ class Checkpoints:
         elif kills:
             self.notes.tell(block, "", stopping=why or "preempted")
             self._end(case, grace_us)
-        elif _rigid(block).restart == FROM_START:
+        elif rigid_of(block).restart == FROM_START:
             if is_stop:
                 self._ask(case)
             else:
@@ -295,6 +260,8 @@ class Checkpoints:
                 lane.worker.resume() if lane.worker is not None else lane.slot.resume(lane.running_seq)
 
         def tell() -> None:
+            if case.is_over or case.phase is not Phase.ASKED:  # its slot may be another job's by now
+                return
             self.background(lambda: each(parts, lambda part: part.ask(asked)), told)
 
         def told(result: object) -> None:
@@ -330,7 +297,7 @@ class Checkpoints:
     def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
         """Of an attempt that ended not well. True: it was stopped, and its job goes back to its queue; `tell` is called if it cannot."""
         case = self._open.get(block)
-        if case is None or not case.is_stop or block.cancel_words(block.key.first) is not None or not _was_stopped(case, ending):
+        if case is None or not case.is_stop or block.cancel_words(block.key.first) is not None or not was_stopped(case, ending):
             return False
         case.ending, case.tell = ending, tell
         ending.account, ending.log_rows = block.info.account, True
@@ -341,7 +308,7 @@ class Checkpoints:
         """What is in its directories goes to the store, and with it the output of an attempt that has ended."""
         block, ending, key = case.block, case.ending, case.block.key
         case.phase = Phase.COPYING
-        keeps = not case.kills and _rigid(block).restart != FROM_START
+        keeps = not case.kills and rigid_of(block).restart != FROM_START
         parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
         base = self.restores.base(block)
         saved = Checkpoint(sub=key.submission, index=key.first, attempt=key.attempt, n=case.number)
@@ -351,7 +318,7 @@ class Checkpoints:
                 put_away(store, saved, ending)
             if not keeps:
                 return ""
-            return take(parts, store, saved, base, stop=case.is_stop, limit=limit, is_over=lambda: case.is_over)
+            return take(parts, store, saved, base, stop=case.is_stop, limit=limit, made_us=case.made_us, is_over=lambda: case.is_over)
 
         self.background(job, partial(self._copied, case), copies=True)
 
@@ -482,18 +449,3 @@ def _is_as_made(place: Path, uid: int) -> bool:
         return (found.st_mode, found.st_uid) == (stat.S_IFDIR | 0o700, uid) and not os.listdir(place)
     except OSError:
         return False
-
-
-def _rigid(block: ClaimedBlock) -> Rigid:
-    found: Rigid | None = block.info.record.rigid
-    return found or Rigid()
-
-
-def _was_stopped(case: Case, ending: Ending) -> bool:
-    if ending.reason in {Reason.MIGRATED, Reason.PREEMPTED}:
-        return True
-    if case.phase not in {Phase.ASKED, Phase.ENDING}:
-        return False
-    if ending.reason is Reason.EXCEPTION:
-        return ending.error.startswith(f"SystemExit: {SAVED_EXIT_CODE}")
-    return ending.reason is Reason.EXIT_CODE and ending.exit_code == SAVED_EXIT_CODE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import time
 from collections.abc import Callable, Sequence
 
 from rmgr.adapters.accounts import acting
@@ -39,6 +38,7 @@ def take(
     *,
     stop: bool,
     limit: int,
+    made_us: int,
     is_over: Callable[[], bool],
 ) -> str:
     """Makes one checkpoint; says what it is. Raises: ValueTooLarge, StateConflict, StoreUnavailable, OSError, RmgrError."""
@@ -57,7 +57,7 @@ def take(
             index=saved.index,
             attempt=saved.attempt,
             n=saved.n,
-            made_us=time.time_ns() // 1000,
+            made_us=made_us,
             nodes=tuple(part.node for part in parts),
             size_bytes=size,
             files=files,

@@ -1,0 +1,65 @@
+"""One checkpoint of a job under way: what was asked, how far it is, and which ends of its attempt are its doing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rmgr.checkpoint import SAVED_EXIT_CODE
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_outputs import Ending
+from rmgr.model.placing import Rigid
+from rmgr.model.states import Reason
+
+
+class Phase(StrEnum):
+    """How far a checkpoint is."""
+
+    MEASURING = "measuring"
+    ASKED = "asked"
+    ENDING = "ending"
+    COPYING = "copying"
+    LEAVING = "leaving"  #: its STOP is on its way
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Case:
+    """One checkpoint under way. kills: none, the attempt ends now. ending: of the attempt, once it has; tell: what it would end as then."""
+
+    block: ClaimedBlock
+    number: int
+    is_stop: bool
+    kills: bool
+    why: str
+    grace_us: int
+    orders: list[str] = field(default_factory=list)
+    made_us: int = 0  #: the same however often it is written: a row never changes
+    phase: Phase = Phase.MEASURING
+    end_s: float = 0.0
+    copies: int = 0
+    is_over: bool = False
+    ending: Ending | None = None
+    tell: Callable[[], None] | None = None
+
+    @property
+    def reason(self) -> Reason:
+        """Of the attempt that it ends."""
+        return Reason.PREEMPTED if self.kills else Reason.MIGRATED
+
+
+def rigid_of(block: ClaimedBlock) -> Rigid:
+    """What its job asks for."""
+    found: Rigid | None = block.info.record.rigid
+    return found or Rigid()
+
+
+def was_stopped(case: Case, ending: Ending) -> bool:
+    """The end of an attempt is that of one that was asked to stop, or was stopped."""
+    if ending.reason in {Reason.MIGRATED, Reason.PREEMPTED}:
+        return True
+    if case.phase not in {Phase.ASKED, Phase.ENDING}:
+        return False
+    if ending.reason is Reason.EXCEPTION:
+        return ending.error.startswith(f"SystemExit: {SAVED_EXIT_CODE}")
+    return ending.reason is Reason.EXIT_CODE and ending.exit_code == SAVED_EXIT_CODE
