@@ -156,6 +156,39 @@ def test_only_the_hungry_watch_and_a_new_block_wakes_them(world: World) -> None:
     assert world.pick() == block(1)
 
 
+def test_the_list_read_behind_the_last_claim_is_current_although_the_claim_fires_the_watch(world: World) -> None:
+    """watch stands, one block | claimed | read behind the claim: empty, watched anew | another block is noticed"""
+    world.look(hungry=True)
+    world.add(block(1))
+    world.deliver()
+    world.look(hungry=True)
+    card = world.board.pick(world.now_s)
+    assert card is not None
+    world.board.take(card, None)
+    world.remove(block(1))  # the claim
+    world.board.look_behind(world.now_s)
+    world.board.taken(card)
+    world.deliver()
+    assert world.board.is_current
+    assert world.pick() is None
+    world.add(block(2))
+    world.deliver()
+    world.look(hungry=True)
+    assert world.pick() == block(2)
+
+
+def test_nothing_is_read_behind_a_claim_that_leaves_others(world: World) -> None:
+    world.add(block(1))
+    world.add(block(2))
+    world.look(hungry=True)
+    card = world.board.pick(world.now_s)
+    assert card is not None
+    world.board.take(card, None)
+    world.board.look_behind(world.now_s)
+    assert not world.board.is_reading
+    assert world.pick() == block(2)
+
+
 def test_the_blocks_of_a_submission_without_a_gate_are_left_alone_for_a_while(world: World) -> None:
     world.add(block(1, submission=7))
     world.add(block(2, submission=8))
