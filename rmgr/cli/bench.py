@@ -13,7 +13,22 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import nearest
 from rmgr.cli.render import emit
 
-_NAMES = ("tasks", "latency", "shell", "backlog", "commands", "store", "mixed", "idle", "scale", "jobs", "sim", "pass", "placing")
+_NAMES = (
+    "tasks",
+    "latency",
+    "shell",
+    "backlog",
+    "commands",
+    "store",
+    "mixed",
+    "idle",
+    "scale",
+    "jobs",
+    "reality",
+    "sim",
+    "pass",
+    "placing",
+)
 
 
 @command(
@@ -29,6 +44,7 @@ _NAMES = ("tasks", "latency", "shell", "backlog", "commands", "store", "mixed", 
     rmgr bench scale --scale 0.2         the cost of a task with one and with 40 virtual Starters (minutes; 200 unscaled)
     rmgr bench jobs                      placed jobs a second, their cost, a job of four ranks from submit to first instruction
     rmgr bench placing --scale 0.1       passes of a live leader: 1000 nodes in ZooKeeper, 10000 jobs that wait (unscaled)
+    rmgr bench reality --repeat 1        60 jobs of seconds live and in the simulator, under four policies (5 min each)
     rmgr bench sim --trace KTH.swf.gz    jobs simulated per second, beside a bare event loop
     rmgr bench pass                      time of a scheduling pass by pending jobs and nodes""",
     exits="0 measured, 2 usage, 5 no cluster could be started",

@@ -11,6 +11,7 @@ from rmgr.dev import (
     bench_jobs,
     bench_mixed,
     bench_published,
+    bench_reality,
     bench_scale,
     bench_sched,
     bench_store,
@@ -31,6 +32,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], list[Row]]] = {
     "scale": bench_scale.scale,
     "jobs": bench_jobs.jobs,
     "placing": bench_published.published,
+    "reality": bench_reality.reality,
     "sim": bench_sched.sim,
     "pass": bench_sched.passes,
 }

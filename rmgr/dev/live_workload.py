@@ -1,0 +1,190 @@
+"""A workload of the simulator on a live cluster: its jobs are submitted when it says and run as long as it says, on real nodes.
+
+A job is a command that sleeps. One that is asked to stop (migration) keeps what is left of its time in its checkpoint directory, and goes
+on with that. So both tell the same story: when each job started, ended, and how often it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rmgr.client.admission import admit
+from rmgr.client.connection import Connection
+from rmgr.client.engine import Engine
+from rmgr.client.packing import Buffer, block_of
+from rmgr.client.ports import TaskSpec
+from rmgr.client.specs import Options, draft_of
+from rmgr.client.submitting import submit
+from rmgr.coord import operator_ops, paths
+from rmgr.coord.multi import Committed
+from rmgr.coord.records import decode_record
+from rmgr.daemons.placing_pipeline import named
+from rmgr.errors import RmgrError, Unavailable
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.placing import Rigid
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.resources import Request
+from rmgr.model.states import State
+from rmgr.model.submission import Command, Submission, Work
+from rmgr.sim.workload import Job, Workload
+
+PARTITION = "default"
+_QUEUE = "batch"
+#: Sleeps "$1" milliseconds, less what earlier attempts have slept; asked to save, it saves what is left.
+_SLEEP = """cd "$RMGR_CHECKPOINT_DIR"; read -r left 2>/dev/null < left || left=$1
+now() { read -r up _ < /proc/uptime; echo "${up%.*}${up#*.}0"; }
+trap asked=yes USR1
+while [ $left -gt 0 ]; do
+    asked= began=$(now)
+    sleep "$((left / 1000)).$(printf %03d $((left % 1000)))" & wait $!
+    [ "$asked" ] || exit 0
+    kill $!; left=$((left - $(now) + began)); [ $left -gt 0 ] || left=0
+    echo $left > new; mv new left; cp .rmgr/number .rmgr/saved; [ ! -e .rmgr/stop ] || exit 85
+done
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A job as it was. start_us: of its first attempt; end_us: of its last one; both since the first submission. attempts: 1 + its moves.
+
+    submission: its number, 0 = told by a simulation. state: COMPLETED, or what went wrong, with why. nodes: of its last attempt, the head
+    first.
+    """
+
+    number: int
+    start_us: int
+    end_us: int
+    attempts: int
+    submission: int = 0
+    state: State = State.COMPLETED
+    why: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+class Stage:
+    """A cluster on which workloads are played, one after the other. Nothing else may be submitted there."""
+
+    def __init__(self, connection: Connection) -> None:
+        assert isinstance(connection.submitter, Engine)
+        self._engine = connection.submitter
+
+    def use(self, pipeline: PipelineSpec, queues: Sequence[str] = ()) -> None:
+        """Lets it place from now on; queues: place queues that jobs may name, beside `batch`. Raises: Unavailable."""
+        coordinator = self._engine.coordinator
+        found = coordinator.get(paths.CONFIG, timeout_s=10.0).result(11.0)
+        assert found is not None
+        settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
+        more = tuple(QueueSpec(name=name, partition=PARTITION, dispatch=Dispatch.PLACE) for name in queues if settings.queue(name) is None)
+        settings = replace(settings, queues=settings.queues + more, pipelines=(pipeline,))
+        coordinator.ensure([path for queue in more for path in (paths.pending(queue.name), paths.held(queue.name))], timeout_s=10.0)
+        answer = coordinator.commit(operator_ops.set_settings(settings, found.stat.version), timeout_s=10.0).result(15.0)
+        if not isinstance(answer, Committed):
+            raise Unavailable(f"the settings of the cluster could not be changed: {answer}")
+
+    def play(self, workload: Workload, *, patience_s: float = 300.0, checkpoints: bool = False) -> list[Played]:
+        """Submits each job at its time (jobs that name a queue into that) and waits for all; in the order of their numbers.
+
+        checkpoints: jobs can move (a shell more a job). Raises: Unavailable for one that has not ended so long after the last submission.
+        """
+        self._engine.settings()
+        ends = [_End(job.number) for job in workload.jobs]
+        began_ns, began_s = time.time_ns(), time.monotonic()
+        for job, end in zip(workload.jobs, ends, strict=True):
+            wait_s = began_s + job.submit_us / 1e6 - time.monotonic()
+            if wait_s > 0:
+                time.sleep(wait_s)
+            end.submission = self._submit(job, checkpoints=checkpoints)
+            self._engine.attach(end.submission, end, own=False, timeout_s=30.0)
+        until_s = time.monotonic() + patience_s
+        for end in ends:
+            if not end.over.wait(max(0.0, until_s - time.monotonic())):
+                raise Unavailable(f"job {end.number} (submission {end.submission}) has not ended after {patience_s:g} s")
+        return [end.played(began_ns // 1000) for end in ends]
+
+    def _submit(self, job: Job, *, checkpoints: bool) -> int:
+        """One job in one commit, as `rmgr submit` does; its number."""
+        seconds = job.run_us / 1e6
+        command = ("/bin/sh", "-c", _SLEEP, "sh", str(round(seconds * 1000))) if checkpoints else ("/bin/sleep", f"{seconds:.3f}")
+        draft = replace(
+            draft_of(
+                Options(queue=job.queue or _QUEUE, name=f"job-{job.number}"),
+                work=Work.COMMAND,
+                command=Command(argv=command),
+                user=self._engine.user,
+                rigid=Rigid(processes=job.processes),
+            ),
+            request=Request(cores=job.threads, time_limit_us=job.estimate_us),
+        )
+        return self._send(admit(draft, self._engine.settings(), self._engine.nodes()))
+
+    def _send(self, draft: Submission) -> int:
+        buffer = Buffer(single=True)
+        buffer.add(TaskSpec(), [b""])
+        (packed,) = buffer.take()
+        key, data = block_of(packed, submission=0, priority=draft.priority, cores=draft.request.cores, memory_mib=0)
+        return submit(
+            self._engine.coordinator,
+            draft,
+            owner="",
+            deadline_s=time.monotonic() + 30.0,
+            blocks=lambda number: [(replace(key, submission=number), data)],
+            tasks=1,
+            complete=True,
+            signer=self._engine.signer,
+        ).submission.id
+
+
+def pipeline_of(policy: str, params: Mapping[str, str]) -> PipelineSpec:
+    """One policy for all jobs."""
+    return named(PARTITION, policy, params)
+
+
+def pipeline_with(name: str, document: Mapping[str, object]) -> PipelineSpec:
+    """The tables of a policy file."""
+    return PipelineSpec(partition=PARTITION, document=json.dumps(document, sort_keys=True), name=name)
+
+
+class _End:
+    """Waits for one job."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.submission, self.over = number, 0, threading.Event()
+        self._found: tuple[Fragment, Outcome] | None = None
+        self._error: RmgrError | None = None
+
+    def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        """See `ports.Listener`. On the Submitter's thread."""
+        self._found = (fragment, outcomes[0])
+        self.over.set()
+
+    def on_progress(self) -> None:
+        """See `ports.Listener`."""
+
+    def on_dead(self, error: RmgrError) -> None:
+        """See `ports.Listener`."""
+        if self._found is None:
+            self._error = error
+            self.over.set()
+
+    def played(self, began_us: int) -> Played:
+        """What became of it."""
+        if self._found is None:
+            raise self._error or Unavailable(f"job {self.number} is not told")
+        fragment, outcome = self._found
+        last_us = fragment.base_us + outcome.started_us
+        first_us = min([last_us, *(past.started_us for past in outcome.past if past.started_us)])
+        return Played(
+            number=self.number,
+            start_us=first_us - began_us,
+            end_us=last_us + outcome.elapsed_us - began_us,
+            attempts=1 + len(outcome.past),
+            submission=self.submission,
+            state=outcome.state,
+            why=f"{outcome.reason} {outcome.error}".strip(),
+            nodes=(fragment.node, *outcome.helpers),
+        )
