@@ -33,6 +33,7 @@ from rmgr.model.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold, waiting
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.starter_rig import Rig, call, wait_for
+from tests.integration.test_starter_faults import expire
 from tests.integration.test_starter_orders import crossed_off, order
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -400,6 +401,32 @@ def test_a_starter_that_dies_before_its_last_word_has_saved_the_work(rig: Rig, t
     (where, failed), = wait_for(lambda: list(rig.failed(number).items()), "a loss")
     assert failed.reason is Reason.NODE_LOST
     rig.resubmit(number, where, failed)
+    put(rig, number)
+    goes_on(rig, ledger, number)
+
+
+def test_a_session_that_is_lost_while_a_job_is_stopped_changes_nothing(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = rig.start("n1", cores=2)
+    rig.wait_registered()
+    ledger = tmp_path / "ledger"
+    number = rig.submit(python(ledger), queue="batch")
+    put(rig, number)
+    grows(ledger)
+
+    def away(*_args: object, **_more: object) -> None:
+        raise StoreUnavailable("it is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(rig.store), "put", away)
+        guid = stop(rig, number)
+        wait_for(lambda: running(rig, number).stopping and not process.agent().lanes.free_cores < 2, "its processes are gone")
+        expire(rig, process)
+        rig.wait_registered(incarnation=2)
+        wait_for(lambda: running(rig, number).incarnation == 2, "the job is adopted")
+    assert len(back(rig, number, 2).past) == 1
+    crossed_off(rig, guid)
     put(rig, number)
     goes_on(rig, ledger, number)
 
