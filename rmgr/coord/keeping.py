@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from rmgr.coord import paths
 from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Create, Delete, Gone, Multi
 from rmgr.coord.ops import set_record
-from rmgr.coord.records import encode_fragment
+from rmgr.coord.records import brief_ends, encode_fragment
 from rmgr.model.block import BlockKey
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
@@ -250,6 +252,7 @@ def end_block(submission: Submission, key: BlockKey, *, held: bool) -> Multi:
     """END: all tasks of a waiting block end CANCELLED, for the reason that the record tells."""
     source = paths.held_block(submission.queue, key) if held else paths.pending_block(submission.queue, key)
     fragment = no_outcome(State.CANCELLED, cancel_reason(submission), range(key.first, key.end))
+    fragment = msgspec.structs.replace(fragment, outcomes=brief_ends(fragment.outcomes))  # of the largest block they fit
     ops = (Delete(source), Create(paths.fragment_prefix(submission.id), encode_fragment(fragment), sequence=True))
     return Multi(name="END", ops=ops, proof=Gone(source))
 

@@ -34,6 +34,8 @@ NOTHING = Fragment(attempt=0)
 #: Fields of an outcome before those that are seldom used, and the values of these.
 _PLAIN = Outcome.__struct_fields__.index("max_rss_kib")
 _USUAL = astuple(Outcome(index=0))[_PLAIN:]
+#: The same of one that never ran.
+_ENDED = Outcome.__struct_fields__.index("exit_code")
 _payloads = msgspec.msgpack.Decoder(tuple[bytes, ...])
 _keyed = msgspec.msgpack.Decoder(KeyedPayload)
 
@@ -141,6 +143,12 @@ def brief(outcomes: Iterable[Outcome]) -> tuple[Any, ...]:
     MessagePack structs write their trailing defaults, too: 24 of the 59 bytes of a no-op's outcome. Cost: 0.4 us each.
     """
     return tuple([fields[:_PLAIN] if (fields := astuple(outcome))[_PLAIN:] == _USUAL else outcome for outcome in outcomes])
+
+
+def brief_ends(outcomes: Iterable[Outcome]) -> tuple[Any, ...]:
+    """The same for outcomes of tasks that never ran: of one without more to tell nothing behind its reason."""
+    usual = _USUAL[_ENDED - _PLAIN :]
+    return tuple([fields[:_ENDED] if (fields := astuple(outcome))[_ENDED:] == usual else outcome for outcome in outcomes])
 
 
 def encode_outcomes(outcomes: tuple[Any, ...]) -> bytes:
