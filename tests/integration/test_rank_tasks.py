@@ -100,6 +100,26 @@ def test_a_function_that_takes_a_communicator_is_an_mpi_program(mpi: None, conne
             queue.submit_call(-10).result(90)
 
 
+def test_a_call_that_is_cancelled_or_takes_too_long_ends_in_all_its_processes(connection: Connection, tmp_path: Path) -> None:
+    def stays(name: str) -> None:
+        (tmp_path / f"{name}-{os.environ['RMGR_RANK']}").write_text(str(os.getpid()))
+        time.sleep(600)
+
+    def all_gone(name: str) -> bool:
+        told = [path.read_text() for path in tmp_path.glob(f"{name}-*")]
+        return not any(pid and Path(f"/proc/{pid}").exists() for pid in told)
+
+    with TaskQueue(stays, processes=2, nodes=2, connection=connection) as queue:
+        queue.submit_call("cancelled")
+        until(lambda: all((tmp_path / f"cancelled-{rank}").exists() for rank in range(2)), "both ranks")
+        queue.cancel()
+        until(lambda: all_gone("cancelled"), "no rank left")
+    with TaskQueue(stays, processes=2, nodes=2, time=3, connection=connection) as queue:
+        with pytest.raises(TaskFailed, match="TIME_LIMIT"):
+            queue.submit_call("limited").result(60)
+        until(lambda: all_gone("limited"), "no rank left")
+
+
 def test_ranks_that_saved_their_state_go_on_with_it_elsewhere(live: DevCluster, connection: Connection, tmp_path: Path) -> None:
     def counts() -> int:
         from rmgr import checkpoint
