@@ -75,8 +75,11 @@ class Asks:
     def add(self, guid: str, request: StopRequest, done: Callable[[StopRequest], None]) -> None:
         """A request came in; `done` gets it with its answer."""
         ask = Ask(guid=guid, request=request, end_s=self.desk.clock() + _DRAIN_S)
-        if not self.placer.queues and request.kind is not StopKind.VACATE:
-            ask.error, ask.is_over = _no_job(request), True
+        if not self.placer.queues:  # nothing is placed in this cluster
+            if request.kind is StopKind.VACATE:
+                ask.parts = []
+            else:
+                ask.error = _no_job(request)
             self._answer(ask, done)
             return
         self._open[guid] = (ask, done)
@@ -164,7 +167,9 @@ class Asks:
                 self._over(ask, f"it waits in queue {waiting.queue} for its next start, attempt {waiting.key.attempt}")
                 return []
             raise StateConflict(f"job {label(job)} does not run: it waits in queue {waiting.queue}", hint=f"rmgr explain {label(job)}")
-        raise StateConflict(f"job {label(job)} has ended meanwhile", hint=f"rmgr show {label(job)}") if ask.begun else _no_job(request)
+        if ask.begun:
+            raise StateConflict(f"job {label(job)} is off its nodes and does not wait: it has ended, or is held", hint=_show(job))
+        raise _no_job(request)
 
     def _over(self, ask: Ask, told: str) -> None:
         ask.told, ask.is_over = told, True

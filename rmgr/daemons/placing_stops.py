@@ -142,6 +142,7 @@ class Stops:
 
     def vacated(self, job: int, placed: Placed) -> bool:
         """A job's block is gone from its head. True: it was asked to, and what came of it is being looked at."""
+        self.refusals.pop(job, None)
         stop = self.by_job.get(job)
         if stop is None:
             return False

@@ -16,6 +16,7 @@ from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Migrate, Noted, Plan, Start, WakeAt, Why
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policies.head_blocking import HeadBlocking
+from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Call, Gang, Limits, Maintenance, Server, Used
 from rmgr.sched.snapshot import Snapshot
@@ -127,6 +128,35 @@ def test_a_fork_takes_a_migration_back_and_an_unknown_run_is_refused() -> None:
 
     assert planned(state, what_if).decisions == ()
     assert free(state) == 1
+
+
+def test_a_pinned_job_is_sent_back_by_nobody_and_one_that_stops_is_neither_waiting_nor_running() -> None:
+    state = with_jobs(cluster(4), a_job(1, 2))
+    done(state, Migration())
+    with_jobs(state, a_job(2, 4))
+    with_jobs(state, a_job(3, 1), a_job(4, 1))
+    assert started(done(state, Migration(), now=1)) == [3, 4]
+    state.job_pinned(3, True)
+    state.job_ended(1)
+    assert planned(state, Migration(), now=2).decisions == (), "only one of those that passed it may be moved, and that is not enough"
+    refused: list[object] = []
+    planned(state, lambda draft: refused.append(draft.migrate(3, WHY)), now=2)
+    assert all(isinstance(answer, Infeasible) for answer in refused)
+    state.job_pinned(3, False)
+    runs = dict(state.partitions["default"].running)
+    plan = done(state, Migration(), now=2)
+    assert started(plan) == [2]
+    for job_id in (3, 4):
+        state.job_stopping(runs[job_id], 2)
+    assert planned(state, Migration(), now=3).decisions == ()
+    with pytest.raises(StateConflict, match="others were given its nodes"):
+        state.job_went_on(4, 3)
+    state.job_returned(replace(runs[3].job, queued_us=4, restarts=1))
+    state.job_ended(2)
+    assert state.job_went_on(4, 5) == runs[4]._replace(start_us=5)
+    assert started(planned(state, Migration(), now=5)) == [3]
+    with pytest.raises(StateConflict, match="was not asked"):
+        state.job_returned(runs[4].job)
 
 
 def test_a_policy_that_raises_after_moving_things_leaves_no_trace() -> None:
