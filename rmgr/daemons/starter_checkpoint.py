@@ -366,7 +366,7 @@ class Checkpoints:
             case.tell()
             return
         case.phase = Phase.LEAVING
-        told = "; ".join(filter(None, (f"{case.reason}{f' ({case.why})' if case.why else ''}", words)))
+        told = "; ".join(filter(None, (case.why, words)))
         self._log.info("job_given_up", block=paths.block_name(block.key), reason=case.reason.value, why=case.why, detail=words)
         past = PastAttempt(
             attempt=block.key.attempt,

@@ -194,10 +194,11 @@ def pack(
 def check_size(size: int, limit: int) -> None:
     """Raises: ValueTooLarge naming both."""
     if size > limit:
-        raise ValueTooLarge(f"its files have {_bytes(size)}, at most {_bytes(limit)} are stored ([starter] checkpoint_max_bytes)")
+        raise ValueTooLarge(f"its files have {size_text(size)}, at most {size_text(limit)} are stored ([starter] checkpoint_max_bytes)")
 
 
-def _bytes(size: int) -> str:
+def size_text(size: int) -> str:
+    """Of files, which may be small."""
     return f"{size} bytes" if size < 1024 else format_size(size)
 
 

@@ -10,13 +10,12 @@ from rmgr.adapters.accounts import acting
 from rmgr.coord.keys import Checkpoint
 from rmgr.coord.ports import Store
 from rmgr.daemons import starter_checkpoint_rows as rows
-from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest, check_size
+from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest, check_size, size_text
 from rmgr.daemons.starter_checkpoint_parts import Part, each
 from rmgr.daemons.starter_checkpoint_union import united
 from rmgr.daemons.starter_outputs import Ending, Flushed, discard, write
 from rmgr.errors import RmgrError, StateConflict, StoreUnavailable
 from rmgr.model.frames import NO_OUTPUT
-from rmgr.model.units import format_size
 
 #: What `take` says of directories without files.
 NOTHING = "nothing was saved"
@@ -65,7 +64,7 @@ def take(
     )
     with contextlib.suppress(RmgrError):  # else they go with the next one, or with the submission
         rows.prune(store, saved.sub, saved.index, saved.attempt)
-    return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {format_size(size)}"
+    return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {size_text(size)}"
 
 
 def put_away(store: Store, saved: Checkpoint, ending: Ending) -> None:

@@ -143,7 +143,7 @@ def test_a_job_goes_on_elsewhere_with_what_it_has_saved(rig: Rig, tmp_path: Path
         crossed_off(rig, guid, node)
         past = data.past[-1]
         assert (past.attempt, past.node, past.reason, past.exit_code) == (attempt, node, Reason.MIGRATED, 85)
-        assert past.error.startswith(f"MIGRATED (drain); checkpoint {attempt}.1 stored: 1 file, ")
+        assert past.error.startswith(f"drain; checkpoint {attempt}.1 stored: 1 file, ")
         assert (data.allocation, data.stopping, data.failures, data.losses) == (None, "", 0, 0)
         put(rig, number, (("n2" if node == "n1" else "n1", 1),))
     goes_on(rig, ledger, number)
@@ -198,7 +198,7 @@ def test_a_job_that_ignores_it_is_ended_after_its_grace_and_begins_with_what_lie
     stop(rig, number)
     wait_for(lambda: running(rig, number).stopping == "user", "its block says that it is being stopped")
     data = back(rig, number, 2)
-    assert data.story == ("checkpoint 1.1 stored: 1 file, 5",)
+    assert data.story == ("checkpoint 1.1 stored: 1 file, 5 bytes",)
     put(rig, number)
     wait_for(lambda: (tmp_path / "told").read_text().count("\n") == 2, "it to run again")
     assert story(rig, number)[-1] == "attempt 2 begins with checkpoint 1.1"
