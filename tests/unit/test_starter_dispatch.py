@@ -6,15 +6,17 @@ import hashlib
 import itertools
 import os
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmgr.adapters.store_rules import get_hashed
 from rmgr.coord import keys
 from rmgr.coord.records import encode_payloads
 from rmgr.daemons import starter_dispatch
-from rmgr.daemons.starter_arguments import Piece, decode, read_whole
+from rmgr.daemons.starter_arguments import Piece, decode
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_dispatch import Dispatch
 from rmgr.daemons.starter_estimate import TaskTimes
@@ -25,6 +27,7 @@ from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import TaskBatch, TaskItem
 from rmgr.model.queue import QueueSpec
+from rmgr.model.resources import Request
 from rmgr.model.submission import PythonEnvironment, Submission, Work
 from rmgr.runner.calls import arguments
 
@@ -100,12 +103,14 @@ def block(first: int, payloads: tuple[Any, ...] = (), row: str = "", count: int 
     return made
 
 
-def dispatch(*blocks: ClaimedBlock, fetcher: Fetcher | None = None) -> tuple[Dispatch, Runner]:
+def dispatch(
+    *blocks: ClaimedBlock, fetcher: Fetcher | None = None, cores: int = 2, resources: dict[str, int] | None = None
+) -> tuple[Dispatch, Runner]:
     runner, times = Runner(), TaskTimes()
     times.observe(FUNCTION, 1000, 0.05)  # quick ones: by their number alone, hundreds would be handed on
     made = Dispatch(
         {one.key: one for one in blocks},
-        Lanes(runner, cores=2, memory_mib=1000),  # type: ignore[arg-type]
+        Lanes(runner, cores=cores, memory_mib=1000, resources=resources),  # type: ignore[arg-type]
         times=times,
         fetcher=fetcher or Fetcher(),  # type: ignore[arg-type]
         stager=Stager(),  # type: ignore[arg-type]
@@ -178,14 +183,33 @@ def test_a_row_is_believed_by_its_own_hash_whoever_hashed_it() -> None:
     digest = hashlib.sha256(value)
 
     class Plain:
-        def get(self, key: str) -> tuple[bytes, str]:
+        def get(self, key: str, *, timeout_s: float) -> tuple[bytes, str]:
             return value, "raw"
 
     class Hashing(Plain):
-        def get_hashed(self, key: str) -> tuple[bytes, str, bytes]:
+        def get_hashed(self, key: str, *, timeout_s: float) -> tuple[bytes, str, bytes]:
             return value, "raw", digest.digest()
 
     for store in (Plain(), Hashing()):
-        assert read_whole(store, "args/1") == (value, digest.hexdigest())  # type: ignore[arg-type]
+        assert get_hashed(store, "args/1") == (value, "raw", digest.digest())  # type: ignore[arg-type]
     with pytest.raises(PermissionDenied):
         check_content(keys.arguments(1, 0, "0" * 64), digest.hexdigest())
+
+
+def needing(number: int, **resources: int) -> ClaimedBlock:
+    key = BlockKey(priority=0, seq=number, submission=number, first=0, count=1, attempt=1, cores=1, memory_mib=0)
+    made = ClaimedBlock.claimed("n1", "q", key, BlockData(function=FUNCTION, payloads=(b"",)))
+    record = replace(RECORD, id=number, request=Request(resources=resources))
+    made.info = Info(record, QueueSpec(name="q"), None)
+    return made
+
+
+def test_a_task_that_lacks_a_resource_holds_up_only_those_behind_it_that_need_the_same() -> None:
+    blocks = [needing(1, gpu=1), needing(2, gpu=2), needing(3, gpu=1), needing(4), needing(5, licence=1)]
+    node, runner = dispatch(*blocks, cores=4, resources={"gpu": 2, "licence": 1})
+    node.run()
+    assert [block.key.submission for block in blocks if not block.ready] == [1, 4, 5]
+    seen = {worker.batches[0].shape.submission: worker.batches[0].shape.environ for worker in runner.workers}
+    assert (seen[1]["CUDA_VISIBLE_DEVICES"], seen[5]["RMGR_RESOURCE_LICENCE"]) == ("0", "0")
+    assert "CUDA_VISIBLE_DEVICES" not in seen[4]
+    assert not node.is_held_up
