@@ -46,6 +46,8 @@ _AT_ONCE, _APART_S = 50, 0.02
 #: A list that cannot be read, or a gate that was shut: looked at again after this.
 _PAUSE_S = 1.0
 _RETRY_S = 0.1
+#: A plan that takes longer is stuck: each of its reads and commits has a deadline of its own, far below.
+_STUCK_S = 120.0
 
 
 class Placer:
@@ -102,6 +104,9 @@ class Placer:
 
     def resync(self) -> None:
         """Reads the lists again, watches or not; records of submissions that have left are forgotten."""
+        if self._orders.busy_s > _STUCK_S:  # an answer was lost, or what was to be done with it failed: nothing would be placed any more
+            self._desk.depose("the plan of a pass is not carried out")
+            return
         kept = {task_of(job)[0] for job in (*self.book.waiting, *self.book.placed)}
         if self.state is not None:
             self.book.submissions = {number: record for number, record in self.book.submissions.items() if number in kept}

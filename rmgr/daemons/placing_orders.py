@@ -78,6 +78,7 @@ class Orders:
         self._names = names
         self._nodes = nodes
         self._done: Callable[[str], None] | None = None
+        self._begun_s = 0.0
         self._waits = 0  # answers that are to come
         self._problem = ""
         self._blocks: dict[int, Stamped | None] = {}
@@ -88,6 +89,11 @@ class Orders:
     def is_busy(self) -> bool:
         """A plan is being carried out."""
         return self._done is not None
+
+    @property
+    def busy_s(self) -> float:
+        """For how long, 0.0 when it is not."""
+        return self._desk.clock() - self._begun_s if self.is_busy else 0.0
 
     def adopt(self, records: dict[str, tuple[bytes, int | None]]) -> None:
         """What policies remember, as it was read."""
@@ -104,6 +110,7 @@ class Orders:
             done("")
             return
         self._done, self._problem, self._blocks = done, "", {}
+        self._begun_s = self._desk.clock()
         if not starts:
             self._commit(state, decisions, now_us)
             return

@@ -12,6 +12,7 @@ import pytest
 from rmgr.coord import paths
 from rmgr.daemons import leader_place
 from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.placing_orders import Orders
 from rmgr.daemons.placing_pass import BENCH_S, Faults, Passes
 from rmgr.model.placing import Rigid, job_id
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
@@ -150,3 +151,17 @@ def test_a_job_that_was_placed_by_a_dead_leader_is_not_placed_again(place: Calla
     bench.advance(0.5)
     assert list(bench.leader.placer.book.placed) == [job_id(number, 0)]
     assert not bench.leader.placer.book.waiting
+
+
+def test_a_leader_whose_plan_is_never_carried_out_gives_way(place: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = place(FirstFit())
+    with monkeypatch.context() as broken:
+        broken.setattr(Orders, "_commit", lambda *_: None)
+        number = bench.submitter.submit(1, block=1, queue="batch")
+        bench.advance(60.0)
+        assert (bench.look.keys(paths.running_node("n1")), bench.deposed) == ([], [])
+        bench.advance(120.0)
+        assert bench.deposed == ["the plan of a pass is not carried out"]
+    bench.lead(bench.connect())
+    bench.advance(0.5)
+    assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number]
