@@ -14,7 +14,9 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from rmgr.config import LogConfig
+from rmgr.runtime.deferred import defer
 
+defer()  # daemons import this module before those that would load them
 # structlog (26.1) imports rich where it is installed, for tracebacks in colours: 7 MiB and 50 modules in every daemon, which draws nothing.
 # tests/unit/test_log.py::test_daemons_log_without_rich would fail without this.
 _HAD_RICH = "rich" in sys.modules

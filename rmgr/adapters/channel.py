@@ -10,6 +10,7 @@ import array
 import contextlib
 import heapq
 import itertools
+import mmap
 import os
 import selectors
 import socket
@@ -46,7 +47,8 @@ class Loop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._closed = False
-        self.buffer = memoryview(bytearray(_RECEIVE))  #: for receiving; on the selector thread only
+        #: for receiving; on the selector thread only. Its pages exist as far as a message has ever been long.
+        self.buffer = memoryview(mmap.mmap(-1, _RECEIVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -29,7 +29,7 @@ from rmgr.runner.board import Board, create_board
 from rmgr.runner.command import Launcher
 from rmgr.runner.commands import Commands
 from rmgr.runner.contain import Children, Forks, Group, kill_strangers, send_group, write_file
-from rmgr.runner.kernel import CLOCK, become_subreaper, forbid_new_privileges, prefer_for_oom
+from rmgr.runner.kernel import CLOCK, become_subreaper, forbid_new_privileges, prefer_for_oom, trim_memory
 from rmgr.runner.workers import Workers
 
 _MS = 1_000_000
@@ -94,6 +94,7 @@ class Spawner:
         """Until the socket closes or a `Shutdown` is done. orders: what came together with the set-up."""
         gc.collect()
         gc.freeze()
+        trim_memory()
         for order in orders:
             self._obey(order)
         while True:

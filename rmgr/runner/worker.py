@@ -10,6 +10,7 @@ import ctypes
 import faulthandler
 import gc
 import io
+import mmap
 import os
 import resource
 import select
@@ -89,7 +90,8 @@ class Worker:
         self._pid = os.getpid()
         self._reader: FrameReader[TaskBatch | Granted] = FrameReader(ToWorker)
         self._queue: deque[TaskBatch] = deque()
-        self._buffer = memoryview(bytearray(_RECEIVE))
+        # Pages of it exist as far as a message has ever been long: an idle worker has a few.
+        self._buffer = memoryview(mmap.mmap(-1, _RECEIVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._functions = Functions()
         self._results = Results(directory)
         self._encoder = msgspec.msgpack.Encoder()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 
+from rmgr.runner.kernel import trim_memory
+
 #: Allocations before a young collection, young ones before a middle one, middle ones before a full one.
 _THRESHOLDS = (20_000, 20, 50)
 
@@ -17,3 +19,4 @@ def set_for_daemon() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
+    trim_memory()

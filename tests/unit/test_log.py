@@ -88,3 +88,22 @@ def test_daemons_log_without_rich() -> None:
     look = "import sys, rmgr.log; print([name for name in sys.modules if name.partition('.')[0] == 'rich']); import rich.console"
     ended = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "[]\n"
+
+
+def test_daemons_load_no_event_loop() -> None:
+    look = """
+import sys, rmgr.daemons.starter, rmgr.daemons.watchdog, rmgr.daemons.submitter
+unused = ("asyncio.events", "grpc.aio._server", "grpc_health.v1._health_pb2_async")
+assert not [name for name in unused if name in sys.modules], "loaded"
+import asyncio, grpc.aio
+from grpc_health.v1 import _async
+
+async def hello():
+    await asyncio.sleep(0)
+    return grpc.aio.server, _async.HealthServicer
+
+assert asyncio.run(hello())[0] is sys.modules["grpc.aio"].server
+print("as usual")
+"""
+    ended = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.stderr) == ("as usual\n", "")

@@ -1,0 +1,49 @@
+"""Modules that others import and a daemon never uses: they are loaded when somebody looks into them, which is never."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from importlib.machinery import PathFinder
+from typing import Any
+
+#: The event loop, which structlog (26.1) and gRPC (1.71) import for their asynchronous halves, and those halves: 3.5 MiB of a daemon.
+#: tests/unit/test_log.py::test_daemons_load_no_event_loop would fail without this.
+UNUSED = ("asyncio", "grpc.aio", "grpc_health.v1._async")
+
+
+class _Deferred(types.ModuleType):
+    """Stands for a module until an attribute of it is asked for; a submodule may be imported before."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def defer(names: tuple[str, ...] = UNUSED) -> None:
+    """From now on an import of one of `names` loads nothing. What is loaded already, or not installed, is left as it is."""
+    for name in names:
+        found = None if name in sys.modules else _spec(name)
+        if found is not None:
+            module = _Deferred(name)
+            module.__spec__ = found
+            module.__file__ = found.origin
+            module.__package__ = found.parent
+            if found.submodule_search_locations is not None:
+                module.__path__ = found.submodule_search_locations
+            sys.modules[name] = module
+
+
+def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Where a module is; the packages around it are not loaded to find out."""
+    path, found = None, None
+    for end in range(1, len(name.split(".")) + 1):
+        found = PathFinder.find_spec(".".join(name.split(".")[:end]), path)
+        if found is None:
+            return None
+        path = found.submodule_search_locations
+    return found
