@@ -7,7 +7,7 @@ of running jobs (they say where each stands), and what policies remember. Nothin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -56,6 +56,7 @@ class Rebuild:
         self._began_s = desk.clock()
         self._blocks: dict[str, Allocation | None] = {}  # path under /running -> where it stands; None: gone, or pulled work
         self._asked: set[str] = set()
+        self._reading = 0
         self.records: dict[str, tuple[bytes, int | None]] = {}  #: partition -> what policies remember, version of its znode
         for mirror in (*pending.values(), *running.values()):
             mirror.refresh()
@@ -67,17 +68,28 @@ class Rebuild:
         lists = (*self._pending.values(), *self._running.values())
         if len(self.records) < len(self._partitions) or any(mirror.asked_s < self._began_s for mirror in lists):
             return None
-        waiting = self._waiting()
+        if self._reading:
+            return None  # each answer wakes us, and all that waits would be looked through each time
         running = self._placed()
+        waiting = self._waiting() if not self._reading else None
         if waiting is None or running is None:
             return None
         return self._state(waiting, running, half_life_us)
 
     # -- reading
 
-    def _read(self, path: str, then: object) -> None:
+    def _read(self, path: str, then: Callable[[Stamped | None], None]) -> None:
         self._asked.add(path)
-        self._desk.get(path, then, failed=lambda: self._desk.after(_RETRY_S, partial(self._read, path, then)))  # type: ignore[arg-type]
+        self._reading += 1
+        self._desk.get(path, partial(self._arrived, then), failed=partial(self._failed, path, then))
+
+    def _arrived(self, then: Callable[[Stamped | None], None], found: Stamped | None) -> None:
+        self._reading -= 1
+        then(found)
+
+    def _failed(self, path: str, then: Callable[[Stamped | None], None]) -> None:
+        self._reading -= 1
+        self._desk.after(_RETRY_S, partial(self._read, path, then))
 
     def _on_records(self, partition: str, found: Stamped | None) -> None:
         self.records[partition] = (b"", None) if found is None else (found.data, found.version)
