@@ -26,6 +26,7 @@ from rmgr.errors import ConfigError, RmgrError
 from rmgr.sched.catalogue import POLICIES
 from rmgr.sched.parameters import parameters_of, unknown
 from rmgr.sched.pipeline import Configuration, configured, pipeline_from
+from rmgr.sched.policy import Stage
 
 GROUP = "rmgr.policies"
 RULE = (
@@ -53,6 +54,16 @@ def load(name: str, params: Mapping[str, object]) -> Configuration:
         raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
     beside = (str(path.parent / policy) for policy in found.policies if is_file(policy))
     return replace(found, files=(name, *dict.fromkeys(beside)))
+
+
+def recorded(pipelines: Mapping[str, Mapping[str, Any]]) -> Configuration:
+    """The pipelines of a leader's log, each of its partition. Raises: ConfigError for policies that are not here."""
+    found = [(partition, pipeline_from(tables, find=policy_class)) for partition, tables in pipelines.items()]
+    return Configuration(
+        stages=tuple(Stage(stage.policy, (partition,)) for partition, one in found for stage in one.stages),
+        policies=tuple(name for _, one in found for name in one.policies),
+        usage_half_life_us=next((one.usage_half_life_us for _, one in found if one.usage_half_life_us), 0),
+    )
 
 
 def is_file(name: str) -> bool:

@@ -24,6 +24,7 @@ _NAMES = (
     "idle",
     "scale",
     "jobs",
+    "classes",
     "reality",
     "sim",
     "pass",
@@ -45,6 +46,7 @@ _NAMES = (
     rmgr bench jobs                      placed jobs a second, their cost, a job of four ranks from submit to first instruction
     rmgr bench placing --scale 0.1       passes of a live leader: 1000 nodes in ZooKeeper, 10000 jobs that wait (unscaled)
     rmgr bench reality --repeat 1        60 jobs of seconds live and in the simulator, under four policies (5 min each)
+    rmgr bench classes --repeat 1        200 jobs of seed 000 live and simulated: conventional, proposal 1, proposal 2 (4 min)
     rmgr bench sim --trace KTH.swf.gz    jobs simulated per second, beside a bare event loop
     rmgr bench pass                      time of a scheduling pass by pending jobs and nodes""",
     exits="0 measured, 2 usage, 5 no cluster could be started",

@@ -76,7 +76,10 @@ def replay(
     if own and (out is not None or validate):
         raise UsageError("--out and --validate are for a run under another policy", hint="--policy NAME; the log itself is checked anyway")
     chosen = policy or opening.policy
-    configuration = policy_files.load(chosen, dict(opening.parameters) if own else dict(params))
+    if own and opening.pipelines:
+        configuration = policy_files.recorded(opening.pipelines)
+    else:
+        configuration = policy_files.load(chosen, dict(opening.parameters) if own else dict(params))
     with closing(read_log(log, whole=not partial)) as entries:
         history = verify(entries, configuration.stages if own else None)
     if own:

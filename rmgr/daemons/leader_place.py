@@ -22,7 +22,7 @@ from rmgr.daemons.placing_book import Book
 from rmgr.daemons.placing_facts import Names, allows, job_of, marked, node_mark, node_of
 from rmgr.daemons.placing_orders import Orders
 from rmgr.daemons.placing_pass import Faults, Passes
-from rmgr.daemons.placing_pipeline import configuration, document_of, pipeline_of
+from rmgr.daemons.placing_pipeline import configuration
 from rmgr.daemons.placing_rebuild import Rebuild
 from rmgr.daemons.placing_record import Recording
 from rmgr.daemons.placing_stops import Stops
@@ -447,7 +447,8 @@ class Placer:
             return
         records = self._rebuild_of.records
         self.state, self._rebuild_of = built, None
-        self._record.begin(built, *self._recorded_policy(), half_life_us=self._half_life_us)
+        placed = {partition for stage in self._stages for partition in stage.partitions}
+        self._record.begin(built, self._settings(), placed, half_life_us=self._half_life_us)
         self._orders.adopt(records)
         self.asks.rebuilt()
         for node in {placed.node for placed in self.book.placed.values()}:
@@ -457,10 +458,3 @@ class Placer:
         self._nodes_changed = True
         # Whatever had happened before, and was decided by a pass whose commit was never made, is decided now.
         self._causes = frozenset({Cause.TAKE_OVER, Cause.JOB_ENDED, Cause.JOB_SUBMITTED})
-
-    def _recorded_policy(self) -> tuple[str, dict[str, str]]:
-        """The policy and its parameters where there is one; else what is set has to be given to whoever replays the log."""
-        if len(self._stages) != 1:
-            return "pipeline", {}
-        stage = document_of(pipeline_of(self._settings(), self._stages[0].partitions[0])).get("stage", [{}])[0]
-        return str(stage.get("policy", "")), {name: str(value) for name, value in stage.get("parameters", {}).items()}

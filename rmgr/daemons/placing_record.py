@@ -6,13 +6,15 @@ written when a leader dies is missing at the end of its log; nothing that happen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
 from rmgr.coord import keys
 from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.placing_pipeline import document_of, pipeline_of
 from rmgr.errors import RmgrError
+from rmgr.model.queue import ClusterSettings, PipelineSpec
 from rmgr.runtime.timers import Timer
 from rmgr.sched.plan import Plan
 from rmgr.sched.policy import Cause
@@ -38,12 +40,20 @@ class Recording:
         self._recorder: Recorder | None = None
         self._timer: Timer | None = None
 
-    def begin(self, state: ClusterState, policy: str, parameters: Mapping[str, str], *, half_life_us: int) -> None:
-        """Another state, another log."""
+    def begin(self, state: ClusterState, settings: ClusterSettings, partitions: Collection[str], *, half_life_us: int) -> None:
+        """Another state, another log: of what places in these partitions."""
         self.end()
         self._log += 1
         self._piece = 0
-        self._recorder = Recorder(self._line, policy=policy, parameters=parameters, about={"epoch": self._desk.epoch})
+        pipelines = {partition: pipeline_of(settings, partition) for partition in sorted(partitions)}
+        policy, parameters = _only_policy(pipelines)
+        self._recorder = Recorder(
+            self._line,
+            policy=policy,
+            parameters=parameters,
+            about={"epoch": self._desk.epoch},
+            pipelines={partition: document_of(spec) for partition, spec in pipelines.items()},
+        )
         self._recorder.begin(state, seed=0, half_life_us=half_life_us)
 
     def told(self, now_us: int, name: str, *arguments: Any, **named: Any) -> None:
@@ -89,3 +99,11 @@ class Recording:
     def _failed(self, key: str, error: RmgrError) -> None:
         self._unwritten -= 1
         self._desk.log.warning("events_not_written", key=key, error=error.message)
+
+
+def _only_policy(pipelines: Mapping[str, PipelineSpec]) -> tuple[str, dict[str, str]]:
+    """The policy and its parameters where there is one; else what the pipelines were set as."""
+    stages = [stage for spec in pipelines.values() for stage in document_of(spec).get("stage", [])]
+    if len(stages) == 1 and stages[0].get("policy"):
+        return str(stages[0]["policy"]), {name: str(value) for name, value in stages[0].get("parameters", {}).items()}
+    return ", ".join(dict.fromkeys(spec.name or "pipeline" for spec in pipelines.values())), {}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rmgr.dev import (
     bench_backlog,
+    bench_classes,
     bench_commands,
     bench_idle,
     bench_jobs,
@@ -32,6 +33,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], list[Row]]] = {
     "scale": bench_scale.scale,
     "jobs": bench_jobs.jobs,
     "placing": bench_published.published,
+    "classes": bench_classes.classes,
     "reality": bench_reality.reality,
     "sim": bench_sched.sim,
     "pass": bench_sched.passes,

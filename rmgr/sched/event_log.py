@@ -45,7 +45,7 @@ class LogError(ValueError):
 
 
 class Opening(NamedTuple):
-    """The first line."""
+    """The first line. pipelines: partition -> the tables of its pipeline (logs of leaders: their policies need not be one by name)."""
 
     policy: str
     parameters: Mapping[str, str]
@@ -54,6 +54,7 @@ class Opening(NamedTuple):
     carried_out: str = AT_ONCE
     half_life_us: int = 0
     about: Mapping[str, Any] = {}
+    pipelines: Mapping[str, Mapping[str, Any]] = {}
 
 
 class Fact(NamedTuple):
@@ -251,15 +252,18 @@ def _opening(plain: dict[str, Any]) -> Opening:
         raise LogError(f"field log: this release reads {FORMAT}")
     about = plain.pop("about", {})
     parameters = plain.pop("parameters", {})
+    pipelines = plain.pop("pipelines", {})
     if not isinstance(about, dict) or not isinstance(parameters, dict):
         raise LogError("field parameters: an object is expected")
-    hints = {name: hint for name, hint in _hints(Opening).items() if name not in {"about", "parameters"}}
+    if not isinstance(pipelines, dict) or not all(isinstance(tables, dict) for tables in pipelines.values()):
+        raise LogError("field pipelines: an object of objects is expected")
+    hints = {name: hint for name, hint in _hints(Opening).items() if name not in {"about", "parameters", "pipelines"}}
     for key in plain:
         if key not in hints:
             raise LogError(f"field {key}: the first line has no such field")
     values = {key: _made(hints[key], value, key) for key, value in plain.items()}
     try:
-        return Opening(**values, parameters=parameters, about=about)
+        return Opening(**values, parameters=parameters, about=about, pipelines=pipelines)
     except TypeError as error:
         raise LogError(f"the first line needs {', '.join(sorted({'policy', 'seed', 'state'} - set(values)))}") from error
 

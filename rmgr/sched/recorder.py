@@ -14,15 +14,24 @@ from rmgr.sched.state import ClusterState
 class Recorder:
     """Writes one log. `because`: the reason of the facts that are told next."""
 
-    def __init__(self, write: Callable[[str], object], *, policy: str, parameters: Mapping[str, str], about: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        *,
+        policy: str,
+        parameters: Mapping[str, str],
+        about: Mapping[str, Any],
+        pipelines: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         self._write = write
+        self._pipelines = pipelines or {}
         self._policy, self._parameters, self._about = policy, dict(parameters), about
         self._facts = self._passes = 0
         self.because = ""
 
     def begin(self, state: ClusterState, *, seed: int, half_life_us: int) -> None:
         """The first line."""
-        self._line(Opening(self._policy, self._parameters, seed, state.snapshot(), AT_ONCE, half_life_us, self._about))
+        self._line(Opening(self._policy, self._parameters, seed, state.snapshot(), AT_ONCE, half_life_us, self._about, self._pipelines))
 
     def around(self, state: ClusterState, now: Callable[[], int]) -> ClusterState:
         """The state, where each fact is also written down."""

@@ -1,0 +1,98 @@
+"""Queue classes on live nodes (seed 000): one workload under the conventional system and both proposals, against the simulator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmgr.dev.bench import connected
+from rmgr.dev.bench_classes import CONVENTIONAL, CORES, NAMES, NODES, SYSTEMS, document, workload
+from rmgr.dev.bench_reality import compare, simulated
+from rmgr.dev.cluster import DevCluster
+from rmgr.dev.live_workload import Played, Stage, pipeline_with
+from rmgr.model.placing import job_id
+from rmgr.sched.job import Job as Request
+from rmgr.sched.pipeline import pipeline_from
+from rmgr.sched.queue_class import selected
+from rmgr.sim.workload import Job, Workload
+from tests.harness.coordinators import wait_for
+
+#: All times a sixth: twelve seconds of work for each system.
+PACE = 0.17
+
+
+@pytest.mark.timeout(400)
+def test_two_hundred_jobs_under_three_systems_as_in_the_simulator(zookeeper_parts: None, tmp_path: Path) -> None:
+    decided: dict[str, list[Mapping[str, Any]]] = {}
+    with DevCluster(tmp_path / "cluster", nodes=NODES, cores=CORES) as cluster, connected(cluster) as connection:
+        stage = Stage(connection)
+        for system in SYSTEMS:
+            jobs, tables = workload(system, pace=PACE), document(system, PACE)
+            stage.use(pipeline_with(system, tables), NAMES)
+            live = stage.play(jobs)
+            found = compare(live, simulated(jobs, tables, nodes=NODES, cores=CORES))  # every job COMPLETED in both
+            assert_never_over_committed(jobs, live)
+            assert 0.9 * found.simulated_s < found.makespan_s < 2 * found.simulated_s + 10, found
+            decided[system] = decisions(cluster, tmp_path / f"{SYSTEMS[system]}.jsonl", live)
+            routed = {one["job_id"]: one["to"] for one in decided[system] if one["do"] == "route"}
+            chosen = {job_id(one.submission, 0): strictest(job, tables) for job, one in zip(jobs.jobs, live, strict=True)}
+            assert routed == ({} if system == CONVENTIONAL else chosen)
+    assert not [one for one in decided["proposal 1"] if one["do"] == "hold_cores"]
+    assert [one for one in decided["proposal 2"] if one["do"] == "hold_cores"], "nobody has reserved"
+
+
+def strictest(job: Job, tables: Mapping[str, object]) -> str:
+    """The class that paper 000 chooses for it."""
+    shape = Request(id=1, submit_us=0, processes=job.processes, threads=job.threads, limit_us=job.estimate_us)
+    found = selected(shape, pipeline_from(tables).queues)
+    assert found is not None
+    return found.name
+
+
+def assert_never_over_committed(jobs: Workload, live: Sequence[Played]) -> None:
+    """By the clocks of the Starters, which are one here."""
+    changes = sorted(
+        change
+        for job, one in zip(jobs.jobs, live, strict=True)
+        for change in ((one.start_us, 1, job.processors), (one.end_us, 0, -job.processors))
+    )
+    busy = 0
+    for at_us, _, cores in changes:
+        busy += cores
+        assert busy <= NODES * CORES, f"{busy} cores in use after {at_us} us"
+
+
+def decisions(cluster: DevCluster, where: Path, live: Sequence[Played]) -> list[Mapping[str, Any]]:
+    """Those of the leader's log, which replays to them, as soon as all these jobs have ended in it."""
+    ended = {job_id(one.submission, 0) for one in live}
+
+    def read() -> list[Mapping[str, Any]]:
+        where.unlink(missing_ok=True)
+        run(cluster, "admin", "export-events", "-o", str(where))
+        return [json.loads(line) for line in where.read_text().splitlines()]
+
+    def is_whole() -> bool:
+        return ended <= {line["job_id"] for line in read() if line.get("fact") == "job_ended"}
+
+    wait_for(is_whole, 60.0, "the log to be whole")
+    assert "are the recorded ones" in run(cluster, "sim", "replay", str(where), "--partial")
+    return [one for line in read() for one in line.get("decisions", ())]
+
+
+def run(cluster: DevCluster, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "rmgr.cli.main", *words],
+        env=cluster.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
