@@ -83,7 +83,7 @@ def stream(session: Session, follow: Follow, item: Followed, *, sink: Sink | Non
         nonlocal has_begun
         has_begun = True
         if attempt > 1:
-            session.note(f"{label_of(item, position)}: attempt {attempt} begins on {node}; the one before was lost, has failed, or was moved")
+            session.note(f"{label_of(item, position)}: attempt {attempt} begins on {node}; the one before was lost, failed, or was moved")
 
     live.on_attempt = on_attempt
     try:
