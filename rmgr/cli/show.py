@@ -65,7 +65,7 @@ def explain(session: Session, selector: str) -> None:
         if position is not None:
             raise
         view = _explained_past(session.query().job(number))
-    view = _with_failures(session, view, position)
+    view = _with_story(session, _with_failures(session, view, position), position)
     if session.json:
         emit(shapes.explain(view))
         return
@@ -126,6 +126,21 @@ def _with_failures(session: Session, view: ExplainView, position: int | None) ->
     if len(failed) > _SHOWN_FAILURES:
         more = f"{len(failed) - _SHOWN_FAILURES} more: rmgr tasks {number} --state failed"
         told.append(WhyView(what="failed", id=str(number), detail=more))
+    return replace(view, why=(*view.why, *told))
+
+
+def _with_story(session: Session, view: ExplainView, position: int | None) -> ExplainView:
+    """A task that runs is explained by what became of its checkpoints, too."""
+    from dataclasses import replace
+
+    if view.state not in {State.RUNNING, State.STOPPING}:
+        return view
+    number = int(view.id.partition("_")[0])
+    try:
+        tasks = session.query().tasks(number, first=position or 0, limit=2 if position is None else 1)
+    except NotFound:
+        return view
+    told = [WhyView(what="checkpoints", id=task.id, detail="; ".join(task.story)) for task in tasks if task.story and len(tasks) == 1]
     return replace(view, why=(*view.why, *told))
 
 

@@ -363,6 +363,7 @@ def test_a_job_of_two_nodes_is_one_checkpoint_whole_on_both(rig: Rig, tmp_path: 
         grows(ledger)
         Path(f"{ledger}.end").touch()
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
+    unhold(rig, job)
     for rank, ledger in enumerate(ledgers):
         made = steps(ledger)
         assert made == list(range(1, len(made) + 1)), f"rank {rank}: every step once, in order"
