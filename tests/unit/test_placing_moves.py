@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,9 +17,12 @@ from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.request import StopKind, StopRequest
 from rmgr.model.resources import Request
 from rmgr.sched.draft import Draft
+from rmgr.sched.pipeline import configured
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state import ClusterState
+from rmgr.sim.record import read_log
+from rmgr.sim.replay import verify
 from tests.harness.leader_bench import Bench, committed
 from tests.property.test_placing_failover import stop
 
@@ -32,6 +36,7 @@ class Cluster:
         self.bench = Bench(SETTINGS)
         self.bench.lead()
         self.nodes = self.bench.starter("n1", "n2", "n3")
+        self.policy: Stage | None = None  #: in place of first_fit, which the logs name
         self.bench.advance(1)
 
     def submit(self, processes: int = 2, **fields: object) -> int:
@@ -105,10 +110,22 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """What its leaders wrote down gives their decisions again, whatever was asked of jobs meanwhile."""
     made = Cluster()
     try:
         yield made
+        assert made.bench.leader is not None
+        made.bench.leader.close()
+        logs: dict[tuple[int, int], list[str]] = {}
+        for key in made.bench.store.keys(keys.events_of()):
+            logs.setdefault(keys.parse_events(key)[:2], []).append(key)
+        passes = 0
+        for at, pieces in logs.items():
+            file = tmp_path / f"{at[0]}-{at[1]}.jsonl"
+            file.write_bytes(b"".join(value[0] for key in pieces if (value := made.bench.store.get(key)) is not None))
+            passes += verify(read_log(file), configured("first_fit").stages if made.policy is None else (made.policy,)).passes
+        assert passes
     finally:
         made.bench.close()
 
@@ -263,7 +280,9 @@ def test_a_suspended_job_keeps_its_place_gives_its_cores_and_goes_on_under_anoth
     def lead() -> ClusterState:
         assert cluster.bench.leader is not None
         placer = cluster.bench.leader.placer
-        placer._stages = (Stage(Pausing(), ("default",)),)
+        cluster.policy = Stage(Pausing(), ("default",))
+        placer._stages = (cluster.policy,)
+        placer.rebuild("another policy")
         cluster.bench.advance(1)
         assert placer.state is not None
         return placer.state
