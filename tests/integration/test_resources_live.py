@@ -16,7 +16,7 @@ from rmgr.dev.cluster import DevCluster
 ALONE = 'cd {dir}; mkdir $RMGR_RESOURCE_GPU || echo shared; sleep .3; rmdir $RMGR_RESOURCE_GPU; echo "$RMGR_NODELIST $CUDA_VISIBLE_DEVICES"'
 RANKS = """#!/bin/sh
 #RMGR -n 3 --resource licence=1 -t 5m
-echo "script $RMGR_RESOURCE_LICENCE $CUDA_VISIBLE_DEVICES"
+echo "script $RMGR_NODE $RMGR_RESOURCE_LICENCE $CUDA_VISIBLE_DEVICES"
 rmgr run sh -c 'echo "rank $RMGR_NODE $RMGR_RESOURCE_LICENCE"'
 """
 
@@ -54,26 +54,25 @@ def used(sh: Shell) -> dict[str, int]:
 
 
 def test_what_no_node_has_is_refused_with_what_the_largest_one_has(sh: Shell) -> None:
-    for where in ((), ("-q", "batch"), ("-n", "2")):
-        for tried in ((), ("--dry-run",)):
-            refused = sh("submit", *tried, *where, "--gpus", "3", "--", "true")
-            assert refused.code != 0, refused
-            assert "3 gpu" in refused.err, refused.err
-            assert "n1, has 4 cores" in refused.err, refused.err
-            assert "2 gpu" in refused.err, refused.err
+    for where in ((), ("--dry-run",), ("--dry-run", "-q", "batch"), ("-n", "2")):
+        refused = sh("submit", *where, "--gpus", "3", "--", "true")
+        assert refused.code != 0, refused
+        assert "3 gpu" in refused.err, refused.err
+        assert "n1, has 4 cores" in refused.err, refused.err
+        assert "2 gpu" in refused.err, refused.err
     assert "gpu:0/2" in sh.ok("nodes").out
 
 
 def test_pieces_are_lent_to_one_at_a_time_and_come_back_from_what_is_killed(sh: Shell, tmp_path_factory: pytest.TempPathFactory) -> None:
     place = tmp_path_factory.mktemp("pieces")
     script = ALONE.format(dir=place)
-    pulled = sh.submit("--array", "1-5", "--gpus", "1", "--", "sh", "-c", script)
+    pulled = sh.submit("--array", "1-4", "--gpus", "1", "--", "sh", "-c", script)
     placed = [sh.submit("-q", "batch", "-t", "5m", "--gpus", "1", "--", "sh", "-c", script) for _ in range(2)]
     for job in (pulled, *placed):
         assert sh("wait", job).code == 0
     told = [line for job in (pulled, *placed) for line in sh.ok("logs", job).out.splitlines()]
     assert {line.rpartition(": ")[2] for line in told} <= {"n1 0", "n1 1"}, told
-    assert len(told) == 7, told
+    assert len(told) == 6, told
 
     held = sh.submit("--array", "1-2", "--gpus", "1", "--", "sleep", "300")
     eventually(lambda: used(sh)["gpu"] == 2, "both are lent")
@@ -91,7 +90,8 @@ def test_pieces_are_lent_to_one_at_a_time_and_come_back_from_what_is_killed(sh: 
 
 def test_each_rank_has_its_own_part_of_what_its_node_was_lent(sh: Shell) -> None:
     told = sh.ok("submit", "--wait", sh.file("ranks.sh", RANKS)).out.splitlines()
-    assert sorted(told) == ["rank n1 0", "rank n1 1", "rank n2 0", "script 0,1 "]
+    assert sorted(told)[:3] == ["rank n1 0", "rank n1 1", "rank n2 0"], told
+    assert sorted(told)[3:] in (["script n1 0,1 "], ["script n2 0 "]), told  # whichever node the leader has met first
     eventually(lambda: used(sh)["licence"] == 0, "all came back")
 
 
