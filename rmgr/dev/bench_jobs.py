@@ -44,6 +44,7 @@ from rmgr.model.submission import Command, Submission, Work
 
 _NODES, _CORES, _QUEUE = 2, 8, "batch"
 _JOBS, _SUBMISSIONS, _PARALLEL = 2_000, 200, 100
+_WARM = 5
 _PATIENCE_S = 300.0
 _POLL_S = 0.0005
 SETUP = f"1 ZooKeeper (fsync), SQLite, {_NODES} Starters of {_CORES} cores, queue {_QUEUE} (easy)"
@@ -104,7 +105,7 @@ class _Bench:
         }
         found: dict[str, list[tuple[float, dict[str, float]]]] = {name: [] for name in kinds}
         for name, (count, run) in kinds.items():
-            run(max(5, count // 20))
+            run(max(_WARM, count // 20))
             for number in range(1, self._plan.repetitions + 1):
                 self._plan.progress(f"{name}: repetition {number} of {self._plan.repetitions}")
                 before = self._used()
@@ -182,7 +183,7 @@ class _Bench:
         count = self._plan.count(_PARALLEL)
         script: list[list[float]] = []
         ranks: list[list[float]] = []
-        for _ in range(5):
+        for _ in range(_WARM):
             self._parallel("warm")
         for number in range(1, self._plan.repetitions + 1):
             self._plan.progress(f"jobs of {_RANKS} ranks: repetition {number} of {self._plan.repetitions}")
