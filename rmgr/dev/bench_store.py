@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import statistics
 import tempfile
 import threading
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future as PoolFuture
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
 from rmgr.client.taskqueue import TaskQueue
@@ -53,10 +56,12 @@ def _inputs(plan: Plan, bench: Bench, pool: ProcessPoolExecutor, setup: str) -> 
     puts: list[float] = []
     peaks: list[float] = []
     files: list[float] = []
+    floors: list[float] = []
 
     def by_keys() -> float:
         name = f"bench/{next(names)}"
         files.append(_to_files(count))
+        floors.append(_one_thread(count))
         puts.append(_put(bench, count, name))
         try:
             with peak_of_starter(bench) as peak:
@@ -86,6 +91,7 @@ def _inputs(plan: Plan, bench: Bench, pool: ProcessPoolExecutor, setup: str) -> 
         baseline=("ProcessPoolExecutor(2).map", lambda: _mb(count, lambda: list(pool.map(len, _values(count))))),
         ours=("rmgr TaskQueue.map", setup, lambda: _mb(count, lambda: _as_arguments(bench, count))),
     )
+    rows.append(row("what must be done, in one thread", "the same run", f"{what}, as arguments, whole way", "MB/s", floors))
     return rows
 
 
@@ -113,6 +119,33 @@ def _to_files(count: int) -> float:
                     file.write(value)
                     file.flush()
                     os.fsync(file.fileno())
+
+        return _mb(count, work)
+
+
+def _one_thread(count: int) -> float:
+    """The work itself with nothing around it: pickled, hashed, made durable four together, read, hashed, unpickled."""
+    with tempfile.TemporaryDirectory(prefix="rmgr-bench-") as where:
+
+        def work() -> None:
+            values = _values(count)
+            for number in range(-(-count // 4)):
+                some = [pickle.dumps(((value,), {}), 5) for value in islice(values, 4)]
+                digest = sha256()
+                path = Path(where) / str(number)
+                with path.open("wb", buffering=0) as file:
+                    for data in some:
+                        digest.update(data)
+                        file.write(data)
+                    os.fsync(file.fileno())
+                with path.open("rb", buffering=0) as file:
+                    again = sha256()
+                    for data in some:
+                        found = file.read(len(data))
+                        again.update(found)
+                        pickle.loads(found)  # noqa: S301 - our own
+                if again.digest() != digest.digest():
+                    raise RmgrError(f"{path} was read as it was not written")
 
         return _mb(count, work)
 
