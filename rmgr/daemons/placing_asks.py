@@ -107,9 +107,11 @@ class Asks:
             if ask.is_over:
                 del self._open[ask.guid]
                 self._answer(ask, answer)
-        if asked:
-            self.orders.ask(state, asked, done=done)
-        return bool(asked)
+        if not asked and not self.placer.stops.is_dirty:
+            return False
+        self.placer.stops.is_dirty = False
+        self.orders.ask(state, asked, done=done)
+        return True
 
     def _step(self, state: ClusterState, ask: Ask, now_us: int) -> list[Asked]:
         if ask.is_over:

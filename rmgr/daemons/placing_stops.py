@@ -70,6 +70,7 @@ class Stops:
     def __init__(self, desk: Desk, placer: Placer) -> None:
         self.by_job: dict[int, Stop] = {}
         self.refusals: dict[int, str] = {}  #: job that goes on -> why
+        self.is_dirty = False  #: one was refused: it is recorded at once, or a successor would take it for the answer to the next request
         self._desk = desk
         self._placer = placer
 
@@ -209,6 +210,7 @@ class Stops:
             return  # others were given its nodes, and wait there: when they are done
         book = self._placer.book
         self._close(stop)
+        self.is_dirty = True
         self.refusals[stop.job] = stop.why
         book.marks.pop(stop.job, None)
         self._placer.tell(state, "job_went_on", stop.job, now_us, stop.placed.partition)

@@ -24,6 +24,7 @@ from rmgr.sched.state import ClusterState
 from rmgr.sim.record import read_log
 from rmgr.sim.replay import verify
 from tests.harness.leader_bench import Bench, committed
+from tests.property.test_leader_killed import Mortal
 from tests.property.test_placing_failover import stop
 
 SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE, policy="first_fit")))
@@ -32,17 +33,27 @@ SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="ba
 class Cluster:
     """Three nodes of two cores, a leader, jobs that were placed by it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, dies_at: int = -1, after: bool = False) -> None:
         self.bench = Bench(SETTINGS)
-        self.bench.lead()
+        self.mortal = Mortal(self.bench.tree, auto=True)
+        self.bench.lead(self.mortal)
+        self.mortal.names.clear()
+        self.mortal.left, self.mortal.after = dies_at, after
+        self.leaders = 1
         self.nodes = self.bench.starter("n1", "n2", "n3")
         self.policy: Stage | None = None  #: in place of first_fit, which the logs name
+        self.rest()
+
+    def rest(self) -> None:
+        """Until the leader, or its successor, has nothing to do."""
         self.bench.advance(1)
+        if self.mortal.dead and self.leaders == 1:
+            self.another_leader()
 
     def submit(self, processes: int = 2, **fields: object) -> int:
         request = Request(time_limit_us=60_000_000)
         number = self.bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(processes=processes), request=request, **fields)
-        self.bench.advance(1)
+        self.rest()
         return number
 
     def where(self, number: int) -> dict[str, int]:
@@ -59,7 +70,7 @@ class Cluster:
 
     def ask(self, guid: str, kind: StopKind, number: int = 0, **fields: object) -> None:
         committed(self.bench.outside, request_ops.ask(guid, StopRequest(kind=kind, submission=number, **fields)))  # type: ignore[arg-type]
-        self.bench.advance(1)
+        self.rest()
 
     def answer(self, guid: str) -> StopRequest | None:
         found = self.bench.outside.get(paths.request(guid)).result(60)
@@ -83,7 +94,7 @@ class Cluster:
         """Every job that was asked to gives its nodes up."""
         for node, guid, order in self.orders():
             stop(self.nodes, node, self._key(node, order.submission), guid)
-        self.bench.advance(1)
+        self.rest()
 
     def refuse(self, why: str) -> None:
         for node, guid, order in self.orders():
@@ -92,14 +103,15 @@ class Cluster:
             assert found is not None
             data = msgspec.structs.replace(decode_block(found.data), story=(why,), stamp=guid)
             committed(self.nodes.coordinator, stop_ops.note(node, self.nodes.versions[node], key, data, found.version, orders=(guid,)))
-        self.bench.advance(1)
+        self.rest()
 
     def end(self, number: int) -> None:
         node = next(iter(self.where(number)))
         self.nodes.complete(node, self._key(node, number))
-        self.bench.advance(1)
+        self.rest()
 
     def another_leader(self) -> None:
+        self.leaders += 1
         assert self.bench.leader is not None
         self.bench.leader.close()
         self.bench.lead(self.bench.connect())
@@ -302,3 +314,35 @@ def test_a_suspended_job_keeps_its_place_gives_its_cores_and_goes_on_under_anoth
     if fails_over:
         cluster.another_leader()
         assert lead().snapshot().running == runs.running
+
+
+def asked_all_day(**fields: int | bool) -> tuple[list[dict[str, int]], list[tuple[str, bool]], Cluster]:
+    """(where each job has ended up, what who asked was told, the cluster) after a day of moves and refusals."""
+    cluster = Cluster(**fields)  # type: ignore[arg-type]
+    try:
+        first, second, third = cluster.submit(2), cluster.submit(1), cluster.submit(1)
+        cluster.ask("g1", StopKind.MIGRATE, first, attempt=1)
+        cluster.obey()
+        cluster.ask("g2", StopKind.MIGRATE, second, attempt=1, to="n1")
+        cluster.refuse("no")
+        committed(cluster.bench.outside, operator_ops.drain(Drain(node="n2", reason="r", user="u", since_us=1), None))
+        cluster.rest()
+        cluster.ask("g3", StopKind.VACATE, node="n2")
+        cluster.obey()
+        cluster.ask("g4", StopKind.MIGRATE, third, attempt=99)
+        cluster.obey()
+        answers = [cluster.answer(guid) for guid in ("g1", "g2", "g3", "g4")]
+        told = [(answer.code, bool(answer.done)) for answer in answers if answer is not None]
+        return [cluster.where(number) for number in (first, second, third)], told, cluster
+    finally:
+        cluster.bench.close()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_leader_may_die_at_any_commit_of_what_it_was_asked(after: bool) -> None:
+    where, told, undisturbed = asked_all_day()
+    assert len(told) == 4
+    for at in range(undisturbed.mortal.names.total()):
+        other, others, cluster = asked_all_day(dies_at=at, after=after)
+        assert cluster.leaders == 2, at
+        assert (other, len(others)) == (where, 4), at
