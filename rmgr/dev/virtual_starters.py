@@ -93,6 +93,7 @@ class VirtualRunner:
 
     def __init__(self, clockwork: Clockwork, task_s: float, *, node: str, on_events: Callable[[list[WorkEvent]], None], **_: Any) -> None:
         self.node = node
+        self.environ: dict[str, str] = {}
         self.reaped: list[str] = []
         self.clockwork = clockwork
         self.task_s = task_s
