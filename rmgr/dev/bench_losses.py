@@ -118,9 +118,7 @@ def _one_task(queue: TaskQueue, number: int) -> float:
     return time.monotonic() - start_s
 
 
-def silent(
-    cluster: DevCluster, directory: Path, prefix: str, count: int, *, cores: int = 1, session_s: float = SESSION_S
-) -> Child:
+def silent(cluster: DevCluster, directory: Path, prefix: str, count: int, *, cores: int = 1, session_s: float = SESSION_S) -> Child:
     """So many Starters that do nothing but live; it says `ready`."""
     server, _, root = cluster.state.zookeeper.partition("/")
     host, _, port = server.partition(":")

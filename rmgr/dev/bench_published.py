@@ -156,13 +156,13 @@ class _Live:
         with urllib.request.urlopen(self._metrics, timeout=_READ_S) as answer:  # noqa: S310 - its own address
             lines = [line.rpartition(" ") for line in answer.read().decode().splitlines() if not line.startswith("#")]
         values = {name: float(value) for name, _, value in lines}
-        turn = "rmgr_leader_pass_seconds_bucket{le=\""
+        turn = 'rmgr_leader_pass_seconds_bucket{le="'
         return Told(
             placed=values["rmgr_leader_placed_jobs_total"],
             waiting=values["rmgr_leader_waiting_jobs"],
             passes=values["rmgr_leader_placing_seconds_count"],
             pass_s=values["rmgr_leader_placing_seconds_sum"],
-            turns={float(name.removeprefix(turn).rstrip("\"}")): value for name, value in values.items() if name.startswith(turn)},
+            turns={float(name.removeprefix(turn).rstrip('"}')): value for name, value in values.items() if name.startswith(turn)},
         )
 
     def until(self, condition: Callable[[Told], bool], what: str) -> Told:
