@@ -196,6 +196,7 @@ HISTORY_COLUMNS = (
     Column(name="MAXRSS", text=lambda j: _rss(j.max_rss_kib), order=lambda j: j.max_rss_kib, right=True),
     Column(name="NODES", text=lambda j: node_list(j.nodes)),
     Column(name="QUEUE", text=lambda j: j.queue, default=False),
+    Column(name="ACCOUNT", text=lambda j: j.account, default=False),
     Column(name="REASON", text=lambda j: str(j.reason), default=False),
     Column(name="TASKS", text=lambda j: str(j.tasks), order=lambda j: j.tasks, right=True, default=False),
     Column(name="STARTED", text=lambda j: clock(j.started_us), order=lambda j: j.started_us, default=False),

@@ -245,6 +245,7 @@ def history(view: JobView) -> dict[str, Any]:
         "tasks": view.tasks,
         "counts": {name: view.counts.get(name, 0) for name in COUNTED},
         "command": view.command,
+        "account": view.account,
     }
 
 

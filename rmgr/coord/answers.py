@@ -69,6 +69,9 @@ def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBl
         processes=submission.rigid.processes if submission.rigid is not None else 1,
         expected_start_us=waits.expected_start_us if waits is not None and state is State.INITIAL else 0,
         resources=dict(needs_of(submission.request.resources)),
+        account=submission.account,
+        run_us=progress.run_us,
+        lost=progress.lost,
     )
 
 

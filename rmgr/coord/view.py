@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from rmgr.model.block import BlockKey
 from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import Reason, State
+from rmgr.model.states import LOSSES, Reason, State
 from rmgr.model.submission import Paged, Phase, Submission, Tail
 
 _CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
@@ -33,10 +33,12 @@ class Progress:
         "exit_code",
         "first_started_us",
         "last_ended_us",
+        "lost",
         "max_rss_kib",
         "next_fragment",
         "nodes",
         "reason",
+        "run_us",
         "tail",
     )
 
@@ -47,6 +49,8 @@ class Progress:
         self.counts: dict[State, int] = {State.COMPLETED: 0, State.FAILED: 0, State.CANCELLED: 0}
         self.exit_code: int | None = None  #: highest exit code of its tasks
         self.cpu_us = 0
+        self.run_us = 0  #: of all attempts
+        self.lost = 0  #: attempts that ended by a loss (LOSSES), not by themselves
         self.max_rss_kib = 0
         self.first_started_us = 0
         self.last_ended_us = 0
@@ -129,6 +133,9 @@ class Progress:
 
     def _account(self, fragment: Fragment, outcome: Outcome) -> None:
         self.cpu_us += outcome.cpu_us
+        self.run_us += outcome.elapsed_us
+        if outcome.past or (outcome.reason and outcome.reason in LOSSES):
+            self._account_past(outcome)
         for name in outcome.helpers:
             self.nodes.setdefault(name)
         self.max_rss_kib = max(self.max_rss_kib, outcome.max_rss_kib)
@@ -140,6 +147,14 @@ class Progress:
             started = fragment.base_us + outcome.started_us
             self.first_started_us = min(self.first_started_us or started, started)
             self.last_ended_us = max(self.last_ended_us, started + outcome.elapsed_us)
+
+    def _account_past(self, outcome: Outcome) -> None:
+        self.lost += outcome.reason in LOSSES
+        for attempt in outcome.past:
+            self.lost += attempt.reason in LOSSES
+            if attempt.started_us:
+                self.run_us += max(0, attempt.ended_us - attempt.started_us)
+                self.first_started_us = min(self.first_started_us or attempt.started_us, attempt.started_us)
 
 
 def running_count(blocks: Iterable[tuple[BlockKey, int]]) -> int:

@@ -79,6 +79,9 @@ class JobView:
     processes: int = 1  #: of one task, `cores` each
     expected_start_us: int = 0  #: as a placing policy promised, 0 = unknown
     resources: dict[str, int] = field(default_factory=dict)  #: of one process, beside cores and memory
+    account: str = ""
+    run_us: int = 0  #: run time of all attempts of its ended tasks, added up; each has `cores * processes` cores
+    lost: int = 0  #: attempts of its ended tasks that were lost: with their node, its lease, a worker or data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
