@@ -11,7 +11,8 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,9 @@ from pathlib import Path
 import pytest
 from breakable import Chaos, eventually
 
+from rmgr.client.asking import ask_to_move
 from rmgr.coord import paths
+from rmgr.model.request import StopKind, StopRequest
 from rmgr.model.states import Reason, State
 from tests.harness.fair_time import PATIENCE_S
 
@@ -129,17 +132,22 @@ def programs(moving: Chaos, tmp_path: Path) -> Programs:
     return Programs(moving, tmp_path)
 
 
-def migrate_all(chaos: Chaos, numbers: Sequence[int], *, killing: bool) -> None:
-    """One command each, at once. killing: the leader, as soon as it has asked one of them."""
-    with ThreadPoolExecutor(len(numbers)) as pool:
-        commands = [pool.submit(chaos.rmgr, "migrate", str(number), timeout=120.0) for number in numbers]
+def migrate_all(chaos: Chaos, attempts: Mapping[int, int], *, killing: bool) -> None:
+    """As `rmgr migrate` does it, all at once. killing: the leader, as soon as it has asked one of them."""
+
+    def ask(number: int) -> StopRequest:
+        request = StopRequest(kind=StopKind.MIGRATE, submission=number, attempt=attempts[number], detail="the test")
+        return ask_to_move(chaos.cluster.coordinator, request, shown=str(number), deadline_s=time.monotonic() + 120.0)
+
+    with ThreadPoolExecutor(len(attempts)) as pool:
+        asks = [pool.submit(ask, number) for number in attempts]
         if killing:
             leader = chaos.leader()
-            eventually("a job was asked", lambda: is_asked(chaos), within=PATIENCE_S)
+            eventually("a job was asked", lambda: is_asked(chaos) or any(one.done() for one in asks), within=PATIENCE_S)
             chaos.cluster.kill(leader, signal.SIGKILL)
             chaos.cluster.start_watchdog(f"{leader}-again")
-        for command in commands:
-            assert command.result().returncode == 0, command.result().stderr
+        for one in asks:
+            assert len(one.result().done) == 1
 
 
 def is_asked(chaos: Chaos) -> bool:
@@ -154,23 +162,26 @@ def test_programs_that_are_moved_three_times_do_every_step_once_and_a_killed_lea
     python = tmp_path / "count.py"
     python.write_text(f"#!{sys.executable}\n{PYTHON}")
     jobs = [programs.submit("--", "sh", "-c", SHELL), programs.submit(str(python))]
+    moves = dict.fromkeys(jobs, 3)
     if shutil.which("mpirun") is not None and find_spec("mpi4py") is not None:
         ranks = tmp_path / "ranks.py"
         ranks.write_text(MPI)
         script = f"export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; exec mpirun {shlex.quote(sys.executable)} {ranks}"
-        jobs.append(programs.submit("-n", "2", "-N", "2", "--", "sh", "-c", script))
-    where: dict[int, list[tuple[str, ...]]] = {number: [] for number in jobs}
-    for attempt in (1, 2, 3):
-        for number in jobs:
-            programs.wait_for(number, attempt)
+        moves[programs.submit("-n", "2", "-N", "2", "--", "sh", "-c", script)] = 1  # its start is dear: once, when the leader dies
+    where: dict[int, list[tuple[str, ...]]] = {number: [] for number in moves}
+    for turn in (1, 2, 3):
+        mine = jobs if turn != 2 else list(moves)
+        for number in mine:
+            programs.wait_for(number, len(where[number]) + 1)
             where[number].append(moving.nodes_of(number))
-        migrate_all(moving, jobs, killing=attempt == 2)
-    for number in jobs:
-        programs.wait_for(number, 4)
+        migrate_all(moving, {number: len(where[number]) for number in mine}, killing=turn == 2)
+    for number, count in moves.items():
+        programs.wait_for(number, count + 1)
+        where[number].append(moving.nodes_of(number))
     programs.enough()
-    for number in jobs:
+    for number, count in moves.items():
         programs.wait_end(number)
-        programs.check(number, attempts=4)
+        programs.check(number, attempts=count + 1)
         assert all(not set(before) & set(after) for before, after in zip(where[number], where[number][1:], strict=False)), where[number]
 
 
@@ -182,6 +193,8 @@ def test_a_drained_node_is_emptied_of_jobs_that_go_on_elsewhere(moving: Chaos, p
     for words, code, told in (((str(job), "--to", "nowhere"), 3, "no node 'nowhere'"), (("999",), 3, "no submission 999")):
         refused = moving.rmgr("migrate", *words)
         assert (refused.returncode, told in refused.stderr) == (code, True), refused.stderr
+    saved = moving.rmgr("checkpoint", f"{job}_1", "--json", timeout=120.0)
+    assert (saved.returncode, json.loads(saved.stdout)["changed"]) == (0, [f"{job}_1"]), saved.stderr
     done = moving.rmgr("drain", node, "--migrate", "--reason", "test", "--json", timeout=120.0)
     assert done.returncode == 0, done.stderr
     assert all(view.node != node for view in moving.tasks(job) if view.state is State.RUNNING)
