@@ -32,6 +32,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "checkpoint": ("migrate:checkpoint", "Have a running job save its state"),
         "migrate": ("migrate:migrate", "Have a running job go on on other nodes"),
         "history": ("history:history", "Work that has ended"),
+        "report": ("report:report", "Usage by user, account, queue or day; utilisation; waits"),
     },
     "Cluster": {
         "status": ("cluster:status", "Leader, health of ZooKeeper and store, counts"),
@@ -78,6 +79,7 @@ _OTHER_NAMES = {
     "srun": "run",
     "squeue": "jobs",
     "sacct": "history",
+    "sreport": "report",
     "sinfo": "nodes",
     "scancel": "cancel",
     "qsub": "submit",
