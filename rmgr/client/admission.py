@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from rmgr.client.feasible import Needs, check_nodes, check_shape, told_resources
 from rmgr.errors import Infeasible, NotFound, PermissionDenied, StateConflict, UsageError
@@ -14,10 +15,12 @@ from rmgr.model.node import NodeRecord
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.resources import Request, checked_resources, needs_of
-from rmgr.model.submission import Submission
+from rmgr.model.submission import Submission, Work
 from rmgr.model.units import format_duration, format_size
 
 _MAX_CORES = 99_999
+#: How a switch is said to be off in a policy file (`rmgr/sched/parameters.py`).
+_OFF = frozenset({"no", "false", "off", "0"})
 
 
 def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeRecord], *, partition: str = "", tasks: int = 1) -> Submission:
@@ -57,8 +60,11 @@ def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeReco
 
 
 def choose_queue(draft: Submission, settings: ClusterSettings, partition: str = "") -> QueueSpec:
-    """The queue that the draft names; else the default one, for a placed request the first open place queue of the partition.
+    """The queue that the draft names; without one where it belongs.
 
+    A placed request: the default place queue, which is the first open one of the partition. A command of one process: that, too, where
+    the policy of its partition chooses among queue classes (it can only choose for what it sees); else, and for the tasks of a
+    TaskQueue, the default queue.
     Raises: NotFound, StateConflict, Infeasible saying what to put into the configuration.
     """
     if partition:
@@ -71,14 +77,67 @@ def choose_queue(draft: Submission, settings: ClusterSettings, partition: str = 
             )
         return queue
     default = find_queue("", settings)
-    if draft.rigid is None and partition in {"", default.partition}:
-        return default
     here = [default, *settings.queues] if not partition else [queue for queue in settings.queues if queue.partition == partition]
-    able = [queue for queue in here if draft.rigid is None or queue.dispatch is Dispatch.PLACE]
-    if not able:
+    if draft.rigid is None:
+        placing = _entry([queue for queue in here if queue.dispatch is Dispatch.PLACE], draft.user, settings)
+        if (
+            draft.work is Work.COMMAND
+            and placing is not None
+            and _opens_to(placing, draft.user)
+            and chosen_classes(settings, placing.partition)
+        ):
+            return placing
+        if partition in {"", default.partition}:
+            return default
+    found = _entry([queue for queue in here if draft.rigid is None or queue.dispatch is Dispatch.PLACE], draft.user, settings)
+    if found is None:
         raise _no_place_queue(partition)
-    mine = [queue for queue in able if not queue.users or draft.user in queue.users]
-    return next((queue for queue in mine if queue.state != "closed"), (mine or able)[0])
+    return found
+
+
+def _entry(able: Sequence[QueueSpec], user: str, settings: ClusterSettings) -> QueueSpec | None:
+    """The first open queue that takes work of the user; rather one that has not the name of a class: a job in that has chosen already.
+
+    Where none is open the first that he may use, else the first, whose refusal says why; None of no queue.
+    """
+    opened = [queue for queue in able if _opens_to(queue, user)]
+    plain = [queue for queue in opened if queue.name not in chosen_classes(settings, queue.partition)]
+    mine = [queue for queue in able if not queue.users or user in queue.users]
+    return next(iter((*plain, *opened, *mine, *able)), None)
+
+
+def _opens_to(queue: QueueSpec, user: str) -> bool:
+    return queue.state != "closed" and (not queue.users or user in queue.users)
+
+
+def chosen_classes(settings: ClusterSettings, partition: str) -> frozenset[str]:
+    """Names of the queue classes among which the policy of that partition chooses for jobs that name none; empty where it does not."""
+    spec = settings.pipeline(partition)
+    if spec is None:
+        queues = settings.placed().get(partition, ())
+        document: Any = {"stage": [{"policy": queues[0].policy if queues else ""}]}
+    else:
+        try:
+            document = json.loads(spec.document)
+        except ValueError:  # nobody places there, and `rmgr status` says so
+            return frozenset()
+    stages = document.get("stage", []) if isinstance(document, dict) else []
+    if not any(_selects(stage, partition) for stage in stages if isinstance(stage, dict)):
+        return frozenset()
+    if not document.get("queue"):
+        from rmgr.sched.queue_class import HPC2500
+
+        return frozenset(known.name for known in HPC2500)
+    tables = [table for table in document["queue"] if isinstance(table, dict) and table.get("partition", "") in {"", partition}]
+    return frozenset(str(table.get("name", "")) for table in tables)
+
+
+def _selects(stage: dict[str, Any], partition: str) -> bool:
+    if stage.get("partitions") and partition not in stage["partitions"]:
+        return False
+    if stage.get("policy") == "connection_reservation":
+        return str((stage.get("parameters") or {}).get("select", "yes")).lower() not in _OFF
+    return stage.get("policy") == "queue_select"
 
 
 def _check_partition(partition: str, settings: ClusterSettings) -> None:

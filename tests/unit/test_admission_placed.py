@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
-from rmgr.client.admission import admit
+from rmgr.client.admission import admit, chosen_classes
 from rmgr.client.specs import Options, draft_of
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, UsageError
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.resources import Capacity, NodeAttributes
 from rmgr.model.submission import Submission, Work
 
@@ -116,3 +119,71 @@ def test_without_a_place_queue_the_configuration_that_is_missing_is_told() -> No
     assert '[queues.batch] with dispatch = "place"' in caught.value.hint
     with pytest.raises(StateConflict, match="queue old is closed"):
         ask(Rigid(processes=2), settings=ClusterSettings(queues=(QueueSpec(name="default"), placing("old", state="closed"))))
+
+
+# -- where a policy chooses the class ----------------------------------------------------------------------------------------
+
+SMALL = {"name": "small", "max_cpus": 1}
+
+
+def choosing(
+    policy: str, *queues: QueueSpec, partition: str = "default", classes: tuple[object, ...] = (SMALL,), **stage: object
+) -> ClusterSettings:
+    document = {"stage": [{"policy": policy, **stage}], **({"queue": list(classes)} if classes else {})}
+    pipeline = PipelineSpec(partition=partition, document=json.dumps(document), name="classes.toml")
+    return ClusterSettings(queues=queues or ClusterSettings().queues, pipelines=(pipeline,))
+
+
+def queue_of(
+    settings: ClusterSettings, rigid: Rigid | None = None, *, work: Work = Work.COMMAND, partition: str = "", queue: str = ""
+) -> str:
+    draft = draft_of(Options(queue=queue), work=work, rigid=rigid, user="ann")
+    return admit(draft, settings, NODES, partition=partition).queue
+
+
+def test_a_command_of_one_process_goes_where_a_policy_chooses_its_class() -> None:
+    settings = choosing("queue_select")
+    assert queue_of(settings) == "batch"
+    assert queue_of(settings, Rigid(processes=2)) == "batch"
+    assert ask(settings=settings).rigid == Rigid(), "it is a placed job of one process"
+    assert queue_of(choosing("connection_reservation")) == "batch"
+    named = ClusterSettings(queues=(QueueSpec(name="default"), placing("batch", policy="queue_select")))
+    assert queue_of(named) == "batch", "without a pipeline the queue's own policy counts"
+    assert (queue_of(settings, queue="default"), queue_of(settings, work=Work.PYTHON)) == ("default", "default")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ClusterSettings(),
+        choosing("easy"),
+        choosing("queue_first_fit"),
+        choosing("connection_reservation", parameters={"select": "no"}),
+        choosing("connection_reservation", parameters={"select": False}),
+        choosing("queue_select", partitions=["far"]),
+        choosing("queue_select", QueueSpec(name="default"), placing("batch", state="closed")),
+        choosing("queue_select", QueueSpec(name="default"), placing("batch", users=("ben",))),
+        choosing("queue_select", QueueSpec(name="default"), placing("batch"), placing("p", partition="far"), partition="far"),
+        replace(ClusterSettings(), pipelines=(PipelineSpec(partition="default", document="no JSON"),)),
+    ],
+    ids=lambda settings: settings.pipelines[0].document if settings.pipelines else "the default settings",
+)
+def test_where_nobody_chooses_for_him_it_is_pulled_as_ever(settings: ClusterSettings) -> None:
+    assert queue_of(settings) == "default"
+
+
+def test_the_class_is_chosen_in_the_partition_that_was_named() -> None:
+    queues = (QueueSpec(name="default"), QueueSpec(name="pulled", partition="far"), placing("batch"), placing("p", partition="far"))
+    settings = choosing("queue_select", *queues, partition="far")
+    assert (queue_of(settings, partition="far"), queue_of(settings, partition="default"), queue_of(settings)) == ("p", "default", "default")
+
+
+def test_a_queue_with_the_name_of_a_class_is_nobodys_without_being_named() -> None:
+    queues = (QueueSpec(name="default"), placing("small"), placing("any"))
+    settings = choosing("queue_select", *queues)
+    assert (queue_of(settings), queue_of(settings, Rigid(processes=2)), queue_of(settings, queue="small")) == ("any", "any", "small")
+    assert queue_of(choosing("easy", *queues), Rigid(processes=2)) == "small"
+    assert queue_of(choosing("queue_select", QueueSpec(name="default"), placing("small"))) == "small"
+    assert chosen_classes(choosing("queue_select", *queues, classes=()), "default") >= {"ss8", "d512"}
+    elsewhere = choosing("queue_select", *queues, classes=({**SMALL, "partition": "far"},))
+    assert queue_of(elsewhere, Rigid(processes=2)) == "small"
