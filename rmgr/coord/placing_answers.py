@@ -87,12 +87,13 @@ def policy_views(snapshot: ClusterSnapshot) -> tuple[PolicyView, ...]:
 
 def route_whys(snapshot: ClusterSnapshot, submission: Submission, position: int | None) -> list[WhyView]:
     """The queue classes that a policy chose for its jobs."""
-    routes = dict.fromkeys(
-        view.route
+    routes = {
+        view.route: view.route_limits
         for (owner, index), view in sorted(snapshot.placing.jobs.items())
         if owner == submission.id and view.route and position in {None, index}
-    )
-    return [WhyView(what="class", id=route, detail="the queue class that the policy chose for it") for route in routes]
+    }
+    words = "the queue class that the policy chose for it: the strictest that admits it"
+    return [WhyView(what="class", id=route, detail=f"{words} ({limits})" if limits else words) for route, limits in routes.items()]
 
 
 def placed_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueSpec, position: int | None) -> tuple[list[WhyView], int]:

@@ -33,6 +33,8 @@ def view_of(placer: Placer) -> PlacingView:
     state, plan = placer.state, placer.plan
     jobs: dict[tuple[int, int], PlacedView] = {}
     promised = _promised(state, plan)
+    routes, (stages, _) = placer.book.routes, placer.pipeline
+    limits = {queue.name: queue.limits for stage in stages for queue in getattr(stage.policy, "queues", ())}
     for job, waiting in placer.book.waiting.items():
         why = _NO_POLICY if waiting.partition in placer.problems else plan.why(job, waiting.partition) or _NOT_YET
         jobs[task_of(job)] = PlacedView(
@@ -41,14 +43,16 @@ def view_of(placer: Placer) -> PlacingView:
             blocker=_blocker(why),
             reason=said(why) + _next_start(placer.book.marks.get(job, "")),
             expected_start_us=promised.get(job, 0),
-            route=placer.book.routes.get(job, ""),
+            route=routes.get(job, ""),
+            route_limits=limits.get(routes.get(job, ""), ""),
         )
     for job, placed in placer.book.placed.items():
         stop, part = placer.stops.by_job.get(job), state.partitions.get(placed.partition) if state is not None else None
         doing = SUSPENDED if part is not None and job in part.suspended else "running"
         if stop is not None and not stop.is_refused:
             doing = STOPPING
-        jobs[task_of(job)] = PlacedView(state=doing, nodes=placed.allocation.shares, route=placer.book.routes.get(job, ""))
+        route = routes.get(job, "")
+        jobs[task_of(job)] = PlacedView(state=doing, nodes=placed.allocation.shares, route=route, route_limits=limits.get(route, ""))
     return PlacingView(partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state, promised)))
 
 

@@ -225,6 +225,7 @@ class PlacedView:
     expected_start_us: int = 0
     nodes: tuple[tuple[str, int], ...] = ()
     route: str = ""  #: the queue class that a policy chose for it
+    route_limits: str = ""  #: of that class, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rmgr.model.units import format_duration
 from rmgr.sched.job import Job
 
 HOUR_US = 3_600_000_000
@@ -57,6 +58,14 @@ class QueueClass:
             and (not self.max_time_us or 0 < job.limit_us < self.max_time_us)
             and self.partition in {"", job.partition}
         )
+
+    @property
+    def limits(self) -> str:
+        """In words, for people."""
+        counts = (("CPUs", self.max_cpus), ("processes", self.max_processes), ("threads a process", self.max_threads))
+        told = [f"{what} <= {most}" for what, most in counts if most]
+        told += [f"time < {format_duration(self.max_time_us / 1e6)}"] if self.max_time_us else []
+        return ", ".join(told) or "no limits"
 
     @property
     def is_for_threads(self) -> bool:

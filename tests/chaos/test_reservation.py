@@ -1,0 +1,180 @@
+"""Connection reservation on live nodes (seed 000): each of the three triggers, the leader killed between promise and start."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from breakable import Chaos, eventually
+
+from rmgr.coord import paths
+from rmgr.daemons.placing_records import decode_records
+from rmgr.model.placing import job_id, task_of
+from tests.harness.fair_time import PATIENCE_S
+
+pytestmark = pytest.mark.chaos
+
+#: Eight cores in all; the classes of HPC2500 in small.
+CLASSES = """
+[[stage]]
+policy = "connection_reservation"
+[[queue]]
+name = "small"
+max_cpus = 1
+max_processes = 1
+max_threads = 1
+[[queue]]
+name = "medium"
+max_cpus = 4
+max_processes = 4
+max_threads = 1
+reservation_threshold = 1
+max_reservations = 1
+[[queue]]
+name = "large"
+max_cpus = 8
+max_processes = 8
+max_threads = 1
+reservation_threshold = 20
+max_reservations = 1
+head_trigger = true
+"""
+#: Runs until its file is there.
+UNTIL = 'while [ ! -e "$GATES/$RMGR_JOB_ID" ]; do sleep 0.1; done'
+
+
+@pytest.fixture
+def machine(chaos: Chaos) -> Machine:
+    chaos.start(nodes=2, cores=4, watchdogs=2)
+    return Machine(chaos)
+
+
+class Machine:
+    def __init__(self, chaos: Chaos) -> None:
+        self.chaos = chaos
+        self.gates = chaos.directory / "gates"
+        self.gates.mkdir()
+        file = chaos.directory / "classes.toml"
+        file.write_text(CLASSES)
+        assert "classes.toml (connection_reservation) places its jobs" in self.rmgr("policy", "set", str(file))
+        self.watchdogs = 2
+
+    def rmgr(self, *words: str) -> str:
+        done = self.chaos.rmgr(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def submit(self, processes: int, *words: str) -> int:
+        """A job that names no queue of the classes; runs until it is let go, unless it has words of its own."""
+        command = words or ("sh", "-c", UNTIL)
+        # `batch` is none of the classes: so the class is chosen for it
+        options = ("-q", "batch", "-t", "1h", "-n", str(processes), "--env", f"GATES={self.gates}")
+        return int(self.rmgr("submit", "--parsable", *options, "--", *command))
+
+    def let_go(self, number: int) -> None:
+        Path(self.gates / str(number)).touch()
+        eventually(f"{number} has ended", lambda: self.is_over(number), within=PATIENCE_S)
+
+    def is_over(self, number: int) -> bool:
+        return all(view.state.is_final for view in self.chaos.tasks(number))
+
+    def runs(self, number: int) -> bool:
+        return bool(self.chaos.nodes_of(number))
+
+    def promised(self, number: int) -> set[int]:
+        """Jobs whose cores it is promised, running or gone, as the scheduler's record has it; empty: it has no reservation."""
+        found = self.chaos.cluster.coordinator.get(paths.placing("default"), timeout_s=10.0).result(11.0)
+        for job, _, waits_for, held in decode_records(found.data).holds if found is not None else ():
+            if job == job_id(number, 0):
+                return {task_of(share[0])[0] for share in (*waits_for, *held)}
+        return set()
+
+    def held(self) -> list[tuple[str, int]]:
+        """What `rmgr queues` says: (job, cores that have come free for it)."""
+        queues = json.loads(self.rmgr("queues", "--json"))["queues"]
+        cores = Counter[str]()
+        for one in (held for queue in queues for held in queue["held"]):
+            cores[one["for"].partition("_")[0]] += one["cores"]
+        return sorted(cores.items())
+
+    def why(self, number: int) -> str:
+        return " ".join("{what} {id}: {detail}".format(**one) for one in json.loads(self.rmgr("explain", str(number), "--json"))["why"])
+
+    def change_leader(self) -> None:
+        """kill -9, and another one leads."""
+        before, epoch = self.chaos.leader(), self.chaos.epoch()
+        self.watchdogs += 1
+        self.chaos.cluster.start_watchdog(f"w{self.watchdogs}")
+        self.chaos.cluster.kill(before)
+        eventually("another leads", lambda: self.chaos.leader() not in {"", before} and self.chaos.epoch() > epoch, within=PATIENCE_S)
+
+
+def test_each_trigger_reserves_holds_what_comes_free_and_starts_its_job_whoever_leads(machine: Machine) -> None:
+    small = [machine.submit(1) for _ in range(8)]
+    eventually("a full machine", lambda: all(map(machine.runs, small)), within=PATIENCE_S)
+    assert "class small" in machine.why(small[0])
+    assert "the strictest that admits it (CPUs <= 1, processes <= 1, threads a process <= 1)" in machine.why(small[0])
+
+    # 1. It came to an empty queue and cannot start.
+    first = machine.submit(4)
+    eventually("the first reserves", lambda: machine.promised(first), within=PATIENCE_S)
+    second = machine.submit(4)
+    waiting = machine.submit(1)
+    chosen = machine.promised(first)
+    assert len(chosen) == 4
+    assert chosen < set(small)
+    assert machine.held() == []
+    assert "starts when running job" in machine.why(first)
+    leaver = min(chosen)
+    machine.let_go(leaver)
+    eventually("its core is held", lambda: machine.held() == [(str(first), 1)], within=PATIENCE_S)
+    machine.change_leader()
+    assert machine.promised(first) == chosen
+    eventually("the next leader holds it, too", lambda: machine.held() == [(str(first), 1)], within=PATIENCE_S)
+    assert not machine.runs(waiting)
+    others = sorted(set(small) - chosen)
+    machine.let_go(others[0])
+    eventually("what is not promised is free for all", lambda: machine.runs(waiting), within=PATIENCE_S)
+    for number in sorted(chosen - {leaver})[:-1]:
+        machine.let_go(number)
+        assert not machine.runs(first)
+    machine.let_go(max(chosen))
+    eventually("the first starts on the resources of the last", lambda: machine.runs(first), within=PATIENCE_S)
+
+    # 2. Overtaken more often than its threshold.
+    assert not machine.promised(second)
+    for number in others[1:3]:
+        machine.let_go(number)
+    for _ in range(2):
+        assert not machine.promised(second)
+        passer = machine.submit(2, "true")
+        eventually("one passes it", lambda passer=passer: machine.is_over(passer), within=PATIENCE_S)  # type: ignore[misc]
+    eventually("the second reserves", lambda: machine.promised(second), within=PATIENCE_S)
+    assert machine.promised(second) == {first}, "the running job of the same shape"
+    filling = [machine.submit(1) for _ in range(2)]
+    eventually("a full machine", lambda: all(map(machine.runs, filling)), within=PATIENCE_S)
+    large = machine.submit(8)
+    eventually("it waits in its class", lambda: "large" in machine.why(large), within=PATIENCE_S)
+    machine.change_leader()
+    assert machine.promised(second) == {first}
+    assert not machine.promised(large), "too little runs that is promised to nobody else"
+    machine.let_go(first)
+    eventually("the second starts", lambda: machine.runs(second), within=PATIENCE_S)
+
+    # 3. The first of its queue when something has ended.
+    rest = {second, waiting, others[3], *filling}
+    eventually("the large one reserves all that runs", lambda: machine.promised(large) == rest, within=PATIENCE_S)
+    machine.let_go(second)
+    eventually("its cores are held", lambda: machine.held() == [(str(large), 4)], within=PATIENCE_S)
+    machine.change_leader()
+    assert machine.promised(large) == rest
+    for number in sorted(rest - {second})[:-1]:
+        machine.let_go(number)
+        assert not machine.runs(large)
+    machine.let_go(max(rest - {second}))
+    eventually("the large one starts", lambda: machine.runs(large), within=PATIENCE_S)
+    machine.let_go(large)
+    # nothing is left of any promise
+    eventually("an empty ledger", lambda: not machine.held(), within=PATIENCE_S)
