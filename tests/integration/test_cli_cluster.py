@@ -340,7 +340,7 @@ def test_names_of_the_cluster_are_completed(sh: Shell) -> None:
 
 
 def test_ended_work_is_history_once_it_is_collected(sh: Shell) -> None:
-    number = sh.submit("-J", "bygone", "--", "sh", "-c", "exit 9")
+    number = sh.submit("-J", "bygone", "--account", "physics", "--", "sh", "-c", "exit 9")
     assert sh("wait", number).code == 9
     before = sh.ok("config", "show", "--cluster").out
     lines = ['retention = "1s"' if line.startswith("retention") else line for line in before.splitlines()]
@@ -353,7 +353,14 @@ def test_ended_work_is_history_once_it_is_collected(sh: Shell) -> None:
     assert "it is history" in sh.ok("explain", number).out
     assert sh("wait", number).code == 9
     listed = sh.ok("history", "--name", "bygone", "--json").json["history"]
-    assert [(item["id"], item["state"], item["reason"]) for item in listed] == [(number, "FAILED", "EXIT_CODE")]
+    assert [(item["id"], item["state"], item["reason"], item["account"]) for item in listed] == [(number, "FAILED", "EXIT_CODE", "physics")]
+    used = sh.ok("report", "--account", "physics", "--by", "account,queue", "--json").json
+    row, waits = used["rows"][0], used["waits"][0]
+    assert [row[name] for name in ("account", "queue", "jobs", "tasks", "failed", "lost")] == ["physics", "default", 1, 1, 1, 0]
+    assert (used["cluster"]["cores"] > 0, len(used["rows"]), waits["queue"], waits["jobs"]) == (True, 1, "default", 1)
+    assert 0 < row["core_seconds"] < 60
+    assert 0 < row["utilisation"] < 1
+    assert sh.ok("report").out.startswith("USER")
     gone = sh("logs", number, "--json")
     assert (gone.code, gone.error["code"]) == (3, "NOT_FOUND")
     assert f"rmgr history {number}" in gone.error["hint"]

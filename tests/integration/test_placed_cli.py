@@ -68,3 +68,34 @@ def test_calls_of_a_task_queue_can_be_placed(connection: Connection) -> None:
         assert [number for number, _ in found] == [1, 2, 3, 4]
         found += [queue.submit_call(n).result(60) for n in range(3)]  # one after another: none goes past the leader
         assert all(nodes for _, nodes in found), found
+
+
+CLASSES = """[[stage]]
+policy = "queue_select"
+[[queue]]
+name = "one"
+max_cpus = 1
+[[queue]]
+name = "more"
+"""
+
+
+def test_where_a_policy_chooses_the_class_a_command_of_one_process_is_placed_by_it(sh: Shell) -> None:
+    before = sh.ok("config", "show", "--cluster").out
+    sh.ok("policy", "set", sh.file("classes.toml", CLASSES))
+    try:
+
+        def tried(*words: str) -> tuple[str, str]:
+            told = sh.ok("submit", "--dry-run", "--json", "-t", "1m", *words, "--", "true").json
+            return told["queue"], told.get("would", {}).get("class", "")
+
+        eventually(lambda: tried() == ("batch", "one"), "the leader has the classes")
+        assert tried("-c", "2") == ("batch", "more")
+        assert tried("-q", "default")[0] == "default"
+        number = sh.submit("-t", "1m", "--", "sleep", "50")
+        eventually(lambda: "class one" in sh.ok("explain", number).out, "the class is told")
+        sh.ok("cancel", number)
+        assert sh("wait", number).code == 130
+    finally:
+        sh.ok("config", "apply", sh.file("before.toml", before))
+    assert sh.ok("submit", "--dry-run", "--json", "--", "true").json["queue"] == "default"
