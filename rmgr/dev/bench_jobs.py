@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,14 @@ import psutil
 from rmgr.client.admission import admit
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
-from rmgr.client.packing import Buffer, block_of
 from rmgr.client.ports import LanePort, TaskSpec
 from rmgr.client.specs import Options, draft_of
-from rmgr.client.submitting import submit
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.bench import Plan, Row, connected, percentile, row
 from rmgr.dev.bench_scale import zookeeper_counts
 from rmgr.dev.bench_tasks import no_op
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.live_workload import send
 from rmgr.dev.process_cost import children_of, cpu_s
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.outcome import Fragment, Outcome
@@ -155,26 +154,8 @@ class _Bench:
         ends = Ends(count)
         draft = self._draft(Command(argv=("/bin/true",)))
         for _ in range(count):
-            self._engine.attach(self._submit(draft), ends, own=False, timeout_s=30.0)
+            self._engine.attach(send(self._engine, draft), ends, own=False, timeout_s=30.0)
         ends.wait()
-
-    def _submit(self, draft: Submission) -> int:
-        """One task in one commit, as `rmgr submit` does; its number."""
-        buffer = Buffer(single=True)
-        buffer.add(TaskSpec(), [b""])
-        (packed,) = buffer.take()
-        key, data = block_of(packed, submission=0, priority=draft.priority, cores=draft.request.cores, memory_mib=0)
-        sent = submit(
-            self._engine.coordinator,
-            draft,
-            owner="",
-            deadline_s=time.monotonic() + 30.0,
-            blocks=lambda number: [(replace(key, submission=number), data)],
-            tasks=1,
-            complete=True,
-            signer=self._engine.signer,
-        )
-        return sent.submission.id
 
     # -- ranks
 
@@ -204,7 +185,7 @@ class _Bench:
         draft = self._draft(Command(argv=("/bin/sh", "-c", _SCRIPT, "sh", str(base))), rigid=rigid)
         ends = Ends(1)
         began_ns = time.time_ns()
-        number = self._submit(draft)
+        number = send(self._engine, draft)
         self._engine.attach(number, ends, own=False, timeout_s=30.0)
         ends.wait()
         said = [int(Path(f"{base}.{who}").read_text()) for who in ("script", *range(_RANKS))]

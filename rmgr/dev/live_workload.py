@@ -22,7 +22,6 @@ from rmgr.client.submitting import submit
 from rmgr.coord import operator_ops, paths
 from rmgr.coord.multi import Committed
 from rmgr.coord.records import decode_record
-from rmgr.daemons.placing_pipeline import named
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.placing import Rigid
@@ -120,28 +119,25 @@ class Stage:
             ),
             request=Request(cores=job.threads, time_limit_us=job.estimate_us),
         )
-        return self._send(admit(draft, self._engine.settings(), self._engine.nodes()))
-
-    def _send(self, draft: Submission) -> int:
-        buffer = Buffer(single=True)
-        buffer.add(TaskSpec(), [b""])
-        (packed,) = buffer.take()
-        key, data = block_of(packed, submission=0, priority=draft.priority, cores=draft.request.cores, memory_mib=0)
-        return submit(
-            self._engine.coordinator,
-            draft,
-            owner="",
-            deadline_s=time.monotonic() + 30.0,
-            blocks=lambda number: [(replace(key, submission=number), data)],
-            tasks=1,
-            complete=True,
-            signer=self._engine.signer,
-        ).submission.id
+        return send(self._engine, admit(draft, self._engine.settings(), self._engine.nodes()))
 
 
-def pipeline_of(policy: str, params: Mapping[str, str]) -> PipelineSpec:
-    """One policy for all jobs."""
-    return named(PARTITION, policy, params)
+def send(engine: Engine, draft: Submission) -> int:
+    """A submission of one task in one commit, as `rmgr submit` does it; its number."""
+    buffer = Buffer(single=True)
+    buffer.add(TaskSpec(), [b""])
+    (packed,) = buffer.take()
+    key, data = block_of(packed, submission=0, priority=draft.priority, cores=draft.request.cores, memory_mib=0)
+    return submit(
+        engine.coordinator,
+        draft,
+        owner="",
+        deadline_s=time.monotonic() + 30.0,
+        blocks=lambda number: [(replace(key, submission=number), data)],
+        tasks=1,
+        complete=True,
+        signer=engine.signer,
+    ).submission.id
 
 
 def pipeline_with(name: str, document: Mapping[str, object]) -> PipelineSpec:
