@@ -92,10 +92,11 @@ def report(
 ) -> None:
     """Use of the cluster by work that has ended, its utilisation, and waits per queue.
 
-    Core time (run time of all attempts times cores) and CPU time are spread evenly from a submission's first start to its end, and cut
-    at --since and --until; submissions, tasks and waits count when they ended. LOST counts attempts, FAILED tasks. UTIL is the share of
-    the core time that the nodes known today have. Days are this machine's in tables, UTC in JSON and CSV. Cost: the whole
-    history is read once (of one user with --user), two reads for each 500 submissions; 100,000 take about 5 s with SQLite.
+    Core time is the run time of all attempts times their cores (of pulled work without lost attempts). It and CPU time are spread evenly
+    from a submission's first start to its end, and cut at --since and --until; submissions, tasks and waits count when they ended.
+    LOST counts attempts, FAILED tasks. UTIL is the share of the core time that the nodes known today have. Days are this machine's in
+    tables, UTC in JSON and CSV. Cost: the whole history is read once (of one user with --user), two reads for each 500 submissions;
+    100,000 take about 5 s with SQLite.
     """
     if since is not None and until is not None and since >= until:
         raise UsageError("--since is not before --until", hint="as --since 2d --until 1d")

@@ -70,7 +70,8 @@ def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBl
         expected_start_us=waits.expected_start_us if waits is not None and state is State.INITIAL else 0,
         resources=dict(needs_of(submission.request.resources)),
         account=submission.account,
-        run_us=progress.run_us,
+        # Of pulled work it is not known how long a task of a lost block ran.
+        run_us=progress.run_us + (progress.lost_us if submission.rigid is not None else 0),
         lost=progress.lost,
     )
 

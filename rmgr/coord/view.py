@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rmgr.model.block import BlockKey
+from rmgr.model.block import BlockKey, PastAttempt
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import LOSSES, Reason, State
 from rmgr.model.submission import Paged, Phase, Submission, Tail
 
 _CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
+#: Ends of attempts whose node, or what they had of it, was lost.
+_LOST = LOSSES | {Reason.POISON}
 _STATE = {code: state for state, code in _CODE.items()}
 
 
@@ -34,6 +36,7 @@ class Progress:
         "first_started_us",
         "last_ended_us",
         "lost",
+        "lost_us",
         "max_rss_kib",
         "next_fragment",
         "nodes",
@@ -49,8 +52,9 @@ class Progress:
         self.counts: dict[State, int] = {State.COMPLETED: 0, State.FAILED: 0, State.CANCELLED: 0}
         self.exit_code: int | None = None  #: highest exit code of its tasks
         self.cpu_us = 0
-        self.run_us = 0  #: of all attempts
-        self.lost = 0  #: attempts that ended by a loss (LOSSES), not by themselves
+        self.run_us = 0  #: of all attempts that ended by themselves, or were moved
+        self.lost_us = 0  #: of those that were lost; each task of a lost block has the time of the block
+        self.lost = 0  #: attempts that ended by a loss, not by themselves
         self.max_rss_kib = 0
         self.first_started_us = 0
         self.last_ended_us = 0
@@ -133,9 +137,13 @@ class Progress:
 
     def _account(self, fragment: Fragment, outcome: Outcome) -> None:
         self.cpu_us += outcome.cpu_us
-        self.run_us += outcome.elapsed_us
-        if outcome.past or (outcome.reason and outcome.reason in LOSSES):
-            self._account_past(outcome)
+        if outcome.reason and outcome.reason in _LOST:
+            self.lost += 1
+            self.lost_us += outcome.elapsed_us
+        else:
+            self.run_us += outcome.elapsed_us
+        for attempt in outcome.past:
+            self._account_past(attempt)
         for name in outcome.helpers:
             self.nodes.setdefault(name)
         self.max_rss_kib = max(self.max_rss_kib, outcome.max_rss_kib)
@@ -148,13 +156,15 @@ class Progress:
             self.first_started_us = min(self.first_started_us or started, started)
             self.last_ended_us = max(self.last_ended_us, started + outcome.elapsed_us)
 
-    def _account_past(self, outcome: Outcome) -> None:
-        self.lost += outcome.reason in LOSSES
-        for attempt in outcome.past:
-            self.lost += attempt.reason in LOSSES
-            if attempt.started_us:
-                self.run_us += max(0, attempt.ended_us - attempt.started_us)
-                self.first_started_us = min(self.first_started_us or attempt.started_us, attempt.started_us)
+    def _account_past(self, attempt: PastAttempt) -> None:
+        ran_us = max(0, attempt.ended_us - attempt.started_us) if attempt.started_us else 0
+        if attempt.reason in _LOST:
+            self.lost += 1
+            self.lost_us += ran_us
+        else:
+            self.run_us += ran_us
+        if attempt.started_us:
+            self.first_started_us = min(self.first_started_us or attempt.started_us, attempt.started_us)
 
 
 def running_count(blocks: Iterable[tuple[BlockKey, int]]) -> int:

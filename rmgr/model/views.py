@@ -80,7 +80,7 @@ class JobView:
     expected_start_us: int = 0  #: as a placing policy promised, 0 = unknown
     resources: dict[str, int] = field(default_factory=dict)  #: of one process, beside cores and memory
     account: str = ""
-    run_us: int = 0  #: run time of all attempts of its ended tasks, added up; each has `cores * processes` cores
+    run_us: int = 0  #: run time of all attempts of its ended tasks (of pulled work without lost ones), each on `cores * processes` cores
     lost: int = 0  #: attempts of its ended tasks that were lost: with their node, its lease, a worker or data
 
 

@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ import pytest
 from rmgr.adapters.sqlite import SqliteStore
 from rmgr.cli import main
 from rmgr.cli import report as command
-from rmgr.cli.usage import Days, Report, Wanted, percentile
-from rmgr.coord.closing import history_rows
+from rmgr.cli.usage import Days, Report, Wanted, core_us, percentile
+from rmgr.coord.closing import history_rows, summary
 from rmgr.coord.view import Progress
 from rmgr.model.block import PastAttempt
 from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.placing import Rigid
+from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
-from rmgr.model.submission import Tail
+from rmgr.model.submission import Submission, Tail, Work
 from rmgr.model.views import JobView
 
 HOUR = 3_600_000_000
@@ -254,4 +257,8 @@ def test_lost_attempts_are_counted_with_the_time_that_they_ran() -> None:
     lost = Outcome(1, State.FAILED, reason=Reason.NODE_LOST)
     progress.apply(0, Fragment(node="n3", base_us=DAY0 + 30, outcomes=(ended,)), (ended,))
     progress.apply(1, Fragment(outcomes=(lost,)), (lost,))
-    assert (progress.run_us, progress.lost, progress.first_started_us) == (115, 2, DAY0)
+    assert (progress.run_us, progress.lost_us, progress.lost, progress.first_started_us) == (110, 5, 2, DAY0)
+    pulled = Submission(id=1, name="n", user="ann", queue="default", work=Work.COMMAND, account="physics")
+    placed = replace(pulled, rigid=Rigid(processes=3), request=Request(cores=2))
+    views = [summary(record, progress, now_us=DAY1) for record in (pulled, placed)]
+    assert [(view.account, view.run_us, core_us(view), view.lost) for view in views] == [("physics", 110, 110, 2), ("physics", 115, 690, 2)]
