@@ -55,6 +55,7 @@ def job(view: JobView) -> dict[str, Any]:
         "processes": max(1, view.processes),
         "expected_start": iso(view.expected_start_us),
         **({"resources": dict(sorted(view.resources.items()))} if view.resources else {}),
+        **({"class": view.route} if view.route else {}),
     }
 
 

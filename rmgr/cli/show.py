@@ -161,7 +161,7 @@ def _draw_job(job: JobView, tasks: list[TaskView], attempts: Sequence[AttemptVie
         ("id", str(job.id)),
         ("name", job.name),
         ("user", job.user),
-        ("queue", job.queue + (f", priority {job.priority}" if job.priority else "")),
+        ("queue", job.queue + (f", class {job.route}" if job.route else "") + (f", priority {job.priority}" if job.priority else "")),
         ("state", _state(job.state, job.reason, job.detail)),
         ("tasks", f"{job.tasks}: {counts}" if job.tasks != 1 else ""),
         ("submitted", clock(job.submitted_us)),

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere
-from rmgr.coord.placing_answers import REASONS, first_waits, moving_state, placed_whys, policy_views, route_whys, stop_whys
+from rmgr.coord.placing_answers import REASONS, first_routes, first_waits, moving_state, placed_whys, policy_views, route_whys, stop_whys
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
 from rmgr.errors import NotFound
@@ -86,7 +86,7 @@ def command_text(submission: Submission) -> str:
 
 def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
     """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
-    blocks, waits = _claimed_by_submission(snapshot), first_waits(snapshot)
+    blocks, waits, routes = _claimed_by_submission(snapshot), first_waits(snapshot), first_routes(snapshot)
     wanted = [number for number in ids if number in snapshot.submissions] if ids else sorted(snapshot.submissions)
     views = []
     for number in wanted:
@@ -95,7 +95,8 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
             continue
         if not ids and not ended and (progress.is_ended or submission.phase is Phase.CLOSED):
             continue
-        views.append(job_view(submission, progress, blocks.get(number, []), waits.get(number)))
+        view = job_view(submission, progress, blocks.get(number, []), waits.get(number))
+        views.append(replace(view, route=routes[number]) if number in routes else view)
     return views
 
 

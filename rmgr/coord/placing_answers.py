@@ -67,6 +67,15 @@ def first_waits(snapshot: ClusterSnapshot) -> dict[int, PlacedView]:
     return {submission: view for submission, (_, view) in found.items()}
 
 
+def first_routes(snapshot: ClusterSnapshot) -> dict[int, str]:
+    """Submission -> the queue class that a policy chose for the first of its jobs that has one. Cost: O(placed jobs)."""
+    found: dict[int, tuple[int, str]] = {}
+    for (submission, index), view in snapshot.placing.jobs.items():
+        if view.route and (submission not in found or index < found[submission][0]):
+            found[submission] = (index, view.route)
+    return {submission: route for submission, (_, route) in found.items()}
+
+
 def policy_views(snapshot: ClusterSnapshot) -> tuple[PolicyView, ...]:
     """Who places in each partition with place queues, and how it does."""
     found = []

@@ -82,6 +82,7 @@ class JobView:
     account: str = ""
     run_us: int = 0  #: run time of all attempts of its ended tasks (of pulled work without lost ones), each on `cores * processes` cores
     lost: int = 0  #: attempts of its ended tasks that were lost: with their node, its lease, a worker or data
+    route: str = ""  #: the queue class that a policy chose for it (for its first job that has one), while the leader knows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

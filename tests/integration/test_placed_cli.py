@@ -94,6 +94,7 @@ def test_where_a_policy_chooses_the_class_a_command_of_one_process_is_placed_by_
         assert tried("-q", "default")[0] == "default"
         number = sh.submit("-t", "1m", "--", "sleep", "50")
         eventually(lambda: "class one" in sh.ok("explain", number).out, "the class is told")
+        assert sh.ok("show", number, "--json").json["class"] == "one"
         sh.ok("cancel", number)
         assert sh("wait", number).code == 130
     finally:
