@@ -69,6 +69,8 @@ def remember(block: BlockData, failed: FailedRange, attempt: int) -> BlockData:
         started_us=failed.started_us,
         ended_us=failed.ended_us,
         error=failed.error,
+        cpu_us=failed.cpu_us,
+        max_rss_kib=failed.max_rss_kib,
     )
     return msgspec.structs.replace(block, past=(*block.past, past)[-MAX_PAST:])
 

@@ -163,6 +163,8 @@ class Progress:
             self.lost_us += ran_us
         else:
             self.run_us += ran_us
+        self.cpu_us += attempt.cpu_us
+        self.max_rss_kib = max(self.max_rss_kib, attempt.max_rss_kib)
         if attempt.started_us:
             self.first_started_us = min(self.first_started_us or attempt.started_us, attempt.started_us)
 

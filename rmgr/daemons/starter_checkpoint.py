@@ -376,6 +376,8 @@ class Checkpoints:
             started_us=ending.started_us,
             ended_us=ending.started_us + ending.elapsed_us,
             error=told[:_LONGEST_WHY],
+            cpu_us=ending.cpu_us,
+            max_rss_kib=ending.max_rss_kib,
         )
         self.notes.give_up(block, past, words, case.orders)
 

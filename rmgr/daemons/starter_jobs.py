@@ -292,7 +292,13 @@ class Jobs:
         return True
 
     def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
-        """True: the end of an attempt is told later, or never: it was stopped, to go on elsewhere."""
+        """True: the end of an attempt is told later, or never: it was stopped, to go on elsewhere.
+
+        What its ranks on other nodes have used is counted now, whatever becomes of it.
+        """
+        cpu_us, max_rss_kib = self.used_elsewhere(block)
+        ending.cpu_us += cpu_us
+        ending.max_rss_kib = max(ending.max_rss_kib, max_rss_kib)
         return self.checkpoints.is_awaited(block, ending, tell) or self.verdicts.is_awaited(block, ending, tell)
 
     def lost(self, block: ClaimedBlock, order: InboxOrder) -> None:

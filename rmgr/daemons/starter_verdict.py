@@ -53,11 +53,8 @@ class Verdicts:
         self._open: dict[ClaimedBlock, _Case] = {}
 
     def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
-        """True: `tell` is called later, when `ending` says what is known then. What its ranks elsewhere have used is counted now."""
+        """True: `tell` is called later, when `ending` says what is known then."""
         allocation = block.data.allocation
-        cpu_us, max_rss_kib = self._node.jobs.used_elsewhere(block)
-        ending.cpu_us += cpu_us
-        ending.max_rss_kib = max(ending.max_rss_kib, max_rss_kib)
         if allocation is None or not allocation.helpers or ending.reason not in _DOUBTFUL or self._shared.peers is None:
             return False
         if block.cancel_words(block.key.first) is not None:

@@ -64,6 +64,8 @@ class PastAttempt(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     started_us: int = 0
     ended_us: int = 0
     error: str = ""
+    cpu_us: int = 0  #: and memory: of attempts that ended by themselves, or gave their nodes up
+    max_rss_kib: int = 0
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

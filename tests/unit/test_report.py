@@ -251,13 +251,14 @@ def test_lost_attempts_are_counted_with_the_time_that_they_ran() -> None:
     progress.tail = Tail(next=2, complete=True)
     past = (
         PastAttempt(1, "n1", Reason.NODE_LOST, started_us=DAY0, ended_us=DAY0 + 5),
-        PastAttempt(2, "n2", Reason.MIGRATED, started_us=DAY0 + 10, ended_us=DAY0 + 20),
+        PastAttempt(2, "n2", Reason.MIGRATED, started_us=DAY0 + 10, ended_us=DAY0 + 20, cpu_us=7, max_rss_kib=9),
     )
-    ended = Outcome(0, started_us=0, elapsed_us=100, attempt=3, past=past)
+    ended = Outcome(0, started_us=0, elapsed_us=100, cpu_us=90, max_rss_kib=8, attempt=3, past=past)
     lost = Outcome(1, State.FAILED, reason=Reason.NODE_LOST)
     progress.apply(0, Fragment(node="n3", base_us=DAY0 + 30, outcomes=(ended,)), (ended,))
     progress.apply(1, Fragment(outcomes=(lost,)), (lost,))
     assert (progress.run_us, progress.lost_us, progress.lost, progress.first_started_us) == (110, 5, 2, DAY0)
+    assert (progress.cpu_us, progress.max_rss_kib) == (97, 9)
     pulled = Submission(id=1, name="n", user="ann", queue="default", work=Work.COMMAND, account="physics")
     placed = replace(pulled, rigid=Rigid(processes=3), request=Request(cores=2))
     views = [summary(record, progress, now_us=DAY1) for record in (pulled, placed)]
