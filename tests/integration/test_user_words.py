@@ -27,7 +27,7 @@ def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Sh
         (["--store", "mysql:foo", "jobs"], "'mysql:foo' is not the URL of a store"),
         (["submit", "-t", "12:99:00", "--", "true"], "minutes and seconds go to 59"),
         (["submit", "-a", "1-99999999999", "--", "true"], "99999999999 is larger than"),
-        (["submit", "--gpus", "1", "--", "true"], "no node can ever run this: it needs 1 cores, gpu 1"),
+        (["submit", "--gpus", "1", "--", "true"], "no node can ever run this: it needs 1 cores, 1 gpu"),
         (["submit", "-N", "3", "-n", "2", "--", "true"], "-N 3 nodes are more than -n 2 processes"),
         (["submit", "--no-resubmit", "--requeue", "--", "true"], "contradict each other"),
     ],
