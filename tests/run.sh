@@ -29,6 +29,9 @@ wanted ensure_systemd_analyze
 wanted ensure_iproute
 wanted ensure_openmpi
 
+# Thousands of short processes are started: compiling everything anew in each of them takes minutes.
+unset PYTHONDONTWRITEBYTECODE
+
 # Import-linter, ruff and mypy run inside pytest (tests/test_house.py), so that its summary is the last line.
 # Three files at a time: most of the time goes into waiting for sessions to expire. `tests/run.sh -n 0` runs one after the other.
 exec "$VENV/bin/python" -m pytest -n 3 --dist loadfile "$@"
