@@ -289,7 +289,7 @@ class Asks:
 
     def _send_checkpoint(self, ask: Ask, placed: Placed, before: keys.Checkpoint | None) -> None:
         ask.before, request = before, ask.request
-        extra = {THEN: GO_ON, "why": USER} | ({"grace_us": str(request.grace_us)} if request.grace_us else {})
+        extra = {THEN: GO_ON, "why": USER, "block": placed.name} | ({"grace_us": str(request.grace_us)} if request.grace_us else {})
         order = InboxOrder(order=Order.CHECKPOINT, submission=request.submission, index=request.index, detail=request.detail, extra=extra)
         self.desk.commit(leader_ops.order(placed.node, ask.guid, order), partial(self._sent, ask, placed))
 

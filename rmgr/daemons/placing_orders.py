@@ -207,7 +207,8 @@ class Orders:
             "job_asked", submission=submission, first=index, node=placed.node, order=asked.order.order.value,
             why=asked.order.detail, epoch=self._desk.epoch,
         )  # fmt: skip
-        return place_ops.ask_ops(placed.node, version, placed.key, asked.guid, asked.order)
+        order = replace(asked.order, extra={**asked.order.extra, "block": placed.name})  # this attempt, none that follows it
+        return place_ops.ask_ops(placed.node, version, placed.key, asked.guid, order)
 
     def _refuse(self, decision: Reject) -> None:
         """No queue and no machine of this cluster will ever run it: it ends here."""

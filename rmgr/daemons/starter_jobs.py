@@ -301,14 +301,8 @@ class Jobs:
         ending.max_rss_kib = max(ending.max_rss_kib, max_rss_kib)
         return self.checkpoints.is_awaited(block, ending, tell) or self.verdicts.is_awaited(block, ending, tell)
 
-    def lost(self, block: ClaimedBlock, order: InboxOrder) -> None:
-        """A node of its allocation is gone: what has started ends as a loss, what has not goes back to its queue."""
-        if order.extra.get("block", paths.block_name(block.key)) != paths.block_name(block.key):
-            return  # of an attempt before
-        self.lose(block, order.detail)
-
     def lose(self, block: ClaimedBlock, node: str) -> None:
-        """The same, by whoever has seen it."""
+        """A node of its allocation is gone: what has started ends as a loss, what has not goes back to its queue."""
         if block.ready:
             block.is_revoked = True
             self._node.return_unstarted(block)

@@ -213,8 +213,10 @@ class Orders:
         for block in blocks:
             if index is not None and not block.key.first <= index < block.key.end:
                 continue
+            if order.extra.get("block", name := paths.block_name(block.key)) != name:
+                continue  # of an attempt before
             if order.order is Order.LOST:
-                self._node.jobs.lost(block, order)
+                self._node.jobs.lose(block, order.detail)
             elif order.order is Order.CANCEL:
                 self._node.cancel(block, index, order.detail or order.reason, block.info.record.grace_us)
                 self._node.jobs.verdicts.cancelled(block)

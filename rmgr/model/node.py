@@ -112,7 +112,8 @@ class Order(StrEnum):
 class InboxOrder:
     """`/inbox/<node>/<guid>`: an order to a Starter; deleted with the commit that obeys it.
 
-    index: one task, or -1 for every task of the submission.
+    index: one task, or -1 for every task of the submission. extra: by order; `block` in any of them names the block under /running that
+    alone is meant: not the next attempt.
     """
 
     order: Order

@@ -117,6 +117,10 @@ class Cluster:
         self.bench.lead(self.bench.connect())
         self.bench.advance(1)
 
+    def block(self, node: str, number: int) -> str:
+        """Its name there."""
+        return paths.block_name(self._key(node, number))
+
     def _key(self, node: str, number: int) -> BlockKey:
         return next(key for key in self.bench.look.keys(paths.running_node(node)) if key.submission == number)
 
@@ -148,7 +152,8 @@ def test_a_job_that_is_asked_goes_on_elsewhere_and_who_asked_is_told(cluster: Cl
     assert cluster.where(job) == {"n1": 2}
     cluster.ask("g1", StopKind.MIGRATE, job, attempt=1, detail="asked by u")
     ((node, guid, order),) = cluster.orders()
-    assert (node, guid, order.order, order.extra) == ("n1", "g1", Order.CHECKPOINT, {"then": "stop", "why": "user"})
+    block = cluster.block("n1", job)
+    assert (node, guid, order.order, order.extra) == ("n1", "g1", Order.CHECKPOINT, {"then": "stop", "why": "user", "block": block})
     assert cluster.answer("g1") is None
     if fails_over:
         cluster.another_leader()
@@ -239,7 +244,8 @@ def test_a_checkpoint_is_stored_or_said_why_not(cluster: Cluster) -> None:
     job = cluster.submit()
     cluster.ask("g1", StopKind.CHECKPOINT, job, grace_us=5_000_000)
     ((node, guid, order),) = cluster.orders()
-    assert (node, guid, order.extra) == ("n1", "g1", {"then": "go-on", "why": "user", "grace_us": "5000000"})
+    block = cluster.block("n1", job)
+    assert (node, guid, order.extra) == ("n1", "g1", {"then": "go-on", "why": "user", "grace_us": "5000000", "block": block})
     cluster.another_leader()
     assert [entry[1] for entry in cluster.orders()] == ["g1"]
     cluster.bench.store.put(keys.Checkpoint(sub=job, index=0, attempt=1, n=1).key, b"{}")
