@@ -18,10 +18,12 @@ from functools import partial
 from typing import Any
 
 from rmgr.adapters.memory_tree import Event, MemoryTree, NoZnode, SessionGone
+from rmgr.adapters.zk_bulk import BulkRead
 from rmgr.adapters.zk_link import LinkState, Trouble
-from rmgr.adapters.zk_ops import Commit
+from rmgr.adapters.zk_ops import Commit, to_stamped
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.adapters.zk_wire import OPEN_ACL, Acl
+from rmgr.coord.multi import Stamped
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class _MemoryLink:
             return [outcome], events
         if not self._tree.is_alive(self._session):
             raise SessionGone
+        if isinstance(request, BulkRead):
+            return [self._found(path) for path in request.paths], []
         watch = None if request.watch is None else self
         match request.kind:
             case "get":
@@ -131,6 +135,12 @@ class _MemoryLink:
                 return request.path, events
             case _:
                 return request.path, []
+
+    def _found(self, path: str) -> Stamped | None:
+        try:
+            return to_stamped(self._tree.get(path))
+        except NoZnode:
+            return None
 
     # -- the link's states
 
@@ -324,4 +334,3 @@ class MemoryCoordinator(SessionCoordinator):
     def _give(self, op: Any) -> None:
         super()._give(op)
         self.pump()
-

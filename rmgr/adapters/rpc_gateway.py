@@ -8,12 +8,13 @@ again or through the next one; what had no answer is read back there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc_gateway_dial import Gateways
 from rmgr.adapters.rpc_gateway_link import GatewayLink
+from rmgr.adapters.zk_bulk import gather
 from rmgr.adapters.zk_ops import Watch, to_stamped
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.coord.multi import Stamped
@@ -97,6 +98,9 @@ class GatewayCoordinator(SessionCoordinator):
     def get(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stamped | None]:
         request = self._link.get_request(self._absolute(path), Watch(watch) if watch else None)
         return self._read(request, to_stamped, timeout_s, path)
+
+    def get_many(self, paths: Sequence[str], *, timeout_s: float = 10.0) -> Future[list[Stamped | None]]:
+        return gather([self.get(path, timeout_s=timeout_s) for path in paths], list)  # in one message; there is no request of its own
 
     def children(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[list[str] | None]:
         request = self._link.children_request(self._absolute(path), Watch(watch) if watch else None)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
+from rmgr.adapters.zk_bulk import Refused
 from rmgr.adapters.zk_link import Trouble
 from rmgr.adapters.zk_wire import OP_MULTI, Failure, decode_multi
 from rmgr.coord.multi import Multi, Outcome, Stamped, Stat, Unknown
@@ -148,6 +149,16 @@ class Read(Pending):
     def refuse(self, cause: str) -> None:
         with contextlib.suppress(InvalidStateError):
             self.future.set_exception(CoordinationUnavailable(f"ZooKeeper: {cause}", hint="is the ensemble up? `rmgr doctor` tells"))
+
+
+def allowed(paths: Sequence[str], found: list[Stamped | None] | Refused) -> list[Stamped | None] | RmgrError:
+    """What a bulk read has found, or why none of it is told."""
+    if not isinstance(found, Refused):
+        return found
+    at = paths[found.index]
+    if found.code == _NO_AUTH:
+        return PermissionDenied(f"{at}: ZooKeeper refuses it to this role", hint=_NO_RIGHT)
+    return RmgrError(f"{at}: ZooKeeper's error {found.code}")
 
 
 class Proof:

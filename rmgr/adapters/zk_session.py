@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Self
 
 from rmgr.adapters.zk_acl import AccessLists, lists_of
+from rmgr.adapters.zk_bulk import MOST, BulkRead, flatten, gather
 from rmgr.adapters.zk_link import Link, LinkState, Trouble
-from rmgr.adapters.zk_ops import Commit, Nobody, Proof, ProofPart, Read, Watch, to_stamped, to_stat
+from rmgr.adapters.zk_ops import Commit, Nobody, Proof, ProofPart, Read, Watch, allowed, to_stamped, to_stat
 from rmgr.adapters.zk_wire import OPEN_ACL, Acl, encode_multi
 from rmgr.coord.multi import Multi, Outcome, Stamped, Stat
 from rmgr.coord.ports import SessionState
@@ -102,6 +104,12 @@ class SessionCoordinator(abc.ABC):
     def get(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stamped | None]:
         full, watcher = self._absolute(path), Watch(watch) if watch else None
         return self._read(self._link.get_request(full, watcher), to_stamped, timeout_s, full, watcher)
+
+    def get_many(self, paths: Sequence[str], *, timeout_s: float = 10.0) -> Future[list[Stamped | None]]:
+        full = [self._absolute(path) for path in paths]
+        requests = [BulkRead(full[at : at + MOST]) for at in range(0, len(full), MOST)]
+        parts = [self._read(one, partial(allowed, one.paths), timeout_s, f"{one.paths[0]} and others") for one in requests]
+        return parts[0] if len(parts) == 1 else gather(parts, flatten)
 
     def stat(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stat | None]:
         full = self._absolute(path)

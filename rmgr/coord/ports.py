@@ -50,6 +50,12 @@ class Coordinator(Protocol):
     def get(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stamped | None]:
         """Data and stat, None when absent. `watch` fires once: on a change, a deletion, a creation, or a lost connection."""
 
+    def get_many(self, paths: Sequence[str], *, timeout_s: float = 10.0) -> Future[list[Stamped | None]]:
+        """Data and stat of many, in the order of `paths`, None where there is nothing; one request for up to 64 of them.
+
+        Each is as `get` would find it, but they are not read at one moment. One that may not be read fails them all.
+        """
+
     def stat(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stat | None]:
         """Stat alone, None when absent; `watch` as in `get` (an absent path may be watched)."""
 

