@@ -15,6 +15,7 @@ from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc_gateway_dial import Gateways
 from rmgr.adapters.rpc_gateway_link import GatewayLink
 from rmgr.adapters.zk_bulk import gather
+from rmgr.adapters.zk_guard import PACE_S
 from rmgr.adapters.zk_ops import Watch, to_stamped
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.coord.multi import Stamped
@@ -108,10 +109,11 @@ class GatewayCoordinator(SessionCoordinator):
 
     # -- inside
 
-    def guard(self) -> None:
+    def guard(self) -> float | None:
         """See `SessionCoordinator.guard`; also leaves a gateway that has fallen silent."""
         super().guard()
         self._link.check()
+        return self._clock() + PACE_S
 
     def _open(self, session: tuple[int, bytes] | None) -> GatewayLink:
         del session  # a gateway's session ends with its stream

@@ -1,7 +1,7 @@
 """The Coordinator port on top of one link to ZooKeeper: futures, deadlines, order, read-back, watches, session states.
 
 Knows nothing of kazoo: `adapters/zk.py` supplies the link. Three kinds of threads meet here under one lock: callers,
-the link's thread (answers, states), and one guard thread that ends what is past its deadline and revives a dead link.
+the link's thread (answers, states), and a guard's (`zk_guard.py`) that ends what is past its deadline and revives a dead link.
 Futures are resolved and listeners called outside the lock.
 """
 
@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from rmgr.adapters.zk_acl import AccessLists, lists_of
 from rmgr.adapters.zk_bulk import MOST, BulkRead, flatten, gather
+from rmgr.adapters.zk_guard import Guard
 from rmgr.adapters.zk_link import Link, LinkState, Trouble
 from rmgr.adapters.zk_ops import Commit, Nobody, Proof, ProofPart, Read, Watch, allowed, to_stamped, to_stat
 from rmgr.adapters.zk_wire import OPEN_ACL, Acl, encode_multi
@@ -27,7 +28,6 @@ from rmgr.coord.readback import Answer, Order, Pipeline, Prove, Refuse, Send, Sy
 from rmgr.errors import PermissionDenied
 
 _LOG = logging.getLogger("rmgr.zookeeper")
-_GUARD_S = 0.1  # how late a deadline may be noticed
 
 
 class SessionCoordinator(abc.ABC):
@@ -64,10 +64,11 @@ class SessionCoordinator(abc.ABC):
         self._dead_since_s: float | None = None
         self._revivals = 0
         self._answered_before_s = 0.0
+        self._guard = Guard(self._lock, self.guard, clock)
         self._link_lock = threading.Lock()  # who replaces the link, or ends the last one; never taken while another lock is held
         self._link = self._open(None)
         if guarded:
-            threading.Thread(target=self._run_guard, name="zookeeper-guard", daemon=True).start()
+            self._guard.start()
 
     @abc.abstractmethod
     def _open(self, session: tuple[int, bytes] | None) -> Link:
@@ -153,6 +154,7 @@ class SessionCoordinator(abc.ABC):
             if self._closing.is_set():
                 return
             self._closing.set()
+            self._guard.stop()
             told = self._carry_out(self._pipe.close("this client was closed"))
         _tell(told)
         with self._link_lock:  # the guard is not halfway through opening another, which nobody would end
@@ -194,6 +196,8 @@ class SessionCoordinator(abc.ABC):
     def _give(self, op: Commit | Read) -> None:
         with self._lock:
             closed = self._closing.is_set()
+            if op.deadline_s < self._guard.until_s:
+                self._guard.at(op.deadline_s)
             if not closed and self._pipe.give(op):
                 self._link.push(op.request, op)
         if closed:
@@ -273,7 +277,9 @@ class SessionCoordinator(abc.ABC):
             case LinkState.EXPIRED:
                 self._lose_session()
             case LinkState.DEAD:
-                self._dead_since_s = self._clock()
+                with self._lock:
+                    self._dead_since_s = self._clock()
+                    self._guard.at(self._revive_s(self._dead_since_s))
                 if not self._closing.is_set():
                     self._announce(SessionState.SUSPENDED)
 
@@ -311,24 +317,29 @@ class SessionCoordinator(abc.ABC):
 
     # -- the guard's thread
 
-    def _run_guard(self) -> None:
-        while not self._closing.wait(_GUARD_S):
-            try:
-                self.guard()
-            except Exception:  # noqa: BLE001 - without its guard no operation of this client would have a deadline
-                _LOG.exception("zookeeper_guard_raised")
+    def guard(self) -> float | None:
+        """Ends what is past its deadline; replaces a link that is dead for good.
 
-    def guard(self) -> None:
-        """Ends what is past its deadline; replaces a link that is dead for good. Called every 0.1 s."""
+        Returns: when there may be more to do (s on the clock); None: not before something is given. Called by `Guard`.
+        """
         now = self._clock()
         with self._lock:
-            late: list[Any] = [op for op in self._pipe.unresolved() if op.deadline_s <= now]  # type: ignore[attr-defined]
+            waiting: list[Any] = list(self._pipe.unresolved())
+            late = [op for op in waiting if op.deadline_s <= now]
             for op in late:
                 self._pipe.give_up(op)
         for op in late:
             op.refuse(f"no answer within the deadline ({self._why()})")
-        if self._dead_since_s is not None and now - self._dead_since_s > min(5.0, 0.2 * 2**self._revivals):
+        if self._dead_since_s is not None and now > self._revive_s(self._dead_since_s):
             self._revive()
+        times_s = [op.deadline_s for op in waiting if op.deadline_s > now]
+        if (dead_s := self._dead_since_s) is not None:
+            times_s.append(self._revive_s(dead_s))
+        return min(times_s, default=None)
+
+    def _revive_s(self, dead_s: float) -> float:
+        """When a link that died at `dead_s` is replaced."""
+        return dead_s + min(5.0, float(0.2 * 2**self._revivals))
 
     def _why(self) -> str:
         if self._usable.is_set():
