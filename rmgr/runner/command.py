@@ -2,7 +2,7 @@
 
 The usual start is posix_spawn (the kernel's vfork path: nothing of the spawner is copied), in a session of its own.
 Output goes to files that are used again for the next command as long as little is written to them, and a work directory
-that a command has not touched is the next one's (making and removing one is a third of the cost).
+that a command has not touched is the next one's (making and removing one is a third of the cost), for a moment also when none follows.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from rmgr.runner.outputs import open_output, settle, take
 #: The clock of a file system moves at least this often, by whether it counts below seconds: what changes a directory that is older
 #: than that when a command begins changes its time stamps.
 _FINE_NS, _COARSE_NS = 50_000_000, 3_000_000_000
+#: How long a work directory waits for the next command when none follows at once.
+_SPARE_NS = 300_000_000
 #: Work directories with at most this many plain files are emptied in place, others by `rm` in the background.
 _FEW = 32
 _OOM_SCORE = 800
@@ -84,7 +86,9 @@ class Launcher:
         self._base: dict[str, str] = {}
         self._stdin = os.devnull
         self._script: list[str] = []
+        self._shared = dict(os.environ)  #: nothing changes it later
         self._spare = ""  #: a work directory as new
+        self._spare_until = 0  #: when it goes, 0 = a command may follow at once
         self._made: tuple[int, ...] = ()  #: its marks when it was made
         self._named = 0  #: its attributes when it was made
         self._aged_ns = 0  #: a command that begins later cannot change it unseen by its marks
@@ -98,6 +102,7 @@ class Launcher:
                 self._prepare(batch)
             except OSError as error:
                 raise StartFailed(f"script or input cannot be written on {self._node}: {error.strerror}", 126, error.errno) from None
+        self._spare_until = 0
         environ = command_environment(self._base, batch.shape, item)
         directory, owns = item.directory, not item.directory
         if owns:
@@ -201,8 +206,7 @@ class Launcher:
     def _prepare(self, batch: CommandBatch) -> None:
         """What all commands of a batch share is made once."""
         self._batch = None
-        self._base = dict(os.environ)
-        self._base.update(shared_variables(batch.shape, self._node))
+        self._base = self._shared | shared_variables(batch.shape, self._node)
         first = batch.items[0].seq
         self._stdin = batch.stdin_path or os.devnull
         self._script = []
@@ -343,11 +347,20 @@ class Launcher:
         except OSError as error:
             return Output(data=f"[rmgr: the output is lost: {error}]\n".encode())
 
-    def tidy(self) -> None:
-        """No command follows: no work directory stays."""
-        if self._spare:
-            directory, self._spare = self._spare, ""
+    def tidy(self, now: int) -> None:
+        """No command follows at present: if none does in a moment, no work directory stays."""
+        if not self._spare:
+            return
+        if not self._spare_until:
+            self._spare_until = now + _SPARE_NS
+        elif now >= self._spare_until:
+            directory, self._spare, self._spare_until = self._spare, "", 0
             self._leave(directory)
+
+    @property
+    def tidies_ns(self) -> int:
+        """When `tidy` is to be called again, 0 = it need not be."""
+        return self._spare_until
 
     def _leave(self, directory: str, *, again: bool = False, began_ns: int = 0) -> None:
         """Leaves and removes a work directory; a big one in the background.

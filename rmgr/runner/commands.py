@@ -269,6 +269,8 @@ class Commands:
     def next_report(self) -> int | None:
         """When `report` has something to tell at the latest (ns)."""
         moments = [self._ends_since + _REPORT_NS] if self._ends else []
+        if self._launcher.tidies_ns:
+            moments.append(self._launcher.tidies_ns)
         if self._current is not None and not self._current.is_told:
             moments.append(self._current.started_ns + _TELL_NS)
         return min(moments, default=None)
@@ -285,7 +287,7 @@ class Commands:
             self._send(CommandEnds(tuple(self._ends), started))
             self._ends.clear()
         if current is None and not self._queue:
-            self._launcher.tidy()
+            self._launcher.tidy(now)
 
     def _ended(self, end: CommandEnd) -> None:
         if not self._ends:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import contextlib
 import gc
+import mmap
 import os
 import selectors
 import shutil
@@ -53,6 +54,8 @@ class Spawner:
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._waits = False  #: for room in the socket
         self._selector = selectors.DefaultSelector()
+        # Pages of it exist as far as a message has ever been long; a new one for each message would cost four system calls.
+        self._buffer = memoryview(mmap.mmap(-1, _RECEIVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._closing = False
         self._dirty_since = 0
         self._next_tick = 0
@@ -147,15 +150,15 @@ class Spawner:
 
     def _receive(self) -> None:
         try:
-            data = self._control.recv(_RECEIVE)
+            size = self._control.recv_into(self._buffer)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
+            size = 0
+        if not size:
             self._end(orphaned=True)
         try:
-            orders = self._reader.feed(data)
+            orders = self._reader.feed(self._buffer[:size])
         except FrameError as error:
             sys.stderr.write(f"rmgr spawner {os.getpid()}: {error}\n")
             self._end(orphaned=True)
