@@ -38,6 +38,7 @@ class Session:
     is_parsed: bool = False  #: the command's own options were understood: `json` is what the user said
     tree_id: str = ""  #: cluster id of ZooKeeper's tree and of the data store, once they are known
     store_id: str = ""
+    oldest: int = 0  #: protocol that every process of the cluster speaks at least, once it is known
     started: float = field(default_factory=time.monotonic)
     _config: Config | None = None
     _credentials: Credentials | None = None

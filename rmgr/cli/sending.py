@@ -188,7 +188,7 @@ def _signer(session: Session) -> Signer | None:
         return None
     from rmgr.client.signing import Signer
 
-    return Signer(credentials, session.cluster_id(), ttl_s=session.config().security.payload_ttl_s)
+    return Signer(credentials, session.cluster_id(), ttl_s=session.config().security.payload_ttl_s, oldest=session.oldest)
 
 
 def _secured(session: Session) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def _secured(session: Session) -> dict[str, Any]:
         return {}
     from rmgr.client.secured import engine_options
 
-    return engine_options(session.coordinator(), credentials, session.config().security, session.cluster_id())
+    return engine_options(session.coordinator(), credentials, session.config().security, session.cluster_id(), session.oldest)
 
 
 # -- parts --------------------------------------------------------------------------------------------------------------------

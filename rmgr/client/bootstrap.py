@@ -16,7 +16,7 @@ from rmgr.coord.records import decode_record, encode_record
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, StoreUnavailable, WrongCluster
 from rmgr.model.node import Meta
 from rmgr.model.queue import ClusterSettings
-from rmgr.model.version import PROTOCOL, SKEW
+from rmgr.model.version import PROTOCOL
 from rmgr.runtime.release import WIPED, check_cluster
 
 _STORE_AWAY = "work that runs goes on, its results wait on their nodes; submit again when the store is back; rmgr doctor looks closer"
@@ -115,7 +115,7 @@ def _found(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float
     """SETUP: id, counter and settings appear together; of several founders one wins."""
     coordinator.ensure(["/"], timeout_s=timeout_s)
     protocol = PROTOCOL
-    meta = Meta(cluster_id=uuid.uuid4().hex, created_us=time.time_ns() // 1000, protocol=protocol, oldest=max(1, protocol - SKEW))
+    meta = Meta(cluster_id=uuid.uuid4().hex, created_us=time.time_ns() // 1000, protocol=protocol, oldest=protocol)
     data = encode_record(meta)
     ops = (Create(paths.META, data), Create(paths.IDS, encode_record(1)), Create(paths.CONFIG, encode_record(settings)))
     answer = coordinator.commit(Multi(name="SETUP", ops=ops, proof=Exists(paths.META, data)), timeout_s=timeout_s).result(timeout_s + 1.0)

@@ -141,7 +141,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
         data = open_store(cluster.store, **({"create": False} if cluster.store.startswith("sqlite:") else {}))
         try:
             meta = verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
-            secured = engine_options(coordinator, credentials, config.security, meta.cluster_id)
+            secured = engine_options(coordinator, credentials, config.security, meta.cluster_id, meta.oldest)
             return Connection(Engine(coordinator, data, **secured), config, coordinator, credentials)
         except BaseException:
             data.close()
@@ -168,7 +168,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     data = GatewayStore(cluster.gateway, credentials=credentials)
     try:
         meta = verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
-        secured = engine_options(coordinator, credentials, config.security, meta.cluster_id)
+        secured = engine_options(coordinator, credentials, config.security, meta.cluster_id, meta.oldest)
         return Connection(Engine(coordinator, data, **secured), config, coordinator, credentials)
     except BaseException:
         data.close()

@@ -24,8 +24,8 @@ FEW_INLINE = 48
 #: Room left in a multi for what is not blocks (tail, record, fragments of cancelled tasks).
 _OTHER_OPS = 8
 _OTHER_BYTES = 24 * 1024
-#: Estimate of a block's share of a multi besides its arguments.
-_BLOCK_BYTES = 400
+#: Estimate of a block's share of a multi besides its arguments: name, function, and a signature with the longest path.
+_BLOCK_BYTES = 700
 #: Tasks of a batch that were packed and are still kept, at most (beside half of it).
 _FORGET = 4096
 #: MessagePack's cost of one argument beside its bytes.

@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from rmgr.coord.ports import Coordinator
 
 
-def engine_options(coordinator: Coordinator, credentials: Credentials | None, security: SecurityConfig, cluster_id: str) -> dict[str, Any]:
-    """Keyword arguments of an `Engine`; none in an open cluster."""
+def engine_options(
+    coordinator: Coordinator, credentials: Credentials | None, security: SecurityConfig, cluster_id: str, oldest: int
+) -> dict[str, Any]:
+    """Keyword arguments of an `Engine`; none in an open cluster. oldest: see `Signer`."""
     if credentials is None:
         return {}
     from rmgr.adapters.trust import Trust
@@ -19,6 +21,6 @@ def engine_options(coordinator: Coordinator, credentials: Credentials | None, se
     from rmgr.client.signing import Signer
 
     return {
-        "signer": Signer(credentials, cluster_id, ttl_s=security.payload_ttl_s),
+        "signer": Signer(credentials, cluster_id, ttl_s=security.payload_ttl_s, oldest=oldest),
         "authenticity": Authenticity(Trust(coordinator, credentials.ca_pem), cluster_id),
     }

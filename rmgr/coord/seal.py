@@ -17,7 +17,8 @@ side. Cores and memory in a block's name are compared with the record.
 Blocks are cut (claimed in part, split, tried again in halves) by processes without the user's key. So arguments are signed
 as the root of a hash tree: leaves are the arguments, sixteen leaves make a group, the groups make the root. The part
 keeps the groups and leaves beside it (`Seal.proof`), which replace arguments at least as long, so that a part is not larger
-than the block that it was cut from. Arguments in a store row: the row's name ends in the SHA-256 of its bytes.
+than the block that it was cut from. Arguments in a store row: the row's name ends in the SHA-256 of its bytes. Blocks that leave together
+share one signature (`coord/seal_tree.py`).
 
 A Starter signs each fragment of outcomes; values in the store are named in it with their SHA-256. A seal is required wherever
 a task COMPLETED or a value could be unpickled; outcomes that a Submitter decides (cancelled, given up) carry neither.
@@ -33,6 +34,7 @@ from enum import Enum
 
 import msgspec
 
+from rmgr.coord.seal_tree import NotSealed, sign_together
 from rmgr.model.block import MAX_TASKS, BlockData, BlockKey, Seal
 from rmgr.model.outcome import Fragment, FragmentSeal, Outcome
 from rmgr.model.placing import Allocation
@@ -95,10 +97,6 @@ _ANY_ROW = re.compile(r"[a-z]+/[^\0]*/([0-9a-f]{64})\Z")
 
 _pack = msgspec.msgpack.Encoder()
 _json = msgspec.json.Encoder(order="sorted")
-
-
-class NotSealed(Exception):
-    """Why a block or a fragment cannot be what was signed (a sentence)."""
 
 
 # -- the record ----------------------------------------------------------------------------------------------------------------
@@ -215,10 +213,26 @@ def narrowed(seal: Seal | None, payloads: Sequence[bytes], base: int, first: int
 def seal_block(
     key: BlockKey, data: BlockData, *, cluster_id: str, user: str, spec: bytes, key_id: str, not_after_s: int, sign: Sign
 ) -> BlockData:
-    """A new block with its seal. `spec`: see `spec_digest`. Cost: 0.1 ms."""
-    seal = Seal(key_id=key_id, first=key.first, count=key.count, not_after_s=not_after_s)
-    statement = block_statement(key, data, seal=seal, payloads=data.payloads, base=data.base, cluster_id=cluster_id, user=user, spec=spec)
-    return msgspec.structs.replace(data, seal=msgspec.structs.replace(seal, signature=sign(statement)))
+    """A new block with a seal of its own. `spec`: see `spec_digest`. Cost: 0.1 ms."""
+    told = {"cluster_id": cluster_id, "user": user, "spec": spec, "key_id": key_id, "not_after_s": not_after_s}
+    [(_, made)] = seal_blocks([(key, data)], sign=sign, **told)  # type: ignore[arg-type]
+    return made
+
+
+def seal_blocks(
+    blocks: Sequence[tuple[BlockKey, BlockData]], *, cluster_id: str, user: str, spec: bytes, key_id: str, not_after_s: int, sign: Sign
+) -> list[tuple[BlockKey, BlockData]]:
+    """New blocks of one submission that share a signature; of one alone, as `seal_block`. Cost: 0.05 ms, and 0.02 ms each."""
+    told = {"cluster_id": cluster_id, "user": user, "spec": spec}
+    seals = [Seal(key_id=key_id, first=key.first, count=key.count, not_after_s=not_after_s) for key, _ in blocks]
+    statements = [
+        block_statement(key, data, seal=seal, payloads=data.payloads, base=data.base, **told)  # type: ignore[arg-type]
+        for (key, data), seal in zip(blocks, seals, strict=True)
+    ]
+    made = []
+    for (key, data), seal, signature in zip(blocks, seals, sign_together(statements, sign), strict=True):
+        made.append((key, msgspec.structs.replace(data, seal=msgspec.structs.replace(seal, signature=signature))))
+    return made
 
 
 def block_statement(

@@ -9,7 +9,8 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Literal
 
-from rmgr.coord.seal import NotSealed, block_statement, check_shape, seal_fragment, spec_digest
+from rmgr.coord.seal import block_statement, check_shape, seal_fragment, spec_digest
+from rmgr.coord.seal_tree import NotSealed, opened
 from rmgr.daemons.starter_fetch import Failure
 from rmgr.model.outcome import Fragment
 from rmgr.model.states import Reason
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter_blocks import ClaimedBlock
     from rmgr.daemons.starter_records import Info, Records
 
-#: Signatures that were verified already: the parts of one block share theirs.
+#: Signatures that were verified already: the parts of one block share theirs, and blocks that left together.
 _KEEP = 1024
 #: Age of a record at which it is read again, to see that the submission is not over (s).
 FRESH_S = 1.0
@@ -34,10 +35,10 @@ class Gate:
         self._trust = trust
         self._records = records
         self._cluster_id = cluster_id
-        self._verified: OrderedDict[bytes, bytes] = OrderedDict()  #: signature -> what it is a signature of
+        self._verified: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  #: (key, its signature) -> of what
 
     def refusal(self, block: ClaimedBlock) -> Failure | Literal[False] | None:
-        """False: the block may be fetched and run. Else why not; None: not known yet. Cost: 0.2 ms once a block."""
+        """False: the block may be fetched and run. Else why not; None: not known yet. Cost: 0.2 ms once a signature, 0.05 ms a block."""
         if block.is_verified:
             return False
         info: Info = block.info
@@ -88,10 +89,11 @@ class Gate:
             raise NotSealed(f"it was signed by {who.role} {who.name}, and is to run for {record.user}")
         if not is_open:
             raise NotSealed("its submission is closed")
-        if self._verified.get(seal.signature) != statement:
-            if not signer.verify(seal.signature, statement):
+        signature, signed = opened(seal.signature, statement)
+        if self._verified.get((seal.key_id, signature)) != signed:
+            if not signer.verify(signature, signed):
                 raise NotSealed("it is not what its user signed: its arguments, its record or its signature was changed")
-            self._verified[seal.signature] = statement
+            self._verified[seal.key_id, signature] = signed
             while len(self._verified) > _KEEP:
                 self._verified.popitem(last=False)
         return True

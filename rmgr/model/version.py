@@ -9,7 +9,14 @@ work together; everything else is refused. The rules for whoever changes a recor
 - MessagePack structs get new fields at the end only; blocks keep trailing elements that they do not know;
 - a reason of an end may be new at any time: who does not know it reads `Reason.OTHER`;
 - another new value of an enum is written only when `Meta.oldest` has reached the release that knows it;
-- so is a new field that is signed with the work (`coord/seal.py`): a release that cannot honour it must refuse the work.
+- so is a new field that is signed with the work (`coord/seal.py`): a release that cannot honour it must refuse the work; and
+  a new form of its signature, which the release before would take for a forgery.
+
+A new cluster lets in nobody older than who made it: what this release writes may be used at once. One that was upgraded to
+this release may still be joined by the one before, and begins to write such values when the release after it is everywhere.
+
+    1  the first
+    2  blocks of one commit share a signature (`coord/seal_tree.py`)
 """
 
 from __future__ import annotations
@@ -20,9 +27,11 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 #: What this release speaks, and the oldest that it works with.
-PROTOCOL = 1
+PROTOCOL = 2
 #: Releases side by side: protocols that may differ by this much.
 SKEW = 1
+#: Since which protocol Starters know such signatures.
+SEALED_TOGETHER = 2
 
 Newer = dict[str, Any] | UnsetType
 

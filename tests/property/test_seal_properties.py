@@ -1,7 +1,8 @@
-"""Any sequence of cuts of a sealed block verifies, and any change of what was signed does not."""
+"""Any sequence of cuts of a sealed block verifies, and any change of what was signed does not; alone or signed with others."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import msgspec
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from rmgr.coord import ops
 from rmgr.coord.records import decode_block, encode_block
-from rmgr.coord.seal import NotSealed, block_statement, seal_block
+from rmgr.coord.seal import NotSealed, block_statement, seal_blocks
+from rmgr.coord.seal_tree import opened
 from rmgr.model.block import BlockData, BlockKey
 
 _payloads = st.lists(
@@ -34,18 +36,26 @@ def sealed_blocks(draw: st.DrawFn) -> tuple[BlockKey, BlockData]:
         payloads=payloads if any(payloads) else (),
     )
     told = {"cluster_id": "c", "user": "ann", "spec": b"s" * 32}
-    return key, seal_block(key, data, key_id="k", not_after_s=99, sign=lambda text: text, **told)
+    beside = [(replace(key, first=key.end + at, count=1), BlockData()) for at in range(draw(st.integers(0, 5)))]
+    place = draw(st.integers(0, len(beside)))
+    blocks = [*beside[:place], (key, data), *beside[place:]]
+    return seal_blocks(blocks, key_id="k", not_after_s=99, sign=sign, **told)[place]
+
+
+def sign(message: bytes) -> bytes:
+    return hashlib.sha512(message).digest()
 
 
 def check(key: BlockKey, data: BlockData, *, user: str = "ann", cluster: str = "c", spec: bytes = b"s" * 32) -> bool:
     assert data.seal is not None
     try:
-        found = block_statement(
+        statement = block_statement(
             key, data, seal=data.seal, payloads=data.payloads, base=data.base, cluster_id=cluster, user=user, spec=spec
         )
+        signature, signed = opened(data.seal.signature, statement)
     except NotSealed:
         return False
-    return found == data.seal.signature
+    return signature == sign(signed)
 
 
 def cuts(draw: st.DrawFn, key: BlockKey, data: BlockData, most: int) -> tuple[BlockKey, BlockData]:
@@ -94,6 +104,8 @@ def test_any_change_of_what_was_signed_is_refused(data: st.DataObject, block: tu
         "retries": lambda: (key, _with(part, retries=part.retries + 1)),
         "row": lambda: (key, _with(part, row=f"args/1/2/{'a' * 64}")),
         "not after": lambda: (key, _with(part, seal=_with(seal, not_after_s=seal.not_after_s + 1))),
+        "path cut off": lambda: (key, _with(part, seal=_with(seal, signature=seal.signature[: data.draw(st.integers(0, 340))]))),
+        "path": lambda: (key, _with(part, seal=_with(seal, signature=_bent(seal.signature, data.draw(st.integers(0, 400)))))),
         "submission": lambda: (replace(key, submission=8), part),
         "proof": lambda: (key, _with(part, seal=_with(seal, proof=_flipped(seal.proof, 0, 0)))),
     }
@@ -131,6 +143,11 @@ def test_a_forged_seal_never_breaks_who_cuts_it(
 
 def _with(item: object, **changes: object):  # type: ignore[no-untyped-def]
     return msgspec.structs.replace(item, **changes)
+
+
+def _bent(signature: bytes, at: int) -> bytes:
+    at %= len(signature)
+    return signature[:at] + bytes([signature[at] ^ 1]) + signature[at + 1 :]
 
 
 def _flipped(items: tuple[bytes, ...], at: int, bit: int) -> tuple[bytes, ...]:
