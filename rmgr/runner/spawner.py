@@ -34,9 +34,9 @@ from rmgr.runner.kernel import CLOCK, become_subreaper, forbid_new_privileges, p
 from rmgr.runner.workers import Workers
 
 _MS = 1_000_000
-#: How often limits and output files of running work are looked at; idle workers are looked at once a second.
+#: How often limits and output files of running work are looked at; idle workers hardly ever: one that begins a task says so.
 _TICK_NS = 100 * _MS
-_SLOW_TICK_NS = 1000 * _MS
+_SLOW_TICK_NS = 5_000 * _MS
 _LINGER_TICK_NS = 20 * _MS
 #: What cannot be killed this long costs the slot its life: the Starter ends it from outside and opens another.
 _STUBBORN_NS = 5_000 * _MS
