@@ -255,6 +255,17 @@ def day(time_s: float) -> str:
     return dt.datetime.fromtimestamp(time_s, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
+def identity_of(names: Sequence[str]) -> Identity:
+    """From the SAN entries of a certificate that TLS has verified. Raises PermissionDenied."""
+    uri = next((name for name in names if name.startswith("rmgr://")), "")
+    key_id = next((name.removeprefix(KEY_SCHEME) for name in names if name.startswith(KEY_SCHEME)), "")
+    try:
+        who = parse_uri(uri)
+    except UsageError:
+        raise PermissionDenied("the certificate of the caller names nobody of this cluster") from None
+    return Identity(name=who.name, role=who.role, cluster=who.cluster, key_id=key_id)
+
+
 # -- inside --------------------------------------------------------------------------------------------------------------------
 
 

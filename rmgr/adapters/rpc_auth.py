@@ -17,10 +17,10 @@ from urllib.parse import quote, unquote
 import grpc
 
 from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.pki import KEY_SCHEME
+from rmgr.adapters.pki import identity_of
 from rmgr.adapters.rpc_errors import fail
-from rmgr.errors import ConfigError, PermissionDenied, UsageError
-from rmgr.model.identity import Identity, Role, parse_uri
+from rmgr.errors import ConfigError, PermissionDenied
+from rmgr.model.identity import Identity, Role
 
 #: Metadata of a call: the user, percent-encoded. Believed from gateways only; in an open cluster from everybody.
 USER_KEY = "rmgr-user"
@@ -93,7 +93,7 @@ def caller_of(context: grpc.ServicerContext) -> Caller:
     names = context.auth_context().get("x509_subject_alternative_name")
     if context.auth_context().get("transport_security_type") != [b"ssl"]:
         return Caller(claimed=told)
-    identity = _identity([name.decode("utf-8", "replace") for name in names or ()])
+    identity = identity_of([name.decode("utf-8", "replace") for name in names or ()])
     person: Identity | None = None
     if identity.role is Role.SUBMITTER and told:
         role = Role.OPERATOR if metadata.get(ROLE_KEY) == Role.OPERATOR else Role.USER
@@ -191,17 +191,6 @@ class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------------
-
-
-def _identity(names: Sequence[str]) -> Identity:
-    """From the SAN entries of a certificate that TLS has verified."""
-    uri = next((name for name in names if name.startswith("rmgr://")), "")
-    key_id = next((name.removeprefix(KEY_SCHEME) for name in names if name.startswith(KEY_SCHEME)), "")
-    try:
-        who = parse_uri(uri)
-    except UsageError:
-        raise PermissionDenied("the certificate of the caller names nobody of this cluster") from None
-    return Identity(name=who.name, role=who.role, cluster=who.cluster, key_id=key_id)
 
 
 def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:

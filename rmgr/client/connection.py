@@ -131,6 +131,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.zk import ZkCoordinator
     from rmgr.client.bootstrap import verify
     from rmgr.client.engine import Engine
+    from rmgr.client.lines import Lines
     from rmgr.client.secured import engine_options
     from rmgr.runtime.secured import credentials_of, zookeeper_options
 
@@ -142,7 +143,8 @@ def _open(config: Config, timeout_s: float) -> Connection:
         try:
             meta = verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
             secured = engine_options(coordinator, credentials, config.security, meta.cluster_id, meta.oldest)
-            return Connection(Engine(coordinator, data, **secured), config, coordinator, credentials)
+            engine = Engine(coordinator, data, lines=lambda engine: Lines(engine, credentials), **secured)
+            return Connection(engine, config, coordinator, credentials)
         except BaseException:
             data.close()
             raise

@@ -23,6 +23,7 @@ from rmgr.client.bootstrap import require_store
 from rmgr.client.entry import OwnerEntry
 from rmgr.client.gauge import Gauge
 from rmgr.client.lane import Lane
+from rmgr.client.lines import Lines
 from rmgr.client.ports import Listener
 from rmgr.client.signing import Signer
 from rmgr.client.snapshot import fetch
@@ -31,6 +32,7 @@ from rmgr.coord import paths
 from rmgr.coord.ports import Coordinator, SessionState, Store
 from rmgr.coord.records import decode_record
 from rmgr.errors import NotConnected, NotFound, RmgrError
+from rmgr.model.line import Ahead, Told
 from rmgr.model.node import NodeRecord
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Submission, Tail
@@ -50,6 +52,7 @@ class Engine:
         coordinator, store: connected; closed with the engine.
         cap_blocks: overrides the queues' `max_pending_blocks` (tests).
         signer, authenticity: sign what is sent, judge what comes back (secured clusters).
+        lines: makes the direct lines to Starters; None: there are none.
     """
 
     commit_timeout_s = 10.0
@@ -62,6 +65,7 @@ class Engine:
         cap_blocks: int | None = None,
         signer: Signer | None = None,
         authenticity: Authenticity | None = None,
+        lines: Callable[[Engine], Lines] | None = None,
     ) -> None:
         self.signer = signer
         self.authenticity = authenticity
@@ -87,6 +91,7 @@ class Engine:
         self._watching_owners = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmgr-submitter", daemon=True)
+        self.lines = lines(self) if lines is not None else None
         self._thread.start()
         coordinator.listen(lambda state: self.post(lambda: self._on_session(state)))
 
@@ -209,6 +214,8 @@ class Engine:
         self._mailbox.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
+        if self.lines is not None:
+            self.lines.close()
         for pool in (self._io, self._callbacks):
             if pool is not None:
                 pool.shutdown(wait=False)
@@ -264,6 +271,11 @@ class Engine:
             lanes.remove(lane)
             if not lanes:
                 del self._lanes[lane.number]
+
+    def heard(self, message: Ahead | Told) -> None:
+        """A Starter says on a direct line what it commits."""
+        for lane in self._lanes.get(message.submission, ()):
+            lane.heard(message)
 
     def look_at_owners(self) -> None:
         """Reads which Submitters live, for lanes that wait for an owner's end; again whenever one comes or goes."""

@@ -2,13 +2,16 @@
 
 Used by clients and gateways. Level-triggered: a watch is a hint, a slow resync makes up for lost ones. It lives
 on its owner's thread: every method is called there, and answers come back through `post`. Only the read that follows a
-watch is sent from the thread that brings the watch: for who waits for one task it is a switch of threads less.
+watch is sent from the thread that brings the watch: for who waits for one task it is a switch of threads less. A Starter
+with a direct line says which fragment it has committed as which number: that one is not read, and while such news keeps
+coming the next one is not watched either.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -24,6 +27,7 @@ from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.records import decode_outcomes, decode_record, read_fragment, split_page
 from rmgr.coord.seal import named_digest
 from rmgr.errors import DataLost, NotFound, RmgrError, Unavailable
+from rmgr.model.line import Ahead, Told
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State
 from rmgr.model.submission import Paged
@@ -33,6 +37,9 @@ _LOG = logging.getLogger("rmgr.submitter")
 MAX_WINDOW = 64
 #: So many in a row were there already when the one before was read: how many there are is asked, instead of one after another.
 _STREAK = 3
+#: What is being committed is said to be so at most this long after the watch tells; and when news on a direct line have
+#: stopped for so long, the next fragment is watched again.
+_TOLD_S, _REST_S = 0.005, 0.01
 
 
 class Host(Protocol):
@@ -100,6 +107,10 @@ class Follower:
         self._retry_s = 0.1
         self._arrived: deque[_Arrival] = deque()
         self._timer: Any = None
+        self._watched = -1  # this fragment's watch stands
+        self._ahead: tuple[Ahead, Fragment] | None = None  # what a Starter is committing, and would be believed
+        self._told_s = 0.0
+        self._resting = False
 
     # -- the owner's side
 
@@ -122,7 +133,44 @@ class Follower:
         """Looks now: a hint from elsewhere (a new session, somebody who waits)."""
         self._announced(-1, None)
 
+    def heard(self, message: Ahead | Told) -> None:
+        """What a Starter says of this submission on a direct line. Cost: that of believing a fragment."""
+        if self._stopped:
+            return
+        if isinstance(message, Ahead):
+            fragment = read_fragment(message.fragment)
+            judge = self._authenticity
+            doubt = judge.doubt(self.number, fragment, 0, message.fragment) if judge is not None else ""
+            self._ahead = (message, fragment) if doubt == "" and not fragment.row else None  # else it is read as ever
+            return
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0].serial != message.serial or message.number != self._next:
+            if message.number >= self._next:
+                self._announced(message.number, None)
+            return
+        self._arrived.append(_Arrival(self._next, ahead[1], ahead[1].outcomes))
+        self._next += 1
+        self._hand_over()
+        self._rest()
+
     # -- reading
+
+    def _rest(self) -> None:
+        """The last fragment was not read: the next one is watched when no more news come this way."""
+        self._told_s = time.monotonic()
+        if not self._resting:
+            self._resting = True
+            self._host.after(_REST_S, self._rested)
+
+    def _rested(self) -> None:
+        left_s = self._told_s + _REST_S - time.monotonic()
+        if left_s > _REST_S / 10 and not self._stopped:
+            self._host.after(left_s, self._rested)
+            return
+        self._resting = False
+        if self._watched != self._next:
+            self._window = 0
+            self._look()
 
     def _schedule(self) -> None:
         self._timer = self._host.after(self._host.jitter(self._resync_s), self._resync)
@@ -144,7 +192,7 @@ class Follower:
         coordinator, first, window = self._host.coordinator, self._next, self._window
         gets = [coordinator.get(paths.fragment(self.number, first + i)) for i in range(window)] if asked is None else [asked]
         done = coordinator.get(paths.done(self.number)) if check else None
-        watched = first + window
+        self._watched = watched = first + window
         probe = coordinator.stat(paths.fragment(self.number, watched), watch=lambda: self._on_watch(watched))
         if window == 1:  # somebody may wait for just this one
             gets[0].add_done_callback(lambda _: self._host.post(lambda: self._arrived_alone(first, gets[0])))
@@ -153,16 +201,29 @@ class Follower:
 
     def _on_watch(self, number: int) -> None:
         """On the thread that brings it. The fragment is asked for at once, unless others are being read."""
-        may_ask = number == self._next and not self._flying and not self._stopped  # told for certain on the owner's thread
+        # Told for certain on the owner's thread.
+        may_ask = number == self._next and self._ahead is None and not self._flying and not self._stopped
         asked = self._host.coordinator.get(paths.fragment(self.number, number)) if may_ask else None
         self._host.post(lambda: self._announced(number, asked))
 
     def _announced(self, number: int, asked: Future[Stamped | None] | None) -> None:
-        if self._flying:
+        if number == self._watched:
+            self._watched = -1
+        if 0 <= number < self._next:
+            self._rest()
+        elif self._flying:
             self._again = True
+        elif self._ahead is not None and number == self._next:
+            self._host.after(_TOLD_S, lambda: self._overdue(number))
         elif not self._stopped:
             self._window = max(1, self._window)
             self._look(asked=asked if number == self._next and self._window == 1 else None)
+
+    def _overdue(self, number: int) -> None:
+        """Its Starter has not said which it is."""
+        if number == self._next:
+            self._ahead = None
+            self._announced(number, None)
 
     def _arrived_alone(self, number: int, asked: Future[Stamped | None]) -> None:
         """What was asked for is there; what lies behind it, and whatever went wrong, comes with `_answered`."""
@@ -200,7 +261,7 @@ class Follower:
         if present < len(found):  # the end of a wide window; or, when not even the announced one is there, paged out
             self._window = 0
             self._look(check=not present)
-        elif more is not None:
+        elif more is not None and first + len(found) >= self._next:
             self._window = 1  # what is not there yet is not asked for: each question costs ZooKeeper as much as an answer
             self._streak += 1
             self._look(check=self._streak >= _STREAK)
@@ -209,6 +270,8 @@ class Follower:
             self._streak = 0
             if self._again:
                 self.nudge()
+            elif more is not None:
+                self._rest()  # what it told of came over a direct line meanwhile
 
     def _count(self, counted: Stamped | None) -> bool:
         """What `/done` says. False: something else was begun because of it."""

@@ -2,7 +2,8 @@
 
 Tried only when everything sent before is final, and with the node that ran the last of it: it fits, and it shows its
 hunger mark with the very commit that told the outcome. The multi itself finds out; when it is refused, the block is
-queued as ever, and the next tries wait longer. Lives on the Submitter's thread.
+queued as ever, and the next tries wait longer. When several in a row were taken a direct line to the Starter pays
+(`lines.py`): it is told of the block while the HAND is on its way. Lives on the Submitter's thread.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from rmgr.client.packing import Packed
 from rmgr.coord import paths
-from rmgr.coord.multi import Stamped
+from rmgr.coord.multi import Create, Multi, Stamped
 from rmgr.coord.records import decode_record
 from rmgr.errors import RmgrError
+from rmgr.model.line import Hint
 from rmgr.model.node import NodeRecord, NodeState
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 #: After a refusal, doubled with each: not tried for so long; after one for want of rights, for much longer.
 _PAUSE_S, _LONGEST_S, _NO_RIGHT_S = 0.05, 5.0, 300.0
+#: So many in a row, and a direct line pays.
+_PAYS = 3
 
 
 class Handing:
@@ -34,7 +38,7 @@ class Handing:
         self._node = ""
         self._known: tuple[int, NodeRecord] | None = None  #: version and record of `_node`
         self._asking = False
-        self._refusals = 0
+        self._refusals = self._taken = 0
         self._not_before_s = 0.0
 
     def target(self, packed: list[Packed]) -> tuple[str, int] | None:
@@ -55,15 +59,28 @@ class Handing:
         fits = record.state is NodeState.UP and record.takes_handed
         return (self._node, version) if fits and packed[0].count * lane.submission.request.cores <= record.capacity.cores else None
 
+    def announce(self, multi: Multi) -> None:
+        """A HAND is on its way: its Starter may know."""
+        lines = self._lane.engine.lines
+        line = lines.of(self._known[1]) if lines is not None and self._known is not None else None
+        made = multi.ops[-1]
+        if line is not None and isinstance(made, Create):
+            line.send(Hint(self._node, made.path.rpartition("/")[2], made.data))
+
     def taken(self) -> None:
         """It was committed."""
         self._refusals = 0
+        self._taken += 1
+        lines = self._lane.engine.lines
+        if self._taken >= _PAYS and lines is not None and self._known is not None:
+            lines.want(self._known[1])
 
     def refused(self, path: str | None) -> None:
         """It met something else than expected at `path`; None: it is not allowed."""
         if path == paths.node(self._node):
             self._known = None
         self._refusals += 1
+        self._taken = 0
         pause_s = _NO_RIGHT_S if path is None else min(_LONGEST_S, _PAUSE_S * 2**self._refusals)
         self._not_before_s = time.monotonic() + pause_s
 

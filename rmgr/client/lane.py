@@ -26,6 +26,7 @@ from rmgr.coord.owner_ops import release
 from rmgr.coord.records import decode_record
 from rmgr.coord.view import Progress
 from rmgr.errors import DeadlineExceeded, QueueFull, RmgrError, StateConflict, SubmitUnknown, Unavailable
+from rmgr.model.line import Ahead, Told
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Submission, Tail
@@ -204,6 +205,10 @@ class Lane:
         """Wakes who waits in `flush` or `wait_room`."""
         with self._changed:
             self._changed.notify_all()
+
+    def heard(self, message: Ahead | Told) -> None:
+        """A Starter says what it commits of this submission."""
+        self._follower.heard(message)
 
     def reconnected(self) -> None:
         """A session is there (again): look at everything, hints may have been lost."""

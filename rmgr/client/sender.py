@@ -193,6 +193,8 @@ class Sender:
             self._lane.die(error)
             return
         self._step(asked, self._answered, self._commit)
+        if _is_handed(current):
+            self._lane.handing.announce(current.multi)
 
     def _multi(self, current: _Round) -> Multi:
         submission = self._lane.submission

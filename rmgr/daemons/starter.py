@@ -32,6 +32,7 @@ from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Fetcher
 from rmgr.daemons.starter_health import DiskWatch
+from rmgr.daemons.starter_hints import Switchboard
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_loop import Call, Starter
@@ -175,6 +176,7 @@ def build(
     log: Any,
     *,
     endpoint: str = "",
+    line: str = "",
     progress: Callable[[], None] = lambda: None,
     cgroups: CgroupConfig | None = None,
     store_note: Callable[[], str] = str,
@@ -213,8 +215,8 @@ def build(
         if capacity.resources.get(GPU):
             runner.environ[CUDA] = ""  # of work that asks for none
         runners.append(runner)
-        for line in runner.reaped:
-            log.warning("leftover_ended", node=name, detail=line)
+        for reaped in runner.reaped:
+            log.warning("leftover_ended", node=name, detail=reaped)
     files = [directory / "blobs", *(directory / name / kind for name in names for kind in ("stage", "private", "jobs"))]
     for left in files:
         remove_tree(left)
@@ -273,7 +275,8 @@ def build(
     attributes = NodeAttributes(partition=own.partition, site=own.site, speed=own.speed, features=own.features)
     for name, runner in zip(names, runners, strict=True):
         agents[name] = NodeAgent(name, shared, runner, capacity=capacity, attributes=attributes, files=directory / name / "stage")
-    identity = Identity(endpoint=endpoint, key_id=credentials.identity.key_id if credentials is not None else "")
+    key_id = credentials.identity.key_id if credentials is not None else ""
+    identity = Identity(endpoint=endpoint, line=line, key_id=key_id)
     registry = Registry(coordinator, committer, identity, progress=progress, is_stopping=stopping, log=log)
     disk = DiskWatch(directory)
     starter = Starter(
@@ -295,6 +298,24 @@ def build(
     )
     starter.use_settings(settings)
     return Parts(starter, io, runners, metrics, disk, files, peers)
+
+
+def _open_lines(
+    own: StarterConfig, nodes: dict[str, NodeAgent], credentials: Credentials | None, trust: Trust | None, log: Any
+) -> Switchboard | None:
+    """Where clients with a direct line call; None: no port is to be had, and all goes on without."""
+    is_revoked = trust.is_revoked if trust is not None else lambda _: False
+    try:
+        return Switchboard(_host_of(own.listen), nodes, credentials=credentials, is_revoked=is_revoked, log=log)
+    except OSError as error:
+        log.warning("no_lines", error=str(error))
+        return None
+
+
+def _host_of(address: str) -> str:
+    """HOST of HOST or HOST:PORT."""
+    host, colon, port = address.rpartition(":")
+    return (host if colon and port.isdigit() else address).strip("[]")
 
 
 def _way_to_the_cluster(config: Config) -> dict[str, str]:
@@ -322,6 +343,8 @@ def _serve(
     guard = StallGuard(STALL_S, name="the Starter's loop", on_progress=notifier.beat)
     trust = open_trust(coordinator, credentials)
     server = open_server(config.starter.listen, credentials, trust, log)
+    agents: dict[str, NodeAgent] = {}
+    lines = _open_lines(config.starter, agents, credentials, trust, log)
     parts = build(
         config,
         names,
@@ -331,12 +354,14 @@ def _serve(
         meta,
         log,
         endpoint=advertised(server.endpoint, config.starter.advertise),
+        line=advertised(lines.endpoint, _host_of(config.starter.advertise)) if lines is not None else "",
         progress=guard.progress,
         cgroups=CgroupConfig(),
         store_note=store.note,
         credentials=credentials,
         trust=trust,
     )
+    agents.update(parts.starter.agents)
     keeper = SecretKeeper(coordinator, credentials, config, log).start() if credentials is not None else None
     parts.metrics.store_up.set_function(lambda: store.is_up)
     server.add_node(
@@ -367,6 +392,8 @@ def _serve(
             keeper.stop()
         guard.stop()
         server.stop(0.2)
+        if lines is not None:
+            lines.close()
         parts.close()
         end_metrics()
         signals.restore()

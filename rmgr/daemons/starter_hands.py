@@ -3,7 +3,8 @@
 The mark is watched while it stands. When it goes without this node's doing, the node's claimed blocks are listed, and one
 that nobody here knows is taken as if its claim had just been answered. Who submits one task after another waits for this:
 the mark is watched right behind the commit that sets it, and the block that is to be expected is asked for by the thread
-that brings the news. Level-triggered, as everything here: a watch that
+that brings the news. A client with a direct line says what it hands over (`starter_hints.py`): then the mark is watched a
+moment later only. Level-triggered, as everything here: a watch that
 was lost with its connection fires, a CLAIM that finds the mark gone looks, and a new registration fails what it never saw.
 """
 
@@ -26,39 +27,37 @@ from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_block
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_board import Board
+from rmgr.daemons.starter_hints import Hints
 from rmgr.errors import RmgrError
-from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.block import BlockKey
+from rmgr.model.line import Hint
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
+    from rmgr.adapters.line import Line
     from rmgr.daemons.starter_node import NodeAgent
-    from rmgr.daemons.starter_records import Records
+    from rmgr.daemons.starter_shared import Shared
 
 _FAILED_PAUSE_S = 0.2
+#: The mark is watched so much later where the client that was served last would say what comes.
+_HINTED_S = 0.01
 
 
 class Hands:
     """What one node is handed.
 
-    Args:
-        post, after: into the owner's mailbox, at once and later.
+    Attributes: due_s: when `settle` is needed again without a new fact (monotonic), 0.0 = never.
     """
 
-    def __init__(
-        self,
-        node: NodeAgent,
-        coordinator: Coordinator,
-        records: Records,
-        *,
-        post: Callable[[Callable[[], None]], None],
-        log: Any,
-    ) -> None:
+    def __init__(self, node: NodeAgent, shared: Shared, *, log: Any) -> None:
         self._node = node
-        self._coordinator = coordinator
-        self._records = records
-        self._post = post
+        self._coordinator: Coordinator = shared.coordinator
+        self._records = shared.records
+        self._post: Callable[[Callable[[], None]], None] = shared.post
         self._log = log
         self._generation = 0
+        self.due_s = 0.0
+        self.hints = Hints(node, shared, read=self._hinted)
         self.reset()
 
     def reset(self) -> None:
@@ -66,8 +65,9 @@ class Hands:
         self._generation += 1
         self._watched = self._listing = self._again = False
         self._reading: set[BlockKey] = set()
-        self._met: dict[BlockKey, tuple[BlockData, int]] = {}
-        self._look_s = 0.0
+        self._met: dict[BlockKey, tuple[ClaimedBlock, int]] = {}
+        self._look_s = self._watch_s = 0.0
+        self.hints.reset()
         self._next: BlockKey | None = None  #: what comes next, if it goes on as before
 
     @property
@@ -78,17 +78,27 @@ class Hands:
     def settle(self, boards: Sequence[Board], now_s: float) -> None:
         """Watches the mark while it stands; takes what has come."""
         idle = self._node.idle
+        self.due_s = 0.0
         if idle.present and not idle.changing and not self._watched:
-            self._watch()
+            if now_s >= self._watch_s:
+                self._watch()
+            else:
+                self.due_s = self._watch_s
         if self._look_s and now_s >= self._look_s:
             self.look()
         for key in list(self._met):
             self._take(key, boards)
 
-    def watch_ahead(self, *, sets_mark: bool) -> None:
+    def watch_ahead(self, *, sets_mark: bool, is_hinted: bool) -> None:
         """A commit is on its way, which may set the mark: what is asked behind it is answered behind it."""
-        if sets_mark and not self._watched:
+        if is_hinted:
+            self._watch_s = time.monotonic() + _HINTED_S
+        elif sets_mark and not self._watched:
             self._watch()
+
+    def heard(self, line: Line, hint: Hint) -> None:
+        """A client says what it is handing over. On the line's thread."""
+        self.hints.heard(line, hint, self._generation)
 
     def look(self, key: BlockKey | None = None, asked: Future[Stamped | None] | None = None) -> None:
         """The mark has gone: is there a block? asked: `key` is being read."""
@@ -118,6 +128,19 @@ class Hands:
             return
         self._listing = False
         self._read(generation, key, done)
+
+    def _hinted(self, generation: int, key: BlockKey, done: Future[Stamped | None]) -> None:
+        """What was announced was asked for."""
+        if generation != self._generation or self._is_known(key):
+            return
+        idle = self._node.idle
+        is_there = done.exception() is None and done.result() is not None
+        if is_there:
+            if idle.present and not idle.changing:
+                idle.present = False  # it went with it
+            self._read(generation, key, done)
+        else:
+            self._watch_s = 0.0  # it came too early, or came to nothing: as without it
 
     def _list(self) -> None:
         self._again = False
@@ -200,9 +223,9 @@ class Hands:
         if found is None or self._is_known(key):
             return
         try:
-            data = decode_block(found.data)
-            if not data.incarnation:  # else it was given back and claimed here, and ended meanwhile
-                self._met[key] = data, found.version
+            block = self.hints.meet(key, found.data) or ClaimedBlock.claimed(self._node.name, "", key, decode_block(found.data))
+            if not block.data.incarnation:  # else it was given back and claimed here, and ended meanwhile
+                self._met[key] = block, found.version
         except msgspec.MsgspecError:
             self._log.warning("block_not_readable", node=self._node.name, block=paths.block_name(key))
 
@@ -212,12 +235,13 @@ class Hands:
             return  # it is on its way, or asked for again in a while
         failpoint("starter.handed")
         node = self._node
-        data, version = self._met.pop(key)
-        data = msgspec.structs.replace(
-            data, incarnation=node.incarnation, claimed_us=time.time_ns() // 1000, stamp=uuid.uuid4().hex[:12], started=0
+        block, version = self._met.pop(key)
+        block.version = version
+        now_us = time.time_ns() // 1000
+        block.data = msgspec.structs.replace(
+            block.data, incarnation=node.incarnation, claimed_us=now_us, stamp=uuid.uuid4().hex[:12], started=0
         )
-        block = ClaimedBlock.claimed(node.name, info.queue.name, key, data, version)
-        block.info = info
+        block.queue, block.base_us, block.info = info.queue.name, now_us, info
         node.claimed(block)
         self._next = replace(key, first=key.end)
         is_open = any(board.spec.name == block.queue and board.spec.state != "stopped" for board in boards)

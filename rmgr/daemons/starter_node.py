@@ -24,6 +24,7 @@ from rmgr.daemons.starter_board import Board
 from rmgr.daemons.starter_dispatch import Dispatch
 from rmgr.daemons.starter_ends import Ends, cancelled
 from rmgr.daemons.starter_hands import Hands
+from rmgr.daemons.starter_hints import Hints
 from rmgr.daemons.starter_jobs import Jobs
 from rmgr.daemons.starter_joint import Joint
 from rmgr.daemons.starter_lanes import Lanes
@@ -142,7 +143,7 @@ class NodeAgent:
             on_claim=shared.metrics.claimed,
             gate=shared.gate,
         )
-        self.hands = Hands(self, shared.coordinator, shared.records, post=shared.post, log=self.log)
+        self.hands = Hands(self, shared, log=self.log)
         self.orders = Orders(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
         self._cores_shown = 0
 
@@ -214,6 +215,8 @@ class NodeAgent:
             del self.drains["quarantine"]
             self.log.info("node_released", why="quarantine is over")
         self.hands.settle(boards, now_s)
+        if self.hands.due_s:
+            self._at(self.hands.due_s)
         if self.is_draining:
             self._give_back_unstarted()
         try:
@@ -299,13 +302,15 @@ class NodeAgent:
         multi = block.complete(part, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12], sign=seal)
         failpoint("starter.before_complete")
         self._shared.committer.commit(multi, partial(self._completed, block, part))
-        self.hands.watch_ahead(sets_mark=part.go_idle)
+        self.hands.watch_ahead(sets_mark=part.go_idle, is_hinted=block.line is not None and block.line.is_open)
+        Hints.tell(block, multi)
 
     def _completed(self, block: ClaimedBlock, part: Part, outcome: Outcome) -> None:
         if part.go_idle:
             self.idle.changing = False
         if isinstance(outcome, Committed):
             failpoint("starter.after_complete")
+            Hints.told(block, outcome)
             if part.go_idle:
                 self.idle.present = True
             block.committed()

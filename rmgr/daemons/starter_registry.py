@@ -54,6 +54,7 @@ class Identity:
     host: str = socket.gethostname()
     pid: int = os.getpid()
     key_id: str = ""  #: of its signing key, "" in an open cluster
+    line: str = ""  #: host:port for direct lines, "" = none
 
 
 class Registry:
@@ -151,6 +152,7 @@ class Registry:
                 protocol=release().protocol,
                 key_id=self._identity.key_id,
                 takes_handed=True,
+                line=self._identity.line,
                 life=agent.jobs.holds.life,
             )
             for agent, record in zip(agents, records, strict=True)

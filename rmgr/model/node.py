@@ -44,6 +44,7 @@ class NodeRecord:
     protocol: int = 1  #: that it speaks, see `model/version.py`
     life: str = ""  #: another one since all that ran on the node was killed: a new process, or after a fence
     takes_handed: bool = False  #: it looks for blocks that a Submitter hands it while it shows its hunger mark
+    line: str = ""  #: host:port for direct lines (`adapters/line.py`), "" = it has none
     newer: Newer = newer()
 
 

@@ -1,0 +1,299 @@
+"""A direct line: one socket between a client and a Starter, over which each tells the other early what ZooKeeper will show it.
+
+A client says which block it is handing over while its HAND is on the way, so that the Starter asks for it at once and has
+verified it by then; a Starter says what it commits, and then that it did and under which number, so that the client need
+not read it. A line carries no right and no state: what is said on it is compared with the tree, or comes from the Starter
+whose word the fragment is anyway; what is lost is read from the tree as ever. In a secured cluster both ends show their
+certificates (TLS), and the client expects the very Starter that registered the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmgr.adapters.channel import Loop
+from rmgr.adapters.pki import identity_of
+from rmgr.errors import ConfigError, PermissionDenied
+from rmgr.model.frames import FrameError, FrameReader, encode
+from rmgr.model.identity import Identity, Role
+from rmgr.model.line import MAX_BYTES, Message
+
+if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
+
+_READ = 64 * 1024
+#: A handshake takes no longer; lines of one Starter, and those whose handshake is under way.
+_HANDSHAKE_S = 5.0
+MAX_LINES, _MAX_GREETING = 256, 32
+_WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Line:
+    """One end. Made with a connected socket (after its handshake); thread-safe.
+
+    Args:
+        peer: who is at the other end, None in an open cluster.
+        on_message, on_end: called on the loop's thread; `on_end` once, unless `close` was called.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        *,
+        peer: Identity | None,
+        on_message: Callable[[Line, Message], None],
+        on_end: Callable[[Line], None],
+    ) -> None:
+        sock.setblocking(False)
+        self.peer = peer
+        self.serial = 0  #: of the last `Ahead`; the sender's
+        self._loop = loop
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._reader: FrameReader[Message] = FrameReader(Message)
+        self._on_message = on_message
+        self._on_end = on_end
+        self._lock = threading.Lock()  # an SSL object is not for two threads
+        self._closed = False
+        loop.call(self._register)
+
+    @property
+    def is_open(self) -> bool:
+        """Neither closed nor known to be broken."""
+        return not self._closed
+
+    def send(self, message: Message) -> bool:
+        """Sends if the socket takes it whole, now. Else the line ends: who does not read has no use for early news. Never waits."""
+        data = encode(message)
+        try:
+            with self._lock:
+                if self._closed:
+                    return False
+                if len(data) <= MAX_BYTES and self._sock.send(data) == len(data):
+                    return True
+        except OSError:  # ssl.SSLError is one
+            pass
+        self._loop.call(self._end)
+        return False
+
+    def close(self) -> None:
+        """Ends it without `on_end`. From any thread."""
+        self._loop.call(self._drop)
+
+    # -- the loop's thread
+
+    def _register(self) -> None:
+        if not self._closed:
+            self._loop.register(self._fd, selectors.EVENT_READ, self._ready)
+            self._ready(0)  # TLS may have read ahead
+
+    def _ready(self, _events: int) -> None:
+        while not self._closed:
+            try:
+                with self._lock:
+                    chunk = self._sock.recv(_READ)
+            except _WAITS:
+                return
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self._end()
+                return
+            try:
+                messages = self._reader.feed(chunk)
+            except FrameError:
+                self._end()
+                return
+            for message in messages:
+                self._on_message(self, message)
+            if self._reader.pending > MAX_BYTES:
+                self._end()
+            elif not isinstance(self._sock, ssl.SSLSocket) and len(chunk) < _READ:
+                return
+
+    def _end(self) -> None:
+        if not self._closed:
+            self._drop()
+            self._on_end(self)
+
+    def _drop(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        with contextlib.suppress(KeyError, ValueError, RuntimeError):
+            self._loop.unregister(self._fd)
+        self._sock.close()
+
+
+def dial(
+    address: str, *, credentials: Credentials | None, key_id: str, loop: Loop, timeout_s: float = 2.0, **callbacks: Callable[..., None]
+) -> Line:
+    """A line to the Starter that listens at `address`. Waits up to `timeout_s` a step.
+
+    Args: key_id: of the Starter's signing key (secured clusters). callbacks: as `Line`.
+    Raises: OSError (ssl.SSLError, TimeoutError), PermissionDenied: somebody else answers there; ConfigError.
+    """
+    host, _, port = address.rpartition(":")
+    made = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+    try:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = None
+        if credentials is not None:
+            context = _context(credentials, ssl.PROTOCOL_TLS_CLIENT)
+            made = context.wrap_socket(made, server_hostname=f"{Role.STARTER}.rmgr")
+            peer = _peer_of(made)
+            if peer.cluster != credentials.identity.cluster or peer.key_id != key_id:
+                raise PermissionDenied(f"{address} is answered by {peer.role} {peer.name}, not by the Starter that registered it")
+        return Line(loop, made, peer=peer, **callbacks)
+    except BaseException:
+        made.close()
+        raise
+
+
+class LineServer:
+    """Where a Starter is called. Handshakes and messages are dealt with on the loop's thread.
+
+    Args:
+        host: to listen on, any free port.
+        credentials: None in an open cluster: whoever reaches the port may have a line.
+        is_revoked: told a key id. on_message: as `Line`.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        loop: Loop,
+        credentials: Credentials | None,
+        is_revoked: Callable[[str], bool],
+        on_message: Callable[[Line, Message], None],
+    ) -> None:
+        self._loop = loop
+        self._credentials = credentials
+        self._is_revoked = is_revoked
+        self._on_message = on_message
+        self._lines: set[Line] = set()
+        self._greeting: set[socket.socket] = set()
+        self._shown: tuple[int, ssl.SSLContext] | None = None
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._sock = socket.create_server((host, 0), family=family, backlog=64)
+        self._sock.setblocking(False)
+        shown = f"[{host}]" if ":" in host else host
+        self.endpoint = f"{shown}:{self._sock.getsockname()[1]}"
+        loop.call(lambda: loop.register(self._sock.fileno(), selectors.EVENT_READ, self._accept))
+
+    def close(self) -> None:
+        """Ends all lines; the loop is its owner's to end, after this."""
+        done = threading.Event()
+        self._loop.call(self._close)
+        self._loop.call(done.set)
+        done.wait(2.0)
+
+    def _close(self) -> None:
+        with contextlib.suppress(KeyError, ValueError, RuntimeError):
+            self._loop.unregister(self._sock.fileno())
+        self._sock.close()
+        for line in self._lines:
+            line.close()
+        for sock in list(self._greeting):
+            self._turn_away(sock)
+
+    def _accept(self, _events: int) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return
+        if len(self._lines) >= MAX_LINES or len(self._greeting) >= _MAX_GREETING:
+            sock.close()
+            return
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._credentials is None:
+            self._welcome(sock, None)
+            return
+        try:
+            sock = self._own_context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except (OSError, ConfigError):
+            sock.close()
+            return
+        self._greeting.add(sock)
+        self._loop.register(sock.fileno(), selectors.EVENT_READ, lambda _: self._greet(sock))
+        self._loop.later(_HANDSHAKE_S, lambda: self._turn_away(sock))
+
+    def _greet(self, sock: Any) -> None:
+        try:
+            sock.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        except ssl.SSLWantWriteError:
+            self._loop.modify(sock.fileno(), selectors.EVENT_READ | selectors.EVENT_WRITE, lambda _: self._greet(sock))
+            return
+        except OSError:
+            self._turn_away(sock)
+            return
+        assert self._credentials is not None
+        try:
+            peer = _peer_of(sock)
+        except PermissionDenied:
+            self._turn_away(sock)
+            return
+        if not peer.is_person or peer.cluster != self._credentials.identity.cluster or self._is_revoked(peer.key_id):
+            self._turn_away(sock)
+            return
+        self._greeting.discard(sock)
+        self._loop.unregister(sock.fileno())
+        self._welcome(sock, peer)
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        if sock in self._greeting:
+            self._greeting.discard(sock)
+            with contextlib.suppress(KeyError, ValueError, RuntimeError):
+                self._loop.unregister(sock.fileno())
+            sock.close()
+
+    def _welcome(self, sock: socket.socket, peer: Identity | None) -> None:
+        self._lines.add(Line(self._loop, sock, peer=peer, on_message=self._heard, on_end=self._lines.discard))
+
+    def _heard(self, line: Line, message: Message) -> None:
+        if line.peer is not None and self._is_revoked(line.peer.key_id):
+            self._lines.discard(line)
+            line.close()
+        else:
+            self._on_message(line, message)
+
+    def _own_context(self) -> ssl.SSLContext:
+        """That of the certificate as it is now: a renewed one needs no restart."""
+        assert self._credentials is not None
+        stamp = Path(self._credentials.path("tls.crt")).stat().st_mtime_ns
+        if self._shown is None or self._shown[0] != stamp:
+            self._shown = stamp, _context(self._credentials, ssl.PROTOCOL_TLS_SERVER)
+        return self._shown[1]
+
+
+def _context(credentials: Credentials, protocol: int) -> ssl.SSLContext:
+    """Both ends show certificates of the cluster's authority; nobody else's word counts."""
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(cadata=credentials.ca_pem.decode())
+        context.load_cert_chain(credentials.path("tls.crt"), credentials.path("tls.key"))
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"{credentials.directory}: {error}", hint="[security] dir must name a complete bundle: rmgr doctor") from error
+    return context
+
+
+def _peer_of(sock: Any) -> Identity:
+    """Whose certificate the other end has shown. Raises PermissionDenied."""
+    shown: Iterable[tuple[str, str]] = (sock.getpeercert() or {}).get("subjectAltName", ())
+    return identity_of([name for kind, name in shown if kind == "URI"])

@@ -1,0 +1,174 @@
+"""What clients say on direct lines of blocks that they are handing over, and what they are told early of those (`adapters/line.py`).
+
+A hint makes the Starter ask ZooKeeper for the block at once, instead of after a watch; and verify what is announced while
+it waits for the answer. Only what was read is run: a hint that is wrong, late or lost changes nothing. The client that
+gave it is told what is committed of the block: the fragment when the COMPLETE goes out, its number once it is committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rmgr.adapters.channel import Loop
+from rmgr.adapters.line import Line, LineServer
+from rmgr.coord import paths
+from rmgr.coord.multi import Committed, Create, Multi, Stamped
+from rmgr.coord.ops import HANDED_SEQ
+from rmgr.coord.records import decode_block
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.model.block import BlockKey
+from rmgr.model.line import Ahead, Hint, Message, Told
+
+if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
+    from rmgr.daemons.starter_node import NodeAgent
+    from rmgr.daemons.starter_shared import Shared
+
+#: Announced blocks of one node that have not been met; and for how long they are remembered.
+_MOST, _KEEP_S = 8, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """block: verified as far as possible. data: as announced."""
+
+    line: Line
+    block: ClaimedBlock
+    data: bytes
+    until_s: float
+
+
+class Hints:
+    """Of one node; the owner's thread, but for `heard`.
+
+    Args: read: takes the answer about an announced block, as after a watch (`Hands`).
+    """
+
+    def __init__(self, node: NodeAgent, shared: Shared, *, read: Callable[[int, BlockKey, Future[Stamped | None]], None]) -> None:
+        self._node = node
+        self._shared = shared
+        self._read = read
+        self._announced: OrderedDict[BlockKey, Announced] = OrderedDict()
+        self._asking: set[BlockKey] = set()
+
+    def heard(self, line: Line, hint: Hint, generation: int) -> None:
+        """On the line's thread: asks before anything else is done. generation: of the registration."""
+        try:
+            key = paths.parse_block(hint.block)
+        except ValueError:
+            line.close()
+            return
+        if key.seq != HANDED_SEQ or key in self._asking or len(self._asking) >= _MOST:
+            return
+        self._asking.add(key)
+        asked = self._shared.coordinator.get(paths.running_block(self._node.name, key))
+        self._shared.post(partial(self._announce, line, key, hint.data))
+        asked.add_done_callback(lambda _: self._shared.post(partial(self._answered, generation, key, asked)))
+
+    def reset(self) -> None:
+        """A new registration."""
+        self._announced.clear()
+
+    def meet(self, key: BlockKey, data: bytes) -> ClaimedBlock | None:
+        """The block that was announced under `key`, if it is what was read; it is told of from here on."""
+        found = self._announced.pop(key, None)
+        if found is None or found.data != data or found.block.info is None:
+            return None
+        if found.line.peer is not None and found.line.peer.name != found.block.info.record.user:
+            return None
+        found.block.line = found.line
+        return found.block
+
+    @staticmethod
+    def tell(block: ClaimedBlock, multi: Multi) -> None:
+        """What is being committed of a block."""
+        line: Line | None = block.line
+        if line is None or not line.is_open:
+            return
+        prefix = paths.fragment_prefix(block.key.submission)
+        fragment = next((op.data for op in multi.ops if isinstance(op, Create) and op.path == prefix), None)
+        if fragment is not None:
+            line.serial += 1
+            block.line_serial = line.serial
+            line.send(Ahead(line.serial, block.key.submission, fragment))
+
+    @staticmethod
+    def told(block: ClaimedBlock, outcome: Committed) -> None:
+        """It was committed."""
+        line: Line | None = block.line
+        if line is None or outcome.resolved or not line.is_open:
+            return
+        prefix = paths.fragment_prefix(block.key.submission)
+        made = next((path for path in outcome.paths if path.startswith(prefix)), "")
+        if made:
+            line.send(Told(block.line_serial, block.key.submission, int(made.removeprefix(prefix))))
+
+    def _announce(self, line: Line, key: BlockKey, data: bytes) -> None:
+        """Does what can be done before it is known that the block is there."""
+        now_s = time.monotonic()
+        for old in [one for one, announced in self._announced.items() if announced.until_s < now_s]:
+            del self._announced[old]
+        info = self._shared.records.get(key.submission)
+        if info is None or len(self._announced) >= _MOST:
+            return
+        try:
+            block = ClaimedBlock.claimed(self._node.name, info.queue.name, key, decode_block(data))
+        except msgspec.MsgspecError:
+            line.close()
+            return
+        block.info = info
+        if block.data.incarnation or block.is_placed:
+            return
+        if self._shared.gate is not None:
+            self._shared.gate.refusal(block)  # remembered with the block; if it is refused, it is again when it is met
+        self._announced[key] = Announced(line, block, data, now_s + _KEEP_S)
+
+    def _answered(self, generation: int, key: BlockKey, asked: Future[Stamped | None]) -> None:
+        self._asking.discard(key)
+        self._read(generation, key, asked)
+
+
+class Switchboard:
+    """The lines of a Starter: its thread, its port, and to which node a hint goes.
+
+    Args: nodes: filled by the caller before the first line can come.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        nodes: dict[str, NodeAgent],
+        *,
+        credentials: Credentials | None,
+        is_revoked: Callable[[str], bool],
+        log: Any,
+    ) -> None:
+        self._nodes = nodes
+        self._log = log
+        self._loop = Loop("rmgr-lines", on_crash=self._crashed)
+        self._server = LineServer(host, loop=self._loop, credentials=credentials, is_revoked=is_revoked, on_message=self._heard)
+        self.endpoint = self._server.endpoint
+
+    def close(self) -> None:
+        """Ends all lines."""
+        self._server.close()
+        self._loop.close()
+
+    def _heard(self, line: Line, message: Message) -> None:
+        node = self._nodes.get(message.node) if isinstance(message, Hint) else None
+        if isinstance(message, Hint) and node is not None:
+            node.hands.heard(line, message)
+        else:
+            line.close()
+
+    def _crashed(self, error: BaseException) -> None:
+        """Work goes on without lines, as it does for clients that have none."""
+        self._log.error("lines_ended", error=repr(error))

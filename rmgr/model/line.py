@@ -1,0 +1,35 @@
+"""What client and Starter say on a direct line (MessagePack, one frame each). Nothing of it counts by itself: see `adapters/line.py`."""
+
+from __future__ import annotations
+
+import msgspec
+
+#: Bytes of one frame: a block's data with its name, or a fragment's.
+MAX_BYTES = 64 * 1024
+
+
+class Hint(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Client to Starter: a block is being handed to `node`. block: name of its znode. data: what will stand in it."""
+
+    node: str
+    block: str
+    data: bytes
+
+
+class Ahead(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Starter to client: a fragment of `submission` is being committed. serial: counts them on this line."""
+
+    serial: int
+    submission: int
+    fragment: bytes
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Starter to client: the last `Ahead` of that serial was committed, as fragment `number`."""
+
+    serial: int
+    submission: int
+    number: int
+
+
+Message = Hint | Ahead | Told
