@@ -239,17 +239,10 @@ def _on_node(pattern: str, cwd: str) -> str:
 
 def _blocks(record: Submission, payloads: list[bytes]) -> list[Block] | None:
     """All tasks as blocks of one multi (the submission's number is filled in later); None when they do not fit one."""
-    from rmgr.client.packing import Buffer, block_of
+    from rmgr.client.packing import first_blocks
     from rmgr.client.ports import TaskSpec
-    from rmgr.model.resources import MIB
 
-    buffer = Buffer(single=record.rigid is not None)
-    buffer.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(payloads))
-    packed = buffer.take()
-    if buffer.tasks or any(block.to_row for block in packed):
-        return None
-    memory_mib = -(-record.request.memory_bytes // MIB)
-    return [block_of(block, submission=0, priority=record.priority, cores=record.request.cores, memory_mib=memory_mib) for block in packed]
+    return first_blocks(record, TaskSpec(resubmit=record.resubmit, retries=record.retries), payloads)
 
 
 def _send_by_engine(session: Session, record: Submission, draft: Draft, deadline_s: float) -> Sent:

@@ -16,6 +16,7 @@ from rmgr.client.admission import admit
 from rmgr.client.connection import Connection, is_ending
 from rmgr.client.futures import Future
 from rmgr.client.modules import ship
+from rmgr.client.opening import Opening
 from rmgr.client.pickling import dump_call, dump_function
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of, python_environment
@@ -71,6 +72,7 @@ class Core(Tasks):
         )
         draft = draft_of(options, work=Work.PYTHON, python=environment, user=submitter.user)
         self._draft = admit(draft, submitter.settings(timeout_s=timeout_s), submitter.nodes(timeout_s=timeout_s))
+        self._opening = Opening(submitter, self._draft, timeout_s=timeout_s)
         self._throttle = Throttle(self, cap) if cap is not None else None
         self._adding = threading.Lock()
         self._completed = False
@@ -113,11 +115,9 @@ class Core(Tasks):
             self.wait_room(block=True, timeout_s=None)
         with self._adding:
             self.check_open()
-            if self.lane is None:
-                self.lane = self.connection.submitter.open(self._draft, self, timeout_s=self._timeout_s)
             if self._throttle is None:
                 return super().add(spec, payloads)
-            self.lane_or_raise()
+            self.opened()
             calls = [Call(spec, *self._slim(payload), Future(self)) for payload in payloads]
             self._throttle.add(calls)
             return [call.future for call in calls]

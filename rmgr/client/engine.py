@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from rmgr.client import cancelling, submitting
@@ -24,18 +25,20 @@ from rmgr.client.entry import OwnerEntry
 from rmgr.client.gauge import Gauge
 from rmgr.client.lane import Lane
 from rmgr.client.lines import Lines
-from rmgr.client.ports import Listener
+from rmgr.client.packing import first_blocks
+from rmgr.client.ports import First, Listener
 from rmgr.client.signing import Signer
 from rmgr.client.snapshot import fetch
 from rmgr.client.values import Values
 from rmgr.coord import paths
+from rmgr.coord.ops import Block
 from rmgr.coord.ports import Coordinator, SessionState, Store
 from rmgr.coord.records import decode_record
 from rmgr.errors import NotConnected, NotFound, RmgrError
 from rmgr.model.line import Ahead, Told
 from rmgr.model.node import NodeRecord
 from rmgr.model.queue import ClusterSettings
-from rmgr.model.submission import Submission, Tail
+from rmgr.model.submission import Phase, Submission, Tail
 from rmgr.runtime.mailbox import Closed, Mailbox
 
 _LOG = logging.getLogger("rmgr.submitter")
@@ -124,16 +127,21 @@ class Engine:
         """See `ports.SubmitterPort`."""
         return self._fresh("nodes", lambda: self._read_nodes(timeout_s))  # type: ignore[no-any-return]
 
-    def open(self, draft: Submission, listener: Listener, *, timeout_s: float) -> Lane:
+    def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: First | None = None) -> Lane:
         """See `ports.SubmitterPort`."""
         self.check_usable()
         require_store(self.store)
         self.post(self._entry.want)
+        deadline_s = time.monotonic() + timeout_s
+        blocks = self._first_blocks(draft, first, timeout_s) if first is not None else []
         made = submitting.submit(
             self.coordinator,
             draft,
             owner=self.guid,
-            deadline_s=time.monotonic() + timeout_s,
+            deadline_s=deadline_s,
+            blocks=lambda number: [(replace(key, submission=number), data) for key, data in blocks],
+            tasks=len(first.payloads) if first is not None and blocks else 0,
+            complete=first is not None and first.complete and bool(blocks),
             signer=self.signer,
             numbers=self._numbers if self._state is SessionState.CONNECTED else None,  # else a reading tells first that nobody answers
         )
@@ -149,9 +157,15 @@ class Engine:
             pending_cap=self._cap(made.submission.queue),
         )
         lane.wants_ownership = not made.created
+        if first is not None:
+            first.made(lane)
         self._begin(lane, fresh=made.created)
         if not made.created:
             self.post(self._watch_owners)
+        elif first is not None and not blocks:
+            lane.add(first.spec, first.payloads)
+            if first.complete:
+                lane.complete()
         return lane
 
     def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> Lane:
@@ -334,6 +348,31 @@ class Engine:
         alive = frozenset(paths.entry_guid(name) for name in names)
         for lane in self._all():
             lane.look_at_owner(alive)
+
+    def _first_blocks(self, draft: Submission, first: First, timeout_s: float) -> list[Block]:
+        """What goes with the SUBMIT; nothing: it is sent afterwards, by the rules of everything that is sent."""
+        if draft.max_running or draft.phase is not Phase.OPEN:
+            return []
+        blocks = first_blocks(draft, first.spec, first.payloads) or []
+        return blocks if self._has_room(draft.queue, len(blocks), timeout_s) else []
+
+    def _has_room(self, queue: str, blocks: int, timeout_s: float) -> bool:
+        """Counts so many blocks in, if the queue takes them now."""
+        cap = self._cap(queue)
+        if cap <= 0 or not blocks:
+            return True
+        answer: Future[bool] = Future()
+
+        def ask() -> None:
+            known = self.gauge.admit(queue, blocks, cap, ask)
+            if known is not None:
+                answer.set_result(known)
+
+        self.post(ask)
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            return False
 
     def _cap(self, queue: str) -> int:
         if self._cap_blocks is not None:

@@ -13,6 +13,7 @@ from rmgr.client.ports import TaskSpec
 from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS
 from rmgr.model.block import MAX_INLINE_BYTES, MAX_TASKS, NO_SEQ, BlockData, BlockKey
 from rmgr.model.resources import MIB
+from rmgr.model.submission import Submission
 
 #: Bytes of arguments of one store row (four of 1 MiB, with what pickle adds); one larger argument has a row of its own. Each block
 #: costs the same whatever it holds, and whoever claims a part of it reads the whole row.
@@ -145,6 +146,19 @@ def _next_block(batch: Batch, most: int) -> tuple[Packed, int]:
         size += len(payloads[stop]) + _ITEM_BYTES
         stop += 1
     return Packed(batch.spec, first, tuple(payloads[at:stop]), batch.solid, "", True), _BLOCK_BYTES
+
+
+def first_blocks(draft: Submission, spec: TaskSpec, payloads: list[bytes]) -> list[tuple[BlockKey, BlockData]] | None:
+    """Blocks of tasks that go with their SUBMIT, still of submission 0; None when they do not fit, or need its number before."""
+    if spec.keyed:
+        return None
+    buffer = Buffer(single=draft.rigid is not None)
+    buffer.add(spec, list(payloads))
+    packed = buffer.take()
+    if buffer.tasks or any(block.to_row for block in packed):
+        return None
+    memory_mib = -(-draft.request.memory_bytes // MIB)
+    return [block_of(block, submission=0, priority=draft.priority, cores=draft.request.cores, memory_mib=memory_mib) for block in packed]
 
 
 def block_of(packed: Packed, *, submission: int, priority: int, cores: int, memory_mib: int, row: str = "") -> tuple[BlockKey, BlockData]:

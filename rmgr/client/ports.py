@@ -8,6 +8,7 @@ must neither block nor run code of the user.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -90,6 +91,22 @@ class LanePort(Protocol):
         """Cancels those of `indices` that are not sent yet; they end CANCELLED. Returns which."""
 
 
+def _nobody(_lane: LanePort) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class First:
+    """Tasks that are known when their submission is made.
+
+    complete: no more will follow. made: told of the lane before anything is told of the tasks.
+    """
+
+    spec: TaskSpec
+    payloads: list[bytes]
+    complete: bool = False
+    made: Callable[[LanePort], None] = _nobody
+
+
 class SubmitterPort(Protocol):
     """A Submitter."""
 
@@ -113,9 +130,11 @@ class SubmitterPort(Protocol):
     def user(self) -> str:
         """In whose name work is submitted, as his credentials say; "" where nobody has any."""
 
-    def open(self, draft: Submission, listener: Listener, *, timeout_s: float) -> LanePort:
-        """SUBMIT: `draft` (its id is ignored) becomes a submission without tasks, owned by this Submitter.
+    def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: First | None = None) -> LanePort:
+        """SUBMIT: `draft` (its id is ignored) becomes a submission, owned by this Submitter.
 
+        first: its first tasks, in the same commit if they fit it and the queue has room, else added at once (`flush` waits for
+            them). Not added when the draft's token had been used before: then `next_index` is not how many they are.
         Raises: SubmitUnknown, CoordinationUnavailable, WrongCluster.
         """
 

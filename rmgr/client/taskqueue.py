@@ -21,6 +21,7 @@ from rmgr.client.connection import Connection, at_end, connect
 from rmgr.client.dropped import when_dropped
 from rmgr.client.futures import Future
 from rmgr.client.modules import ship
+from rmgr.client.opening import Opening
 from rmgr.client.pickling import dump_call, name_of
 from rmgr.client.ports import LanePort, TaskSpec
 from rmgr.client.progress import ProgressDisplay
@@ -28,11 +29,12 @@ from rmgr.client.specs import Duration, Options, Size, draft_of, python_environm
 from rmgr.client.tasks import Tasks, Waited
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.keys import check_user_key
+from rmgr.coord.ports import SessionState
 from rmgr.coord.records import encode_keyed
 from rmgr.errors import DeadlineExceeded, KeyExists, StateConflict, UsageError
 from rmgr.model.block import KeyedPayload
 from rmgr.model.ids import parse_submission, taskq_name
-from rmgr.model.submission import Work
+from rmgr.model.submission import Submission, Work
 
 #: Calls that `map` adds at a time: the first run while the rest is still being pickled.
 _MAP_BATCH = 512
@@ -64,7 +66,8 @@ class TaskQueue:
         python: interpreter of the nodes to use. on_disconnect: "keep" or "exclusive" (never runs twice at a time).
         overwrite: default of `submit`: output keys that exist are replaced.
         token: makes creation idempotent: the same token gives the same queue.
-        connection: default `rmgr.connect()`. timeout: for the creation (s).
+        connection: default `rmgr.connect()`. timeout: for the creation (s), here or with the first tasks: a queue without a token is
+            recorded in one commit with the first tasks that are submitted, or when its `id` is asked for.
     Raises: NotConnected, CoordinationUnavailable, StoreUnavailable, Infeasible, NotFound (queue), PickleFailed, SubmitUnknown.
     """
 
@@ -121,16 +124,17 @@ class TaskQueue:
         environment = python_environment(python=python, modules=ship(submitter.store, modules, timeout_s=timeout))
         draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest, user=submitter.user)
         draft = admit(draft, submitter.settings(timeout_s=timeout), submitter.nodes(timeout_s=timeout))
-        tasks = Tasks(connection, keep_all=bool(token))  # the token may have been used before: then this is an attach
-        self._begin(connection, tasks, submitter.open(draft, tasks, timeout_s=timeout), overwrite=overwrite, attached=bool(token))
+        tasks = Tasks(connection, keep_all=bool(token), opening=Opening(submitter, draft, timeout_s=timeout))
+        if token or submitter.session_state is not SessionState.CONNECTED:  # used before: an attach; nobody answers: told here
+            draft = tasks.opened().submission
+        self._begin(connection, tasks, draft, overwrite=overwrite, attached=bool(token))
 
-    def _begin(self, connection: Connection, tasks: Tasks, lane: LanePort, *, overwrite: bool, attached: bool = False) -> None:
+    def _begin(self, connection: Connection, tasks: Tasks, record: Submission, *, overwrite: bool, attached: bool = False) -> None:
         self.connection = connection
         self.is_closed = False
         self._tasks = tasks
         self._attached = attached
-        self._lane = tasks.lane = lane
-        record = lane.submission
+        self._record = record
         self._specs: dict[tuple[bool, int, bool], TaskSpec] = {}
         self._function_name = record.name
         self._overwrite = overwrite
@@ -139,7 +143,7 @@ class TaskQueue:
         self._plain = self._spec(record.resubmit, record.retries, keyed=False)
         _open_queues.add(self)
         if not attached:
-            when_dropped(self, lane.complete)
+            when_dropped(self, tasks.let_go)
         at_end("task queues", _flush_open_queues)
 
     @classmethod
@@ -153,11 +157,11 @@ class TaskQueue:
         number = name if isinstance(name, int) else parse_submission(name)
         connection = connection or connect()
         tasks = Tasks(connection, keep_all=True)
-        lane = connection.submitter.attach(number, tasks, own=True, timeout_s=timeout)
+        lane = tasks.lane = connection.submitter.attach(number, tasks, own=True, timeout_s=timeout)
         if lane.submission.work is not Work.PYTHON:
             raise UsageError(f"submission {number} runs commands, it is not a TaskQueue", hint=f"rmgr wait {number}")
         made = cls.__new__(cls)
-        made._begin(connection, tasks, lane, overwrite=overwrite, attached=True)  # noqa: SLF001 - a constructor of this class
+        made._begin(connection, tasks, lane.submission, overwrite=overwrite, attached=True)  # noqa: SLF001 - a constructor of this class
         return made
 
     def own(self, timeout: float | None = None) -> int:
@@ -179,8 +183,13 @@ class TaskQueue:
     # -- what it is
 
     @property
+    def _lane(self) -> LanePort:
+        """Its submission: made with the first tasks, or here."""
+        return self._tasks.opened()
+
+    @property
     def id(self) -> int:
-        """Number of the submission, as `rmgr jobs` shows it."""
+        """Number of the submission, as `rmgr jobs` shows it. (Recorded by this call, if nothing was submitted before.)"""
         return self._lane.number
 
     @property
@@ -191,12 +200,14 @@ class TaskQueue:
     @property
     def function(self) -> str:
         """Id of the function."""
-        return self._lane.submission.function
+        return self._record.function
 
     def __len__(self) -> int:
-        return max(self._lane.next_index, self._lane.progress.total)
+        return 0 if self._tasks.lane is None else max(self._lane.next_index, self._lane.progress.total)
 
     def __repr__(self) -> str:
+        if self._tasks.lane is None:
+            return f"<rmgr.TaskQueue {self._function_name}: unused>"
         progress = self._lane.progress
         return f"<rmgr.TaskQueue {self.name} {self._function_name}: {progress.final} of {len(self)} tasks ended>"
 
@@ -223,7 +234,7 @@ class TaskQueue:
         """
         if isinstance(inputs, str) or isinstance(outputs, str):
             raise UsageError("inputs and outputs are lists of keys", hint='inputs=["in/7"], outputs=["out/7"]')
-        record = self._lane.submission
+        record = self._record
         replace = self._overwrite if overwrite is None else overwrite
         payload = encode_keyed(KeyedPayload(tuple(inputs), tuple(outputs), replace))
         spec = self._spec(record.resubmit if resubmit is None else resubmit, record.retries if retries is None else retries, keyed=True)
@@ -292,8 +303,7 @@ class TaskQueue:
         if spec is None:
             if retries < 0:
                 raise UsageError(f"retries = {retries} is negative")
-            function = self._lane.submission.function
-            spec = self._specs[key] = TaskSpec(function=function, resubmit=resubmit, retries=retries, keyed=keyed)
+            spec = self._specs[key] = TaskSpec(function=self._record.function, resubmit=resubmit, retries=retries, keyed=keyed)
         return spec
 
     # -- waiting
@@ -320,7 +330,7 @@ class TaskQueue:
         Raises: TaskFailed when a task submitted with `resubmit=True` FAILED (after all have ended); DeadlineExceeded.
         """
         deadline = Deadline(timeout)
-        title = f"{self.name} {self._function_name}"
+        title = f"{self.name} {self._function_name}" if self._tasks.lane is not None else self._function_name
         with ProgressDisplay(title, enabled=progress, trouble=self.connection.trouble) as display, giving_slot_back():
             while True:
                 counts = self._tasks.counts()
@@ -348,14 +358,13 @@ class TaskQueue:
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything submitted is durable. Raises SubmitUnknown, QueueFull."""
-        self._lane.flush(timeout)
+        if self._tasks.lane is not None:
+            self._tasks.lane.flush(timeout)
 
     def close(self, *, timeout: float | None = 60.0) -> None:
         """No task will be added; returns when everything submitted is durable. The tasks go on. Idempotent."""
-        self._lane.complete()
         self.is_closed = True
-        if self.connection.is_usable:
-            self._lane.flush(timeout)
+        self._tasks.close(timeout)
 
     def __enter__(self) -> Self:
         return self

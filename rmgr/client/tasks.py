@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from rmgr.client.connection import Connection
 from rmgr.client.futures import Future
-from rmgr.client.ports import LanePort, TaskSpec
+from rmgr.client.opening import Opening
+from rmgr.client.ports import First, LanePort, TaskSpec
 from rmgr.client.progress import Counts
 from rmgr.client.repair import delete_pointers
 from rmgr.client.results import Settled, error_of
@@ -21,7 +22,7 @@ from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.coord.records import encode_payloads
-from rmgr.errors import DeadlineExceeded, NotConnected, NotFound, RmgrError, StateConflict, TaskFailed
+from rmgr.errors import DeadlineExceeded, NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State
 
@@ -48,12 +49,15 @@ class Tasks:
 
     Args:
         keep_all: also keep the ends of tasks that nobody holds a future of (a queue that was attached to).
+        opening: makes the submission with its first tasks, or when somebody asks for its number.
     """
 
-    def __init__(self, connection: Connection, *, keep_all: bool = False) -> None:
+    def __init__(self, connection: Connection, *, keep_all: bool = False, opening: Opening | None = None) -> None:
         self.connection = connection
         self.store: Store = connection.submitter.store
         self.lane: LanePort | None = None
+        self._opening = opening
+        self._is_closed = False
         self.dead: RmgrError | None = None
         self._pending: dict[int, Future] = {}
         self._outputs: dict[int, tuple[str, ...]] = {}
@@ -74,8 +78,7 @@ class Tasks:
 
     def add(self, spec: TaskSpec, payloads: list[bytes], *, outputs: tuple[str, ...] = (), solid: bool = False) -> list[Future]:
         """Adds tasks; returns their futures. Raises: as `LanePort.add`; StoreUnavailable for large arguments."""
-        first = self.lane_or_raise().next_index
-        futures = [Future(self, index) for index in range(first, first + len(payloads))]
+        futures = [Future(self) for _ in payloads]
         self.add_for(spec, payloads, futures, outputs=outputs, solid=solid)
         return futures
 
@@ -90,6 +93,10 @@ class Tasks:
         row: str = "",
     ) -> int:
         """As `add`, for futures that exist already; returns the first index."""
+        if self.lane is None and self._opening is not None and payloads:
+            if not (outputs or solid or row or spec.keyed or self._is_closed) and max(map(len, payloads)) <= HELD_BYTES:
+                return self._open_with(self._opening, spec, payloads, futures)
+            self.opened()
         lane = self.lane_or_raise()
         first = lane.next_index
         for index, future in enumerate(futures, first):
@@ -115,6 +122,36 @@ class Tasks:
             raise
         return first
 
+    def _open_with(self, opening: Opening, spec: TaskSpec, payloads: list[bytes], futures: list[Future]) -> int:
+        """Adds the first tasks of a submission that is made with them."""
+        self.connection_or_raise()
+        for index, future in enumerate(futures):
+            future.index = index
+        if spec.resubmit != opening.draft.resubmit:
+            self._unusual.update(range(len(payloads)))
+        self._pending.update(enumerate(futures))
+        try:
+            opening.open(self, First(spec=spec, payloads=payloads, made=self._made))
+        except BaseException as error:
+            self._pending.clear()
+            self._unusual.clear()
+            if isinstance(error, SubmitUnknown):
+                self.dead = error  # perhaps it is there, with these tasks: nothing is added to another one in its stead
+            raise
+        return 0
+
+    def opened(self) -> LanePort:
+        """The lane, made now if need be. Raises: as `SubmitterPort.open`."""
+        if self.lane is None and self._opening is not None and self.dead is None:
+            self.connection_or_raise()
+            self._made(self._opening.open(self, None))
+            if self._is_closed:
+                self.lane_or_raise().complete()
+        return self.lane_or_raise()
+
+    def _made(self, lane: LanePort) -> None:
+        self.lane = lane
+
     def _add_one(self, lane: LanePort, spec: TaskSpec, payload: bytes) -> None:
         if len(payload) <= LARGE_BYTES:
             lane.add(spec, [payload])
@@ -130,13 +167,29 @@ class Tasks:
 
     def lane_or_raise(self) -> LanePort:
         """The lane, if tasks can be added. Raises what is in the way."""
-        if not self.connection.is_usable:
-            raise NotConnected(self.connection.trouble(), hint="call rmgr.connect() and make a new TaskQueue, or attach to this one")
-        if self.lane is None:
-            raise StateConflict("the submission does not exist yet")
+        self.connection_or_raise()
         if self.dead is not None:
             raise self.dead
+        if self.lane is None:
+            raise StateConflict("the submission does not exist yet")
         return self.lane
+
+    def connection_or_raise(self) -> None:
+        """Raises NotConnected when this connection brings nothing any more."""
+        if not self.connection.is_usable:
+            raise NotConnected(self.connection.trouble(), hint="call rmgr.connect() and make a new TaskQueue, or attach to this one")
+
+    def close(self, timeout_s: float | None) -> None:
+        """No task will be added; what was added is durable. Of a queue that was never used nothing is recorded."""
+        self.let_go()
+        if self.lane is not None and self.connection.is_usable:
+            self.lane.flush(timeout_s)
+
+    def let_go(self) -> None:
+        """No task will be added."""
+        self._is_closed = True
+        if self.lane is not None:
+            self.lane.complete()
 
     def check_open(self) -> None:
         """Raises what `add` would raise."""
@@ -144,8 +197,9 @@ class Tasks:
 
     def wait_room(self, *, block: bool, timeout_s: float | None) -> None:
         """Waits while the queue is full or too much is unsent. Raises QueueFull."""
-        lane = self.lane_or_raise()
-        lane.wait_room(timeout_s if block else 0.0)
+        self.connection_or_raise()
+        if self.lane is not None or self._opening is None or self.dead is not None:
+            self.lane_or_raise().wait_room(timeout_s if block else 0.0)
 
     # -- from the Submitter
 
@@ -198,7 +252,8 @@ class Tasks:
     def counts(self) -> Counts:
         """How many there are, and how they stand. Raises when nothing more will come."""
         lane = self.lane
-        assert lane is not None
+        if lane is None:
+            return Counts(total=0, final=0, failed=0, cancelled=0)
         progress = lane.progress
         counts = Counts(
             total=max(lane.next_index, progress.total),
@@ -225,8 +280,7 @@ class Tasks:
 
     def waited(self) -> Waited:
         """The answer of `wait_all`, or TaskFailed."""
-        lane = self.lane
-        assert lane is not None
+        lane = self.opened()
         counts = {str(state): count for state, count in lane.progress.counts.items()}
         failed = sorted(self._failed)
         expected = lane.submission.resubmit
@@ -254,8 +308,7 @@ class Tasks:
 
     def future(self, index: int) -> Future:
         """A future of a task that exists. Raises NotFound."""
-        lane = self.lane
-        assert lane is not None
+        lane = self.opened()
         if not 0 <= index < max(lane.next_index, lane.progress.total):
             raise NotFound(f"there is no task {self.number}_{index}")
         with self._keeping:

@@ -43,12 +43,12 @@ print(json.dumps({future.task_id: future.result(60) for future in queue.futures(
 """
 
 
-def application(chaos: Chaos, *, seconds: float, failpoint: str = "") -> subprocess.Popen[str]:
+def application(chaos: Chaos, *, seconds: float, failpoint: str = "", what: str = APPLICATION) -> subprocess.Popen[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
     environment |= chaos.cluster.environment() | {"PYTHONPATH": str(HERE.parents[1])}
     if failpoint:
         environment["RMGR_FAILPOINT"] = failpoint
-    words = [sys.executable, "-c", APPLICATION, str(HERE), str(chaos.ledger), str(seconds), str(TASKS)]
+    words = [sys.executable, "-c", what, str(HERE), str(chaos.ledger), str(seconds), str(TASKS)]
     return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -77,6 +77,28 @@ def test_a_submitter_killed_between_two_commits_is_followed_by_another(chaos: Ch
     assert first.returncode == -signal.SIGKILL
     finish(chaos, application(chaos, seconds=0.05), within=90)
     assert len(chaos.cluster.snapshot().submissions) == 1, "the same token gives the same submission"
+
+
+AT_ONCE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from ledger import work
+from rmgr import TaskQueue
+TaskQueue(work, retries=2, backoff=0.1).map(None, [sys.argv[2]] * int(sys.argv[4]), [float(sys.argv[3])] * int(sys.argv[4]))
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_submitter_killed_at_its_first_commit_leaves_all_first_tasks_or_none(chaos: Chaos, moment: str) -> None:
+    chaos.start(nodes=2, watchdogs=1)
+    first = application(chaos, seconds=0.05, failpoint=f"submitter.{moment}_submit=kill", what=AT_ONCE)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == -signal.SIGKILL, err
+    chaos.submissions = sorted(chaos.cluster.snapshot().submissions)
+    assert chaos.submissions == ([1] if moment == "after" else [])
+    if moment == "after":
+        chaos.acknowledged = TASKS
+        assert {view.attempt for view in chaos.finish(within=60).values()} == {1}
 
 
 def test_the_one_that_takes_over_may_die_of_it_too(chaos: Chaos) -> None:

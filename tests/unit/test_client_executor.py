@@ -358,8 +358,8 @@ def test_inside_of_a_task_every_kind_of_wait_gives_the_slot_back(cluster: Cluste
 
         for wait in waits():
             futures = [executor.submit(square, x) for x in range(3)]
-            timer = threading.Timer(0.05, cluster.run_one)
-            until(cluster.pending)
+            timer = threading.Timer(0.05, lambda: [cluster.run_one() for _ in cluster.pending()])
+            until(lambda: sum(key.count for key in cluster.pending()) == 3)
             timer.start()
             wait(futures)
             timer.join()

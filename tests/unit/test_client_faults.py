@@ -170,6 +170,7 @@ def test_a_wait_tells_on_stderr_that_the_cluster_went_away(capsys: pytest.Captur
     monkeypatch.setattr("rmgr.client.taskqueue._TICK_S", 0.02)
     with running() as (_, connection):
         queue = TaskQueue(double, connection=connection)
+        assert queue.name, "it is recorded before its first task"
         coordinator: Any = connection.coordinator
         coordinator.auto = False
         coordinator.cut()
@@ -194,6 +195,7 @@ def test_while_the_store_is_away_submitting_fails_at_once_and_small_work_goes_on
         cluster.start()
         queue = TaskQueue(double, connection=connection)
         executor = Executor(connection=connection)
+        assert queue.name, "it is recorded before its first task"
         store.is_away = True
         with pytest.raises(StoreUnavailable):
             TaskQueue(lambda x: x, connection=connection)

@@ -1,0 +1,36 @@
+"""A submission that is made with its first tasks: one commit instead of two, and none for what is never used."""
+
+from __future__ import annotations
+
+import threading
+
+from rmgr.client.ports import First, LanePort, Listener, SubmitterPort
+from rmgr.model.submission import Submission
+
+
+class Opening:
+    """Makes one submission, once. Thread-safe.
+
+    Args:
+        draft: checked. timeout_s: for making it.
+    """
+
+    def __init__(self, submitter: SubmitterPort, draft: Submission, *, timeout_s: float) -> None:
+        self.draft = draft
+        self._submitter = submitter
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._lane: LanePort | None = None
+
+    def open(self, listener: Listener, first: First | None) -> LanePort:
+        """The submission, with these tasks. (One that somebody has asked the number of meanwhile is there without them: added then.)
+
+        Raises: as `SubmitterPort.open`.
+        """
+        with self._lock:
+            if self._lane is None:
+                self._lane = self._submitter.open(self.draft, listener, timeout_s=self._timeout_s, first=first)
+            elif first is not None:
+                first.made(self._lane)
+                self._lane.add(first.spec, first.payloads)
+        return self._lane
