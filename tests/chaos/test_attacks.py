@@ -187,6 +187,88 @@ def test_a_forged_block_in_the_queue_is_refused(scene: Scene, forge: Callable[..
     refused(scene, number, *words)
 
 
+def test_a_block_that_shares_its_signature_runs_without_the_others(scene: Scene) -> None:
+    number, [_, (key, data), _] = scene.intercepted_together()
+    scene.plant(key, data)
+    [outcome] = scene.outcomes(number)
+    assert (outcome.index, outcome.state) == (1, State.COMPLETED), outcome
+
+
+def _with_signature(data: BlockData, signature: bytes) -> BlockData:
+    return changed(data, seal=changed(data.seal, signature=signature))
+
+
+def _signatures(blocks: list[tuple[BlockKey, BlockData]]) -> list[bytes]:
+    return [data.seal.signature for _, data in blocks if data.seal is not None]
+
+
+def _path_of_another(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
+    first, second, _ = _signatures(blocks)
+    return blocks[0][0], _with_signature(blocks[0][1], first[:68] + second[68:])
+
+
+def _seal_of_another(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
+    return blocks[0][0], changed(blocks[0][1], seal=changed(blocks[1][1].seal, first=0))
+
+
+def _task_of_another(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
+    return blocks[0][0], _with_signature(changed(blocks[0][1], payloads=(b"x",)), _signatures(blocks)[0])
+
+
+def _path_cut_off(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
+    return blocks[0][0], _with_signature(blocks[0][1], _signatures(blocks)[0][:-32])
+
+
+def _no_path(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
+    return blocks[0][0], _with_signature(blocks[0][1], _signatures(blocks)[0][:64])
+
+
+def _a_level_higher(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
+    """The last of three hangs right below the root; the first gives itself out for its neighbour."""
+    first, _, last = _signatures(blocks)
+    return blocks[0][0], _with_signature(blocks[0][1], last[:64] + bytes([0, 0, 0, 2]) + first[-32:])
+
+
+def _other_root(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
+    _, others = scene.intercepted_together()
+    return blocks[0][0], changed(blocks[0][1], seal=others[0][1].seal)
+
+
+def _own_root(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
+    publish(scene.mallory.zk, scene.mallory.credentials)
+    record = _record(scene, blocks[0][0].submission)
+    return scene.signer(scene.mallory).sealer(record).together(blocks)[0]
+
+
+@pytest.mark.parametrize(
+    ("forge", "words"),
+    [
+        (_path_of_another, ("not what its user signed",)),
+        (_seal_of_another, ("not what its user signed",)),
+        (_task_of_another, ("not what its user signed",)),
+        (_path_cut_off, ("its path has 32 bytes where 64 are needed",)),
+        (_no_path, ("not what its user signed",)),
+        (_a_level_higher, ("not what its user signed",)),
+        (_other_root, ("not what its user signed",)),
+        (_own_root, ("signed by user mallory", "run for ann")),
+    ],
+    ids=lambda item: item.__name__[1:] if callable(item) else "",
+)
+def test_a_forged_block_of_several_is_refused_where_the_others_ran(scene: Scene, forge: Callable[..., Any], words: tuple[str, ...]) -> None:
+    """The node has verified their root: what does not hang from it is refused all the same."""
+    number, blocks = scene.intercepted_together()
+    scene.plant(*blocks[2])
+    [ran] = scene.outcomes(number)
+    assert ran.state is State.COMPLETED, ran
+    scene.canary.unlink()
+    scene.plant(*forge(scene, blocks))
+    outcome = scene.outcomes(number, 2)[1]
+    assert (outcome.state, outcome.reason) == (State.FAILED, Reason.UNTRUSTED), outcome
+    assert all(word in outcome.error for word in words), outcome.error
+    assert outcome.error in until("an audit line", lambda: scene.audited(f"{number}_0"))
+    assert not scene.canary.exists()
+
+
 def test_a_block_with_more_tasks_than_were_signed_is_refused(scene: Scene) -> None:
     number, key, data = scene.intercepted()
     scene.plant(*_task_beyond(scene, number, key, data))

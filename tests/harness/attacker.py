@@ -29,6 +29,7 @@ from rmgr.model.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.identity import Role
 from rmgr.model.outcome import Outcome
 from rmgr.model.submission import Command, Submission, Work
+from rmgr.model.version import PROTOCOL
 from rmgr.runtime.secured import zookeeper_options
 
 DEADLINE_S = 60.0
@@ -96,7 +97,7 @@ class Scene:
         return Command(argv=("/bin/sh", "-c", f"echo ran >> {shlex.quote(str(self.canary))}"))
 
     def signer(self, who: Person | None = None, *, ttl_s: float = 600.0) -> Signer:
-        return Signer((who or self.ann).credentials, self.cluster_id, ttl_s=ttl_s)
+        return Signer((who or self.ann).credentials, self.cluster_id, ttl_s=ttl_s, oldest=PROTOCOL)
 
     def submit(self, *, payloads: tuple[bytes, ...] = (b"",), signer: Signer | None = None, **record: Any) -> int:
         """A submission of ann's; returns its number."""
@@ -105,6 +106,12 @@ class Scene:
     def intercepted(self, payloads: tuple[bytes, ...] = (b"",), **record: Any) -> tuple[int, BlockKey, BlockData]:
         """A submission of ann's whose one block, signed by her, mallory holds in his hands: nobody else has seen it."""
         return self._submit(payloads, self.signer(), record, intercept=True)
+
+    def intercepted_together(self, count: int = 3) -> tuple[int, list[tuple[BlockKey, BlockData]]]:
+        """The same of so many blocks of one task that share a signature."""
+        number, key, data = self._submit((b"",) * count, self.signer(), {}, intercept=True)
+        bare = [(replace(key, first=at, count=1), changed(data, base=at, payloads=(b"",), seal=None)) for at in range(count)]
+        return number, self.signer().sealer(read_submission(self.ann.zk, number)).together(bare)
 
     def _submit(
         self, payloads: tuple[bytes, ...], signer: Signer, record: dict[str, Any], *, intercept: bool = False
