@@ -1,0 +1,329 @@
+"""Direct lines between clients and Starters: who may have one, and that nothing said on one counts by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmgr.adapters.channel import Loop
+from rmgr.adapters.line import Line, LineServer, dial
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.client.engine import Engine
+from rmgr.client.lines import Lines
+from rmgr.client.ports import TaskSpec
+from rmgr.coord import ops, paths
+from rmgr.coord.multi import Committed
+from rmgr.coord.records import decode_fragment, decode_record, encode_block
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.errors import PermissionDenied
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.identity import Role
+from rmgr.model.line import Ahead, Hint, Message, Told
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.states import State
+from rmgr.model.submission import Command, Submission, Tail, Work
+from tests.harness.bundles import session_bundles
+from tests.harness.starter_rig import Rig, wait_for
+
+
+class Post:
+    """What came on lines, and which of them ended."""
+
+    def __init__(self) -> None:
+        self.came: list[Message] = []
+        self.ended: list[Line] = []
+
+    def callbacks(self) -> dict[str, Callable[..., None]]:
+        return {"on_message": lambda _line, message: self.came.append(message), "on_end": self.ended.append}
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    crashes: list[BaseException] = []
+    made = Loop("lines", on_crash=crashes.append)
+    yield made
+    made.close()
+    assert not crashes
+
+
+# -- who may have one ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(loop: Loop) -> Iterator[tuple[LineServer, Post, set[str]]]:
+    """A Starter's end in a secured cluster; a set of key ids to revoke."""
+    post, revoked = Post(), set[str]()
+    starter = session_bundles().credentials(Role.STARTER)
+    heard = post.callbacks()["on_message"]
+    made = LineServer("127.0.0.1", loop=loop, credentials=starter, is_revoked=revoked.__contains__, on_message=heard)
+    yield made, post, revoked
+    made.close()
+
+
+def call(server: LineServer, loop: Loop, role: Role, name: str, post: Post, *, key_id: str = "", cluster: str = "") -> Line:
+    expected = key_id or session_bundles().credentials(Role.STARTER).identity.key_id
+    bundles = session_bundles(cluster) if cluster else session_bundles()
+    return dial(server.endpoint, credentials=bundles.credentials(role, name), key_id=expected, loop=loop, **post.callbacks())
+
+
+def test_a_person_of_the_cluster_is_heard_until_his_key_is_revoked(server: tuple[LineServer, Post, set[str]], loop: Loop) -> None:
+    called, post, revoked = server
+    mine = Post()
+    line = call(called, loop, Role.USER, "ann", mine)
+    assert line.send(Hint("n1", "block", b"data"))
+    wait_for(lambda: post.came == [Hint("n1", "block", b"data")], "the hint")
+    revoked.add(session_bundles().credentials(Role.USER, "ann").identity.key_id)
+    line.send(Hint("n1", "block", b"more"))
+    wait_for(lambda: mine.ended, "the end of the line")
+    assert len(post.came) == 1
+    again = Post()
+    turned_away = call(called, loop, Role.USER, "ann", again)  # TLS 1.3: refused behind the client's part of the handshake
+    wait_for(lambda: again.ended, "the end of the second one")
+    assert not turned_away.is_open
+
+
+@pytest.mark.parametrize(("role", "cluster"), [(Role.STARTER, ""), (Role.SUBMITTER, ""), (Role.USER, "elsewhere")])
+def test_others_are_turned_away(server: tuple[LineServer, Post, set[str]], loop: Loop, role: Role, cluster: str) -> None:
+    called, post, _ = server
+    mine = Post()
+    try:
+        line = call(called, loop, role, "somebody", mine, cluster=cluster)
+    except OSError:
+        return  # the client itself does not believe a server of another authority
+    line.send(Hint("n1", "block", b"data"))
+    wait_for(lambda: mine.ended, "the end of the line")
+    assert not post.came
+
+
+def test_a_client_talks_to_the_starter_that_registered_the_node_and_to_nobody_else(
+    server: tuple[LineServer, Post, set[str]], loop: Loop
+) -> None:
+    with pytest.raises(PermissionDenied, match="not by the Starter that registered it"):
+        call(server[0], loop, Role.USER, "ann", Post(), key_id="0" * 32)
+
+
+def test_who_sends_nonsense_or_does_not_read_loses_the_line(loop: Loop) -> None:
+    post, mine = Post(), Post()
+    server = LineServer("127.0.0.1", loop=loop, credentials=None, is_revoked=lambda _: False, on_message=post.callbacks()["on_message"])
+    line = dial(server.endpoint, credentials=None, key_id="", loop=loop, **mine.callbacks())
+    line._sock.send(b"\xff\xff\xff\xffnonsense")
+    wait_for(lambda: mine.ended == [line], "the end of the line")
+    assert not line.send(Hint("n1", "block", b""))
+    deaf = dial(server.endpoint, credentials=None, key_id="", loop=loop, **Post().callbacks())
+    blocked = threading.Event()
+    loop.call(lambda: blocked.wait(20))  # nobody reads
+    try:
+        sent = 0
+        while deaf.send(Hint("n1", "block", bytes(60_000))):  # never waits
+            sent += 1
+            assert sent < 10_000
+    finally:
+        blocked.set()
+    wait_for(lambda: not deaf.is_open, "the end of the other")
+    server.close()
+
+
+# -- what is said ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path) as made:
+        yield made
+
+
+def line_to(rig: Rig, loop: Loop, post: Post) -> Line:
+    record = wait_for(rig.record, "the node's record")
+    return dial(record.line, credentials=None, key_id="", loop=loop, **post.callbacks())
+
+
+def wait_for_mark(rig: Rig) -> None:
+    wait_for(lambda: rig.zk.stat(paths.idle("n1")).result(10) is not None, "the mark")
+
+
+def prepared(rig: Rig, number: int) -> tuple[BlockKey, BlockData, Callable[[], Any]]:
+    """The next task of a submission: its key, what stands in its znode, and its HAND."""
+    found = rig.zk.get(paths.tail(number)).result(10)
+    tail = decode_record(found.data, Tail)
+    key = BlockKey(priority=0, seq=ops.HANDED_SEQ, submission=number, first=tail.next, count=1, attempt=1, cores=1, memory_mib=0)
+    data = BlockData(base=key.first)
+
+    def commit() -> Any:
+        fence = rig.zk.stat(paths.node("n1")).result(10).version
+        grown = Tail(next=tail.next + 1, complete=True, enqueued=str(found.version))
+        multi = ops.hand(number, tail=grown, tail_version=found.version, key=key, data=data, node="n1", node_version=fence)
+        return rig.zk.commit(multi).result(10)
+
+    return key, data, commit
+
+
+def test_what_is_announced_runs_and_its_outcome_is_told_with_its_number(rig: Rig, loop: Loop) -> None:
+    rig.spawn()
+    post = Post()
+    line = line_to(rig, loop, post)
+    number = rig.submit(Command(argv=("true",)))
+    rig.outcomes(number, 1)
+    for at in range(1, 4):
+        wait_for_mark(rig)
+        key, data, commit = prepared(rig, number)
+        hint = Hint("n1", paths.block_name(key), encode_block(data))
+        assert line.send(hint)  # too early: it is found as without a line, or on the second
+        assert isinstance(commit(), Committed)
+        line.send(hint)
+        rig.outcomes(number, at + 1)
+    wait_for(lambda: len([one for one in post.came if isinstance(one, Told)]) >= 1, "news")
+    ahead = {one.serial: one for one in post.came if isinstance(one, Ahead)}
+    for told in [one for one in post.came if isinstance(one, Told)]:
+        fragment = rig.zk.get(paths.fragment(number, told.number)).result(10)
+        assert fragment.data == ahead[told.serial].fragment
+        assert told.submission == number
+
+
+def test_what_was_announced_and_not_handed_over_never_runs(rig: Rig, loop: Loop, tmp_path: Path) -> None:
+    rig.spawn()
+    line = line_to(rig, loop, Post())
+    number = rig.submit(Command(argv=("sh", "-c", f'echo "$RMGR_ARRAY_INDEX" >> {tmp_path / "ran"}')))
+    rig.outcomes(number, 1)
+    wait_for_mark(rig)
+    key, data, commit = prepared(rig, number)
+    for _ in range(20):
+        line.send(Hint("n1", paths.block_name(key), encode_block(data)))
+    other = replace(key, first=7)
+    line.send(Hint("n1", paths.block_name(other), encode_block(BlockData(base=7))))
+    again = rig.submit(Command(argv=("true",)))
+    rig.outcomes(again, 1)  # it has long looked by now
+    assert (tmp_path / "ran").read_text() == "0\n"
+    wait_for_mark(rig)
+    assert isinstance(commit(), Committed)
+    rig.outcomes(number, 2)
+    assert (tmp_path / "ran").read_text() == "0\n1\n"
+
+
+def test_what_stands_in_the_tree_is_run_whatever_was_announced(rig: Rig, loop: Loop) -> None:
+    rig.spawn()
+    post = Post()
+    line = line_to(rig, loop, post)
+    number = rig.submit(Command(argv=("true",)))
+    rig.outcomes(number, 1)
+    wait_for_mark(rig)
+    key, data, commit = prepared(rig, number)
+    line.send(Hint("n1", paths.block_name(key), encode_block(replace_function(data))))
+    assert isinstance(commit(), Committed)
+    line.send(Hint("n1", paths.block_name(key), encode_block(replace_function(data))))
+    assert rig.outcomes(number, 2)[1].state is State.COMPLETED
+    wait_for(lambda: not rig.running(), "nothing left over")
+    assert not post.came  # who announced something else is told nothing
+
+
+def replace_function(data: BlockData) -> BlockData:
+    import msgspec
+
+    return msgspec.structs.replace(data, function="0" * 64, retries=3)
+
+
+@pytest.mark.parametrize("hint", [Hint("nobody", "x", b""), Hint("n1", "x", b""), Told(1, 2, 3)])
+def test_who_says_what_cannot_be_loses_the_line_and_the_node_works_on(rig: Rig, loop: Loop, hint: Any) -> None:
+    rig.spawn()
+    post = Post()
+    line = line_to(rig, loop, post)
+    line.send(hint)
+    wait_for(lambda: post.ended, "the end of the line")
+    rig.outcomes(rig.submit(Command(argv=("true",))), 1)
+
+
+# -- a client's end to end -----------------------------------------------------------------------------------------------------------
+
+
+class Results:
+    """A listener: outcomes in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.dead: list[Exception] = []
+
+    def on_outcomes(self, _fragment: Fragment, outcomes: Any) -> None:
+        self.outcomes += outcomes
+
+    def on_progress(self) -> None: ...
+
+    def on_dead(self, error: Exception) -> None:
+        self.dead.append(error)
+
+
+class Client:
+    """One command at a time through a real engine with lines."""
+
+    def __init__(self, rig: Rig) -> None:
+        zk = ZkCoordinator.connect(rig.hosts, rig.chroot, session_timeout_s=6.0)
+        from rmgr.adapters.stores import open_store
+
+        self.engine = Engine(zk, open_store(rig.store_url), lines=lambda engine: Lines(engine, None))
+        self.results = Results()
+        draft = Submission(id=0, name="one", user="tester", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
+        self.lane = self.engine.open(draft, self.results, timeout_s=30)
+
+    def one(self) -> None:
+        count = len(self.results.outcomes)
+        self.lane.add(TaskSpec(), [b""])
+        wait_for(lambda: len(self.results.outcomes) > count or self.results.dead, "an outcome")
+        assert not self.results.dead
+        assert self.results.outcomes[-1].index == count
+        assert self.results.outcomes[-1].state is State.COMPLETED
+
+    @property
+    def lines(self) -> list[Line]:
+        assert self.engine.lines is not None
+        return list(self.engine.lines._lines.values())
+
+
+@pytest.fixture
+def client(rig: Rig) -> Iterator[Client]:
+    rig.spawn()
+    wait_for(rig.record, "the node's record")
+    made = Client(rig)
+    yield made
+    made.engine.close()
+
+
+def test_one_task_after_another_gets_a_line_and_survives_its_end(client: Client, rig: Rig) -> None:
+    def until_a_line_is_there() -> bool:
+        client.one()
+        return bool(client.lines)
+
+    wait_for(until_a_line_is_there, "a line")
+    for _ in range(10):
+        client.one()
+    (line,) = client.lines
+    line._sock.shutdown(2)
+    for _ in range(5):
+        client.one()
+    wait_for(lambda: line not in client.lines, "the end of the line is known")
+    count = len(client.results.outcomes)
+    assert [one.index for one in client.results.outcomes] == list(range(count))
+    number = client.lane.number
+    committed = [decode_fragment(rig.zk.get(paths.fragment(number, at)).result(10).data).outcomes for at in range(count)]
+    assert [one.index for outcomes in committed for one in outcomes] == list(range(count))
+
+
+@pytest.mark.parametrize("where", ["starter.before_complete", "starter.after_complete"])
+def test_a_starter_killed_between_its_news_loses_nothing(rig: Rig, where: str) -> None:
+    """Announced and not committed, or committed and not told."""
+    process = rig.spawn(env={"RMGR_FAILPOINT": f"{where}:12=kill"})
+    wait_for(rig.record, "the node's record")
+    client = Client(rig)
+    try:
+        while process.poll() is None:
+            client.lane.add(TaskSpec(), [b""])
+            goal = client.lane.next_index
+            wait_for(lambda goal=goal: len(client.results.outcomes) >= goal or process.poll() is not None, "the outcome, or the end")
+        rig.spawn()  # it fails what the dead one left; the engine submits that again
+        goal = client.lane.next_index
+        wait_for(lambda: len(client.results.outcomes) >= goal, "the rest")
+        assert [one.index for one in client.results.outcomes] == list(range(goal))
+    finally:
+        client.engine.close()
