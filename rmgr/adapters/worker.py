@@ -130,7 +130,8 @@ class Worker:
             if self._channel is None:
                 self._early.append(data)
                 return True
-            watch, self._watching = not self._watching, True
+            watch = not self._watching and len(self._outstanding) > 1  # one alone comes after no other: it is told at its end
+            self._watching = self._watching or watch
         self._channel.send(data)
         if watch:
             self.slot.runner.loop.later(_RESCUE_S, self._rescue)
@@ -356,7 +357,7 @@ class Worker:
     def _rescue(self) -> None:
         """A quick task's result must not wait for the slow one that came after it in its batch."""
         with self._lock:
-            if not self._outstanding or self._board is None:
+            if len(self._outstanding) < 2 or self._board is None:
                 self._watching = False
                 return
         if not self._heard:

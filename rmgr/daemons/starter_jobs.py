@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -34,10 +34,10 @@ from rmgr.daemons.starter_outputs import Ending
 from rmgr.daemons.starter_ranks import Door
 from rmgr.daemons.starter_spares import Spares
 from rmgr.daemons.starter_verdict import Verdicts
-from rmgr.errors import RmgrError
+from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import Shape
-from rmgr.model.node import InboxOrder, NodeRecord
+from rmgr.model.node import NodeRecord
 from rmgr.model.placing import Allocation
 from rmgr.model.resources import share_variable
 from rmgr.model.states import Reason
@@ -123,16 +123,11 @@ class Jobs:
 
     # -- START -------------------------------------------------------------------------------------------------------------
 
-    def order(self, guid: str, order: InboxOrder) -> None:
-        """A START order was read."""
-        name = order.extra.get("block", "")
-        try:
-            key = paths.parse_block(name)
-        except ValueError:
-            self._log.warning("order_refused", guid=guid, block=name, why="it names no block")
-            return
-        self._coming[guid] = _Coming(key=key)
-        self._read(guid)
+    def begin(self, orders: Sequence[tuple[str, BlockKey]]) -> None:
+        """START orders were read: (guid, block)."""
+        for guid, key in orders:
+            self._coming[guid] = _Coming(key=key)
+        self._read([guid for guid, _ in orders])
 
     def is_taking(self, submission: int) -> bool:
         """A job of it is about to be the node's own: orders about it wait."""
@@ -141,56 +136,87 @@ class Jobs:
     def settle(self) -> None:
         """Takes what was read over; only while the Starter is registered and its lease is valid. Raises: OSError when no slot opens."""
         self.holds.settle()
+        if not self._coming:
+            return
+        again: list[str] = []
+        taken: list[ClaimedBlock] = []
         for guid, coming in list(self._coming.items()):
             if coming.data is None:
                 if not coming.is_reading and time.monotonic() >= coming.retry_s:
-                    self._read(guid)
+                    again.append(guid)
             elif coming.key in self._node.blocks:
                 del self._coming[guid]
             elif (info := self._shared.records.get(coming.key.submission)) is not None:
                 del self._coming[guid]
                 block = ClaimedBlock.claimed(self._node.name, info.record.queue, coming.key, coming.data, coming.version)
                 block.info = info
-                self._take(block)
+                failpoint("starter.job_taken")
+                self._node.claimed(block)
+                taken.append(block)
+        if again:
+            self._read(again)
+        if taken:
+            self._took(taken)
 
-    def _take(self, block: ClaimedBlock) -> None:
-        """Its own now, before all that was pulled, after the jobs that came before it."""
+    def _took(self, taken: Sequence[ClaimedBlock]) -> None:
+        """Its own now, before all that was pulled, after the jobs that came before them."""
         blocks = self._node.blocks
-        failpoint("starter.job_taken")
-        self._node.claimed(block)
-        pulled = [key for key, other in blocks.items() if not other.is_placed]
-        for key in pulled:
+        for key in [key for key, other in blocks.items() if not other.is_placed]:
             blocks[key] = blocks.pop(key)
-        allocation = block.data.allocation
-        assert allocation is not None
-        nodes = [node for node, _ in allocation.shares]
-        self._log.info("job_taken", task_id=f"{block.key.submission}_{block.key.first}", attempt=block.key.attempt, nodes=nodes)
+        lines: dict[tuple[int, int, tuple[str, ...]], list[ClaimedBlock]] = {}
+        for block in taken:
+            assert block.data.allocation is not None
+            nodes = tuple(node for node, _ in block.data.allocation.shares)
+            lines.setdefault((block.key.submission, block.key.attempt, nodes), []).append(block)
+        for (submission, attempt, nodes), some in lines.items():
+            names = " ".join(f"{submission}_{block.key.first}" for block in some)
+            self._log.info("job_taken", task_id=names, attempt=attempt, nodes=list(nodes))
 
-    def _read(self, guid: str) -> None:
-        coming = self._coming[guid]
-        coming.is_reading = True
-        future = self._shared.coordinator.get(paths.running_block(self._node.name, coming.key))
-        future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, self._generation, guid, done)))
+    def _read(self, guids: Sequence[str]) -> None:
+        comings = [self._coming[guid] for guid in guids]
+        for coming in comings:
+            coming.is_reading = True
+        node, coordinator = self._node.name, self._shared.coordinator
+        future = coordinator.get_many([paths.running_block(node, coming.key) for coming in comings])
+        future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, self._generation, guids, done)))
 
-    def _arrived(self, generation: int, guid: str, done: Future[Stamped | None]) -> None:
-        coming = self._coming.get(guid) if generation == self._generation else None
-        if coming is None:
+    def _arrived(self, generation: int, guids: Sequence[str], done: Future[list[Stamped | None]]) -> None:
+        if generation != self._generation:
             return
+        try:
+            answers = done.result()
+        except RmgrError as error:
+            if len(guids) > 1 and not isinstance(error, CoordinationUnavailable):  # one that may not be read fails them all
+                for guid in guids:
+                    self._read([guid])
+                return
+            for guid in guids:
+                self._not_read(self._coming[guid], error)
+            return
+        for guid, found in zip(guids, answers, strict=True):
+            self._found(guid, found)
+        self._shared.wake()
+
+    def _found(self, guid: str, found: Stamped | None) -> None:
+        coming = self._coming[guid]
         coming.is_reading = False
         try:
-            found = done.result()
             data = decode_block(found.data) if found is not None else None
         except (RmgrError, msgspec.MsgspecError) as error:
-            self._log.warning("block_not_readable", block=paths.block_name(coming.key), error=str(error))
-            coming.retry_s = time.monotonic() + _PAUSE_S
+            self._not_read(coming, error)
             return
         if found is None or data is None or data.allocation is None or data.incarnation != self._node.incarnation:
             why = "its block is gone" if found is None else "its block is not of this incarnation"
             self._log.info("order_is_stale", guid=guid, block=paths.block_name(coming.key), why=why)
             del self._coming[guid]
+            self._node.orders.left(coming.key)
         else:
             coming.data, coming.version = data, found.version
-        self._shared.wake()
+
+    def _not_read(self, coming: _Coming, error: Exception) -> None:
+        coming.is_reading = False
+        self._log.warning("block_not_readable", block=paths.block_name(coming.key), error=str(error))
+        coming.retry_s = time.monotonic() + _PAUSE_S
 
     # -- what a job finds --------------------------------------------------------------------------------------------------
 
@@ -335,6 +361,7 @@ class Jobs:
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
+        self._node.orders.left(block.key)
         self.barriers.forget(block)
         self.verdicts.forget(block)
         self.checkpoints.forget(block)

@@ -60,6 +60,9 @@ class Orders:
         self._wake = wake
         self._log = log
         self._active: dict[str, _Active] = {}
+        self._starts: dict[BlockKey, _Active] = {}  #: those that are a START each of another block, in the order in which they came
+        self._others: dict[str, _Active] = {}
+        self._has_stray = False  #: one of the starts may be of a block that is not here
         self._reading: set[str] = set()
         self._listing = False
         self._watched = False
@@ -70,6 +73,9 @@ class Orders:
         """A new registration: the inbox is read again."""
         self._generation += 1
         self._active.clear()
+        self._starts.clear()
+        self._others.clear()
+        self._has_stray = False
         self._reading.clear()
         self._listing = self._watched = False
 
@@ -82,17 +88,15 @@ class Orders:
             self._list(now_s)
         if not self._active:
             return
-        due: list[_Active] = []
-        blocks, jobs = self._node.blocks, self._node.jobs
-        for active in self._active.values():
-            if active.crossing or (active.starts in blocks and now_s < active.since_s + _START_S):
-                continue
-            submission = active.order.submission
-            if self._remaining(active.order) or self._node.puller.is_claiming(submission) or jobs.checkpoints.is_obeying(active.guid):
-                continue
-            if self._reading or jobs.is_taking(submission):
-                continue  # its job may be on the way to this node
-            due.append(active)
+        due = [active for active in self._others.values() if self._is_due(active, now_s)]
+        if self._starts and (self._has_stray or now_s >= next(iter(self._starts.values())).since_s + _START_S):
+            self._has_stray = False
+            blocks = self._node.blocks
+            for active in self._starts.values():
+                if self._is_due(active, now_s):
+                    due.append(active)
+                elif not active.crossing and active.starts not in blocks:
+                    self._has_stray = True
         starts = [active for active in due if active.starts is not None]
         for at in range(0, len(starts), _TOGETHER):
             self._cross_off(starts[at : at + _TOGETHER])
@@ -100,19 +104,37 @@ class Orders:
             if active.starts is None:
                 self._cross_off([active])
 
+    def _is_due(self, active: _Active, now_s: float) -> bool:
+        """It is to be crossed off by itself now."""
+        node, submission = self._node, active.order.submission
+        if active.crossing or (active.starts in node.blocks and now_s < active.since_s + _START_S):
+            return False
+        if self._remaining(active.order) or node.puller.is_claiming(submission) or node.jobs.checkpoints.is_obeying(active.guid):
+            return False
+        return not (self._reading or node.jobs.is_taking(submission))  # its job may be on the way to this node
+
+    def left(self, key: BlockKey) -> None:
+        """A placed block is not here (any more); unless its commit has crossed it off, its START is."""
+        if key in self._starts:
+            self._has_stray = True
+
     def meet(self, block: ClaimedBlock) -> None:
         """A block was claimed just before its submission was cancelled."""
-        for active in self._active.values():
+        for active in self._others.values():
             if active.order.submission == block.key.submission:
                 self._apply(active.guid, active.order, [block])
 
     def obeyed_by(self, block: ClaimedBlock, indices: Sequence[int]) -> tuple[str, ...]:
         """Orders that are carried out by the commit of `indices`: they are deleted with it."""
-        if not self._active:
-            return ()
-        done = frozenset(indices)
         found = []
-        for active in self._active.values():
+        start = self._starts.get(block.key)
+        if start is not None and not start.crossing:
+            start.crossing = True
+            found.append(start.guid)
+        if not self._others:
+            return tuple(found)
+        done = frozenset(indices)
+        for active in self._others.values():
             if active.crossing or active.order.submission != block.key.submission:
                 continue
             if active.starts is not None:
@@ -129,17 +151,24 @@ class Orders:
     def settled(self, _block: ClaimedBlock, _indices: Sequence[int], orders: Sequence[str]) -> None:
         """The commit was made."""
         for guid in orders:
-            self._active.pop(guid, None)
+            self.gone(guid)
 
     def released(self, orders: Sequence[str]) -> None:
         """The commit was not made."""
         for guid in orders:
             if guid in self._active:
                 self._active[guid].crossing = False
+                self._has_stray = True
 
     def gone(self, guid: str) -> None:
-        """Somebody else has crossed it off."""
-        self._active.pop(guid, None)
+        """It is crossed off, by whomever."""
+        active = self._active.pop(guid, None)
+        if active is None:
+            return
+        if active.starts is not None and self._starts.get(active.starts) is active:
+            del self._starts[active.starts]
+        else:
+            del self._others[guid]
 
     # -- reading -----------------------------------------------------------------------------------------------------------
 
@@ -168,17 +197,21 @@ class Orders:
             self._watched = False
             self._listed_s = time.monotonic() + _FAILED_PAUSE_S
             return
+        begun: list[tuple[str, BlockKey]] = []
         for guid in guids:
             if guid in self._active or guid in self._reading:
                 continue
             starts = paths.parse_start_order(guid)
             if starts is not None:
-                extra = {"block": paths.block_name(starts)}
-                self._begin(guid, InboxOrder(order=Order.START, submission=starts.submission, index=starts.first, extra=extra), starts)
+                self._add(guid, InboxOrder(order=Order.START, submission=starts.submission, index=starts.first), starts)
+                begun.append((guid, starts))
             else:
                 self._reading.add(guid)
                 future = self._coordinator.get(paths.inbox(self._node.name, guid))
                 future.add_done_callback(lambda read, guid=guid: self._post(partial(self._read, generation, guid, read)))  # type: ignore[misc]
+        if begun:
+            self._node.jobs.begin(begun)
+            self._wake()
 
     def _read(self, generation: int, guid: str, done: Future[Stamped | None]) -> None:
         if generation != self._generation:
@@ -193,18 +226,25 @@ class Orders:
             self._log.warning("order_not_readable", guid=guid, error=error.message)
             return
         if order.order is Order.START:
-            self._begin(guid, order, _block_of(order))
+            starts = _block_of(order)
+            self._add(guid, order, starts)
+            if starts is not None:
+                self._node.jobs.begin([(guid, starts)])
+            else:
+                self._log.warning("order_refused", guid=guid, block=order.extra.get("block", ""), why="it names no block")
+            self._wake()
             return
-        self._active[guid] = _Active(guid, order)
+        self._add(guid, order)
         self._log.info("order_received", order=order.order.value, submission=order.submission, first=order.index, why=order.detail)
         self._apply(guid, order, [block for block in self._node.blocks.values() if block.key.submission == order.submission])
         self._wake()
 
-    def _begin(self, guid: str, order: InboxOrder, starts: BlockKey | None) -> None:
-        """START: told when its block is the node's own."""
-        self._active[guid] = _Active(guid, order, starts, time.monotonic())
-        self._node.jobs.order(guid, order)
-        self._wake()
+    def _add(self, guid: str, order: InboxOrder, starts: BlockKey | None = None) -> None:
+        active = self._active[guid] = _Active(guid, order, starts, time.monotonic())
+        if starts is not None and starts not in self._starts:
+            self._starts[starts] = active
+        else:
+            self._others[guid] = active
 
     # -- obeying -----------------------------------------------------------------------------------------------------------
 
@@ -268,7 +308,7 @@ class Orders:
                 self._cross_off([active])
             return
         for active in some:
-            self._active.pop(active.guid, None)
+            self.gone(active.guid)
 
 
 def _block_of(order: InboxOrder) -> BlockKey | None:
