@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 import socket
 import ssl
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -48,6 +46,7 @@ from rmgr.adapters.zk_acl import AccessLists, RoleLists
 from rmgr.adapters.zk_history import History
 from rmgr.adapters.zk_link import LinkState, Trouble, ZkSecurity, open_socket
 from rmgr.adapters.zk_outbox import Outbox
+from rmgr.adapters.zk_pings import Pings
 from rmgr.adapters.zk_probe import explain, look_at_all, tls_sentence
 from rmgr.adapters.zk_published import PublishedLists
 from rmgr.adapters.zk_session import SessionCoordinator
@@ -81,6 +80,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self.security = security
         self.last_error = ""
         self.slow_servers = 0  # in a row; each is given twice the time of the one before
+        self.pings = Pings()
 
     def start(self) -> None:
         self._running = True
@@ -117,13 +117,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(
         self, reads: list[Any], writes: list[Any], _errors: list[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """As select(2) with poll(2): kazoo builds an epoll object for each call."""
-        poll = select.poll()
-        for group, mask in ((reads, select.POLLIN), (writes, select.POLLOUT)):
-            for item in group:
-                poll.register(item, mask)
-        ready = {fd for fd, _ in poll.poll(None if timeout is None else max(0, round(timeout * 1000)))}
-        return [r for r in reads if r.fileno() in ready], [w for w in writes if w.fileno() in ready], []
+        return self.pings.select(reads, writes, timeout)
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]
@@ -136,7 +130,6 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self._silence_s = client.session_timeout_s / 3
         self._rest = b""
         self._last_read_s = 0.0
-        self._pings_s: deque[float] = deque()
         self._woken = False
         self._outbox = Outbox()
         self._history = History(client)
@@ -167,7 +160,6 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
         self._rest = b""
         self._outbox.reset(self.client._queue, self.client._pending)
-        self._pings_s.clear()
         started = time.monotonic()
         self.client.is_introducing = True
         try:
@@ -184,8 +176,10 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self.client.session_timeout_s = negotiated_s = read_timeout_ms * 1.5 / 1000
         self._silence_s = negotiated_s / 3
         self.handler.slow_servers = 0
+        self.handler.pings.begin(self._silence_s / 2)
         self.client.introduced()
-        # The loop pings at half of this minus up to 0.4 s, and drops the link at the next unanswered turn.
+        # The loop pings when it has slept for half of this minus up to 0.4 s (`Pings.select` sleeps longer), and drops the link when the
+        # ping is unanswered the next time.
         return self._silence_s * 1000, self._silence_s * 1000
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
@@ -203,7 +197,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
     def _send_ping(self, connect_timeout: float) -> None:
         with self._outbox.lock:
             self._write(self._outbox.take_unsent(), connect_timeout)
-            self._pings_s.append(time.monotonic())
+            self.handler.pings.sent()
             super()._send_ping(connect_timeout)
 
     def send_now(self, request: Any, reply: Any) -> bool:
@@ -216,6 +210,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
     def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
         self._read_sock.recv(4096)
         self._woken = False  # before the queue is looked at: who appends after this line wakes us again
+        self.handler.pings.postpone()
         now, sent_s = time.monotonic(), self._outbox.sent_s
         if sent_s and now - max(self._last_read_s, sent_s[0]) > self._silence_s:
             msg = "requests go out and no answer comes"
@@ -266,7 +261,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
             at += 4 + length
             if header.xid == PING_XID:
                 self.ping_outstanding.clear()
-                self._answered(self._pings_s.popleft())
+                self._answered(self.handler.pings.awaited_s.popleft())
             elif header.xid == WATCH_XID:
                 self._read_watch_event(buffer, body)
             else:

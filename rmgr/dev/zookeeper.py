@@ -22,6 +22,13 @@ __all__ = ["ServerTls", "ZooKeeperEnsemble", "ZooKeeperServer", "free_port", "ja
 
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _LOG_TAIL_BYTES = 2000
+#: What a JVM without work wakes for five times a second: to look for monitors that nobody uses, and to stop all threads for a moment.
+_SLEEPY = (
+    "-XX:+IgnoreUnrecognizedVMOptions",  # other releases of Java have neither
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:AsyncDeflationInterval=5000",
+    "-XX:GuaranteedSafepointInterval=60000",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +133,7 @@ class ZooKeeperServer(ServerProcess):
             "-XX:TieredStopAtLevel=1",  # the optimising compiler takes more of two cores than its code gives back, even over 400,000 tasks
             "-XX:-UsePerfData",  # no file in /tmp
             "-XX:+ExitOnOutOfMemoryError",
+            *_SLEEPY,
             f"-Djava.io.tmpdir={self.data_dir}",  # libraries that unpack native code
             "-Djava.net.preferIPv4Stack=true",
             "-Dzookeeper.preAllocSize=16384",
