@@ -7,7 +7,6 @@ the session is in doubt (`pause`) nothing is sent: commits and reads wait, in th
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -126,9 +125,9 @@ class Desk:
         """Data and stat of a znode, into `then`; `failed` when it could not be read in time."""
         self._read(lambda: self.coordinator.get(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S), then, failed)
 
-    def get_all(self, wanted: Sequence[str], then: Callable[[list[Stamped | None]], None]) -> None:
-        """Data and stat of several znodes, into `then` together, in this order; None also for what could not be read in time."""
-        self._read(lambda: _together([self.coordinator.get(path, timeout_s=READ_TIMEOUT_S) for path in wanted]), then, None)
+    def get_all(self, wanted: Sequence[str], then: Callable[[list[Stamped | None]], None], *, failed: Thunk | None = None) -> None:
+        """Data and stat of several znodes, into `then` together, in this order; `failed` when not all could be read in time."""
+        self._read(lambda: self.coordinator.get_many(wanted, timeout_s=READ_TIMEOUT_S), then, failed)
 
     def stat(self, path: str, then: Callable[[Stat | None], None], *, watch: Thunk | None = None, failed: Thunk | None = None) -> None:
         """Stat of a znode."""
@@ -234,17 +233,3 @@ def version_of(outcome: Committed) -> int:
 
 def _ignore(_outcome: Outcome) -> None:
     return
-
-
-def _together(reads: Sequence[Future[Stamped | None]]) -> Future[list[Stamped | None]]:
-    """Done when all of them are: one letter for the loop instead of many."""
-    found: Future[list[Stamped | None]] = Future()
-    arrived = itertools.count(1)  # callbacks come on several threads
-
-    def one(_: Future[Stamped | None]) -> None:
-        if next(arrived) == len(reads):
-            found.set_result([None if read.exception() is not None else read.result() for read in reads])
-
-    for read in reads:
-        read.add_done_callback(one)
-    return found

@@ -298,18 +298,14 @@ class Followed:
         if first >= end:
             self._watch(end)
             return
-        batch: list[Stamped | None] = []
-        last = min(end, first + WINDOW)
-        for number in range(first, last):
-            then = partial(self._on_batch, batch, end) if number == last - 1 else batch.append
-            failed = self._failed_to_read if number == last - 1 else partial(batch.append, None)
-            self._desk.get(paths.fragment(self.number, number), then, failed=failed)
+        wanted = [paths.fragment(self.number, number) for number in range(first, min(end, first + WINDOW))]
+        self._desk.get_all(wanted, partial(self._on_batch, end), failed=self._failed_to_read)
 
-    def _on_batch(self, batch: list[Stamped | None], end: int, found: Stamped | None) -> None:
+    def _on_batch(self, end: int, batch: list[Stamped | None]) -> None:
         if self._stopped:
             return
-        for item in (*batch, found):
-            if item is None:  # paged out meanwhile, or unreadable for a moment
+        for item in batch:
+            if item is None:  # paged out meanwhile
                 self._failed_to_read()
                 return
             self._apply(read_fragment(item.data))

@@ -43,6 +43,8 @@ from rmgr.sched.state import ClusterState
 PACE_S, PACE_A_NAME_S = 0.005, 50e-6
 #: Lists that are read again at a resync: so many at once, so far apart.
 _AT_ONCE, _APART_S = 50, 0.02
+#: Records that are read by one request.
+_TOGETHER = 64
 #: A list that cannot be read, or a gate that was shut: looked at again after this.
 _PAUSE_S = 1.0
 _RETRY_S = 0.1
@@ -83,6 +85,7 @@ class Placer:
         self._running: dict[str, Mirror[list[str]]] = {}
         self._news: set[str] = set()  # paths of lists that have changed
         self._marks: set[str] = set()  # of requests that name nodes
+        self._wanted: list[int] = []  # records that are to be read
         self._nodes_changed = False
         self._causes: frozenset[Cause] = frozenset()
         self._now_us = 0
@@ -399,12 +402,24 @@ class Placer:
         """Its record; None while it is being read, or when it is gone."""
         if number not in self.book.submissions:
             self.book.submissions[number] = None
-            self._desk.get(paths.sub(number), partial(self._on_record, number), failed=partial(self._unread, number))
+            if not self._wanted:
+                self._desk.soon(self._read_records)
+            self._wanted.append(number)
         return self.book.submissions[number]
+
+    def _read_records(self) -> None:
+        wanted, self._wanted = self._wanted, []
+        for at in range(0, len(wanted), _TOGETHER):
+            some = wanted[at : at + _TOGETHER]
+            self._desk.get_all([paths.sub(number) for number in some], partial(self._on_records, some), failed=partial(self._unread, some))
+
+    def _on_records(self, numbers: list[int], records: list[Stamped | None]) -> None:
+        for number, found in zip(numbers, records, strict=True):
+            self._on_record(number, found)
 
     def _on_record(self, number: int, found: Stamped | None) -> None:
         if found is None:
-            self._desk.after(_PAUSE_S, partial(self._unread, number))
+            self._desk.after(_PAUSE_S, partial(self._unread, [number]))
             return
         try:
             self.book.submissions[number] = decode_record(found.data, Submission, paths.sub(number))
@@ -413,8 +428,9 @@ class Placer:
             return
         self.wake()
 
-    def _unread(self, number: int) -> None:
-        self.book.submissions.pop(number, None)
+    def _unread(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.book.submissions.pop(number, None)
         self.wake()
 
     # -- everything again

@@ -116,7 +116,8 @@ class Orders:
             return
         waiting = [self._book.waiting[start.job_id] for start in starts]
         wanted = [f"{paths.pending(one.queue)}/{one.name}" for one in waiting]
-        self._desk.get_all(wanted, partial(self._on_blocks, [start.job_id for start in starts], state, decisions, now_us))
+        then = partial(self._on_blocks, [start.job_id for start in starts], state, decisions, now_us)
+        self._desk.get_all(wanted, then, failed=partial(then, [None] * len(wanted)))
 
     def _can(self, decision: Decision) -> bool:
         if isinstance(decision, (Start, Reject, *_RECORDS, *_MOVES)):

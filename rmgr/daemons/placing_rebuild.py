@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from rmgr.daemons.leader_place import Placer
 
 _RETRY_S = 0.5
+#: Blocks that are read by one request.
+_TOGETHER = 64
 
 
 class Rebuild:
@@ -108,7 +110,7 @@ class Rebuild:
 
     def _placed(self) -> list[tuple[BlockKey, str, Allocation]] | None:
         """(key, queue, allocation) of running jobs; None: something is missing."""
-        found, complete = [], True
+        found, complete, missing = [], True, []
         for node, mirror in self._running.items():
             for name in mirror.value or ():
                 key = paths.parse_block(name)
@@ -122,10 +124,27 @@ class Rebuild:
                 if path not in self._blocks:
                     complete = False
                     if path not in self._asked:
-                        self._read(path, partial(self._on_block, path))
+                        missing.append(path)
                 elif (allocation := self._blocks[path]) is not None:
                     found.append((key, submission.queue, allocation))
+        for at in range(0, len(missing), _TOGETHER):
+            self._read_blocks(missing[at : at + _TOGETHER])
         return found if complete else None
+
+    def _read_blocks(self, wanted: list[str]) -> None:
+        self._asked.update(wanted)
+        self._reading += 1
+        self._desk.get_all(wanted, partial(self._on_blocks, wanted), failed=partial(self._no_blocks, wanted))
+
+    def _on_blocks(self, wanted: list[str], blocks: list[Stamped | None]) -> None:
+        self._reading -= 1
+        for path, found in zip(wanted, blocks, strict=True):
+            self._on_block(path, found)
+        self._placer.wake()
+
+    def _no_blocks(self, wanted: list[str]) -> None:
+        self._reading -= 1
+        self._desk.after(_RETRY_S, partial(self._read_blocks, wanted))
 
     def _on_block(self, path: str, found: Stamped | None) -> None:
         try:
@@ -133,7 +152,6 @@ class Rebuild:
         except RmgrError as error:
             self._desk.log.error("block_unreadable", path=path, error=error.message)
             self._blocks[path] = None
-        self._placer.wake()
 
     # -- building
 
