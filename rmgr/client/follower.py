@@ -39,7 +39,7 @@ MAX_WINDOW = 64
 _STREAK = 3
 #: What is being committed is said to be so at most this long after the watch tells; and when news on a direct line have
 #: stopped for so long, the next fragment is watched again.
-_TOLD_S, _REST_S = 0.005, 0.01
+_TOLD_S, _REST_S = 0.005, 0.03
 
 
 class Host(Protocol):

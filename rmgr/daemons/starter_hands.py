@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _FAILED_PAUSE_S = 0.2
 #: The mark is watched so much later where the client that was served last would say what comes.
-_HINTED_S = 0.01
+_HINTED_S = 0.03
 
 
 class Hands:

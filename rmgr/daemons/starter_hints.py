@@ -24,6 +24,7 @@ from rmgr.coord.multi import Committed, Create, Multi, Stamped
 from rmgr.coord.ops import HANDED_SEQ
 from rmgr.coord.records import decode_block
 from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_shared import Quietly
 from rmgr.model.block import BlockKey
 from rmgr.model.line import Ahead, Hint, Message, Told
 
@@ -70,7 +71,7 @@ class Hints:
             return
         self._asking.add(key)
         asked = self._shared.coordinator.get(paths.running_block(self._node.name, key))
-        self._shared.post(partial(self._announce, line, key, hint.data))
+        self._shared.post(Quietly(partial(self._announce, line, key, hint.data)))
         asked.add_done_callback(lambda _: self._shared.post(partial(self._answered, generation, key, asked)))
 
     def reset(self) -> None:

@@ -26,6 +26,7 @@ from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_metrics import StarterMetrics
 from rmgr.daemons.starter_node import NodeAgent
 from rmgr.daemons.starter_registry import Registry, Stopping
+from rmgr.daemons.starter_shared import Quietly
 from rmgr.daemons.starter_watch import Watched
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, StateConflict, VersionMismatch, WrongCluster
 from rmgr.model.node import Drain
@@ -45,8 +46,8 @@ Call = Callable[[], None]
 
 #: Letters taken out before the nodes settle.
 _LETTERS = 200
-#: The loop comes round at least this often.
-_ROUND_S = 1.0
+#: The loop comes round at least this often; and that often while all its nodes are empty and the last round has brought nothing.
+_ROUND_S, _QUIET_ROUND_S = 1.0, 2.5
 #: At the end of the grace: between SIGTERM and SIGKILL of work, and how long its failures may take to be committed.
 _KILL_GRACE_S, _LAST_COMMITS_S = 2.0, 5.0
 #: What taking the process apart may cost after that.
@@ -105,7 +106,7 @@ class Starter:
         self._session = SessionState.LOST
         self._retry_register_s = 0.0
         self._backoff = Backoff(0.1, 2.0)
-        self._was_acting = False
+        self._was_acting = self._was_quiet = False
         self._boards: list[Board] = []
         self._hungry: frozenset[str] = frozenset()
         self._stop_s: float | None = None  #: when running work is killed
@@ -155,12 +156,17 @@ class Starter:
                 self._tell(notifier)
             failpoint("starter.round")
             letter = self._mailbox.get(self._wait_s())
+            self._was_quiet = letter is None
             started_s = time.perf_counter()
+            is_quiet = False
             if letter is not None:
                 self._handle(letter)
+                is_quiet = isinstance(letter, Quietly)
                 for more in self._mailbox.drain(_LETTERS):
                     self._handle(more)
-            self._handle(self._settle)
+                    is_quiet = is_quiet and isinstance(more, Quietly)
+            if not is_quiet or self._wait_s() <= 0:
+                self._handle(self._settle)
             self._metrics.pass_seconds.observe(time.perf_counter() - started_s)
         if notifier is not None:
             self._tell(notifier)
@@ -188,8 +194,9 @@ class Starter:
 
     def _wait_s(self) -> float:
         now_s = time.monotonic()
-        until_s = now_s + _ROUND_S
+        until_s = now_s + (_QUIET_ROUND_S if self._is_quiet else _ROUND_S)
         if self._was_acting:
+            until_s = min(until_s, self._lease.valid_until_s())
             until_s = min([until_s, *(agent.next_s for agent in self.agents.values() if agent.next_s)])
             until_s = min(until_s, self._renewed_s + self._lease.length_s / 8) if self._renewed_s else until_s
         elif self._retry_register_s:
@@ -197,6 +204,12 @@ class Starter:
         if self._stop_s is not None:
             until_s = min(until_s, now_s + 0.1)
         return max(0.0, until_s - now_s)
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Nothing is here that might have to be tried again, or become a reason to drain the node."""
+        idle = self._was_quiet and self._was_acting and not self._committer.in_flight and not self._io.pending_bytes
+        return idle and all(agent.is_empty and not agent.drains for agent in self.agents.values())
 
     def _settle(self) -> None:
         now_s = time.monotonic()

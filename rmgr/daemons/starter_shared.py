@@ -20,6 +20,18 @@ from rmgr.daemons.starter_trust import Gate
 from rmgr.model.queue import ClusterSettings
 
 
+class Quietly:
+    """A letter that changes nothing for which the nodes would settle."""
+
+    __slots__ = ("_do",)
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._do = do
+
+    def __call__(self) -> None:
+        self._do()
+
+
 @dataclass(slots=True, kw_only=True)
 class Shared:
     """What all nodes of a Starter share."""
