@@ -52,6 +52,8 @@ Thunk = Callable[[], None]
 
 #: A loop that takes longer than this for one letter is dead: the process ends, its successor takes over.
 STALL_S = 12.0
+#: The loop comes round at least this often.
+_ROUND_S = 2.5
 _IO_THREADS = 2
 _RPC_THREADS = 16
 
@@ -126,9 +128,8 @@ class Watchdog:
     def serve(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
         """Until `stop`, or until the ensemble turns out to be another cluster's (`failure`)."""
         self._coordinator.listen(lambda state: self._mailbox.put(partial(self._on_session, state)))
-        self._watch_lease()
         while not self._stopping:
-            letter = self._mailbox.get(1.0)
+            letter = self._mailbox.get(_ROUND_S)
             if guard is not None:
                 guard.progress()
             if notifier is not None:
@@ -223,12 +224,13 @@ class Watchdog:
             metrics=self._metrics,
             wall_us=_wall_us,
         )
-        self.leader = Leader(desk, record, resync_s=self._resync_s)
+        self.leader = leader = Leader(desk, record, resync_s=self._resync_s)
         self._metrics.leader.set(1)
         self._metrics.epoch.set(record.epoch)
         self._metrics.take_overs.inc()
         self._log.info("reign_began", epoch=record.epoch, candidate=record.candidate)
-        self.leader.start()
+        leader.start()
+        self._watch_lease(leader)
 
     def _on_deposed(self, why: str) -> None:
         self._end_reign(why)
@@ -243,11 +245,16 @@ class Watchdog:
         self._metrics.epoch.set(0)
         self._log.warning("reign_ended", epoch=leader.record.epoch, why=why)
 
-    def _watch_lease(self) -> None:
+    def _watch_lease(self, leader: Leader) -> None:
         """No answer for longer than the lease: whatever the session says, somebody else may lead by now."""
-        self._mailbox.after(max(0.1, self._lease.length_s / 8), self._watch_lease)
-        if self.leader is not None and not self._lease.is_valid():
+        if self.leader is not leader:
+            return
+        if not self._lease.is_valid():
             self._on_deposed("the lease is over")
+            return
+        # At its end, and not much later should the host be suspended until then, while the clock of timers stands still.
+        wait_s = min(self._lease.remaining_s(), self._lease.length_s / 2)
+        self._mailbox.after(max(0.1, wait_s), partial(self._watch_lease, leader))
 
 
 def _wall_us() -> int:

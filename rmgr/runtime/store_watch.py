@@ -21,8 +21,9 @@ from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
 
 T = TypeVar("T")
 
-#: Between two looks at a store that serves (a file, a server), and at one that does not (s).
-CALM_S, SERVER_CALM_S, AWAY_S = 5.0, 2.0, 0.5
+#: Between two looks at a store that serves (a file, a server), and at one that does not (s). A look at a file is a commit, 1 ms of
+#: processor in each daemon; who meets a failure makes the thread look at once.
+CALM_S, SERVER_CALM_S, AWAY_S = 10.0, 2.0, 0.5
 _HEALTH_S = 2.0
 #: How long a daemon waits at its start for a store that begins to answer, before it goes on without.
 FIRST_S = 2.0
