@@ -81,6 +81,8 @@ class StarterConfig:
     work_dir: str = ""  #: default: a directory of the user's cache
     listen: str = "127.0.0.1:0"
     advertise: str = ""  #: HOST[:PORT] where others reach it; default: where it listens, or the host name if that is everywhere
+    #: port for direct lines of clients, on the host of `listen`: news of single tasks, some of a millisecond earlier; 0 = any, -1 = none
+    line_port: int = 0
     metrics: str = "127.0.0.1:0"
     stop_grace_s: float = 30.0  #: SIGTERM: how long running work may take to finish
     log_cap_bytes: int = 64 * 1024 * 1024  #: output kept of one stream of one task

@@ -163,14 +163,14 @@ class LineServer:
     """Where a Starter is called. Handshakes and messages are dealt with on the loop's thread.
 
     Args:
-        host: to listen on, any free port.
+        address: host and port to listen on; port 0: any free one.
         credentials: None in an open cluster: whoever reaches the port may have a line.
         is_revoked: told a key id. on_message: as `Line`.
     """
 
     def __init__(
         self,
-        host: str,
+        address: tuple[str, int],
         *,
         loop: Loop,
         credentials: Credentials | None,
@@ -184,8 +184,9 @@ class LineServer:
         self._lines: set[Line] = set()
         self._greeting: set[socket.socket] = set()
         self._shown: tuple[int, ssl.SSLContext] | None = None
+        host = address[0]
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._sock = socket.create_server((host, 0), family=family, backlog=64)
+        self._sock = socket.create_server(address, family=family, backlog=64)
         self._sock.setblocking(False)
         shown = f"[{host}]" if ":" in host else host
         self.endpoint = f"{shown}:{self._sock.getsockname()[1]}"

@@ -304,9 +304,11 @@ def _open_lines(
     own: StarterConfig, nodes: dict[str, NodeAgent], credentials: Credentials | None, trust: Trust | None, log: Any
 ) -> Switchboard | None:
     """Where clients with a direct line call; None: no port is to be had, and all goes on without."""
+    if own.line_port < 0:
+        return None
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
     try:
-        return Switchboard(_host_of(own.listen), nodes, credentials=credentials, is_revoked=is_revoked, log=log)
+        return Switchboard((_host_of(own.listen), own.line_port), nodes, credentials=credentials, is_revoked=is_revoked, log=log)
     except OSError as error:
         log.warning("no_lines", error=str(error))
         return None

@@ -145,7 +145,7 @@ class Switchboard:
 
     def __init__(
         self,
-        host: str,
+        address: tuple[str, int],
         nodes: dict[str, NodeAgent],
         *,
         credentials: Credentials | None,
@@ -155,7 +155,7 @@ class Switchboard:
         self._nodes = nodes
         self._log = log
         self._loop = Loop("rmgr-lines", on_crash=self._crashed)
-        self._server = LineServer(host, loop=self._loop, credentials=credentials, is_revoked=is_revoked, on_message=self._heard)
+        self._server = LineServer(address, loop=self._loop, credentials=credentials, is_revoked=is_revoked, on_message=self._heard)
         self.endpoint = self._server.endpoint
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ def server(loop: Loop) -> Iterator[tuple[LineServer, Post, set[str]]]:
     post, revoked = Post(), set[str]()
     starter = session_bundles().credentials(Role.STARTER)
     heard = post.callbacks()["on_message"]
-    made = LineServer("127.0.0.1", loop=loop, credentials=starter, is_revoked=revoked.__contains__, on_message=heard)
+    made = LineServer(("127.0.0.1", 0), loop=loop, credentials=starter, is_revoked=revoked.__contains__, on_message=heard)
     yield made, post, revoked
     made.close()
 
@@ -109,7 +109,9 @@ def test_a_client_talks_to_the_starter_that_registered_the_node_and_to_nobody_el
 
 def test_who_sends_nonsense_or_does_not_read_loses_the_line(loop: Loop) -> None:
     post, mine = Post(), Post()
-    server = LineServer("127.0.0.1", loop=loop, credentials=None, is_revoked=lambda _: False, on_message=post.callbacks()["on_message"])
+    server = LineServer(
+        ("127.0.0.1", 0), loop=loop, credentials=None, is_revoked=lambda _: False, on_message=post.callbacks()["on_message"]
+    )
     line = dial(server.endpoint, credentials=None, key_id="", loop=loop, **mine.callbacks())
     line._sock.send(b"\xff\xff\xff\xffnonsense")
     wait_for(lambda: mine.ended == [line], "the end of the line")
