@@ -11,7 +11,6 @@ too large or not stored is told in the job's story (NOTE), in the log and in a m
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from rmgr.daemons.starter_checkpoint_taking import NOTHING, check, put_away, tak
 from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_lanes import Lane
 from rmgr.daemons.starter_outputs import Ending
-from rmgr.daemons.starter_spares import Spares
+from rmgr.daemons.starter_spares import Spares, Untouched
 from rmgr.errors import StateConflict, StoreUnavailable, ValueTooLarge
 from rmgr.model.block import PastAttempt
 from rmgr.model.node import InboxOrder
@@ -85,7 +84,8 @@ class Checkpoints:
         self._numbers: dict[ClaimedBlock, int] = {}
         self._own: dict[ClaimedBlock, LocalPart] = {}
         self._places: dict[ClaimedBlock, Path] = {}
-        self._spares = Spares(shared.after, Path.rmdir)
+        self._spares = Spares(shared.after, self._remove)
+        self._untouched = Untouched()
         self._timed: set[ClaimedBlock] = set()
         self.notes = Notes(node, shared, self._gone, log)
         self.restores = Restores(self, node, shared, on_unstartable, log)
@@ -113,7 +113,12 @@ class Checkpoints:
         place = self._places.get(block)
         if place is None:
             place = self._places[block] = self._spares.take(_uid(block)) or self._fresh(block)
+            self._untouched.lent(place)
         return place
+
+    def _remove(self, place: Path) -> None:
+        self._untouched.forget(place)
+        place.rmdir()
 
     def _fresh(self, block: ClaimedBlock) -> Path:
         key = block.key
@@ -123,6 +128,7 @@ class Checkpoints:
         place.mkdir(mode=0o700)
         if block.info.account is not None:
             os.chown(place, block.info.account.uid, block.info.account.gid)
+        self._untouched.made(place)
         return place
 
     def parts(self, block: ClaimedBlock, is_over: Callable[[], bool]) -> list[Part]:
@@ -424,11 +430,11 @@ class Checkpoints:
         self._numbers.pop(block, None)
         was_asked = self._own.pop(block, None) is not None
         place = self._places.pop(block, None)
-        if place is not None and not was_asked and _is_as_made(place, _uid(block)):
+        if place is not None and not was_asked and self._untouched.is_as_made(place):
             self._spares.give(_uid(block), place)
         elif place is not None:
             try:
-                place.rmdir()
+                self._remove(place)
             except OSError:
                 self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
         self.notes.forget(block)
@@ -442,12 +448,3 @@ class Checkpoints:
 def _uid(block: ClaimedBlock) -> int:
     """Whose its directory is."""
     return block.info.account.uid if block.info.account is not None else os.getuid()
-
-
-def _is_as_made(place: Path, uid: int) -> bool:
-    """Its user has left nothing in it, and has not changed it."""
-    try:
-        found = os.lstat(place)
-        return (found.st_mode, found.st_uid) == (stat.S_IFDIR | 0o700, uid) and not os.listdir(place)
-    except OSError:
-        return False

@@ -193,7 +193,11 @@ class Dispatch:
     def _own(self, kit: Kit, info: Info) -> Kit | Failure | None:
         """The kit with files that its user may read, and workers that are his alone."""
         if self._separate and kit.spec is not None:
-            kit.spec = replace(kit.spec, group=f"{info.record.user}/{kit.spec.group}")
+            size = kit.shape.cores, kit.shape.memory_bytes
+            own = info.own_specs.get(size)
+            if own is None:
+                own = info.own_specs[size] = replace(kit.spec, group=f"{info.record.user}/{kit.spec.group}")
+            kit.spec = own
         accounts, account = self._accounts, info.account
         if accounts is None or account is None:
             return kit

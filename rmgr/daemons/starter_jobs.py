@@ -56,6 +56,8 @@ _RMGR = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(_P
 _AGENT = '#!/bin/sh\nexec "${0%/*}/bin/rmgr" agent "$@"\n'
 #: How long a node is tried to be reached with an order to suspend.
 _SUSPEND_S = 10.0
+#: Shapes of jobs that are kept.
+_SHAPES = 64
 #: Pause after a block could not be read.
 _PAUSE_S = 0.5
 
@@ -109,6 +111,7 @@ class Jobs:
         self._spares = Spares(shared.after, Path.unlink)
         self._alone: dict[int, Path] = {}  # processes -> what all jobs of so many on this node alone have
         self._doors: dict[BlockKey, Door] = {}
+        self._shapes: dict[tuple[Any, ...], Shape] = {}  #: of jobs on this node alone, by all that theirs differ in
         self._generation = 0
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
@@ -223,12 +226,23 @@ class Jobs:
     def shape(self, block: ClaimedBlock, shape: Shape) -> Shape:
         """The shape of its script: `shape` with the variables of its allocation. Raises: OSError when its host file cannot be made.
 
-        Cost: a directory and a file the first time.
+        Cost: a directory and a file the first time; one that has the directories of another job of its submission has its shape, too.
         """
         allocation = block.data.allocation
         if allocation is None:
             return shape
-        place = self._place(block)
+        place, saved = self._place(block), self.checkpoints.make(block)
+        if allocation.helpers:
+            return self._shape(block, allocation, shape, place, saved)
+        key = block.info, block.key.cores, block.key.memory_mib, allocation.shares, allocation.threads, place, saved
+        found = self._shapes.get(key)
+        if found is None:
+            if len(self._shapes) >= _SHAPES:
+                self._shapes.clear()
+            found = self._shapes[key] = self._shape(block, allocation, shape, place, saved)
+        return found
+
+    def _shape(self, block: ClaimedBlock, allocation: Allocation, shape: Shape, place: Path, saved: Path) -> Shape:
         hosts = place / "hosts"
         threads = str(allocation.threads)
         variables = {
@@ -237,7 +251,7 @@ class Jobs:
             "RMGR_NPROCS": str(allocation.processes),
             "RMGR_THREADS": threads,
             "RMGR_NODE": self._node.name,
-            "RMGR_CHECKPOINT_DIR": str(self.checkpoints.make(block)),
+            "RMGR_CHECKPOINT_DIR": str(saved),
             "RMGR_RANKS": str(place / "ranks"),
             # Open MPI 4 starts its daemons through the agent, each of them from here, and waits for them as for ssh's.
             "OMPI_MCA_plm_rsh_agent": str(place / "rmgr-agent"),

@@ -45,19 +45,21 @@ class Joint:
         self._reread = reread
 
     def flush(self) -> list[ClaimedBlock]:
-        """Commits the ends of jobs; returns the blocks that are committed each by itself. Cost: O(blocks)."""
+        """Commits the ends of jobs; returns the blocks whose ends are committed each by itself. Cost: O(blocks)."""
         rest: list[ClaimedBlock] = []
         ready: dict[tuple[int, int], list[ClaimedBlock]] = {}
         flying: set[tuple[int, int]] = set()
         for block in self._node.blocks.values():
-            group = block.key.submission, block.key.attempt
+            sending = block.sending
+            if sending is None and not (block.arrived or block.failed):
+                continue  # it has nothing to tell
             if not block.is_placed:
                 rest.append(block)
-            elif isinstance(block.sending, Part):
-                if not block.sending.row:
-                    flying.add(group)
+            elif isinstance(sending, Part):
+                if not sending.row:
+                    flying.add((block.key.submission, block.key.attempt))
             elif _is_plain(block):
-                ready.setdefault(group, []).append(block)
+                ready.setdefault((block.key.submission, block.key.attempt), []).append(block)
             else:
                 rest.append(block)
         for group, blocks in ready.items():

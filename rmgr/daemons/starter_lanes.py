@@ -133,8 +133,7 @@ class Lanes:
 
     def __iter__(self) -> Iterator[Lane]:
         """Lanes with tasks."""
-        yield from [lane for lane in self._workers.values() if lane.tasks]
-        yield from [lane for lane in self._commands.values() if lane.tasks]
+        return iter([lane for lanes in (self._workers, self._commands) for lane in lanes.values() if lane.tasks])
 
     @property
     def is_idle(self) -> bool:
@@ -328,9 +327,9 @@ class Lanes:
     def _idle_worker(self, spec: WorkerSpec, kind: Kind) -> Lane | None:
         best = None
         for lane in self._workers.values():
-            if self._kinds.get(lane.slot) != kind:
+            if lane.tasks or lane.cores or lane.worker is None or (lane.spec is not spec and lane.spec != spec):
                 continue
-            if lane.tasks or lane.cores or lane.spec != spec or lane.worker is None or lane.worker.is_leaving or lane.slot.is_lost:
+            if lane.worker.is_leaving or lane.slot.is_lost or self._kinds.get(lane.slot) != kind:
                 continue
             if not self._active.get(lane.slot.number):
                 return lane

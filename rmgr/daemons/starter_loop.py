@@ -116,6 +116,7 @@ class Starter:
         self._quiet_since_s = 0.0
         self._finished = False
         self._renewed_s = 0.0
+        self._spooled = 0  #: bytes, as the metric shows
         self._hold_watches = {name: self._watch_holds(name) for name in agents}
         self._watches = self._make_watches()
         self._idle_watch = self._watch(lambda watch: coordinator.children(paths.IDLE, watch=watch), self._on_idle, resync_s=2.0)
@@ -229,7 +230,9 @@ class Starter:
             for agent in self.agents.values():
                 agent.settle(self._boards, hungry, now_s)
             self._watch_hungry()
-        self._metrics.spooled_bytes.set(self._io.pending_bytes)
+        if (pending := self._io.pending_bytes) != self._spooled:
+            self._spooled = pending
+            self._metrics.spooled_bytes.set(pending)
         if self._stop_s is not None:
             self._progress_stop(now_s, acting=acting)
 
@@ -291,7 +294,7 @@ class Starter:
 
     def _renew_leases(self, now_s: float) -> None:
         """Exclusive work lives as long as the lease that its spawner was told of."""
-        infos = [work.info for agent in self.agents.values() for work in (*agent.blocks.values(), *agent.jobs.holds)]
+        infos = {work.info for agent in self.agents.values() for works in (agent.blocks.values(), agent.jobs.holds) for work in works}
         if not any(info is not None and info.is_exclusive for info in infos):
             self._renewed_s = 0.0
             return

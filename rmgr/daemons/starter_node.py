@@ -146,6 +146,7 @@ class NodeAgent:
         self.hands = Hands(self, shared, log=self.log)
         self.orders = Orders(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
         self._cores_shown = 0
+        self._busy = shared.metrics.slots_busy.labels(name)
 
     # -- facts -----------------------------------------------------------------------------------------------------------
 
@@ -244,7 +245,7 @@ class NodeAgent:
         busy = self.lanes.cores - self.lanes.free_cores
         if busy != self._cores_shown:
             self._cores_shown = busy
-            self._shared.metrics.slots_busy.labels(self.name).set(busy)
+            self._busy.set(busy)
 
     def _at(self, at_s: float) -> None:
         if not self.next_s or at_s < self.next_s:
@@ -301,16 +302,15 @@ class NodeAgent:
         seal = partial(gate.sign, block.key.submission) if gate is not None else lambda bare: bare
         multi = block.complete(part, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12], sign=seal)
         failpoint("starter.before_complete")
-        self._shared.committer.commit(multi, partial(self._completed, block, part))
+        told = Hints.tell(block, multi) if block.line is not None else None
+        self._shared.committer.commit(multi, partial(self._completed, block, part), early=told)
         self.hands.watch_ahead(sets_mark=part.go_idle, is_hinted=block.line is not None and block.line.is_open)
-        Hints.tell(block, multi)
 
     def _completed(self, block: ClaimedBlock, part: Part, outcome: Outcome) -> None:
         if part.go_idle:
             self.idle.changing = False
         if isinstance(outcome, Committed):
             failpoint("starter.after_complete")
-            Hints.told(block, outcome)
             if part.go_idle:
                 self.idle.present = True
             block.committed()
@@ -390,10 +390,11 @@ class NodeAgent:
 
     def has_tail(self) -> bool:
         """Another node could be given something."""
-        if self.is_draining or not self.blocks:
+        waiting = [block for block in self.blocks.values() if block.ready and not block.is_placed]
+        if self.is_draining or not waiting:
             return False
         stalled = self._dispatch.is_stalled(time.monotonic())
-        return any(self._worth(block, stalled=stalled) for block in self.blocks.values())
+        return any(self._worth(block, stalled=stalled) for block in waiting)
 
     def _worth(self, block: ClaimedBlock, *, stalled: bool) -> bool:
         """Its waiting tasks would take long enough here."""

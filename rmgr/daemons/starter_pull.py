@@ -132,6 +132,7 @@ class Puller:
         self._claims = 0
         self._lacking: set[str] = set()  #: resources that a block met in this pass waits for: none behind it gets them
         self._without: set[int] = set()  #: submissions that need one of them
+        self._seen: _Appetite | None = None
         self.is_hungry = False  #: slots are free and nothing can be claimed
         self.retry_s = 0.0  #: monotonic time at which `run` is worth calling again, 0.0 = when something changes
 
@@ -160,6 +161,7 @@ class Puller:
         self.is_hungry = False
         self.retry_s = 0.0
         empty = True
+        self._seen = None
         self._lacking.clear()
         self._without.clear()
         for board in boards:
@@ -168,7 +170,7 @@ class Puller:
             if not self._from(board, now_s):
                 return
             empty = empty and board.is_current
-        self.is_hungry = empty and self._appetite().cores > 0 and not self._flying
+        self.is_hungry = empty and not self._flying and self._appetite().cores > 0
 
     # -- one queue ---------------------------------------------------------------------------------------------------------
 
@@ -296,6 +298,12 @@ class Puller:
         return wants_more(free=appetite.cores, slots=self._node.lanes.cores, ahead_s=appetite.ahead_s)
 
     def _appetite(self) -> _Appetite:
+        """Looked at once a pass, and again after each claim."""
+        if self._seen is None:
+            self._seen = self._look_around()
+        return self._seen
+
+    def _look_around(self) -> _Appetite:
         lanes, of = self._node.lanes, self._times.of
         cores, memory_mib, ahead_s = lanes.free_cores, lanes.free_memory_mib, 0.0
         others = {name: lanes.free_of(name) for name in lanes.resources} if lanes.resources else {}
@@ -359,6 +367,7 @@ class Puller:
         block.info = info
         flying = _Flying(mine, info, board.spec.name, part, board, card, left_card, clears_idle, block)
         self._flying[mine] = flying
+        self._seen = None
         self._claims += 1
         failpoint("starter.before_claim")
         self._committer.commit(multi, partial(self._answered, flying))

@@ -42,6 +42,7 @@ class Info:
     array: Array | None
     shapes: dict[tuple[int, int], Shape] = field(default_factory=dict)
     specs: dict[tuple[int, int], WorkerSpec] = field(default_factory=dict)
+    own_specs: dict[tuple[int, int], WorkerSpec] = field(default_factory=dict)  #: of workers that only its user has
     account: Account | None = None  #: who its work runs as; None = as the Starter, or not known yet
     origin: Submission | None = None  #: the record as it lies in ZooKeeper, which is what its user signed
     spec: bytes = b""  #: digest of what is signed of it, once it was needed

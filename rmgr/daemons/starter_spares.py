@@ -1,4 +1,4 @@
-"""Names of directories used again by the next job: to make one and to remove it costs a Starter more than a short job does.
+"""Directories, and names of them, used again by the next job: to make one and to remove it costs a Starter more than a short job does.
 
 Only what is as it was made is kept (the caller sees to that), and not for long: what nobody has wanted for a moment is removed.
 """
@@ -6,10 +6,13 @@ Only what is as it was made is kept (the caller sees to that), and not for long:
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
+#: The clock of a file system moves at least this often, by whether it counts below seconds.
+_FINE_S, _COARSE_S = 0.05, 3.0
 #: What nobody has wanted for so long goes; so many of a kind are kept.
 IDLE_S, MOST = 1.0, 64
 
@@ -55,3 +58,39 @@ class Spares:
     def _gone(self, place: Path) -> None:
         with contextlib.suppress(OSError):  # what stands there now is somebody else's doing, and goes with the next Starter
             self._remove(place)
+
+
+class Untouched:
+    """Whether an empty directory is as it was made. Cost: an lstat; for those lent as soon as they were made a reading, too."""
+
+    def __init__(self) -> None:
+        self._made: dict[Path, tuple[tuple[int, ...], float]] = {}  #: its marks, and since when any change of it changes them
+        self._lent_s: dict[Path, float] = {}
+
+    def made(self, place: Path) -> None:
+        """It is made, empty, and its owner's. Raises: OSError."""
+        marks = _marks(place)
+        self._made[place] = marks, time.monotonic() + (_FINE_S if marks[-1] % 1_000_000_000 else _COARSE_S)
+
+    def lent(self, place: Path) -> None:
+        """From now on somebody may change it."""
+        self._lent_s[place] = time.monotonic()
+
+    def is_as_made(self, place: Path) -> bool:
+        """Nobody has left anything in it, or changed it, since it was made."""
+        made, lent_s = self._made.get(place), self._lent_s.get(place, 0.0)
+        try:
+            return made is not None and _marks(place) == made[0] and (lent_s > made[1] or not os.listdir(place))
+        except OSError:
+            return False
+
+    def forget(self, place: Path) -> None:
+        """It is gone, or somebody else's."""
+        self._made.pop(place, None)
+        self._lent_s.pop(place, None)
+
+
+def _marks(place: Path) -> tuple[int, ...]:
+    """What changes when anything in or of a directory is changed, as finely as its time stamps tell. Raises: OSError."""
+    found = os.lstat(place)
+    return (found.st_ino, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)

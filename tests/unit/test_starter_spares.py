@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rmgr.daemons import starter_spares
-from rmgr.daemons.starter_spares import Spares
+from rmgr.daemons.starter_spares import Spares, Untouched
 
 
 def test_a_spare_is_for_its_kind_and_goes_after_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +42,42 @@ def test_no_more_than_a_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     spares.give(0, tmp_path / "a")
     spares.give(0, tmp_path / "b")
     assert removed == [tmp_path / "b"]
+
+
+@pytest.mark.parametrize("aged", [False, True])
+def test_a_directory_that_somebody_has_changed_is_not_as_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aged: bool) -> None:
+    monkeypatch.setattr(starter_spares, "_FINE_S", 0.0 if aged else 1000.0)
+    untouched = Untouched()
+
+    def lend(name: str) -> Path:
+        place = tmp_path / name
+        place.mkdir(mode=0o700)
+        untouched.made(place)
+        _wait_for_the_clock_of(place)
+        untouched.lent(place)
+        return place
+
+    place = lend("untouched")
+    assert untouched.is_as_made(place)
+    (lend("left") / "file").touch()
+    assert not untouched.is_as_made(tmp_path / "left")
+    lend("opened").chmod(0o755)
+    assert not untouched.is_as_made(tmp_path / "opened")
+    gone = lend("gone")
+    gone.rmdir()
+    assert not untouched.is_as_made(gone)
+    (place / "file").touch()
+    (place / "file").unlink()
+    assert untouched.is_as_made(place) is False
+    untouched.forget(place)
+    assert not untouched.is_as_made(place)
+
+
+def _wait_for_the_clock_of(directory: Path) -> None:
+    """Until what changes in the directory has another time stamp."""
+    made_ns, probe = directory.lstat().st_ctime_ns, directory.with_name("probe")
+    deadline_s = time.monotonic() + 30.0
+    while time.monotonic() < deadline_s:
+        probe.touch()
+        if probe.lstat().st_ctime_ns > made_ns:
+            return
