@@ -105,7 +105,6 @@ class ClaimedBlock:
     cancelled: dict[int, str] = field(default_factory=dict)  #: the same for single tasks
     seat: Any = None  #: the lane that a job of several nodes holds until all of them are ready
     line: Any = None  #: of the client that announced it, who is told early what is committed of it
-    line_serial: int = 0  #: of what was told last
     is_revoked: bool = False  #: its start was not complete in time: it goes back to its queue
 
     def cancel_words(self, index: int) -> str | None:

@@ -79,15 +79,22 @@ class Committer:
         self._fences = {}
         self.in_flight = 0
 
-    def commit(self, multi: Multi, done: Callable[[Outcome], None]) -> None:
-        """Commits; `done` gets Committed, or a Conflict that is not the fence's, in the mailbox of the owner."""
+    def commit(self, multi: Multi, done: Callable[[Outcome], None], *, early: Callable[[Committed], None] | None = None) -> None:
+        """Commits; `done` gets Committed, or a Conflict that is not the fence's, in the mailbox of the owner.
+
+        early: is told first when the first sending was committed, on the thread that brings the answer.
+        """
         self.in_flight += 1
-        self._send(self._registration, multi, done)
+        self._send(self._registration, multi, done, early)
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
-    def _send(self, registration: int, multi: Multi, done: Callable[[Outcome], None]) -> None:
+    def _send(
+        self, registration: int, multi: Multi, done: Callable[[Outcome], None], early: Callable[[Committed], None] | None = None
+    ) -> None:
         future = self._coordinator.commit(multi, timeout_s=_TIMEOUT_S)
+        if early is not None:
+            future.add_done_callback(partial(_tell_early, early))
         future.add_done_callback(lambda answer: self._post(partial(self._answered, registration, multi, done, answer)))
 
     def _answered(self, registration: int, multi: Multi, done: Callable[[Outcome], None], answer: Future[Outcome]) -> None:
@@ -147,6 +154,11 @@ class Committer:
                 guard = multi.guard
                 assert guard is not None
                 self._finish(multi, done, Conflict(0, guard.path, ConflictKind.BAD_VERSION))
+
+
+def _tell_early(early: Callable[[Committed], None], answer: Future[Outcome]) -> None:
+    if answer.exception() is None and isinstance(outcome := answer.result(), Committed):
+        early(outcome)
 
 
 def node_of(guard: Check) -> str:

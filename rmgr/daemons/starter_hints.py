@@ -47,6 +47,40 @@ class Announced:
     until_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a client is told of one COMPLETE."""
+
+    line: Line
+    submission: int
+    fragment: bytes
+    serial: int
+
+    @classmethod
+    def of(cls, block: ClaimedBlock, multi: Multi) -> News | None:
+        """None: there is nobody to tell, or nothing."""
+        line: Line | None = block.line
+        if line is None or not line.is_open:
+            return None
+        prefix = paths.fragment_prefix(block.key.submission)
+        fragment = next((op.data for op in multi.ops if isinstance(op, Create) and op.path == prefix), None)
+        if fragment is None:
+            return None
+        line.serial += 1
+        return cls(line, block.key.submission, fragment, line.serial)
+
+    def ahead(self) -> None:
+        """The COMPLETE is on its way."""
+        self.line.send(Ahead(self.serial, self.submission, self.fragment))
+
+    def told(self, outcome: Committed) -> None:
+        """It was committed. On any thread."""
+        prefix = paths.fragment_prefix(self.submission)
+        made = next((path for path in outcome.paths if path.startswith(prefix)), "")
+        if made and not outcome.resolved:  # else its number is not known
+            self.line.send(Told(self.serial, self.submission, int(made.removeprefix(prefix))))
+
+
 class Hints:
     """Of one node; the owner's thread, but for `heard`.
 
@@ -87,30 +121,6 @@ class Hints:
             return None
         found.block.line = found.line
         return found.block
-
-    @staticmethod
-    def tell(block: ClaimedBlock, multi: Multi) -> None:
-        """What is being committed of a block."""
-        line: Line | None = block.line
-        if line is None or not line.is_open:
-            return
-        prefix = paths.fragment_prefix(block.key.submission)
-        fragment = next((op.data for op in multi.ops if isinstance(op, Create) and op.path == prefix), None)
-        if fragment is not None:
-            line.serial += 1
-            block.line_serial = line.serial
-            line.send(Ahead(line.serial, block.key.submission, fragment))
-
-    @staticmethod
-    def told(block: ClaimedBlock, outcome: Committed) -> None:
-        """It was committed."""
-        line: Line | None = block.line
-        if line is None or outcome.resolved or not line.is_open:
-            return
-        prefix = paths.fragment_prefix(block.key.submission)
-        made = next((path for path in outcome.paths if path.startswith(prefix)), "")
-        if made:
-            line.send(Told(block.line_serial, block.key.submission, int(made.removeprefix(prefix))))
 
     def _announce(self, line: Line, key: BlockKey, data: bytes) -> None:
         """Does what can be done before it is known that the block is there."""

@@ -24,7 +24,7 @@ from rmgr.daemons.starter_board import Board
 from rmgr.daemons.starter_dispatch import Dispatch
 from rmgr.daemons.starter_ends import Ends, cancelled
 from rmgr.daemons.starter_hands import Hands
-from rmgr.daemons.starter_hints import Hints
+from rmgr.daemons.starter_hints import News
 from rmgr.daemons.starter_jobs import Jobs
 from rmgr.daemons.starter_joint import Joint
 from rmgr.daemons.starter_lanes import Lanes
@@ -302,9 +302,12 @@ class NodeAgent:
         seal = partial(gate.sign, block.key.submission) if gate is not None else lambda bare: bare
         multi = block.complete(part, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12], sign=seal)
         failpoint("starter.before_complete")
-        told = Hints.tell(block, multi) if block.line is not None else None
-        self._shared.committer.commit(multi, partial(self._completed, block, part), early=told)
-        self.hands.watch_ahead(sets_mark=part.go_idle, is_hinted=block.line is not None and block.line.is_open)
+        news = News.of(block, multi)
+        done = partial(self._completed, block, part)
+        self._shared.committer.commit(multi, done, early=news.told if news is not None else None)
+        if news is not None:
+            news.ahead()
+        self.hands.watch_ahead(sets_mark=part.go_idle, is_hinted=news is not None)
 
     def _completed(self, block: ClaimedBlock, part: Part, outcome: Outcome) -> None:
         if part.go_idle:
