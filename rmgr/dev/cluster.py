@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -117,6 +118,8 @@ class DevCluster:
         heap_mb: of each ZooKeeper server.
         secured: with credentials for everybody in it (`dev/security.py`); None: unless RMGR_DEV_OPEN=1.
         zookeeper_tls: ZooKeeper speaks TLS only, to those whom the cluster's authority knows; takes `secured`.
+        guest_of: a server that runs already, and has other clusters too: it is neither started nor stopped, and this cluster lives below
+            a path of its own.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class DevCluster:
         zookeeper_release: str = "",
         secured: bool | None = None,
         zookeeper_tls: bool = False,
+        guest_of: ZooKeeperServer | None = None,
     ) -> None:
         self.directory = directory.resolve()
         is_secured = not is_open_asked() if secured is None else secured
@@ -145,7 +149,9 @@ class DevCluster:
         tick_ms = int(min(1000, session_timeout_s * 1000 / 4))
         where = self.directory / "zookeeper"
         tls = self.security.server_tls() if zookeeper_tls and self.security is not None else None
-        self.zookeeper: ZooKeeperServer | ZooKeeperEnsemble = (
+        self._is_guest = guest_of is not None
+        self._chroot = f"{CHROOT}-{secrets.token_hex(6)}" if self._is_guest else CHROOT
+        self.zookeeper: ZooKeeperServer | ZooKeeperEnsemble = guest_of or (
             ZooKeeperServer(where, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release, tls=tls)
             if zookeepers == 1
             else ZooKeeperEnsemble(where, size=zookeepers, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release, tls=tls)
@@ -155,7 +161,7 @@ class DevCluster:
             store = f"cassandra://{self.cassandra.contact}/rmgr?replication_factor=1"
         self.state = DevState(
             directory=str(self.directory),
-            zookeeper=f"{self.zookeeper.hosts}{CHROOT}",
+            zookeeper=f"{self.zookeeper.hosts}{self._chroot}",
             store=store or f"sqlite:{self.directory / 'store.db'}",
             session_timeout_s=session_timeout_s,
             zookeeper_tls=tls is not None,
@@ -192,10 +198,11 @@ class DevCluster:
             if self.cassandra is not None:
                 self.cassandra.start(wait_s=0)
                 self._record("cassandra", "c1", self.cassandra.pid or 0)
-            self.zookeeper.start()
-            servers = [self.zookeeper] if isinstance(self.zookeeper, ZooKeeperServer) else self.zookeeper.servers
-            for number, server in enumerate(servers, 1):
-                self._record("zookeeper", f"zk{number}", server.pid or 0)
+            if not self._is_guest:
+                self.zookeeper.start()
+                servers = [self.zookeeper] if isinstance(self.zookeeper, ZooKeeperServer) else self.zookeeper.servers
+                for number, server in enumerate(servers, 1):
+                    self._record("zookeeper", f"zk{number}", server.pid or 0)
             if self.cassandra is not None:
                 self.cassandra.wait_ready(max(1.0, end - time.monotonic()))
                 self._init_store(end, report)
@@ -264,16 +271,24 @@ class DevCluster:
                 return process
         raise KeyError(name)
 
-    def stop(self, *, timeout_s: float = 20.0) -> None:
-        """Ends every process: Starters and WatchDogs in good order, ZooKeeper and Cassandra last. Idempotent."""
+    def stop(self, *, timeout_s: float = 20.0, at_once: bool = False) -> None:
+        """Ends every process: Starters and WatchDogs in good order, ZooKeeper and Cassandra last. Idempotent.
+
+        Args:
+            at_once: SIGKILL for all, and for what they started, for a cluster that nobody will start again.
+        """
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
-        stop_processes(self.state, timeout_s=timeout_s)
+        if at_once:
+            kill_processes(self.state)
+        else:
+            stop_processes(self.state, timeout_s=timeout_s)
         for child in self._children.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1.0)
-        self.zookeeper.stop()
+        if not self._is_guest:
+            self.zookeeper.stop()
         if self.cassandra is not None:
             self.cassandra.stop()
         forget(self.state)
@@ -294,7 +309,7 @@ class DevCluster:
             config = self.admin_config()
             options = zookeeper_options(config, credentials_of(config))
             hosts = self.zookeeper.hosts
-            self._coordinator = ZkCoordinator.connect(hosts, CHROOT, session_timeout_s=self.state.session_timeout_s, **options)
+            self._coordinator = ZkCoordinator.connect(hosts, self._chroot, session_timeout_s=self.state.session_timeout_s, **options)
         return self._coordinator
 
     def snapshot(self) -> ClusterSnapshot:
@@ -459,3 +474,15 @@ def stop_processes(state: DevState, *, timeout_s: float = 20.0) -> list[DevProce
         killed += [process for process, found in group if found in alive]
         psutil.wait_procs(alive, timeout=5.0)
     return killed
+
+
+def kill_processes(state: DevState, *, timeout_s: float = 20.0) -> None:
+    """SIGKILL for all of them and their descendants; returns when they are gone, or after `timeout_s`."""
+    found = [process for entry in state.processes if (process := entry.find()) is not None]
+    for process in tuple(found):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += process.children(recursive=True)
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(found, timeout=timeout_s)

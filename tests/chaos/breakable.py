@@ -20,6 +20,7 @@ from rmgr.client.snapshot import read_tasks
 from rmgr.config import Config
 from rmgr.coord.ports import Store
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.views import TaskView
 from tests.harness.fair_time import PATIENCE_S, FairTimer
@@ -55,7 +56,7 @@ def eventually(what: str, condition: Callable[[], object], *, within: float) -> 
 class Chaos:
     """A cluster, its ledger, and what tests do to both."""
 
-    def __init__(self, directory: Path, *, store: str = "", zookeepers: int = 1) -> None:
+    def __init__(self, directory: Path, *, store: str = "", zookeepers: int = 1, guest_of: ZooKeeperServer | None = None) -> None:
         self.directory = directory
         self.ledger = directory / "ledger"
         self.cluster = DevCluster(
@@ -67,6 +68,7 @@ class Chaos:
             session_timeout_s=T,
             environment={"LEDGER": str(self.ledger)},
             heap_mb=128,
+            guest_of=guest_of,
         )
         self.cores: dict[str, int] = {}
         self.submissions: list[int] = []
@@ -267,7 +269,7 @@ class Chaos:
         return tasks
 
     def stop(self) -> None:
-        """Ends everything."""
+        """Ends everything; nobody needs it again."""
         if self._store is not None:
             self._store.close()
-        self.cluster.stop()
+        self.cluster.stop(at_once=True)

@@ -6,12 +6,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from breakable import Chaos
+from breakable import TICK, Chaos
+
+from rmgr.dev.zookeeper import ZooKeeperServer
+
+
+@pytest.fixture(scope="session")
+def breakable_zookeeper(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    """One server for all these tests. It may be killed and paused, and keeps its data."""
+    with ZooKeeperServer(tmp_path_factory.mktemp("breakable"), tick_ms=round(TICK * 1000), die_with_parent=True) as server:
+        yield server
 
 
 @pytest.fixture
-def chaos(zookeeper_parts: None, tmp_path: Path) -> Iterator[Chaos]:
-    """A cluster that the test starts as it likes; stopped, and its logs shown when the test fails."""
+def chaos(breakable_zookeeper: ZooKeeperServer, tmp_path: Path) -> Iterator[Chaos]:
+    """A cluster that the test starts as it likes, below a path of its own; stopped, and its logs shown when the test fails."""
+    made = Chaos(tmp_path, guest_of=breakable_zookeeper.start())
+    try:
+        yield made
+    finally:
+        breakable_zookeeper.resume()
+        made.stop()
+
+
+@pytest.fixture
+def lone(zookeeper_parts: None, tmp_path: Path) -> Iterator[Chaos]:
+    """The same with a server of its own, whose data the test may take away."""
     made = Chaos(tmp_path)
     try:
         yield made

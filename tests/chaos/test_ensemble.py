@@ -120,18 +120,18 @@ def test_five_rolling_restarts_lose_no_session(trio: Chaos):
     eventually("the sessions are those of before: none was lost", lambda: sessions(trio) == before, within=60)
 
 
-def test_wiped_servers_are_refused_by_everybody(chaos: Chaos):
-    chaos.start(nodes=1, watchdogs=1)
-    assert chaos.rmgr("submit", "--wait", "--", "true").returncode == 0
-    server = chaos.cluster.zookeeper
+def test_wiped_servers_are_refused_by_everybody(lone: Chaos):
+    lone.start(nodes=1, watchdogs=1)
+    assert lone.rmgr("submit", "--wait", "--", "true").returncode == 0
+    server = lone.cluster.zookeeper
     assert isinstance(server, ZooKeeperServer)
     server.kill()
     shutil.rmtree(server.data_dir / "data")
     server.start()
     for name in ("w1", "n1"):
-        process = chaos.cluster.process(name)
+        process = lone.cluster.process(name)
         eventually(f"{name} refuses and ends", lambda: process.find() is None, within=RECOVERY_S + 20)  # noqa: B023
-        assert "wiped" in chaos.cluster.log_tail(name, 4000)
-    late = chaos.rmgr("submit", "--", "true")
+        assert "wiped" in lone.cluster.log_tail(name, 4000)
+    late = lone.rmgr("submit", "--", "true")
     assert late.returncode == 5, late.stderr
     assert "no rmgr cluster" in late.stderr or "is expected" in late.stderr
