@@ -1,8 +1,9 @@
 """Placed jobs: single-node jobs a second through the leader, what one costs each part, and how soon a job of four ranks runs.
 
-Single-node jobs have one core each, on two Starters of eight cores (of a machine that may have fewer: their jobs do nothing). They
-are 2,000 commands (`/bin/true`) of one array, 2,000 Python no-ops of one TaskQueue, and 200 submissions of one command each, in
-sequence by one client. Time runs from the first submission to the last result in the client. `us/job` are processor times.
+Single-node jobs have one core each, on two Starters of eight cores and on two of thirty-two (of a machine that may have fewer:
+their jobs do nothing; the more slots, the more jobs go with one commit). They are 2,000 commands (`/bin/true`) of one array, 2,000
+Python no-ops of one TaskQueue, and 200 submissions of one command each, in sequence by one client. Time runs from the first
+submission to the last result in the client. `us/job` are processor times.
 
 A job of four ranks is a script on two nodes (`-N 2 -n 4`). Its time runs from the call that commits its submission (the command
 line's own start is measured by `rmgr bench commands`) to the first instruction of the script on its first node, which is after the
@@ -41,12 +42,14 @@ from rmgr.model.placing import Rigid
 from rmgr.model.states import State
 from rmgr.model.submission import Command, Submission, Work
 
-_NODES, _CORES, _QUEUE = 2, 8, "batch"
+_NODES, _QUEUE = 2, "batch"
+#: Cores of a node; the first also for the jobs of several ranks.
+_CORES = (8, 32)
 _JOBS, _SUBMISSIONS, _PARALLEL = 2_000, 200, 100
 _WARM = 5
 _PATIENCE_S = 300.0
 _POLL_S = 0.0005
-SETUP = f"1 ZooKeeper (fsync), SQLite, {_NODES} Starters of {_CORES} cores, queue {_QUEUE} (easy)"
+SETUP = f"1 ZooKeeper (fsync), SQLite, {_NODES} Starters of %d cores, queue {_QUEUE} (easy)"
 #: Says when it runs, then what its ranks say: nanoseconds since the epoch, one file each.
 _SCRIPT = """date +%s%N > "$1.script"
 exec rmgr run sh -c 'date +%s%N > "$0.$RMGR_RANK"' "$1"
@@ -55,14 +58,19 @@ _RANKS = 4
 
 
 def jobs(plan: Plan) -> list[Row]:
-    """All of it on one cluster."""
-    with (
-        tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where,
-        DevCluster(Path(where) / "cluster", nodes=_NODES, cores=_CORES) as cluster,
-        connected(cluster) as connection,
-    ):
-        bench = _Bench(plan, cluster, connection, Path(where))
-        return [*bench.rates(), *bench.latencies()]
+    """A cluster for each size of nodes."""
+    rows = []
+    for cores in _CORES:
+        with (
+            tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where,
+            DevCluster(Path(where) / "cluster", nodes=_NODES, cores=cores) as cluster,
+            connected(cluster) as connection,
+        ):
+            bench = _Bench(plan, cluster, connection, Path(where), cores)
+            rows += bench.rates()
+            if cores == _CORES[0]:
+                rows += bench.latencies()
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +96,12 @@ class Used:
 
 
 class _Bench:
-    def __init__(self, plan: Plan, cluster: DevCluster, connection: Connection, directory: Path) -> None:
+    def __init__(self, plan: Plan, cluster: DevCluster, connection: Connection, directory: Path, cores: int) -> None:
         assert isinstance(connection.submitter, Engine)
         self._plan, self._cluster, self._connection, self._directory = plan, cluster, connection, directory
         self._engine = connection.submitter
+        self._setup = SETUP % cores
+        self._cores = cores
 
     # -- jobs a second
 
@@ -114,8 +124,8 @@ class _Bench:
         rows = []
         for name, runs in found.items():
             detail = {key: statistics.median(one[key] for _, one in runs) for key in runs[0][1]}
-            what = f"{kinds[name][0]:,} single-node jobs, {name}"
-            rows.append(row("rmgr", SETUP, what, "jobs/s", [rate for rate, _ in runs], **detail))
+            what = f"{kinds[name][0]:,} single-node jobs, {name}; nodes of {self._cores} cores"
+            rows.append(row("rmgr", self._setup, what, "jobs/s", [rate for rate, _ in runs], **detail))
         return rows
 
     def _used(self) -> Used:
@@ -175,7 +185,7 @@ class _Bench:
         for what, values in (("submit to first instruction", script), ("submit to the last rank's first instruction", ranks)):
             for share, name in ((0.5, "p50"), (0.99, "p99")):
                 found = [percentile(one, share) for one in values]
-                rows.append(row("rmgr", SETUP, f"a job of {_RANKS} ranks on 2 nodes, {what}, {name}", "ms", found))
+                rows.append(row("rmgr", self._setup, f"a job of {_RANKS} ranks on 2 nodes, {what}, {name}", "ms", found))
         return rows
 
     def _parallel(self, name: str) -> tuple[float, float]:

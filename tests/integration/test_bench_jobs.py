@@ -14,7 +14,7 @@ def test_placed_jobs_are_counted_with_what_each_costs(
     zookeeper_parts: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench_jobs, "_WARM", 1)
-    monkeypatch.setattr(bench_jobs, "_CORES", 2)
+    monkeypatch.setattr(bench_jobs, "_CORES", (2,))
     assert run(["bench", "jobs", "--json", "--repeat", "1", "--scale", "0.001"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["schema"], answer["bench"]) == ("rmgr/1", "jobs")
