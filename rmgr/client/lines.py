@@ -7,7 +7,6 @@ the dialling; the line's own thread only posts.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from concurrent.futures import Future
 from functools import partial
@@ -51,7 +50,7 @@ class Lines:
     def want(self, record: NodeRecord) -> None:
         """A line to it would pay. Never waits."""
         address = record.line
-        if not address or address in self._lines or len(self._lines) >= _MOST or sys.platform == "win32":
+        if not address or address in self._lines or len(self._lines) >= _MOST:
             return
         if time.monotonic() < self._not_before_s.get(address, 0.0):
             return
