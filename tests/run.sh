@@ -32,6 +32,16 @@ wanted ensure_openmpi
 # Thousands of short processes are started: compiling everything anew in each of them takes minutes.
 unset PYTHONDONTWRITEBYTECODE
 
+# In a fresh checkout each worker would compile all tests for itself: two processes do it once, for all of them.
+if [ ! -e tests/unit/__pycache__ ]; then
+  for part in tests/unit "tests/chaos tests/integration tests/papers tests/property"; do
+    # shellcheck disable=SC2086
+    "$VENV/bin/python" -m pytest --collect-only -qq $part >/dev/null 2>&1 &
+  done
+  wait
+fi
+
 # Import-linter, ruff and mypy run inside pytest (tests/test_house.py), so that its summary is the last line.
-# Three files at a time: most of the time goes into waiting for sessions to expire. `tests/run.sh -n 0` runs one after the other.
-exec "$VENV/bin/python" -m pytest -n 3 --dist loadfile "$@"
+# Four files at a time, the longest first (tests/conftest.py): half of the time goes into waiting for processes and for sessions to
+# expire. `tests/run.sh -n 0` runs one after the other.
+exec "$VENV/bin/python" -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"
