@@ -17,16 +17,19 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import ConfigError, RmgrError
 from rmgr.sched.catalogue import POLICIES
 from rmgr.sched.parameters import parameters_of, unknown
 from rmgr.sched.pipeline import Configuration, configured, pipeline_from
 from rmgr.sched.policy import Stage
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "rmgr.policies"
 RULE = (
@@ -97,7 +100,7 @@ def policy_class(name: str, *, directory: Path = Path()) -> type[Any]:
 
 def plugins() -> dict[str, EntryPoint]:
     """Plug-ins by name, in order of name; not loaded. A name of the catalogue stays the catalogue's."""
-    found = {point.name: point for point in entry_points(group=GROUP) if point.name not in POLICIES}
+    found = {point.name: point for point in metadata.entry_points(group=GROUP) if point.name not in POLICIES}
     return dict(sorted(found.items()))
 
 

@@ -45,6 +45,7 @@ def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
     insecure = own.pop("insecure", False)  # never from a file or a variable: it must be typed
     config = session.config({role: own, "log": log, "security": {"dir": own.pop("security_dir", None)}})
     typed = {"insecure": True} if insecure else {}
+    importlib.import_module("rmgr.log")  # first of all: from then on what no daemon uses is not loaded
     ended = importlib.import_module(f"rmgr.daemons.{role}").run(config, **typed)
     if isinstance(ended, int) and ended:
         raise WorkEnded(ended)

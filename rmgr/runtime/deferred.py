@@ -8,9 +8,22 @@ import types
 from importlib.machinery import PathFinder
 from typing import Any
 
-#: The event loop, which structlog (26.1) and gRPC (1.71) import for their asynchronous halves, and those halves: 3.5 MiB of a daemon.
+#: 3.5 MiB of a daemon: the event loop, which structlog (26.1) and gRPC (1.71) import for their asynchronous halves, and those halves.
+#: 4 MiB: what Prometheus' client answers scrapes with (its own parts are imported one by one), messages without the C library and as text
+#: (protobuf 6), archives of uploads, what is installed (policies of other packages), and languages, which `subprocess` imports for text in
+#: another encoding.
 #: tests/unit/test_log.py::test_daemons_load_no_event_loop would fail without this.
-UNUSED = ("asyncio", "grpc.aio", "grpc_health.v1._async")
+UNUSED = (
+    "asyncio",
+    "grpc.aio",
+    "grpc_health.v1._async",
+    "prometheus_client",
+    "google.protobuf.internal.python_message",
+    "google.protobuf.text_format",
+    "tarfile",
+    "locale",
+    "importlib.metadata",
+)
 
 
 class _Deferred(types.ModuleType):
@@ -19,6 +32,8 @@ class _Deferred(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if (path := self.__dict__.get("__path__")) is not None and PathFinder.find_spec(f"{self.__name__}.{name}", path) is not None:
+            return importlib.import_module(f"{self.__name__}.{name}")  # a part of it, which does not need the whole
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
@@ -36,6 +51,9 @@ def defer(names: tuple[str, ...] = UNUSED) -> None:
             if found.submodule_search_locations is not None:
                 module.__path__ = found.submodule_search_locations
             sys.modules[name] = module
+            parent, _, last = name.rpartition(".")
+            if parent in sys.modules:  # else `from parent import last` finds it nevertheless
+                setattr(sys.modules[parent], last, module)
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:

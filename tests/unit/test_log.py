@@ -93,7 +93,7 @@ def test_daemons_log_without_rich() -> None:
 def test_daemons_load_no_event_loop() -> None:
     look = """
 import sys, rmgr.daemons.starter, rmgr.daemons.watchdog, rmgr.daemons.submitter
-unused = ("asyncio.events", "grpc.aio._server", "grpc_health.v1._health_pb2_async")
+unused = ("asyncio.events", "grpc.aio._server", "grpc_health.v1._health_pb2_async", "http.server", "email", "prometheus_client.exposition")
 assert not [name for name in unused if name in sys.modules], "loaded"
 import asyncio, grpc.aio
 from grpc_health.v1 import _async
@@ -103,6 +103,13 @@ async def hello():
     return grpc.aio.server, _async.HealthServicer
 
 assert asyncio.run(hello())[0] is sys.modules["grpc.aio"].server
+import importlib.metadata, locale, prometheus_client, tarfile
+from google.protobuf import text_format
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+assert importlib.metadata.version("kazoo") and locale.getencoding() and tarfile.TarFile and prometheus_client.generate_latest
+assert text_format.MessageToString(HealthCheckResponse(status=1)) == "status: SERVING\\n"
+from prometheus_client.exposition import generate_latest
+assert generate_latest is prometheus_client.generate_latest
 print("as usual")
 """
     ended = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=False)
