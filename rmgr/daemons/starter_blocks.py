@@ -253,6 +253,12 @@ class ClaimedBlock:
         self.sending = part
         return part
 
+    def take_whole(self) -> Part:
+        """What a commit of the whole block carries, when all its tasks have arrived and little is to be told: its znode goes."""
+        outcomes, self.arrived = tuple(self.arrived), []
+        part = self.sending = Part(outcomes=outcomes, failed=(), data=msgspec.structs.replace(self.data, done=(1 << self.key.count) - 1))
+        return part
+
     def complete(self, part: Part, node_version: int, stamp: str, *, sign: Callable[[Fragment], Fragment] = lambda bare: bare) -> Multi:
         """The multi of `part`. `stamp`: fresh random text, so that the bytes prove it. `sign`: seals its fragment."""
         part.data = msgspec.structs.replace(part.data, stamp=stamp)

@@ -73,7 +73,7 @@ class Joint:
             size += _size(block.arrived[0])
             if some and size > MOST_BYTES:
                 break
-            some.append((block, block.take_part()))
+            some.append((block, block.take_whole()))
         base_us = min(block.base_us for block, _ in some)
         outcomes = tuple(_since(base_us, block, outcome) for block, part in some for outcome in part.outcomes)
         first = some[0][0].key

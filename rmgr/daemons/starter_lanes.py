@@ -339,12 +339,14 @@ class Lanes:
     def _free_slot(self, kind: Kind, *, any_python: bool) -> Slot:
         """A slot with nothing active (there is one whenever a core is free), of this user, and interpreter where it matters."""
         free = [number for number in range(self.cores) if not self._active.get(number)]
-        living = {number: [slot for slot in self._slots.get(number, ()) if not slot.is_lost] for number in free}
         for number in free:
-            for slot in living[number]:
+            for slot in self._slots.get(number, ()):
+                if slot.is_lost:
+                    continue
                 its_python, its_account = self._kinds[slot]
                 if its_account == kind[1] and (any_python or its_python == kind[0]):
                     return slot
+        living = {number: [slot for slot in self._slots.get(number, ()) if not slot.is_lost] for number in free}
         number = min(free, key=lambda one: (len(living[one]), one))
         same_user = [slot for slot in living[number] if self._kinds[slot][1] == kind[1]]
         others = [slot for slot in living[number] if slot not in same_user]

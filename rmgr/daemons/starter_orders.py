@@ -15,6 +15,7 @@ from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_commits import Committer
+from rmgr.daemons.starter_shared import Quietly
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.node import InboxOrder, Order
@@ -178,14 +179,19 @@ class Orders:
         watch = None
         if not self._watched:
             self._watched = True
-            watch = partial(self._post, partial(self._fired, generation))
+            watch = partial(self._post, Quietly(partial(self._fired, generation)))
         future = self._coordinator.children(paths.inbox_node(self._node.name), watch=watch)
-        future.add_done_callback(lambda done: self._post(partial(self._listed, generation, done)))
+        future.add_done_callback(lambda done: self._post(Quietly(partial(self._listed, generation, done))))
 
     def _fired(self, generation: int) -> None:
-        if generation == self._generation:
-            self._watched = False
-            self._wake()
+        if generation != self._generation:
+            return
+        self._watched = False
+        now_s = time.monotonic()
+        if not self._listing and now_s >= self._listed_s:
+            self._list(now_s)  # at once, and without settling: most often it brings STARTs, whose blocks are to be read first
+        else:
+            self._post(self._wake)
 
     def _listed(self, generation: int, done: Future[list[str] | None]) -> None:
         if generation != self._generation:
@@ -196,6 +202,7 @@ class Orders:
         except RmgrError:
             self._watched = False
             self._listed_s = time.monotonic() + _FAILED_PAUSE_S
+            self._post(self._wake)
             return
         begun: list[tuple[str, BlockKey]] = []
         for guid in guids:
@@ -211,7 +218,6 @@ class Orders:
                 future.add_done_callback(lambda read, guid=guid: self._post(partial(self._read, generation, guid, read)))  # type: ignore[misc]
         if begun:
             self._node.jobs.begin(begun)
-            self._wake()
 
     def _read(self, generation: int, guid: str, done: Future[Stamped | None]) -> None:
         if generation != self._generation:

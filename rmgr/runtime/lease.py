@@ -93,4 +93,9 @@ def suspended_s() -> float:
     if boottime is None:
         return 0.0
     # A thread switch between the two readings makes the difference smaller, never larger.
-    return max(0.0, *(time.clock_gettime(boottime) - time.clock_gettime(time.CLOCK_MONOTONIC) for _ in range(3)))
+    now = time.clock_gettime
+    first, second, third = now(boottime) - now(_MONOTONIC), now(boottime) - now(_MONOTONIC), now(boottime) - now(_MONOTONIC)
+    return max(0.0, first, second, third)
+
+
+_MONOTONIC = time.CLOCK_MONOTONIC
