@@ -143,7 +143,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
         try:
             meta = verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
             secured = engine_options(coordinator, credentials, config.security, meta.cluster_id, meta.oldest)
-            engine = Engine(coordinator, data, lines=lambda engine: Lines(engine, credentials), **secured)
+            engine = Engine(coordinator, data, lines=lambda engine: Lines(engine, credentials), protocol=meta.protocol, **secured)
             return Connection(engine, config, coordinator, credentials)
         except BaseException:
             data.close()
@@ -171,7 +171,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     try:
         meta = verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
         secured = engine_options(coordinator, credentials, config.security, meta.cluster_id, meta.oldest)
-        return Connection(Engine(coordinator, data, **secured), config, coordinator, credentials)
+        return Connection(Engine(coordinator, data, protocol=meta.protocol, **secured), config, coordinator, credentials)
     except BaseException:
         data.close()
         coordinator.close(timeout_s=1.0)

@@ -39,6 +39,7 @@ from rmgr.model.line import Ahead, Told
 from rmgr.model.node import NodeRecord
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.version import PROTOCOL
 from rmgr.runtime.mailbox import Closed, Mailbox
 
 _LOG = logging.getLogger("rmgr.submitter")
@@ -55,6 +56,7 @@ class Engine:
         coordinator, store: connected; closed with the engine.
         cap_blocks: overrides the queues' `max_pending_blocks` (tests).
         signer, authenticity: sign what is sent, judge what comes back (secured clusters).
+        protocol: that all processes of the cluster speak.
         lines: makes the direct lines to Starters; None: there are none.
     """
 
@@ -68,10 +70,12 @@ class Engine:
         cap_blocks: int | None = None,
         signer: Signer | None = None,
         authenticity: Authenticity | None = None,
+        protocol: int = PROTOCOL,
         lines: Callable[[Engine], Lines] | None = None,
     ) -> None:
         self.signer = signer
         self.authenticity = authenticity
+        self.protocol = protocol
         self.coordinator = coordinator
         self.store = store
         self.guid = uuid.uuid4().hex

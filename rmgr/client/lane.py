@@ -30,6 +30,7 @@ from rmgr.model.line import Ahead, Told
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.version import CLOSED_UNASKED
 
 if TYPE_CHECKING:
     from rmgr.client.engine import Engine
@@ -253,8 +254,8 @@ class Lane:
         self.engine.forget(self)
 
     def _release(self) -> None:
-        """Everything is final: the leader may close it now."""
-        if self.submission.owner != self.engine.guid:
+        """Everything is final: the leader closes it, one of an older release when nobody looks after it any more."""
+        if self.submission.owner != self.engine.guid or self.engine.protocol >= CLOSED_UNASKED:
             self._finish()
             return
         asked = self.engine.coordinator.commit(release(self.submission, self.version))

@@ -5,7 +5,7 @@ is remembered between two questions: a new leader that reads the same facts name
 
 Who does what: the owner (its Submitter) follows its submission while it lives; the leader stands in for a dead one,
 and for a living one that has not acted for `PATIENCE_S`. Names are deterministic, so two doers never do a thing twice.
-Sweeps, caps and dependencies are the leader's alone.
+Sweeps, caps, dependencies and the end are the leader's alone: what has ended needs no owner, and changes no more.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _failed(facts: Facts) -> Iterable[tuple[float, Duty]]:
 
 def _ends(facts: Facts, settings: ClusterSettings) -> Iterable[tuple[float, Duty]]:
     if facts.ended_s is not None:
-        yield facts.ended_s + (PATIENCE_S if facts.owner_alive else 0.0), Close()
+        yield facts.ended_s, Close()
     elif not facts.tail.complete:
         if facts.submission.phase is Phase.CANCELLED:
             yield facts.active_s + (PATIENCE_S if facts.owner_alive else 0.0), EndTail()
@@ -267,8 +267,8 @@ def cancel_reason(submission: Submission) -> Reason:
 
 
 def close(submission: Submission, version: int, *, now_us: int, gate: bool) -> tuple[Submission, Multi]:
-    """CLOSE: after its summary is in the store. `gate`: its gate exists, and goes with it."""
-    closed = replace(submission, phase=Phase.CLOSED, closed_us=now_us)
+    """CLOSE: after its summary is in the store; nobody looks after it any more. `gate`: its gate exists, and goes with it."""
+    closed = replace(submission, phase=Phase.CLOSED, closed_us=now_us, owner="")
     return closed, set_record(closed, version=version, gate=False if gate else None, name="CLOSE")
 
 

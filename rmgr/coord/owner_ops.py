@@ -43,5 +43,5 @@ def take_ownership(submission: Submission, version: int, tail: Tail, tail_versio
 
 
 def release(submission: Submission, version: int) -> Multi:
-    """RELEASE: nobody looks after it any more but the leader."""
+    """RELEASE: nobody looks after it any more but the leader. (For leaders before protocol 2; later ones need not be told.)"""
     return set_record(replace(submission, owner=""), version=version, gate=None, name="RELEASE")

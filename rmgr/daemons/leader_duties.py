@@ -196,6 +196,7 @@ class Duties:
         gate = submission.phase is Phase.OPEN
         closed, multi = close(submission, followed.version, now_us=self._desk.wall_us(), gate=gate)
         failpoint("leader.before_close")
+        followed.will_change()
         self._desk.commit(multi, partial(self._closed, followed, closed, done))
 
     def _closed(self, followed: Followed, closed: Submission, done: Done, outcome: Outcome) -> None:

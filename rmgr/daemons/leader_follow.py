@@ -26,6 +26,8 @@ from rmgr.runtime.timers import Timer
 
 #: Fragments asked for at once.
 WINDOW = 64
+#: The answer to a commit comes within this after what its watches tell, or it is lost.
+_ANSWER_S = 1.0
 
 
 class Followed:
@@ -100,6 +102,7 @@ class Followed:
 
     def refresh(self) -> None:
         """Reads everything again, watches or not."""
+        self._record.pace_s = 0.0
         self._record.refresh()
         if self._is_reading_on:
             self._tail.refresh()
@@ -124,8 +127,15 @@ class Followed:
 
     # -- what our own commits have made: known before it is read
 
+    def will_change(self) -> None:
+        """A commit of ours is about to change the record: its watch, which is told first, leads to no reading."""
+        self._record.pace_s = self._desk.clock() - self._record.asked_s + _ANSWER_S
+
     def put_record(self, submission: Submission, version: int) -> None:
-        """The record is `submission` now."""
+        """The record is `submission` now; CLOSED is its last state."""
+        self._record.pace_s = 0.0
+        if submission.phase is Phase.CLOSED:
+            self._record.stop()
         old, self.submission, self.version = self.submission, submission, version
         if old is None or old.phase is not submission.phase:
             self.swept, self.sweep_s = submission.phase is Phase.CLOSED, 0.0
@@ -234,10 +244,14 @@ class Followed:
         if self._stopped or self._look_timer is not None:
             return
         wait_s = self._looked_s + self._pace_s - self._desk.clock()
-        if wait_s <= 0:
-            self._look()
-        else:
+        if wait_s > 0:
             self._look_timer = self._desk.after(wait_s, self._look)
+        elif self._reading or number != self.progress.next_fragment:
+            self._look()
+        else:  # the first after a pause: hardly more than this one
+            self._reading = True
+            self._looked_s = self._desk.clock()
+            self._read_on(number + 1)
 
     def _look(self) -> None:
         """Asks how many fragments there are; reads the new ones; watches the first missing one."""
@@ -313,6 +327,9 @@ class Followed:
 
     def _watch(self, number: int) -> None:
         """Looks whether the first missing fragment is missing still, to be told when it comes. (A `get` would be two questions.)"""
+        if self.progress.is_ended:  # none will come
+            self._on_next(None)
+            return
         watch = None if self._watched == number or self.is_closed else partial(self._fired, number)
         self._watched = number if watch is not None else self._watched
         self._desk.stat(paths.fragment(self.number, number), self._on_next, watch=watch, failed=self._failed_to_read)

@@ -33,6 +33,8 @@ from rmgr.runtime.failpoint import failpoint
 LOADS = 64
 #: Least time between two readings of the same thing: while the owner follows it himself, and while nobody else does.
 LAZY_S, EAGER_S = 0.5, 0.02
+#: Least time between two readings of a list of up to a thousand submissions. (What runs is not waiting for it.)
+LISTS_S = 0.05
 #: Each open submission is read again, watches or not, about every so many resyncs.
 RESYNC_TURNS = 3
 #: So many watches on what will never come are left on the server before the leader connects anew.
@@ -118,6 +120,7 @@ class SubmissionKeeper:
             self._on_bucket(name)
         for name in sorted(set(names) - self._buckets.keys(), key=_number):
             mirror = names_below(self._desk, f"{paths.SUBS}/{name}", partial(self._on_bucket, name))
+            mirror.pace_s = LISTS_S
             self._buckets[name] = mirror
             mirror.refresh()
 

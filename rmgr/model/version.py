@@ -32,6 +32,8 @@ PROTOCOL = 2
 SKEW = 1
 #: Since which protocol Starters know such signatures.
 SEALED_TOGETHER = 2
+#: Since which protocol the leader closes what has ended although its owner lives; before, the owner let go of it first (RELEASE).
+CLOSED_UNASKED = 2
 
 Newer = dict[str, Any] | UnsetType
 

@@ -157,10 +157,10 @@ class Cluster:
 
 
 @contextmanager
-def running(settings: ClusterSettings | None = None) -> Iterator[tuple[Cluster, Connection]]:
-    """A cluster whose Starter runs, and a client of it."""
+def running(settings: ClusterSettings | None = None, **options: Any) -> Iterator[tuple[Cluster, Connection]]:
+    """A cluster whose Starter runs, and a client of it (`options` of its Engine)."""
     cluster = Cluster(settings)
-    connection = cluster.connect()
+    connection = cluster.connect(**options)
     cluster.start()
     try:
         yield cluster, connection

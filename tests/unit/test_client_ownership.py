@@ -25,6 +25,7 @@ from rmgr.model.block import BlockKey
 from rmgr.model.outcome import Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Submission, Tail
+from rmgr.model.version import PROTOCOL
 from tests.harness.client_cluster import Cluster, running
 
 
@@ -52,6 +53,12 @@ def record_of(cluster: Cluster, number: int) -> Submission:
     found = cluster.coordinator.get(paths.sub(number)).result(60)
     assert found is not None
     return decode_record(found.data, Submission)
+
+
+def tail_of(cluster: Cluster, number: int) -> Tail:
+    found = cluster.coordinator.get(paths.tail(number)).result(60)
+    assert found is not None
+    return decode_record(found.data, Tail)
 
 
 # -- losses, retries
@@ -201,12 +208,14 @@ def test_the_same_token_gives_the_same_queue(cluster: Cluster) -> None:
 # -- the end
 
 
-def test_a_finished_queue_is_released_to_the_leader() -> None:
-    with running() as (cluster, connection):
+@pytest.mark.parametrize("protocol", [PROTOCOL, 1])
+def test_a_finished_queue_is_let_go_and_an_older_leader_is_told_so(protocol: int) -> None:
+    with running(protocol=protocol) as (cluster, connection):
         with TaskQueue(double, connection=connection) as queue:
             queue.submit_call(1)
         queue.wait_all(timeout=5)
-        until(lambda: record_of(cluster, queue.id).owner == "")
+        until(lambda: not connection.submitter._lanes)
+        assert (record_of(cluster, queue.id).owner == "") is (protocol == 1)
 
 
 def test_a_queue_that_nobody_holds_is_completed_and_its_tasks_still_end() -> None:
@@ -216,7 +225,7 @@ def test_a_queue_that_nobody_holds_is_completed_and_its_tasks_still_end() -> Non
         del queue
         gc.collect()
         assert [future.result(60) for future in futures] == [2 * x for x in range(10)]
-        until(lambda: record_of(cluster, number).owner == "")
+        until(lambda: tail_of(cluster, number).complete)
 
 
 def test_a_closed_connection_breaks_waits_off_instead_of_letting_them_hang(cluster: Cluster) -> None:

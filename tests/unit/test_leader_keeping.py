@@ -89,9 +89,9 @@ def test_an_ended_submission_without_owner_is_closed_at_once() -> None:
     assert plan(facts(tail=Tail(next=4, complete=True), final=4, ended_s=100.0)).duties == (Close(),)
 
 
-def test_a_living_owner_closes_its_own() -> None:
+def test_the_end_waits_for_no_owner() -> None:
     known = facts(tail=Tail(next=4, complete=True), final=4, ended_s=100.0, owner_alive=True)
-    assert plan(known) == Plan(duties=(), again_s=100.0 + PATIENCE_S)
+    assert plan(known).duties == (Close(),)
 
 
 @pytest.mark.parametrize("phase", [Phase.OPEN, Phase.HELD])
@@ -108,7 +108,7 @@ def test_a_queue_whose_owner_lives_is_never_ended_by_the_leader() -> None:
 def test_a_cancelled_queue_takes_nothing_more() -> None:
     known = facts(submission=a_submission(phase=Phase.CANCELLED), active_s=100.0)
     assert plan(known).duties == (EndTail(),)
-    assert plan(replace(known, owner_alive=True)) == Plan(duties=(), again_s=100.0 + PATIENCE_S)
+    assert plan(replace(known, owner_alive=True)) == Plan(duties=(), again_s=100.0 + PATIENCE_S), "its owner does it"
 
 
 def test_a_closed_submission_is_collected_when_its_retention_is_over() -> None:
