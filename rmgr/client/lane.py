@@ -39,6 +39,8 @@ _LOG = logging.getLogger("rmgr.submitter")
 #: More than this unsent and `wait_room` waits.
 MAX_UNSENT_TASKS = 400_000
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
+#: A submission that is not over after this is watched for changes of its record: what was just read, or made, is known.
+_RECORD_S = 0.5
 
 
 class Lane:
@@ -185,9 +187,9 @@ class Lane:
     def start(self, *, fresh: bool) -> None:
         """Begins to follow, and to look after it if it is owned."""
         self._follower.start(fresh=fresh)
-        self._watch_record()
+        self.engine.after(self.engine.jitter(_RECORD_S), self._watch_record)
         if self.owned:
-            self._repair.start()
+            self._repair.start(fresh=fresh)
             self._sender.send()
         else:
             self._watch_tail()
@@ -299,7 +301,7 @@ class Lane:
 
     def _watch_tail(self) -> None:
         """Only of a submission that somebody else extends."""
-        if self.owned or self._over or self.dead is not None:
+        if self.owned or self._over or self.dead is not None or self.progress.tail.complete:
             return
         asked = self.engine.coordinator.get(paths.tail(self.number), watch=lambda: self.engine.post(self._watch_tail))
         self._ask(asked, self._on_tail, self._watch_tail)

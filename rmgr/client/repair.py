@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("rmgr.submitter")
 _RESYNC_S = 20.0
+_FRESH_S = 0.25
 
 
 class Repair:
@@ -44,10 +45,13 @@ class Repair:
         self._again = False
         self._known: dict[str, Any] = {}  #: name -> timer or None (being acted upon)
 
-    def start(self) -> None:
-        """Begins."""
+    def start(self, *, fresh: bool = False) -> None:
+        """Begins; with a submission that has just been made, a little later: many are over by then."""
         self._active = True
-        self.look()
+        if fresh:
+            self._engine.after(self._engine.jitter(_FRESH_S), self.look)
+        else:
+            self.look()
         self._schedule()
 
     def stop(self) -> None:

@@ -27,7 +27,7 @@ import psutil
 from rmgr.client.admission import admit
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
-from rmgr.client.ports import LanePort, TaskSpec
+from rmgr.client.ports import First, LanePort, TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.bench import Plan, Row, connected, percentile, row
@@ -164,7 +164,7 @@ class _Bench:
         ends = Ends(count)
         draft = self._draft(Command(argv=("/bin/true",)))
         for _ in range(count):
-            self._engine.attach(send(self._engine, draft), ends, own=False, timeout_s=30.0)
+            self._engine.open(draft, ends, timeout_s=30.0, first=First(spec=TaskSpec(), payloads=[b""], complete=True))
         ends.wait()
 
     # -- ranks
