@@ -37,7 +37,7 @@ class Followed:
         changed: called with this after each change. gone: called when its record does not exist.
     Attributes besides the facts: doing: duties under way. retry_s: when a duty that did not succeed is due again.
     held_tasks: set aside, when its blocks were last looked at. endings: of submissions that it waits for and that are
-    no longer in memory. is_loading: its turn to be read has come.
+    no longer in memory. is_loading: its turn to be read has come. is_brief: it may be over already when it is read.
     """
 
     def __init__(self, desk: Desk, number: int, changed: Callable[[Followed], None], gone: Callable[[Followed], None]) -> None:
@@ -60,6 +60,7 @@ class Followed:
         self.timer: Timer | None = None
         self.endings: dict[int, Ending] = {}
         self.is_loading = False
+        self.is_brief = False
         self._desk = desk
         self._changed = changed
         self._gone = gone
@@ -73,6 +74,7 @@ class Followed:
         self._stale = False
         self._stopped = False
         self._caught_up = False
+        self._is_over = self._is_grown = False  # as a glance has found it: everything is final; the tail is complete
         self._has_news = False
         self._looked_s = float("-inf")
         self._look_timer: Timer | None = None
@@ -85,11 +87,53 @@ class Followed:
 
     def load(self) -> None:
         """Reads tail, fragments and failed ranges; of a closed submission once and without watches: they do not change."""
+        if self.is_brief:
+            self.is_brief, self._reading = False, True
+            self._desk.get_all([paths.tail(self.number), paths.done(self.number)], self._on_glance, failed=self._load_all)
+            return
         self._is_reading_on = True
         self._tail.is_watched = self._failed.is_watched = not self.is_closed
-        self._tail.refresh()
+        if not self._is_grown:
+            self._tail.refresh()
         self._failed.refresh()
         self._look()
+
+    def _on_glance(self, found: list[Stamped | None]) -> None:
+        tail, done = found
+        if self._stopped or tail is None or done is None:
+            self._load_all()
+            return
+        self.progress.tail, self.tail_version = decode_record(tail.data, Tail, paths.tail(self.number)), tail.version
+        self._is_grown = self.progress.tail.complete
+        if not self._is_grown or not done.stat.creates:
+            self._load_rest(done)
+            return
+        wanted = [paths.fragment(self.number, number) for number in range(min(done.stat.creates, WINDOW))]
+        self._desk.get_all(wanted, partial(self._on_glanced, done), failed=self._load_all)
+
+    def _on_glanced(self, done: Stamped, found: list[Stamped | None]) -> None:
+        fragments = [read_fragment(item.data) for item in found if item is not None]
+        if self._stopped or len(fragments) < len(found):
+            self._load_all()
+            return
+        for fragment in fragments:
+            self._apply(fragment)
+        if self.progress.is_ended:  # all are final: there are no failed ranges, and nothing will change
+            self._reading, self._is_over = False, True
+            self._touch()
+        else:
+            self._load_rest(done)
+
+    def _load_rest(self, done: Stamped) -> None:
+        """What was not read yet, and watches."""
+        self.load()
+        self._stale = False
+        self._on_done(done)
+
+    def _load_all(self) -> None:
+        self._reading = False
+        if not self._stopped:
+            self.load()
 
     def stop(self) -> None:
         """Forgets its watches; nothing follows. Idempotent."""
@@ -159,7 +203,8 @@ class Followed:
     @property
     def is_loaded(self) -> bool:
         """Everything was read once: its facts can be judged."""
-        return self.submission is not None and self._tail.is_known and self._failed.is_known and self._caught_up
+        known = self._is_over or ((self._tail.is_known or self._is_grown) and self._failed.is_known and self._caught_up)
+        return self.submission is not None and known
 
     @property
     def is_ended(self) -> bool:

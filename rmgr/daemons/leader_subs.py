@@ -64,6 +64,8 @@ class SubmissionKeeper:
         self._waiting: deque[Followed] = deque()  # to be read, first the records, then what is open
         self._later: deque[Followed] = deque()  # closed ones: read when nothing else is
         self._loading: dict[int, Followed] = {}
+        self._young: dict[int, Followed] = {}  # made a moment ago by an owner who looks after it: read when that is over
+        self._was_loaded = False
         self._dirty: dict[int, None] = {}
         self._dependents: dict[int, dict[int, None]] = {}
         self._turn = 0
@@ -95,6 +97,8 @@ class SubmissionKeeper:
 
     def hurry(self) -> bool:
         """Reads now what the pace has put off. Returns: nothing more is being read."""
+        for followed in list(self._young.values()):
+            self._grow(followed)
         reading = [followed.hurry() for followed in self.followed.values() if not followed.is_closed]
         lists = [mirror.hurry() for mirror in (self._bucket_names, *self._buckets.values())]
         return not any(reading) and not any(lists) and self.is_loaded
@@ -145,6 +149,7 @@ class SubmissionKeeper:
             del self.followed[followed.number]
             self._shed_watches()
         self._loading.pop(followed.number, None)
+        self._young.pop(followed.number, None)
         self._wake_dependents(followed.number)
         self._load()
 
@@ -190,6 +195,20 @@ class SubmissionKeeper:
             else:
                 followed.load()
 
+    def _is_young(self, followed: Followed) -> bool:
+        """It may well be over before anybody asks the leader anything of it."""
+        submission = followed.submission
+        assert submission is not None
+        self._was_loaded = self._was_loaded or self.is_loaded
+        is_plain = submission.phase is Phase.OPEN and not submission.max_running and not followed.version
+        return self._was_loaded and is_plain and submission.owner in self.owners and followed.number not in self._dependents
+
+    def _grow(self, followed: Followed) -> None:
+        if self._young.pop(followed.number, None) is followed:
+            followed.is_brief = True
+            self._waiting.append(followed)
+            self._load()
+
     def _on_change(self, followed: Followed) -> None:
         if followed.number in self._loading:
             if followed.is_loaded:
@@ -200,6 +219,9 @@ class SubmissionKeeper:
                 followed.is_loading = True
                 if followed.is_closed:
                     self._later.append(followed)
+                elif self._is_young(followed):
+                    self._young[followed.number] = followed
+                    self._desk.after(LAZY_S, partial(self._grow, followed))
                 else:
                     self._waiting.append(followed)
                 self._load()
@@ -289,6 +311,8 @@ class SubmissionKeeper:
         assert submission is not None
         for item in submission.after:
             self._dependents.setdefault(item.submission, {})[followed.number] = None
+            if item.submission in self._young:
+                self._grow(self._young[item.submission])
         verdict = weigh(submission.after, self._endings(followed, submission))
         match verdict:
             case Met():

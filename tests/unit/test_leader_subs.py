@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,70 @@ def test_what_has_ended_is_closed_although_its_owner_lives(bench: Bench) -> None
     bench.run_all(starter)
     bench.advance(1.0)
     assert (bench.phase(number), bench.look.sub(number).owner) == (Phase.CLOSED, "")
+
+
+@pytest.fixture
+def asked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the leader reads below a submission, each request a line."""
+    lines: list[str] = []
+
+    def noting(name: str, read: Any) -> Any:
+        def note(what: str | list[str], **options: Any) -> Any:
+            wanted = [what] if isinstance(what, str) else what
+            parts = [path.removeprefix(paths.sub(1)).removeprefix("/") or "record" for path in wanted if path.startswith(paths.sub(1))]
+            if parts:
+                lines.append(" ".join(parts) + (" watched" if options.get("watch") else ""))
+            return read(what, **options)
+
+        return note
+
+    for name in ("get", "get_many", "stat", "children"):
+        monkeypatch.setattr(bench.leader_coordinator, name, noting(name, getattr(bench.leader_coordinator, name)))
+    return lines
+
+
+def test_what_is_over_in_a_moment_is_read_once_and_then_closed(bench: Bench, asked: list[str]) -> None:
+    # SUBMIT .. the record is read .. CLAIM, COMPLETE .. half a second: how far it is, and its end .. CLOSE
+    bench.submitter.enter()
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(2, owner=bench.submitter.guid)
+    bench.advance(0.1)
+    starter.complete("n1", starter.claim("n1"))
+    bench.advance(1.0)
+    assert bench.phase(number) is Phase.CLOSED
+    assert asked == ["record watched", "tail done", "done/r-0000000000"]
+
+
+def test_what_lasts_longer_is_followed_and_what_is_asked_for_is_read_at_once(bench: Bench, asked: list[str]) -> None:
+    bench.submitter.enter()
+    leader = bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(4, owner=bench.submitter.guid)
+    bench.advance(0.1)
+    assert asked == ["record watched"]
+    while not leader.hurry():
+        bench.run()
+    assert leader.snapshot().submissions[number][1].total == 4
+    assert asked[1:] == ["tail done", "failed watched", "done/r-0000000000 watched"]
+    starter.complete("n1", starter.claim("n1", take=2))
+    bench.advance(1.0)
+    assert asked[4:] == ["done/r-0000000000", "done/r-0000000001 watched"]
+    starter.complete("n1", starter.claim("n1"))
+    bench.advance(1.0)
+    assert bench.phase(number) is Phase.CLOSED
+    assert asked[6:] == ["done/r-0000000001"]
+
+
+def test_a_submission_that_is_cancelled_in_its_first_moment_ends(bench: Bench) -> None:
+    bench.submitter.enter()
+    bench.lead()
+    number = bench.submitter.submit(4, owner=bench.submitter.guid)
+    bench.advance(0.1)
+    bench.submitter.change(number, gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+    bench.advance(5.0)
+    assert bench.phase(number) is Phase.CLOSED
+    assert {outcome.state for outcome in bench.look.outcomes(number).values()} == {State.CANCELLED}
 
 
 def test_the_death_of_an_owner_is_noticed(bench: Bench) -> None:
