@@ -184,8 +184,9 @@ class TaskQueue:
 
     @property
     def _lane(self) -> LanePort:
-        """Its submission: made with the first tasks, or here."""
-        return self._tasks.opened()
+        """Its submission: made with the first tasks, or here. One that exists keeps its number and name when the connection is gone."""
+        lane = self._tasks.lane
+        return lane if lane is not None else self._tasks.opened()
 
     @property
     def id(self) -> int:

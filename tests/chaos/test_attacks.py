@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.pki import issue, make_ca
 from rmgr.adapters.trust import publish
 from rmgr.client.connection import connect
 from rmgr.client.taskqueue import TaskQueue
@@ -27,7 +25,7 @@ from rmgr.coord import join_ops, keys, paths
 from rmgr.coord.multi import Committed, Create, Delete, Set
 from rmgr.coord.ops import HANDED_SEQ
 from rmgr.coord.records import decode_fragment, encode_fragment, encode_outcomes, encode_payloads
-from rmgr.coord.seal import seal_block, seal_fragment, spec_digest
+from rmgr.coord.seal import seal_fragment
 from rmgr.daemons.starter_trust import FRESH_S
 from rmgr.errors import DataLost, RmgrError, TaskFailed
 from rmgr.model.block import BlockData, BlockKey
@@ -36,6 +34,7 @@ from rmgr.model.joining import Revocation
 from rmgr.model.outcome import Fragment, FragmentSeal, Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, PythonEnvironment, Upload, Work
+from tests.harness import forgeries
 from tests.harness.attacker import Person, Scene, changed, unique, until
 from tests.harness.gateway_process import GatewayProcess
 
@@ -111,57 +110,6 @@ def test_a_user_without_a_way_to_zookeeper_signs_and_verifies_through_a_gateway(
 # -- blocks and records in ZooKeeper ----------------------------------------------------------------------------------------------
 
 
-def _other_argument(scene: Scene, number: int, key: BlockKey, data: BlockData) -> tuple[BlockKey, BlockData]:
-    return key, changed(data, payloads=(b"; rm -rf /",))
-
-
-def _no_seal(scene: Scene, number: int, key: BlockKey, data: BlockData) -> tuple[BlockKey, BlockData]:
-    return key, changed(data, seal=None)
-
-
-def _own_seal(scene: Scene, number: int, key: BlockKey, data: BlockData) -> tuple[BlockKey, BlockData]:
-    publish(scene.mallory.zk, scene.mallory.credentials)
-    return key, scene.signer(scene.mallory).sealer(_record(scene, number))(key, data)
-
-
-def _own_seal_with_her_key_id(scene: Scene, number: int, key: BlockKey, data: BlockData) -> tuple[BlockKey, BlockData]:
-    _, mine = _own_seal(scene, number, key, data)
-    assert mine.seal is not None
-    assert data.seal is not None
-    return key, changed(mine, seal=changed(mine.seal, key_id=data.seal.key_id))
-
-
-def _unknown_key(scene: Scene, number: int, key: BlockKey, data: BlockData) -> tuple[BlockKey, BlockData]:
-    return key, changed(data, seal=changed(data.seal, key_id="0" * 32))
-
-
-def _no_key(scene: Scene, number: int, key: BlockKey, data: BlockData) -> tuple[BlockKey, BlockData]:
-    return key, changed(data, seal=changed(data.seal, key_id="../nodes/n1"))
-
-
-def _other_authority(scene: Scene, number: int, key: BlockKey, data: BlockData) -> tuple[BlockKey, BlockData]:
-    """A certificate that says ann, by an authority of his own; he may even publish it."""
-    from rmgr.adapters.credentials import Credentials, write_files
-
-    forged = scene.directory / f"forged-{unique()}"
-    write_files(forged, issue(make_ca(scene.ann.credentials.identity.cluster), "ann", Role.USER))
-    credentials = Credentials.load(forged)
-    publish(scene.mallory.zk, credentials)
-    shutil.rmtree(forged)
-    told = {"cluster_id": scene.cluster_id, "user": "ann", "spec": spec_digest(_record(scene, number))}
-    made = seal_block(key, data, key_id=credentials.identity.key_id, not_after_s=2**40, sign=credentials.sign, **told)
-    return key, made
-
-
-def _more_cores(scene: Scene, number: int, key: BlockKey, data: BlockData) -> tuple[BlockKey, BlockData]:
-    return replace(key, cores=2), data
-
-
-def _later(scene: Scene, number: int, key: BlockKey, data: BlockData) -> tuple[BlockKey, BlockData]:
-    assert data.seal is not None
-    return key, changed(data, seal=changed(data.seal, not_after_s=2**40))
-
-
 def _task_beyond(scene: Scene, number: int, key: BlockKey, data: BlockData) -> tuple[BlockKey, BlockData]:
     return replace(key, first=0, count=2), data
 
@@ -169,17 +117,17 @@ def _task_beyond(scene: Scene, number: int, key: BlockKey, data: BlockData) -> t
 @pytest.mark.parametrize(
     ("forge", "words"),
     [
-        (_other_argument, ("not what its user signed",)),
-        (_no_seal, ("nobody signed it",)),
-        (_own_seal, ("signed by user mallory", "run for ann")),
-        (_own_seal_with_her_key_id, ("not what its user signed",)),
-        (_unknown_key, ("nobody is known by the key",)),
-        (_no_key, ("no name that a key can have",)),
-        (_other_authority, ("another authority",)),
-        (_more_cores, ("asks for 2 cores",)),
-        (_later, ("not what its user signed",)),
+        (forgeries.other_argument, ("not what its user signed",)),
+        (forgeries.no_seal, ("nobody signed it",)),
+        (forgeries.own_seal, ("signed by user mallory", "run for ann")),
+        (forgeries.own_seal_with_her_key_id, ("not what its user signed",)),
+        (forgeries.unknown_key, ("nobody is known by the key",)),
+        (forgeries.no_key, ("no name that a key can have",)),
+        (forgeries.other_authority, ("another authority",)),
+        (forgeries.more_cores, ("asks for 2 cores",)),
+        (forgeries.later, ("not what its user signed",)),
     ],
-    ids=lambda item: item.__name__[1:] if callable(item) else "",
+    ids=lambda item: item.__name__ if callable(item) else "",
 )
 def test_a_forged_block_in_the_queue_is_refused(scene: Scene, forge: Callable[..., Any], words: tuple[str, ...]) -> None:
     number, key, data = scene.intercepted((b"entry",))
@@ -194,65 +142,19 @@ def test_a_block_that_shares_its_signature_runs_without_the_others(scene: Scene)
     assert (outcome.index, outcome.state) == (1, State.COMPLETED), outcome
 
 
-def _with_signature(data: BlockData, signature: bytes) -> BlockData:
-    return changed(data, seal=changed(data.seal, signature=signature))
-
-
-def _signatures(blocks: list[tuple[BlockKey, BlockData]]) -> list[bytes]:
-    return [data.seal.signature for _, data in blocks if data.seal is not None]
-
-
-def _path_of_another(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
-    first, second, _ = _signatures(blocks)
-    return blocks[0][0], _with_signature(blocks[0][1], first[:68] + second[68:])
-
-
-def _seal_of_another(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
-    return blocks[0][0], changed(blocks[0][1], seal=changed(blocks[1][1].seal, first=0))
-
-
-def _task_of_another(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
-    return blocks[0][0], _with_signature(changed(blocks[0][1], payloads=(b"x",)), _signatures(blocks)[0])
-
-
-def _path_cut_off(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
-    return blocks[0][0], _with_signature(blocks[0][1], _signatures(blocks)[0][:-32])
-
-
-def _no_path(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
-    return blocks[0][0], _with_signature(blocks[0][1], _signatures(blocks)[0][:64])
-
-
-def _a_level_higher(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
-    """The last of three hangs right below the root; the first gives itself out for its neighbour."""
-    first, _, last = _signatures(blocks)
-    return blocks[0][0], _with_signature(blocks[0][1], last[:64] + bytes([0, 0, 0, 2]) + first[-32:])
-
-
-def _other_root(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
-    _, others = scene.intercepted_together()
-    return blocks[0][0], changed(blocks[0][1], seal=others[0][1].seal)
-
-
-def _own_root(scene: Scene, blocks: list[tuple[BlockKey, BlockData]]) -> tuple[BlockKey, BlockData]:
-    publish(scene.mallory.zk, scene.mallory.credentials)
-    record = _record(scene, blocks[0][0].submission)
-    return scene.signer(scene.mallory).sealer(record).together(blocks)[0]
-
-
 @pytest.mark.parametrize(
     ("forge", "words"),
     [
-        (_path_of_another, ("not what its user signed",)),
-        (_seal_of_another, ("not what its user signed",)),
-        (_task_of_another, ("not what its user signed",)),
-        (_path_cut_off, ("its path has 32 bytes where 64 are needed",)),
-        (_no_path, ("not what its user signed",)),
-        (_a_level_higher, ("not what its user signed",)),
-        (_other_root, ("not what its user signed",)),
-        (_own_root, ("signed by user mallory", "run for ann")),
+        (forgeries.path_of_another, ("not what its user signed",)),
+        (forgeries.seal_of_another, ("not what its user signed",)),
+        (forgeries.task_of_another, ("not what its user signed",)),
+        (forgeries.path_cut_off, ("its path has 32 bytes where 64 are needed",)),
+        (forgeries.no_path, ("not what its user signed",)),
+        (forgeries.a_level_higher, ("not what its user signed",)),
+        (forgeries.other_root, ("not what its user signed",)),
+        (forgeries.own_root, ("signed by user mallory", "run for ann")),
     ],
-    ids=lambda item: item.__name__[1:] if callable(item) else "",
+    ids=lambda item: item.__name__ if callable(item) else "",
 )
 def test_a_forged_block_of_several_is_refused_where_the_others_ran(scene: Scene, forge: Callable[..., Any], words: tuple[str, ...]) -> None:
     """The node has verified their root: what does not hang from it is refused all the same."""
@@ -298,7 +200,7 @@ def test_work_in_another_users_name_is_refused(scene: Scene) -> None:
     number, key, data = scene.intercepted()
     publish(scene.mallory.zk, scene.mallory.credentials)
     rewritten = scene.rewrite(number, command=Command(argv=("/bin/sh", "-c", f"touch {scene.canary}")))
-    forged = _record(scene, number, command=Command(argv=("/bin/sh", "-c", f"touch {scene.canary}")))
+    forged = forgeries.record(scene, number, command=Command(argv=("/bin/sh", "-c", f"touch {scene.canary}")))
     scene.plant(key, scene.signer(scene.mallory).sealer(forged)(key, data), more=(rewritten,))
     refused(scene, number, "signed by user mallory")
 
@@ -320,7 +222,7 @@ def test_a_block_that_is_replayed_after_its_submission_is_closed_runs_no_second_
     scene.plant(key, data)  # it is ann's own work, and runs once
     [outcome] = scene.outcomes(number)
     assert outcome.state is State.COMPLETED
-    until("the submission is closed", lambda: _record(scene, number).phase == "CLOSED")
+    until("the submission is closed", lambda: forgeries.record(scene, number).phase == "CLOSED")
     seen_s = time.monotonic()
     until("nodes look again", lambda: time.monotonic() > seen_s + FRESH_S)
     scene.canary.unlink()
@@ -498,7 +400,7 @@ def test_garbage_among_the_outcomes_stops_nobody(scene: Scene) -> None:
         assert isinstance(outcome, Committed)
         assert queue.submit_call("abc").result(60) == 3
         queue.close()
-    until("the leader closes it", lambda: _record(scene, queue.id).phase == "CLOSED")
+    until("the leader closes it", lambda: forgeries.record(scene, queue.id).phase == "CLOSED")
 
 
 def test_a_user_may_not_touch_what_a_node_has_claimed_nor_its_records(scene: Scene) -> None:
@@ -540,12 +442,6 @@ def _node_seal(scene: Scene) -> FragmentSeal:
     assert seal is not None
     scene.canary.unlink()
     return seal
-
-
-def _record(scene: Scene, number: int, **changes: Any) -> Any:
-    from rmgr.client.snapshot import read_submission
-
-    return replace(read_submission(scene.ann.zk, number), **changes)
 
 
 def _end_of(future: Any) -> Any:
