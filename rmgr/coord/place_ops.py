@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import msgspec
 
@@ -21,7 +22,7 @@ from rmgr.model.outcome import Fragment
 from rmgr.model.placing import Allocation, NodeHold
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: what follows from its fields is made once
 class Assigned:
     """One job on its way to its nodes. fences: (node, version of its record), the head first."""
 
@@ -35,16 +36,26 @@ class Assigned:
     guid: str
     stamp: str
 
-    @property
+    @cached_property
     def running(self) -> BlockKey:
-        """The key under which it runs: with the cores and the memory that it has on its head."""
-        processes, allocation = self.allocation.shares[0][1], self.allocation
-        return replace(self.key, cores=processes * allocation.threads, memory_mib=processes * allocation.memory_mib)
+        """The key under which it runs."""
+        return running_key(self.key, self.allocation)
+
+    @cached_property
+    def name(self) -> str:
+        """What its block is called there."""
+        return paths.block_name(self.running)
 
     @property
     def target(self) -> str:
         """Its znode under /running."""
-        return paths.running_block(self.allocation.head, self.running)
+        return f"{paths.running_node(self.allocation.head)}/{self.name}"
+
+
+def running_key(key: BlockKey, allocation: Allocation) -> BlockKey:
+    """The key of a waiting block once it is placed: with the cores and the memory that it has on its head."""
+    processes = allocation.shares[0][1]
+    return replace(key, cores=processes * allocation.threads, memory_mib=processes * allocation.memory_mib)
 
 
 def assign_ops(job: Assigned) -> list[Op]:
@@ -59,7 +70,7 @@ def assign_ops(job: Assigned) -> list[Op]:
         allocation=allocation,
         stopping="",
     )
-    order = InboxOrder(order=Order.START, submission=key.submission, index=key.first, extra={"block": paths.block_name(key)})
+    order = InboxOrder(order=Order.START, submission=key.submission, index=key.first, extra={"block": job.name})
     ops: list[Op] = [Check(paths.node(node), version) for node, version in job.fences]
     ops += [
         Check(paths.gate(key.submission)),
@@ -70,7 +81,7 @@ def assign_ops(job: Assigned) -> list[Op]:
     for node, processes in allocation.helpers:
         hold = NodeHold(
             head=allocation.head,
-            key=paths.block_name(key),
+            key=job.name,
             cores=processes * allocation.threads,
             memory_mib=processes * allocation.memory_mib,
             processes=processes,
@@ -97,8 +108,14 @@ def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | No
     for partition, data, version in records:
         path = paths.placing(partition)
         ops.append(Create(path, data) if version is None else Set(path, data, version))
+    checked: set[Op] = set()
     for job in jobs:
-        ops += assign_ops(job)
+        for op in assign_ops(job):
+            if type(op) is Check:
+                if op in checked:
+                    continue  # nodes and submissions have many jobs
+                checked.add(op)
+            ops.append(op)
     if jobs:
         return Multi(name="PLACE", ops=tuple(ops), proof=Exists(jobs[0].target))
     if orders and not records:

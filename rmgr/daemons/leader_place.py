@@ -20,6 +20,7 @@ from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.placing_asks import Asks
 from rmgr.daemons.placing_book import Book
 from rmgr.daemons.placing_facts import Names, allows, job_of, marked, node_mark, node_of
+from rmgr.daemons.placing_lists import LongList
 from rmgr.daemons.placing_orders import Orders
 from rmgr.daemons.placing_pass import Faults, Passes
 from rmgr.daemons.placing_pipeline import configuration
@@ -145,7 +146,7 @@ class Placer:
         for name in self._pending.keys() - self.queues.keys():
             self._pending.pop(name).stop()
         for name in self.queues.keys() - self._pending.keys():
-            self._pending[name] = self._list(paths.pending(name))
+            self._pending[name] = self._waiting_in(name)
         self._look_at_nodes()
         self.rebuild("the settings have changed")
 
@@ -250,6 +251,13 @@ class Placer:
         self.wake()
 
     # -- facts
+
+    def _waiting_in(self, queue: str) -> Mirror[list[str]]:
+        path = paths.pending(queue)
+        mirror = LongList(self._desk, path, lambda: self._listed(path, mirror), lambda: self.book.took[queue])
+        mirror.is_chatty, mirror.pace_s = True, PACE_S
+        mirror.refresh()
+        return mirror
 
     def _list(self, path: str, *, watched: bool = True) -> Mirror[list[str]]:
         mirror = names_below(self._desk, path, lambda: self._listed(path, mirror))

@@ -6,6 +6,7 @@ came of a commit has the time of its answer, and only a list that was asked for 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -60,7 +61,8 @@ class Book:
     odd: set[str] = field(default_factory=set)  #: names that are no jobs: told once
     _seen: dict[str, set[str]] = field(default_factory=dict)  # queue -> names that are accounted for
     _there: dict[str, set[int]] = field(default_factory=dict)  # head -> its placed jobs
-    _taken: dict[tuple[str, str], float] = field(default_factory=dict)  # (queue, name) -> when our commit took it away
+    _taken: dict[str, dict[str, float]] = field(default_factory=dict)  # queue -> name -> when our commit took it away
+    took: Counter[str] = field(default_factory=Counter)  #: queue -> how many names our commits took away, ever
 
     def forget_jobs(self) -> None:
         """Everything will be read again; records of submissions stay."""
@@ -78,12 +80,13 @@ class Book:
 
     def came(self, queue: str, mirror: Mirror[list[str]]) -> Iterator[tuple[str, BlockKey]]:
         """Names under `pending` that are not accounted for; `settle` or `wait` accounts for them."""
+        taken = self._taken.setdefault(queue, {})
         for name in sorted(set(mirror.value or ()) - self._seen.setdefault(queue, set()), key=paths.claim_order):
-            taken_s = self._taken.get((queue, name))
+            taken_s = taken.get(name)
             if taken_s is not None:
                 if mirror.asked_s <= taken_s:
                     continue
-                del self._taken[queue, name]  # it was taken, and has come back
+                del taken[name]  # it was taken, and has come back
             try:
                 yield name, paths.parse_block(name)
             except ValueError:
@@ -91,12 +94,15 @@ class Book:
 
     def went(self, queue: str, mirror: Mirror[list[str]]) -> list[int]:
         """Waiting jobs whose names are gone from the list; they are forgotten."""
-        seen = self._seen.setdefault(queue, set())
-        gone = seen - set(mirror.value or ())
+        seen, names = self._seen.setdefault(queue, set()), set(mirror.value or ())
+        gone = seen - names
         seen -= gone
+        taken = self._taken.get(queue, {})
+        for name in [name for name, taken_s in taken.items() if taken_s < mirror.asked_s and name not in names]:
+            del taken[name]  # no list that is older will come
         found = []
         for name in gone:
-            self._taken.pop((queue, name), None)
+            taken.pop(name, None)
             key = paths.parse_block(name)
             job = job_id(key.submission, key.first)
             waiting = self.waiting.get(job)
@@ -126,7 +132,8 @@ class Book:
         self.since.pop(job, None)
         self.marks.pop(job, None)
         self._seen[waiting.queue].discard(waiting.name)
-        self._taken[waiting.queue, waiting.name] = answered_s
+        self._taken.setdefault(waiting.queue, {})[waiting.name] = answered_s
+        self.took[waiting.queue] += 1
         self.run(job, Placed(waiting.queue, waiting.partition, key, paths.block_name(key), allocation, answered_s))
 
     def run(self, job: int, placed: Placed) -> None:

@@ -5,6 +5,7 @@ And what follows a placed job of several nodes: holds that its end leaves behind
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -129,9 +130,7 @@ class Orders:
             self.unsupported[name] = self.unsupported.get(name, 0) + 1
         return False
 
-    def _on_blocks(
-        self, jobs: list[int], state: ClusterState, decisions: list[Decision], now_us: int, found: list[Stamped | None]
-    ) -> None:
+    def _on_blocks(self, jobs: list[int], state: ClusterState, decisions: list[Decision], now_us: int, found: list[Stamped | None]) -> None:
         self._blocks = dict(zip(jobs, found, strict=True))
         self._commit(state, decisions, now_us)
 
@@ -234,7 +233,7 @@ class Orders:
         fences = tuple((name, version) for name, version in versions if version is not None)
         if record is None or len(fences) < len(versions):
             return None
-        job = Assigned(
+        return Assigned(
             queue=waiting.queue,
             key=waiting.key,
             data=decode_block(found.data),
@@ -242,10 +241,9 @@ class Orders:
             allocation=allocation,
             fences=fences,
             incarnation=record.incarnation,
-            guid=uuid.uuid4().hex[:12],
-            stamp=uuid.uuid4().hex[:12],
+            guid=paths.start_order(os.urandom(6).hex(), place_ops.running_key(waiting.key, allocation)),
+            stamp=os.urandom(6).hex(),
         )
-        return replace(job, guid=paths.start_order(job.guid, job.running))
 
     def _multis(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked]) -> list[_Sent]:
         """What is remembered goes with the first of them, and so do orders to jobs that run, as many as there is room for."""
@@ -303,9 +301,12 @@ class Orders:
             answered_s = self._desk.clock()
             for job, assigned in jobs:
                 self._book.place(job, assigned.running, assigned.allocation, answered_s)
-                self._placed(assigned.allocation.head)
-                key, head = assigned.key, assigned.allocation.head
-                self._desk.log.info("job_placed", submission=key.submission, first=key.first, node=head, epoch=self._desk.epoch)
+            heads = {assigned.allocation.head for _, assigned in jobs}
+            for head in sorted(heads):
+                self._placed(head)
+            if jobs:
+                what = " ".join(f"{one.key.submission}_{one.key.first}@{one.allocation.head}" for _, one in jobs)
+                self._desk.log.info("jobs_placed", count=len(jobs), target=what, epoch=self._desk.epoch)
             self._desk.metrics.placed.inc(len(jobs))
             failpoint("leader.after_place")
         else:

@@ -36,7 +36,6 @@ class Faults:
         self.last[policy] = error
         return new
 
-
     def served(self, stages: tuple[Stage, ...], now_s: float) -> tuple[Stage, ...]:
         """Without those of policies that are left out for a while."""
         return tuple(stage for stage in stages if self.benched_until_s.get(stage.policy.name, 0.0) <= now_s)

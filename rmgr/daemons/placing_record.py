@@ -6,7 +6,7 @@ written when a leader dies is missing at the end of its log; nothing that happen
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from rmgr.daemons.placing_pipeline import document_of, pipeline_of
 from rmgr.errors import RmgrError
 from rmgr.model.queue import ClusterSettings, PipelineSpec
 from rmgr.runtime.timers import Timer
+from rmgr.sched.event_log import Entry, encode
 from rmgr.sched.plan import Plan
 from rmgr.sched.policy import Cause
 from rmgr.sched.recorder import Recorder
@@ -54,7 +55,8 @@ class Recording:
             about={"epoch": self._desk.epoch},
             pipelines={partition: document_of(spec) for partition, spec in pipelines.items()},
         )
-        self._recorder.begin(state, seed=0, half_life_us=half_life_us)
+        opening = self._recorder.opening(state, seed=0, half_life_us=half_life_us)
+        self._put(partial(_line_of, opening))  # where it does not keep the loop
 
     def told(self, now_us: int, name: str, *arguments: Any, **named: Any) -> None:
         """A fact."""
@@ -88,10 +90,13 @@ class Recording:
         lines, self._lines, self._bytes = self._lines, [], 0
         if not lines or self._unwritten >= MOST_PIECES:
             return
-        key, data = keys.events(self._desk.epoch, self._log, self._piece), "".join(lines).encode()
+        self._put(lambda: "".join(lines).encode())
+
+    def _put(self, text: Callable[[], bytes]) -> None:
+        key = keys.events(self._desk.epoch, self._log, self._piece)
         self._piece += 1
         self._unwritten += 1
-        self._desk.store(lambda store: store.put(key, data), self._written, partial(self._failed, key))
+        self._desk.store(lambda store: store.put(key, text()), self._written, partial(self._failed, key))
 
     def _written(self, _: object) -> None:
         self._unwritten -= 1
@@ -99,6 +104,10 @@ class Recording:
     def _failed(self, key: str, error: RmgrError) -> None:
         self._unwritten -= 1
         self._desk.log.warning("events_not_written", key=key, error=error.message)
+
+
+def _line_of(entry: Entry) -> bytes:
+    return f"{encode(entry)}\n".encode()
 
 
 def _only_policy(pipelines: Mapping[str, PipelineSpec]) -> tuple[str, dict[str, str]]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from inspect import signature
 from types import UnionType
@@ -36,6 +36,9 @@ from rmgr.sched.state import ClusterState
 
 FORMAT = "rmgr/events/1"
 AT_ONCE, AS_TOLD = "at once", "as told"
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_SIMPLE = frozenset({int, str, bool, float, type(None)})
+_NOTHING = object()  # equals nothing that a field may hold
 #: Methods of ClusterState that are facts.
 FACTS = tuple(name for name in vars(ClusterState) if re.fullmatch(r"(?:job|node|maintenance|limits|call|server)_[a-z_]+", name))
 
@@ -104,7 +107,7 @@ def encode(entry: Entry) -> str:
             plain = {"at": at_us, "pass": number, "causes": list(causes), "decisions": list(decisions)}
         case End(at_us, facts, passes):
             plain = {"at": at_us, "end": {"facts": facts, "passes": passes}}
-    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _JSON.encode(plain)
 
 
 def decode(line: str) -> Entry:
@@ -158,19 +161,17 @@ def decision(plain: Mapping[str, Any]) -> Decision:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Why):
+    kind: type = type(value)
+    if kind in _SIMPLE:
+        return value
+    if kind is tuple or kind is list:
+        return [_plain(part) for part in value]
+    if kind is Why:
         return str(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        defaults = value._field_defaults  # type: ignore[attr-defined]  # it has fields: it is a NamedTuple
-        return {
-            name: _plain(part) for name, part in zip(value._fields, value, strict=True) if name not in defaults or defaults[name] != part
-        }
-    if is_dataclass(value) and not isinstance(value, type):
-        return {
-            part.name: _plain(getattr(value, part.name))
-            for part in _written(type(value))
-            if part.default is MISSING or getattr(value, part.name) != part.default
-        }
+    if (defaults := _defaults(kind)) is not None:
+        return {name: _plain(part) for (name, default), part in zip(defaults, value, strict=True) if part != default}
+    if is_dataclass(kind):
+        return {name: _plain(part) for name, default in _written(kind) if (part := getattr(value, name)) != default}
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, tuple | list):
@@ -179,8 +180,16 @@ def _plain(value: Any) -> Any:
 
 
 @cache
-def _written(kind: type) -> tuple[Field[Any], ...]:
-    return tuple(part for part in fields(kind) if part.init)
+def _defaults(kind: type) -> tuple[tuple[str, Any], ...] | None:
+    """(name, default) of the fields of a NamedTuple, None for what is none."""
+    names, known = getattr(kind, "_fields", None), getattr(kind, "_field_defaults", {})
+    return None if names is None or not issubclass(kind, tuple) else tuple((name, known.get(name, _NOTHING)) for name in names)
+
+
+@cache
+def _written(kind: type) -> tuple[tuple[str, Any], ...]:
+    """The same of a dataclass."""
+    return tuple((part.name, _NOTHING if part.default is MISSING else part.default) for part in fields(kind) if part.init)
 
 
 def _made(hint: Any, plain: Any, where: str) -> Any:

@@ -31,7 +31,11 @@ class Recorder:
 
     def begin(self, state: ClusterState, *, seed: int, half_life_us: int) -> None:
         """The first line."""
-        self._line(Opening(self._policy, self._parameters, seed, state.snapshot(), AT_ONCE, half_life_us, self._about, self._pipelines))
+        self._line(self.opening(state, seed=seed, half_life_us=half_life_us))
+
+    def opening(self, state: ClusterState, *, seed: int, half_life_us: int) -> Opening:
+        """The first line as a value, for who writes it himself: with many jobs its text takes a while. Cost: O(records)."""
+        return Opening(self._policy, self._parameters, seed, state.snapshot(), AT_ONCE, half_life_us, self._about, self._pipelines)
 
     def around(self, state: ClusterState, now: Callable[[], int]) -> ClusterState:
         """The state, where each fact is also written down."""
