@@ -4,7 +4,7 @@ Used by clients and gateways. Level-triggered: a watch is a hint, a slow resync 
 on its owner's thread: every method is called there, and answers come back through `post`. Only the read that follows a
 watch is sent from the thread that brings the watch: for who waits for one task it is a switch of threads less. A Starter
 with a direct line says which fragment it has committed as which number: that one is not read, and while such news keeps
-coming the next one is not watched either.
+coming the next one is not watched either. Of a dense stream of small fragments several are read together (`pacing.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rmgr.client.authentic import LOST, PAGED, Authenticity, doubted
+from rmgr.client.pacing import Pace
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.ports import Coordinator, Store
@@ -37,6 +38,8 @@ _LOG = logging.getLogger("rmgr.submitter")
 MAX_WINDOW = 64
 #: So many in a row were there already when the one before was read: how many there are is asked, instead of one after another.
 _STREAK = 3
+#: So many came while they were let gather: others will.
+_DENSE = 2
 #: What is being committed is said to be so at most this long after the watch tells; and when news on a direct line have
 #: stopped for so long, the next fragment is watched again.
 _TOLD_S, _REST_S = 0.005, 0.03
@@ -79,6 +82,7 @@ class Follower:
         gone: called once when the submission is no longer there, or cannot be read.
         resync_s: how often to look without a hint.
         authenticity: which fragments to believe (secured clusters), None = all.
+        unfinished: how many tasks that were submitted have not ended; 0: fragments are read as they come.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class Follower:
         *,
         resync_s: float = 20.0,
         authenticity: Authenticity | None = None,
+        unfinished: Callable[[], int] = int,
     ) -> None:
         self._authenticity = authenticity
         self.number = number
@@ -101,9 +106,11 @@ class Follower:
         self._page_at = 0  # a page begins here, at or below `_next`
         self._window = 0
         self._streak = 0
-        self._flying = False
+        self._flying = False  # a look is under way, or the next one has its time
         self._again = False
         self._stopped = False
+        self._pace = Pace(unfinished)
+        self._is_paced = False  # what the watch tells of will not be read at once
         self._retry_s = 0.1
         self._arrived: deque[_Arrival] = deque()
         self._timer: Any = None
@@ -193,6 +200,7 @@ class Follower:
         gets = [coordinator.get(paths.fragment(self.number, first + i)) for i in range(window)] if asked is None else [asked]
         done = coordinator.get(paths.done(self.number)) if check else None
         self._watched = watched = first + window
+        self._is_paced = self._pace.wait_s() > 0
         probe = coordinator.stat(paths.fragment(self.number, watched), watch=lambda: self._on_watch(watched))
         if window == 1:  # somebody may wait for just this one
             gets[0].add_done_callback(lambda _: self._host.post(lambda: self._arrived_alone(first, gets[0])))
@@ -202,7 +210,7 @@ class Follower:
     def _on_watch(self, number: int) -> None:
         """On the thread that brings it. The fragment is asked for at once, unless others are being read."""
         # Told for certain on the owner's thread.
-        may_ask = number == self._next and self._ahead is None and not self._flying and not self._stopped
+        may_ask = number == self._next and self._ahead is None and not (self._flying or self._stopped or self._is_paced)
         asked = self._host.coordinator.get(paths.fragment(self.number, number)) if may_ask else None
         self._host.post(lambda: self._announced(number, asked))
 
@@ -215,7 +223,7 @@ class Follower:
             self._again = True
         elif self._ahead is not None and number == self._next:
             self._host.after(_TOLD_S, lambda: self._overdue(number))
-        elif not self._stopped:
+        elif not self._stopped and not self._gather():
             self._window = max(1, self._window)
             self._look(asked=asked if number == self._next and self._window == 1 else None)
 
@@ -261,6 +269,8 @@ class Follower:
         if present < len(found):  # the end of a wide window; or, when not even the announced one is there, paged out
             self._window = 0
             self._look(check=not present)
+        elif more is not None and self._gather():
+            self._streak = 0
         elif more is not None and first + len(found) >= self._next:
             self._window = 1  # what is not there yet is not asked for: each question costs ZooKeeper as much as an answer
             self._streak += 1
@@ -272,6 +282,50 @@ class Follower:
                 self.nudge()
             elif more is not None:
                 self._rest()  # what it told of came over a direct line meanwhile
+
+    # -- a dense stream
+
+    def _gather(self) -> bool:
+        """Lets fragments gather before they are read, if that is worth it; until then nothing else is looked for."""
+        wait_s = self._pace.wait_s()
+        if wait_s:
+            self._flying = True
+            self._host.after(wait_s, self._read_gathered)
+        return wait_s > 0
+
+    def _read_gathered(self, *, is_more: bool = False) -> None:
+        """is_more: all that were asked for were there."""
+        if self._stopped:
+            return
+        first = self._next
+        asked = self._host.coordinator.get_many([paths.fragment(self.number, first + at) for at in range(self._pace.window)])
+        asked.add_done_callback(lambda _: self._host.post(lambda: self._gathered(first, asked, is_more)))
+
+    def _gathered(self, first: int, asked: Future[list[Stamped | None]], is_more: bool) -> None:
+        if self._stopped:
+            return
+        try:
+            found = asked.result(0)
+        except (Unavailable, TimeoutError):
+            self._flying = False
+            self._later(lambda: self._look(check=True))
+            return
+        except RmgrError as error:
+            self._fail(error)
+            return
+        present = next((at for at, item in enumerate(found) if item is None), len(found))
+        for item in found[self._next - first : present]:
+            assert item is not None
+            self._take(read_fragment(item.data), item.stat.mzxid, item.data)
+        self._pace.came(present)
+        self._hand_over()
+        if self._stopped:
+            return
+        if present == len(found):
+            self._read_gathered(is_more=True)
+        elif (present < _DENSE and not is_more) or not self._gather():  # the next one is watched
+            self._flying, self._window = False, 0
+            self._look(check=not present and not is_more)
 
     def _count(self, counted: Stamped | None) -> bool:
         """What `/done` says. False: something else was begun because of it."""
@@ -293,6 +347,7 @@ class Follower:
     def _take(self, fragment: Fragment, zxid: int = PAGED, data: bytes = b"") -> None:
         arrival = _Arrival(self._next, fragment, None, zxid, data)
         self._next += 1
+        self._pace.note(fragment)
         self._arrived.append(arrival)
         self._check(arrival)
 

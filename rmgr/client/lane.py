@@ -78,7 +78,10 @@ class Lane:
         self._changed = threading.Condition(self.lock)
         self.version = version
         self._sender = Sender(self, tail, tail_version, held=held or submission.phase is Phase.HELD)
-        self._follower = Follower(self.number, engine, self._on_fragment, self.die, authenticity=engine.authenticity)
+        unfinished = lambda: self.progress.total - self.progress.final  # noqa: E731
+        self._follower = Follower(
+            self.number, engine, self._on_fragment, self.die, authenticity=engine.authenticity, unfinished=unfinished
+        )
         self._repair = Repair(self)
         self.handing = Handing(self)
         self._takeover = Takeover(self)

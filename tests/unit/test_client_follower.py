@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ import pytest
 from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.client.follower import Follower
 from rmgr.coord import paths
-from rmgr.coord.multi import Create, Exists, Multi
-from rmgr.coord.records import encode_fragment
+from rmgr.coord.multi import Create, Delete, Exists, Holds, Multi, Set
+from rmgr.coord.records import encode_fragment, encode_record, join_page
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State
+from rmgr.model.submission import Paged
 
 
 class Counting(MemoryCoordinator):
@@ -23,7 +25,14 @@ class Counting(MemoryCoordinator):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gets = self.stats = 0
+        self.gets = self.stats = self.bulks = 0
+
+    def get_many(self, wanted: Sequence[str], **options: Any) -> Any:
+        self.bulks += 1
+        gets = self.gets
+        found = super().get_many(wanted, **options)
+        self.gets = gets
+        return found
 
     def get(self, path: str, **options: Any) -> Any:
         self.gets += 1
@@ -35,16 +44,17 @@ class Counting(MemoryCoordinator):
 
 
 class World:
-    """A follower whose letters are delivered by hand; its timers never ring."""
+    """A follower whose letters are delivered by hand, and whose timers ring by hand."""
 
     store: Any = None
 
-    def __init__(self) -> None:
+    def __init__(self, unfinished: Callable[[], int] = int) -> None:
         self.coordinator = Counting()
         self.coordinator.ensure([paths.done(1)])
         self.letters: deque[Callable[[], None]] = deque()
         self.seen: list[int] = []
-        self.follower = Follower(1, self, self._deliver, self._gone)
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.follower = Follower(1, self, self._deliver, self._gone, unfinished=unfinished)
 
     def _deliver(self, number: int, _fragment: Fragment, _outcomes: Sequence[Outcome]) -> None:
         self.seen.append(number)
@@ -55,11 +65,23 @@ class World:
     def post(self, job: Callable[[], None]) -> None:
         self.letters.append(job)
 
-    def after(self, _delay_s: float, _job: Callable[[], None]) -> Any:
+    def after(self, delay_s: float, job: Callable[[], None]) -> Any:
+        self.timers.append((delay_s, job))
         return Future()
 
+    def ring(self, within_s: float = 0.1) -> int:
+        """Rings what is due so soon; returns how many timers these were."""
+        due = [job for delay_s, job in self.timers if delay_s <= within_s]
+        self.timers = [(delay_s, job) for delay_s, job in self.timers if delay_s > within_s]
+        for job in due:
+            job()
+        self.run()
+        return len(due)
+
     def io(self, job: Callable[[], Any]) -> Future[Any]:
-        raise NotImplementedError
+        done: Future[Any] = Future()
+        done.set_result(job())
+        return done
 
     def jitter(self, seconds: float) -> float:
         return seconds
@@ -68,8 +90,8 @@ class World:
         while self.letters:
             self.letters.popleft()()
 
-    def add(self, index: int) -> None:
-        data = encode_fragment(Fragment(attempt=1, outcomes=(Outcome(index=index, state=State.COMPLETED),)))
+    def add(self, index: int, count: int = 1) -> None:
+        data = encode_fragment(Fragment(attempt=1, outcomes=tuple(Outcome(index=index, state=State.COMPLETED) for _ in range(count))))
         path = paths.fragment_prefix(1)
         self.coordinator.commit(Multi(name="T", ops=(Create(path, data, sequence=True),), proof=Exists(path))).result(60)
 
@@ -133,3 +155,82 @@ def test_a_result_is_delivered_before_the_look_behind_it_is_answered(world: Worl
     world.run()
     assert world.seen == [0]
     other.close()
+
+
+@pytest.fixture
+def crowd() -> Iterator[World]:
+    """1,000 tasks are out."""
+    made = World(lambda: 1000 - len(made.seen))
+    made.follower.start(fresh=True)
+    made.run()
+    made.reads()
+    yield made
+    made.follower.stop()
+    made.coordinator.close()
+
+
+def test_of_a_dense_stream_several_are_read_by_one_request(crowd: World) -> None:
+    crowd.add(0)
+    crowd.run()  # how large they are is not known yet
+    assert crowd.seen == [0]
+    crowd.reads()
+    for number in range(1, 100):
+        crowd.add(number)
+        crowd.run()
+        if not number % 4:
+            crowd.ring()
+    while crowd.ring():
+        pass
+    assert crowd.seen == list(range(100))
+    gets, stats = crowd.reads()
+    assert gets + stats + crowd.coordinator.bulks <= 60  # two each when they are read as they come
+    crowd.add(100)  # the stream has dried up, and the next one is watched again
+    crowd.run()
+    crowd.ring()
+    assert crowd.seen[-1] == 100
+
+
+def test_of_a_thin_stream_each_costs_a_reading_and_a_look(crowd: World) -> None:
+    for number in range(10):
+        crowd.add(number)
+        crowd.run()
+        while crowd.ring():
+            pass
+        assert crowd.seen == list(range(number + 1))
+    gets, stats = crowd.reads()
+    assert gets + crowd.coordinator.bulks <= 11
+    assert stats == 10
+
+
+def test_nothing_is_late_where_few_tasks_are_out_or_fragments_are_large(crowd: World) -> None:
+    crowd.seen += [-1] * 970
+    for number in range(5):
+        crowd.add(number)
+        crowd.run()
+    assert crowd.seen[970:] == list(range(5))
+    del crowd.seen[:970]
+    crowd.add(5, count=50)
+    crowd.run()
+    crowd.ring()
+    for number in range(6, 10):
+        crowd.add(number, count=50)
+        crowd.run()
+    assert crowd.seen == list(range(10))
+    assert crowd.coordinator.bulks <= 1
+
+
+def test_what_was_paged_out_while_it_gathered_is_read_from_its_page(crowd: World) -> None:
+    crowd.add(0)
+    crowd.run()
+    crowd.add(1)
+    crowd.run()
+    data = crowd.coordinator.get(paths.fragment(1, 1)).result(60)
+    assert data is not None
+    pages = {0: [encode_fragment(Fragment(attempt=1)), data.data]}
+    crowd.store = SimpleNamespace(get=lambda key: (join_page(pages[0]), ""))
+    paged = encode_record(Paged(base=2))
+    ops = (*(Delete(paths.fragment(1, number)) for number in (0, 1)), Set(paths.done(1), paged, 0))
+    crowd.coordinator.commit(Multi(name="T", ops=ops, proof=Holds(paths.done(1), paged))).result(60)
+    crowd.run()
+    crowd.ring()
+    assert crowd.seen == [0, 1]
