@@ -56,6 +56,7 @@ def idle(plan: Plan) -> list[Row]:
     ):
         plan.progress("making all workers warm")
         _warm(cluster)
+        cluster.look_away()  # an idle cluster has no client
         time.sleep(min(_REST_S, window_s))
         theirs, ours = [Part("ProcessPoolExecutor(6)", (pool, *children_of(pool)))], parts_of(cluster)
         samples: list[dict[str, Cost]] = []

@@ -277,9 +277,7 @@ class DevCluster:
         Args:
             at_once: SIGKILL for all, and for what they started, for a cluster that nobody will start again.
         """
-        if self._coordinator is not None:
-            self._coordinator.close()
-            self._coordinator = None
+        self.look_away()
         if at_once:
             kill_processes(self.state)
         else:
@@ -301,6 +299,12 @@ class DevCluster:
         self.stop()
 
     # -- looking ---------------------------------------------------------------------------------------------------------
+
+    def look_away(self) -> None:
+        """Ends the session that `coordinator` has opened, for which the cluster would pay. Idempotent."""
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None
 
     @property
     def coordinator(self) -> ZkCoordinator:

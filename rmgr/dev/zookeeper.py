@@ -127,7 +127,7 @@ class ZooKeeperServer(ServerProcess):
             raise Unavailable(msg, hint=HOW_TO_INSTALL)
         return [
             program,
-            "-Xms16m",
+            "-Xms8m",
             f"-Xmx{self._heap_mb}m",
             "-XX:+UseSerialGC",
             "-XX:TieredStopAtLevel=1",  # the optimising compiler takes more of two cores than its code gives back, even over 400,000 tasks
