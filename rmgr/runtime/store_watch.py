@@ -112,7 +112,7 @@ class WatchedStore:
 
     @property
     def trouble(self) -> str:
-        """Why it does not serve, "" while it does; at most a few seconds old. Never waits."""
+        """Why it does not serve, "" while it does; as old as the last look, which every failure of a call brings about. Never waits."""
         return self._trouble
 
     @property
