@@ -22,6 +22,7 @@ from breakable import Chaos, eventually
 
 from rmgr.client.asking import ask_to_move
 from rmgr.coord import paths
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.request import StopKind, StopRequest
 from rmgr.model.states import Reason, State
 from tests.harness.fair_time import PATIENCE_S
@@ -70,9 +71,9 @@ while step < int(os.environ["STEPS"]) and not world.bcast(os.path.exists(os.envi
 
 
 @pytest.fixture(scope="module")
-def moving(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+def moving(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
     """Four nodes of two cores, for every test here."""
-    chaos = Chaos(tmp_path_factory.mktemp("moving"))
+    chaos = Chaos(tmp_path_factory.mktemp("moving"), guest_of=breakable_zookeeper.start())
     try:
         chaos.start(nodes=4)
         yield chaos

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from breakable import RECOVERY_S, TICK, Chaos, T, eventually
 
+from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.fair_time import PATIENCE_S
 
 pytestmark = pytest.mark.chaos
@@ -74,9 +75,9 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def broken(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory, plugins: dict[str, str]) -> Iterator[Chaos]:
+def broken(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory, plugins: dict[str, str]) -> Iterator[Chaos]:
     """One cluster for all tests here."""
-    made = Chaos(tmp_path_factory.mktemp("placed"))
+    made = Chaos(tmp_path_factory.mktemp("placed"), guest_of=breakable_zookeeper.start())
     try:
         made.start(nodes=2, cores=2, watchdogs=1, first=plugins)
         yield made

@@ -13,6 +13,7 @@ from breakable import RANK_BEAT_S, RECOVERY_S, Chaos, T, eventually
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Holds, Multi, Set
 from rmgr.coord.records import decode_record, encode_record
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.queue import ClusterSettings
 from tests.harness.fair_time import PATIENCE_S, FairTimer
 
@@ -20,9 +21,9 @@ pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture(scope="module")
-def broken(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+def broken(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
     """One cluster for all tests here; each finds it healed."""
-    made = Chaos(tmp_path_factory.mktemp("jobs"))
+    made = Chaos(tmp_path_factory.mktemp("jobs"), guest_of=breakable_zookeeper.start())
     try:
         made.start(nodes=3, cores=2)
         yield made
