@@ -83,6 +83,7 @@ class Follower:
         resync_s: how often to look without a hint.
         authenticity: which fragments to believe (secured clusters), None = all.
         unfinished: how many tasks that were submitted have not ended; 0: fragments are read as they come.
+        may_end: whether the next fragment may be the last: then what is behind it is asked for only when it was not.
     """
 
     def __init__(
@@ -95,8 +96,10 @@ class Follower:
         resync_s: float = 20.0,
         authenticity: Authenticity | None = None,
         unfinished: Callable[[], int] = int,
+        may_end: Callable[[], bool] = bool,
     ) -> None:
         self._authenticity = authenticity
+        self._may_end = may_end
         self.number = number
         self._host = host
         self._deliver = deliver
@@ -199,6 +202,9 @@ class Follower:
         coordinator, first, window = self._host.coordinator, self._next, self._window
         gets = [coordinator.get(paths.fragment(self.number, first + i)) for i in range(window)] if asked is None else [asked]
         done = coordinator.get(paths.done(self.number)) if check else None
+        if window == 1 and not check and self._may_end():
+            gets[0].add_done_callback(lambda _: self._host.post(lambda: self._answered(first, gets, None, None)))
+            return
         self._watched = watched = first + window
         self._is_paced = self._pace.wait_s() > 0
         probe = coordinator.stat(paths.fragment(self.number, watched), watch=lambda: self._on_watch(watched))
@@ -243,7 +249,7 @@ class Follower:
             self._hand_over()
 
     def _answered(
-        self, first: int, gets: list[Future[Stamped | None]], done: Future[Stamped | None] | None, probe: Future[Stat | None]
+        self, first: int, gets: list[Future[Stamped | None]], done: Future[Stamped | None] | None, probe: Future[Stat | None] | None
     ) -> None:
         self._flying = False
         if self._stopped:
@@ -251,7 +257,7 @@ class Follower:
         try:
             found = [get.result(0) for get in gets]
             counted = done.result(0) if done is not None else None
-            more = probe.result(0)
+            more = probe.result(0) if probe is not None else None
         except (Unavailable, TimeoutError):
             self._later(lambda: self._look(check=done is not None))
             return
@@ -269,6 +275,9 @@ class Follower:
         if present < len(found):  # the end of a wide window; or, when not even the announced one is there, paged out
             self._window = 0
             self._look(check=not present)
+        elif probe is None:  # it was not the last, or is still being judged
+            self._window = 0
+            self._look()
         elif more is not None and self._gather():
             self._streak = 0
         elif more is not None and first + len(found) >= self._next:

@@ -26,6 +26,7 @@ from rmgr.coord.owner_ops import release
 from rmgr.coord.records import decode_record
 from rmgr.coord.view import Progress
 from rmgr.errors import DeadlineExceeded, QueueFull, RmgrError, StateConflict, SubmitUnknown, Unavailable
+from rmgr.model.block import MAX_TASKS
 from rmgr.model.line import Ahead, Told
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import Reason, State
@@ -79,8 +80,10 @@ class Lane:
         self.version = version
         self._sender = Sender(self, tail, tail_version, held=held or submission.phase is Phase.HELD)
         unfinished = lambda: self.progress.total - self.progress.final  # noqa: E731
+        may_end = lambda: self.progress.tail.complete and self.progress.total - self.progress.final <= MAX_TASKS  # noqa: E731
+        judge = engine.authenticity
         self._follower = Follower(
-            self.number, engine, self._on_fragment, self.die, authenticity=engine.authenticity, unfinished=unfinished
+            self.number, engine, self._on_fragment, self.die, authenticity=judge, unfinished=unfinished, may_end=may_end
         )
         self._repair = Repair(self)
         self.handing = Handing(self)

@@ -54,10 +54,13 @@ class World:
         self.letters: deque[Callable[[], None]] = deque()
         self.seen: list[int] = []
         self.timers: list[tuple[float, Callable[[], None]]] = []
-        self.follower = Follower(1, self, self._deliver, self._gone, unfinished=unfinished)
+        self.may_end = self.is_last = False
+        self.follower = Follower(1, self, self._deliver, self._gone, unfinished=unfinished, may_end=lambda: self.may_end)
 
     def _deliver(self, number: int, _fragment: Fragment, _outcomes: Sequence[Outcome]) -> None:
         self.seen.append(number)
+        if self.is_last:
+            self.follower.stop()
 
     def _gone(self, error: Exception) -> None:
         raise error
@@ -127,6 +130,18 @@ def test_fragments_that_come_in_pairs_cost_no_more(world: World) -> None:
         world.run()
     assert world.seen == list(range(20))
     assert world.reads() == (20, 20)
+
+
+def test_behind_one_that_may_be_the_last_is_looked_only_when_it_was_not(world: World) -> None:
+    world.may_end = True
+    for number in range(4):
+        world.add(number)
+        world.run()
+    assert (world.seen, world.reads()) == ([0, 1, 2, 3], (4, 4))
+    world.is_last = True
+    world.add(4)
+    world.run()
+    assert (world.seen[4:], world.reads()) == ([4], (1, 0))
 
 
 def test_many_at_once_are_counted_and_then_read_together(world: World) -> None:
