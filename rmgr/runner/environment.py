@@ -60,6 +60,7 @@ class TaskEnvironment:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(buffer))
         self._views = [memoryview(buffer).cast("B") for buffer in self._buffers]
         self._batch: list[str] = []
+        self._submission = -1
         self._task, self._index, self._attempt, self._token = self._views
         self._tries = 0
         self._job = b""
@@ -71,7 +72,14 @@ class TaskEnvironment:
             if name not in variables:
                 os.environ.pop(name, None)
         self._batch = list(variables)
-        os.environ.update(variables)
+        data = self._data
+        if data is None or shape.submission != self._submission:
+            os.environ.update(variables)
+        else:  # of one submission's batches most have the same values, and each putenv() searches all that there is
+            for name, value in variables.items():
+                if data.get(os.fsencode(name)) != os.fsencode(value):
+                    os.environ[name] = value
+        self._submission = shape.submission
         affinity.bind(variables.get(affinity.VARIABLE, ""), every_thread=True)
         self._job = f"{shape.submission}_".encode()
         self._tries = 0
