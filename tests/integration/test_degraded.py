@@ -16,18 +16,18 @@ from commands import Shell
 
 from rmgr.adapters.stores import open_store
 from rmgr.dev.cluster import DevCluster, read_state
-from rmgr.dev.zookeeper import free_port
+from rmgr.dev.zookeeper import ZooKeeperServer, free_port
 from rmgr.errors import Unavailable
 from tests.harness.cassandra_nodes import SharedNode
 from tests.harness.gateway_process import GatewayProcess
 
 
 @pytest.fixture(scope="module")
-def storeless(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+def storeless(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     """A cluster that has never seen its store."""
     pytest.importorskip("cassandra")
     store = f"cassandra://127.0.0.1:{free_port()}/rmgr"
-    with DevCluster(tmp_path_factory.mktemp("storeless"), nodes=1, watchdogs=1, store=store, heap_mb=128) as cluster:
+    with DevCluster(tmp_path_factory.mktemp("storeless"), nodes=1, watchdogs=1, store=store, guest_of=zookeeper) as cluster:
         yield cluster
 
 
@@ -75,15 +75,17 @@ def test_a_gateway_starts_without_the_store_and_measures_that(storeless: DevClus
 
 
 def test_a_keyspace_without_tables_ends_a_daemon_with_what_to_type(
-    cassandra: SharedNode, keyspace: str, zookeeper_parts: None, tmp_path: Path
+    cassandra: SharedNode, keyspace: str, zookeeper: ZooKeeperServer, tmp_path: Path
 ) -> None:
-    cluster = DevCluster(tmp_path, nodes=0, watchdogs=1, store=f"cassandra://{cassandra.contact}/{keyspace}", heap_mb=128)
+    cluster = DevCluster(tmp_path, nodes=0, watchdogs=1, store=f"cassandra://{cassandra.contact}/{keyspace}", guest_of=zookeeper)
     with pytest.raises(Unavailable, match=keyspace) as caught:
         cluster.start()
     assert "rmgr admin init-store" in str(caught.value.hint)
 
 
-def test_the_store_of_another_cluster_ends_a_daemon(cassandra: SharedNode, keyspace: str, zookeeper_parts: None, tmp_path: Path) -> None:
+def test_the_store_of_another_cluster_ends_a_daemon(
+    cassandra: SharedNode, keyspace: str, zookeeper: ZooKeeperServer, tmp_path: Path
+) -> None:
     from rmgr.adapters.cassandra_init import init_store
     from rmgr.adapters.cassandra_url import parse_url
 
@@ -92,7 +94,7 @@ def test_the_store_of_another_cluster_ends_a_daemon(cassandra: SharedNode, keysp
     store = open_store(url)
     store.bind_cluster("0" * 32)
     store.close()
-    cluster = DevCluster(tmp_path, nodes=0, watchdogs=1, store=url, heap_mb=128)
+    cluster = DevCluster(tmp_path, nodes=0, watchdogs=1, store=url, guest_of=zookeeper)
     with pytest.raises(Unavailable, match="0" * 32):
         cluster.start()
 

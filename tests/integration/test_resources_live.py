@@ -11,6 +11,7 @@ from commands import Shell
 import rmgr
 from rmgr import TaskQueue
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 
 #: Says so when somebody else has the same piece at the same time.
 ALONE = 'cd {dir}; mkdir $RMGR_RESOURCE_GPU || echo shared; sleep .3; rmdir $RMGR_RESOURCE_GPU; echo "$RMGR_NODELIST $CUDA_VISIBLE_DEVICES"'
@@ -22,9 +23,9 @@ rmgr run sh -c 'echo "rank $RMGR_NODE $RMGR_RESOURCE_LICENCE"'
 
 
 @pytest.fixture(scope="module")
-def cluster(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     """n1 has two GPUs (virtual ones), n2 has none; both have licences."""
-    made = DevCluster(tmp_path_factory.mktemp("resources"), nodes=0, watchdogs=1, heap_mb=128)
+    made = DevCluster(tmp_path_factory.mktemp("resources"), nodes=0, watchdogs=1, guest_of=zookeeper)
     try:
         made.start()
         made.start_starter("n1", cores=4, options=("--resource", "gpu=2", "--resource", "licence=2"))
