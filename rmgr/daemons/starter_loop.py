@@ -107,6 +107,7 @@ class Starter:
         self._retry_register_s = 0.0
         self._backoff = Backoff(0.1, 2.0)
         self._was_acting = self._was_quiet = False
+        self._round_s = _QUIET_ROUND_S  #: the service manager may want beats more often
         self._boards: list[Board] = []
         self._hungry: frozenset[str] = frozenset()
         self._stop_s: float | None = None  #: when running work is killed
@@ -151,6 +152,8 @@ class Starter:
     def serve(self, guard: StallGuard, notifier: Notifier | None = None) -> None:
         """Runs until told to stop, or until another Starter has the name, or the cluster is not ours."""
         self._coordinator.listen(lambda state: self._mailbox.put(partial(self._on_session, state)))
+        if notifier is not None:
+            self._round_s = notifier.round_s(_QUIET_ROUND_S)
         while not self._finished:
             guard.progress()
             if notifier is not None:
@@ -195,7 +198,7 @@ class Starter:
 
     def _wait_s(self) -> float:
         now_s = time.monotonic()
-        until_s = now_s + (_QUIET_ROUND_S if self._is_quiet else _ROUND_S)
+        until_s = now_s + min(self._round_s, _QUIET_ROUND_S if self._is_quiet else _ROUND_S)
         if self._was_acting:
             until_s = min(until_s, self._lease.valid_until_s())
             until_s = min([until_s, *(agent.next_s for agent in self.agents.values() if agent.next_s)])

@@ -129,7 +129,7 @@ class Watchdog:
         """Until `stop`, or until the ensemble turns out to be another cluster's (`failure`)."""
         self._coordinator.listen(lambda state: self._mailbox.put(partial(self._on_session, state)))
         while not self._stopping:
-            letter = self._mailbox.get(_ROUND_S)
+            letter = self._mailbox.get(_ROUND_S if notifier is None else notifier.round_s(_ROUND_S))
             if guard is not None:
                 guard.progress()
             if notifier is not None:

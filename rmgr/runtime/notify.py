@@ -53,6 +53,10 @@ class Notifier:
         """Somebody listens: a status is worth making."""
         return self._socket is not None
 
+    def round_s(self, usual_s: float) -> float:
+        """How long a loop may sleep: half of the limit for beats, or what is usual."""
+        return usual_s if self._beat_s is None else min(usual_s, self._beat_s * 2)
+
     def beat(self) -> None:
         """The loop has come round: WATCHDOG=1, at most four times in the limit. Cost otherwise: about 0.1 us."""
         if self._beat_s is None:

@@ -42,7 +42,7 @@ def check_stall(service: Service, event: str) -> None:
 
 
 def test_a_watchdog_and_a_starter_tell_systemd_the_truth(zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> None:
-    stalls = f"watchdog.round:80=delay:{STALL_S},starter.round:14=delay:{STALL_S}"
+    stalls = f"watchdog.round:50=delay:{STALL_S},starter.round:14=delay:{STALL_S}"
     variables = environment(zookeeper, chroot, tmp_path, stalls)
     words = ("starter", "--node", "n1", "--cores", "1", "--work-dir", str(tmp_path / "work"))
     with (
