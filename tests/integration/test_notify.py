@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,8 +35,7 @@ def metrics_answer(service: Service, event: str) -> bool:
 
 
 def check_stall(service: Service, event: str) -> None:
-    """Beats come, stop while the loop sleeps although the process lives, and come again."""
-    service.until("it beats", lambda: len(service.times("WATCHDOG=1")) >= 3)
+    """Beats stop while the loop sleeps although the process lives, and come again."""
     service.until("its beats stop", lambda: service.silence_s() > 1.3 * WATCHDOG_S, within=20)
     assert service.process.poll() is None
     assert metrics_answer(service, event), "the process is alive: a thread that beats would have gone on"
@@ -42,7 +44,7 @@ def check_stall(service: Service, event: str) -> None:
 
 
 def test_a_watchdog_and_a_starter_tell_systemd_the_truth(zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> None:
-    stalls = f"watchdog.round:50=delay:{STALL_S},starter.round:14=delay:{STALL_S}"
+    stalls = f"leader.before_close=delay:{STALL_S},starter.before_claim=delay:{STALL_S}"
     variables = environment(zookeeper, chroot, tmp_path, stalls)
     words = ("starter", "--node", "n1", "--cores", "1", "--work-dir", str(tmp_path / "work"))
     with (
@@ -55,6 +57,11 @@ def test_a_watchdog_and_a_starter_tell_systemd_the_truth(zookeeper: ZooKeeperSer
         starter.until("it is ready", lambda: starter.times("READY=1"))
         assert '"registered"' in starter.log.read_text(), "ready means that its node is registered"
         assert starter.status() == "serving n1"
+        for service in (watchdog, starter):
+            service.until("it beats", lambda service=service: len(service.times("WATCHDOG=1")) >= 3)
+        # The Starter stalls when it claims the task, the leader when it closes the submission.
+        submit = [sys.executable, "-m", "rmgr.cli.main", "submit", "--", "true"]
+        subprocess.run(submit, env={**os.environ, **variables, "RMGR_FAILPOINT": ""}, check=True, capture_output=True, timeout=30)
         with ThreadPoolExecutor(2) as both:
             list(both.map(check_stall, (watchdog, starter), ("watchdog_listens", "starter_listens")))
         assert starter.stop() == 0
