@@ -1,7 +1,7 @@
 """Ends of placed jobs committed together: what ends of one submission while a COMPLETE of it is in flight goes with the next.
 
 A placed job is a block of its own, so each would have its own commit, fragment and signature, and everybody who follows the submission
-its own read. Group commit without a timer: the first end goes at once, so that a job alone waits for nobody.
+its own read. A job alone waits for nobody; where others of its submission run, and such jobs are over in a moment, their ends gather.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Jobs of one commit, and bytes of their outcomes.
 MOST, MOST_BYTES = 40, MAX_INLINE_BYTES * 2 // 3
+#: Jobs that take less than `SHORT_S` let their ends gather for so long while others run.
+SHORT_S, GATHER_S = 0.02, 0.01
 #: What the fields of an outcome take beside its bytes.
 _FIELDS_BYTES = 100
 
@@ -34,6 +36,7 @@ class Joint:
 
     Args:
         over: is told each block that is over. reread: each whose znode is not what it should be.
+    Attributes: due_s: when `flush` is needed again without a new fact (monotonic), 0.0 = never.
     """
 
     def __init__(
@@ -43,15 +46,19 @@ class Joint:
         self._shared = shared
         self._over = over
         self._reread = reread
+        self.due_s = 0.0
 
-    def flush(self) -> list[ClaimedBlock]:
+    def flush(self, now_s: float) -> list[ClaimedBlock]:
         """Commits the ends of jobs; returns the blocks whose ends are committed each by itself. Cost: O(blocks)."""
         rest: list[ClaimedBlock] = []
         ready: dict[tuple[int, int], list[ClaimedBlock]] = {}
         flying: set[tuple[int, int]] = set()
+        running: set[tuple[int, int]] = set()
         for block in self._node.blocks.values():
             sending = block.sending
             if sending is None and not (block.arrived or block.failed):
+                if block.live and block.is_placed:
+                    running.add((block.key.submission, block.key.attempt))
                 continue  # it has nothing to tell
             if not block.is_placed:
                 rest.append(block)
@@ -62,10 +69,21 @@ class Joint:
                 ready.setdefault((block.key.submission, block.key.attempt), []).append(block)
             else:
                 rest.append(block)
+        self.due_s = 0.0
         for group, blocks in ready.items():
-            if group not in flying:
+            if group in flying:
+                continue
+            due_s = self._due_s(blocks) if group in running and len(blocks) < MOST else 0.0
+            if due_s <= now_s:
                 self._commit(blocks)
+            elif not self.due_s or due_s < self.due_s:
+                self.due_s = due_s
         return rest
+
+    def _due_s(self, blocks: Sequence[ClaimedBlock]) -> float:
+        """When they go at the latest."""
+        task_s = self._shared.times.of(blocks[0].kind)
+        return min(block.arrived_s for block in blocks) + GATHER_S if task_s is not None and task_s < SHORT_S else 0.0
 
     def _commit(self, blocks: Sequence[ClaimedBlock]) -> None:
         some, size = [], 0

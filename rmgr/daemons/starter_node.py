@@ -266,7 +266,10 @@ class NodeAgent:
     # -- COMPLETE --------------------------------------------------------------------------------------------------------
 
     def _flush(self, now_s: float) -> None:
-        for block in self._joint.flush():
+        rest = self._joint.flush(now_s)
+        if self._joint.due_s:
+            self._at(self._joint.due_s)
+        for block in rest:
             key = block.key
             due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self.lanes.cores // key.cores))
             if due_s is None:

@@ -12,7 +12,7 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Create, Delete, Multi
 from rmgr.coord.records import read_fragment
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_joint import MOST_BYTES, Joint
+from rmgr.daemons.starter_joint import GATHER_S, MOST_BYTES, SHORT_S, Joint
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.outcome import Outcome
 from rmgr.model.placing import Allocation
@@ -38,7 +38,9 @@ class Bench:
         )
         committer = SimpleNamespace(fence=lambda _: 7, commit=lambda multi, done: self.sent.append((multi, done)))
         metrics = SimpleNamespace(committed=lambda _outcomes, _failed: None, resyncs=SimpleNamespace(inc=lambda: None))
-        shared: Any = SimpleNamespace(gate=None, committer=committer, metrics=metrics)
+        self.task_s: float | None = None
+        times = SimpleNamespace(of=lambda _kind: self.task_s)
+        shared: Any = SimpleNamespace(gate=None, committer=committer, metrics=metrics, times=times)
         self.joint = Joint(self.node, shared, over=self.over.append, reread=self.read.append)  # type: ignore[arg-type]
 
     def ends(self, index: int, *, submission: int = 4, attempt: int = 1, value: bytes = b"") -> ClaimedBlock:
@@ -52,6 +54,13 @@ class Bench:
         self.node.blocks[key] = block
         return block
 
+    def runs(self, index: int, *, submission: int = 4) -> ClaimedBlock:
+        """A job that runs."""
+        block = self.ends(index, submission=submission)
+        block.arrived.clear()
+        block.live = 1
+        return block
+
     def told(self, at: int) -> dict[int, int]:
         """Index -> absolute start of the outcomes of that commit."""
         (made,) = [op for op in self.sent[at][0].ops if isinstance(op, Create) and op.sequence]
@@ -62,15 +71,15 @@ class Bench:
 def test_a_job_alone_goes_at_once_and_what_ends_meanwhile_goes_together() -> None:
     bench = Bench()
     first = bench.ends(0)
-    assert bench.joint.flush() == []
+    assert bench.joint.flush(0.0) == []
     later = [bench.ends(index) for index in (1, 2, 3)]
     other = bench.ends(9, submission=5)
     again = bench.ends(6, attempt=2)
-    assert bench.joint.flush() == []
+    assert bench.joint.flush(0.0) == []
     assert [bench.told(at) for at in range(3)] == [{0: 1050}, {9: 1059}, {6: 1056}]
     bench.sent[0][1](Committed((0,)))
     assert bench.over == [first]
-    bench.joint.flush()
+    bench.joint.flush(0.0)
     assert bench.told(3) == {1: 1051, 2: 1052, 3: 1053}
     gone = {op.path for op in bench.sent[3][0].ops if isinstance(op, Delete)}
     assert gone == {paths.running_block("n1", block.key) for block in later} | {paths.inbox("n1", f"start-{at}") for at in (1, 2, 3)}
@@ -85,7 +94,7 @@ def test_what_needs_a_row_of_its_own_is_left_to_others_and_none_holds_more_than_
     bench = Bench()
     large = bench.ends(0, value=b"x" * (MOST_BYTES + 1))
     some = [bench.ends(index, value=b"x" * (MOST_BYTES // 3)) for index in (1, 2, 3)]
-    assert bench.joint.flush() == [large]
+    assert bench.joint.flush(0.0) == [large]
     assert bench.told(0).keys() == {1, 2}
     assert some[2].sending is None
 
@@ -93,16 +102,46 @@ def test_what_needs_a_row_of_its_own_is_left_to_others_and_none_holds_more_than_
 def test_a_refused_commit_reads_the_odd_one_again_and_sends_the_others() -> None:
     bench = Bench()
     odd, good = bench.ends(1), bench.ends(2)
-    bench.joint.flush()
+    bench.joint.flush(0.0)
     bench.sent[0][1](Conflict(1, paths.running_block("n1", odd.key), ConflictKind.BAD_VERSION))
     assert bench.read == [odd]
     assert good.sending is None
-    assert bench.joint.flush() == []
+    assert bench.joint.flush(0.0) == []
     assert len(bench.sent) == 1, "not before it is known what became of the other"
     bench.node.blocks.pop(odd.key)
-    bench.joint.flush()
+    bench.joint.flush(0.0)
     assert bench.told(1) == {2: 1052}
     bench.sent[1][1](Conflict(3, paths.inbox("n1", "start-2"), ConflictKind.NO_NODE))
     assert bench.crossed["start-2"] == 1
-    bench.joint.flush()
+    bench.joint.flush(0.0)
     assert bench.told(2) == {2: 1052}
+
+
+def test_ends_of_short_jobs_gather_while_others_of_their_submission_run() -> None:
+    bench = Bench()
+    bench.task_s = SHORT_S / 2
+    bench.ends(0)
+    running = bench.runs(1)
+    bench.runs(7, submission=5)
+    assert bench.joint.flush(0.0) == []
+    assert (bench.sent, bench.joint.due_s) == ([], GATHER_S)
+    bench.ends(2)
+    bench.joint.flush(GATHER_S)
+    assert bench.told(0).keys() == {0, 2}, "not for ever"
+    assert bench.joint.due_s == 0.0
+    bench.sent[0][1](Committed((0,)))
+    bench.node.blocks = {running.key: running}
+    running.live = 0
+    running.settle([Outcome(1, started_us=50)], 0.0)
+    bench.joint.flush(0.0)
+    assert bench.told(1).keys() == {1}, "nobody is left to wait for"
+
+
+def test_ends_of_long_jobs_and_of_unknown_ones_wait_for_nobody() -> None:
+    for task_s in (None, SHORT_S):
+        bench = Bench()
+        bench.task_s = task_s
+        bench.ends(0)
+        bench.runs(1)
+        bench.joint.flush(0.0)
+        assert bench.told(0).keys() == {0}
