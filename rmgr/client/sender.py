@@ -213,7 +213,7 @@ class Sender:
         if self._seal is None:
             signer = self._engine.signer
             self._seal = signer.sealer(submission) if signer is not None else unsealed
-        blocks = self._seal.together(blocks)
+        blocks = self._seal(blocks)
         gone = current.refused.keys() | set(current.dropped)
         if gone:
             blocks = [part for block in blocks for part in _without(block, gone)]

@@ -109,7 +109,7 @@ def submit(
             ids_version=version,
             token_digest=digest,
             tail=tail,
-            blocks=seal.together(blocks(number)),
+            blocks=seal(blocks(number)),
             make_bucket=number % 1000 == 0 or number == 1 if make_bucket is None else make_bucket,
             held=held,
         )

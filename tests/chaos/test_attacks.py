@@ -201,7 +201,8 @@ def test_work_in_another_users_name_is_refused(scene: Scene) -> None:
     publish(scene.mallory.zk, scene.mallory.credentials)
     rewritten = scene.rewrite(number, command=Command(argv=("/bin/sh", "-c", f"touch {scene.canary}")))
     forged = forgeries.record(scene, number, command=Command(argv=("/bin/sh", "-c", f"touch {scene.canary}")))
-    scene.plant(key, scene.signer(scene.mallory).sealer(forged)(key, data), more=(rewritten,))
+    [(_, mine)] = forgeries.sealed_by_mallory(scene, forged, [(key, data)])
+    scene.plant(key, mine, more=(rewritten,))
     refused(scene, number, "signed by user mallory")
 
 

@@ -111,7 +111,7 @@ class Scene:
         """The same of so many blocks of one task that share a signature."""
         number, key, data = self._submit((b"",) * count, self.signer(), {}, intercept=True)
         bare = [(replace(key, first=at, count=1), changed(data, base=at, payloads=(b"",), seal=None)) for at in range(count)]
-        return number, self.signer().sealer(read_submission(self.ann.zk, number)).together(bare)
+        return number, self.signer().sealer(read_submission(self.ann.zk, number))(bare)
 
     def _submit(
         self, payloads: tuple[bytes, ...], signer: Signer, record: dict[str, Any], *, intercept: bool = False
@@ -133,7 +133,8 @@ class Scene:
         )
         number = made.submission.id
         key = replace(key, submission=number)
-        return number, key, signer.sealer(made.submission)(key, data)
+        [(_, sealed)] = signer.sealer(made.submission)([(key, data)])
+        return number, key, sealed
 
     # -- mallory's
 

@@ -9,9 +9,10 @@ from typing import Any
 from rmgr.adapters.pki import issue, make_ca
 from rmgr.adapters.trust import publish
 from rmgr.client.snapshot import read_submission
-from rmgr.coord.seal import seal_block, spec_digest
+from rmgr.coord.seal import seal_blocks, spec_digest
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.identity import Role
+from rmgr.model.submission import Submission
 from tests.harness.attacker import Scene, changed, unique
 
 Block = tuple[BlockKey, BlockData]
@@ -29,13 +30,17 @@ def other_argument(scene: Scene, number: int, key: BlockKey, data: BlockData) ->
     return key, changed(data, payloads=(b"; rm -rf /",))
 
 
+def sealed_by_mallory(scene: Scene, forged: Submission, blocks: list[Block]) -> list[Block]:
+    return scene.signer(scene.mallory).sealer(forged)(blocks)
+
+
 def no_seal(scene: Scene, number: int, key: BlockKey, data: BlockData) -> Block:
     return key, changed(data, seal=None)
 
 
 def own_seal(scene: Scene, number: int, key: BlockKey, data: BlockData) -> Block:
     publish(scene.mallory.zk, scene.mallory.credentials)
-    return key, scene.signer(scene.mallory).sealer(record(scene, number))(key, data)
+    return sealed_by_mallory(scene, record(scene, number), [(key, data)])[0]
 
 
 def own_seal_with_her_key_id(scene: Scene, number: int, key: BlockKey, data: BlockData) -> Block:
@@ -63,8 +68,8 @@ def other_authority(scene: Scene, number: int, key: BlockKey, data: BlockData) -
     publish(scene.mallory.zk, credentials)
     shutil.rmtree(forged)
     told = {"cluster_id": scene.cluster_id, "user": "ann", "spec": spec_digest(record(scene, number))}
-    made = seal_block(key, data, key_id=credentials.identity.key_id, not_after_s=2**40, sign=credentials.sign, **told)
-    return key, made
+    [made] = seal_blocks([(key, data)], key_id=credentials.identity.key_id, not_after_s=2**40, sign=credentials.sign, **told)
+    return made
 
 
 def more_cores(scene: Scene, number: int, key: BlockKey, data: BlockData) -> Block:
@@ -121,5 +126,4 @@ def other_root(scene: Scene, blocks: list[Block]) -> Block:
 
 def own_root(scene: Scene, blocks: list[Block]) -> Block:
     publish(scene.mallory.zk, scene.mallory.credentials)
-    mine: Block = scene.signer(scene.mallory).sealer(record(scene, blocks[0][0].submission)).together(blocks)[0]
-    return mine
+    return sealed_by_mallory(scene, record(scene, blocks[0][0].submission), blocks)[0]

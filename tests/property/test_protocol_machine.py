@@ -22,7 +22,7 @@ from protocol_world import LEADERS, NODES, QUEUE, Actor, Held, World, decode_blo
 from rmgr.coord import leader_ops, ops, paths, stop_ops
 from rmgr.coord.multi import Committed, Multi, Outcome
 from rmgr.coord.records import decode_failed, encode_record
-from rmgr.coord.seal import seal_block
+from rmgr.coord.seal import seal_blocks
 from rmgr.model.block import BlockData, BlockKey, PastAttempt, pending_indices
 from rmgr.model.node import EpochRecord, NodeRecord, NodeState, StarterEntry
 from rmgr.model.outcome import FailedRange, Fragment
@@ -155,9 +155,9 @@ class Protocol(World, RuleBasedStateMachine):
         record = Submission(id=number, name="x", user="u", queue=QUEUE, work=Work.PYTHON, resubmit=resubmit, retries=retries)
         key = BlockKey(priority=0, seq=0, submission=number, first=0, count=count, attempt=1, cores=1, memory_mib=0)
         data = BlockData(resubmit=resubmit, retries=retries, payloads=tuple(bytes([index]) for index in range(count)), stamp=self.fresh())
-        data = seal_block(key, data, key_id="k", not_after_s=9, sign=bytes, **signed_by(record))
+        blocks = seal_blocks([(key, data)], key_id="k", not_after_s=9, sign=bytes, **signed_by(record))
         tail = Tail(next=count, complete=True, enqueued=self.fresh())
-        multi = ops.submit(record, ids_version=found[1], token_digest=self.fresh(), tail=tail, blocks=[(key, data)], make_bucket=False)
+        multi = ops.submit(record, ids_version=found[1], token_digest=self.fresh(), tail=tail, blocks=blocks, make_bucket=False)
         self.actors["user"].send(multi, lambda _: None)
         self.meet("user", fate)
 
@@ -181,7 +181,7 @@ class Protocol(World, RuleBasedStateMachine):
         key = BlockKey(priority=0, seq=0, submission=number, first=tail.next, count=count, attempt=1, cores=1, memory_mib=0)
         payloads = tuple(bytes([index]) for index in range(key.first, key.end))
         block = BlockData(resubmit=record.resubmit, retries=pick % 3, payloads=payloads, base=key.first)
-        block = seal_block(key, block, key_id="k", not_after_s=9, sign=bytes, **signed_by(record))
+        [(_, block)] = seal_blocks([(key, block)], key_id="k", not_after_s=9, sign=bytes, **signed_by(record))
         grown = Tail(next=key.end, complete=True, enqueued=self.fresh())
         user.send(ops.hand(number, tail=grown, tail_version=version, key=key, data=block, node=node, node_version=fence), lambda _: None)
         self.meet("user", fate)

@@ -34,7 +34,7 @@ from rmgr.coord.seal import (
     named_digest,
     needs_seal,
     row_digest,
-    seal_block,
+    seal_blocks,
     seal_fragment,
     spec_digest,
 )
@@ -121,7 +121,9 @@ def signature(text: bytes) -> bytes:
 
 
 def sealed(data: BlockData, key: BlockKey = KEY) -> BlockData:
-    return seal_block(key, data, cluster_id="c", user="ann", spec=spec_digest(RECORD), key_id="k" * 32, not_after_s=9, sign=signature)
+    told = {"cluster_id": "c", "user": "ann", "spec": spec_digest(RECORD), "key_id": "k" * 32}
+    [(_, made)] = seal_blocks([(key, data)], not_after_s=9, sign=signature, **told)
+    return made
 
 
 def statement(data: BlockData, key: BlockKey = KEY, **other: object) -> bytes:

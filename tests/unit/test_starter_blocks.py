@@ -13,7 +13,7 @@ import pytest
 from rmgr.coord import keys, leader_ops, paths
 from rmgr.coord.multi import MAX_ZNODE_BYTES, Check, Create, Delete, Set
 from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_block
-from rmgr.coord.seal import block_statement, seal_block
+from rmgr.coord.seal import block_statement, seal_blocks
 from rmgr.daemons.starter_blocks import GATHER_S, ClaimedBlock, Part, failed_bytes, failed_record, split_share
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.outcome import MAX_INLINE_BYTES, Outcome
@@ -290,7 +290,8 @@ def test_whatever_a_node_commits_of_a_signed_block_is_recognised_again(seed: int
     key = BlockKey(priority=0, seq=5, submission=42, first=10, count=60, attempt=1, cores=1, memory_mib=0)
     told = {"cluster_id": "c", "user": "ann", "spec": b"s"}
     payloads = tuple(bytes([index]) * rng.choice((1, 40)) for index in range(60))
-    data = seal_block(key, BlockData(function="f", payloads=payloads, base=10), key_id="k", not_after_s=9, sign=bytes, **told)
+    bare = BlockData(function="f", payloads=payloads, base=10)
+    [(_, data)] = seal_blocks([(key, bare)], key_id="k", not_after_s=9, sign=bytes, **told)
     block = ClaimedBlock.claimed("n1", "q", key, data)
 
     def recognised(part_key: BlockKey, part: BlockData) -> None:

@@ -73,7 +73,7 @@ def blocks(count: int, *, by: Key, record: Submission = RECORD, oldest: int = PR
         )
         for at in range(count)
     ]
-    return Signer(by, "c", ttl_s=600.0, oldest=oldest).sealer(record).together(bare)  # type: ignore[arg-type]
+    return Signer(by, "c", ttl_s=600.0, oldest=oldest).sealer(record)(bare)  # type: ignore[arg-type]
 
 
 def test_blocks_that_left_together_are_verified_once_and_so_are_their_parts() -> None:
