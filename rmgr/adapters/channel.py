@@ -82,7 +82,10 @@ class Loop:
         self._selector.unregister(fd)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Ends the thread; sockets are their owners' to close. Idempotent: the descriptors may be somebody else's by the second time."""
+        """Ends the thread, after what was `call`ed; sockets are their owners' to close.
+
+        Idempotent: the descriptors may be somebody else's by the second time.
+        """
         if self._closed:
             return
         self._closed = True
@@ -101,9 +104,14 @@ class Loop:
             except (BlockingIOError, OSError):
                 return  # the pipe is full (it will wake) or the loop is closed
 
-    def _due(self) -> tuple[list[Callable[[], None]], float | None]:
+    def _called(self) -> list[Callable[[], None]]:
         with self._lock:
-            due, self._calls = self._calls, []
+            calls, self._calls = self._calls, []
+        return calls
+
+    def _due(self) -> tuple[list[Callable[[], None]], float | None]:
+        due = self._called()
+        with self._lock:
             now = time.monotonic()
             while self._timers and self._timers[0][0] <= now:
                 due.append(heapq.heappop(self._timers)[2])
@@ -131,6 +139,9 @@ class Loop:
                         continue
                 elif (now := self._selector.get_map().get(key.fd)) is not None and now.data == key.data:
                     key.data(events)  # it was not removed or replaced by an earlier handler of this round
+        while calls := self._called():
+            for function in calls:
+                function()
 
 
 class Channel:

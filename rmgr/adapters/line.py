@@ -184,20 +184,15 @@ class LineServer:
         self._lines: set[Line] = set()
         self._greeting: set[socket.socket] = set()
         self._shown: tuple[int, ssl.SSLContext] | None = None
-        host = address[0]
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._sock = socket.create_server(address, family=family, backlog=64)
         self._sock.setblocking(False)
-        shown = f"[{host}]" if ":" in host else host
-        self.endpoint = f"{shown}:{self._sock.getsockname()[1]}"
+        self.port: int = self._sock.getsockname()[1]
         loop.call(lambda: loop.register(self._sock.fileno(), selectors.EVENT_READ, self._accept))
 
     def close(self) -> None:
-        """Ends all lines; the loop is its owner's to end, after this."""
-        done = threading.Event()
+        """Ends all lines, soon; the loop is its owner's to end, after this."""
         self._loop.call(self._close)
-        self._loop.call(done.set)
-        done.wait(2.0)
 
     def _close(self) -> None:
         with contextlib.suppress(KeyError, ValueError, RuntimeError):
@@ -234,10 +229,9 @@ class LineServer:
     def _greet(self, sock: Any) -> None:
         try:
             sock.do_handshake()
-        except ssl.SSLWantReadError:
-            return
-        except ssl.SSLWantWriteError:
-            self._loop.modify(sock.fileno(), selectors.EVENT_READ | selectors.EVENT_WRITE, lambda _: self._greet(sock))
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wants:
+            events = selectors.EVENT_READ if isinstance(wants, ssl.SSLWantReadError) else selectors.EVENT_WRITE
+            self._loop.modify(sock.fileno(), events, lambda _: self._greet(sock))
             return
         except OSError:
             self._turn_away(sock)

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rmgr.client import cancelling, submitting
 from rmgr.client.authentic import Authenticity
@@ -24,7 +24,6 @@ from rmgr.client.bootstrap import require_store
 from rmgr.client.entry import OwnerEntry
 from rmgr.client.gauge import Gauge
 from rmgr.client.lane import Lane
-from rmgr.client.lines import Lines
 from rmgr.client.packing import first_blocks
 from rmgr.client.ports import First, Listener
 from rmgr.client.signing import Signer
@@ -35,12 +34,15 @@ from rmgr.coord.ops import Block
 from rmgr.coord.ports import Coordinator, SessionState, Store
 from rmgr.coord.records import decode_record
 from rmgr.errors import NotConnected, NotFound, RmgrError
-from rmgr.model.line import Ahead, Told
 from rmgr.model.node import NodeRecord
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Phase, Submission, Tail
 from rmgr.model.version import PROTOCOL
 from rmgr.runtime.mailbox import Closed, Mailbox
+
+if TYPE_CHECKING:
+    from rmgr.client.lines import Lines
+    from rmgr.model.line import Ahead, Told
 
 _LOG = logging.getLogger("rmgr.submitter")
 Job = Callable[[], None]

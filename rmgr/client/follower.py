@@ -265,11 +265,7 @@ class Follower:
             self._fail(error)
             return
         self._retry_s = 0.1
-        present = next((at for at, item in enumerate(found) if item is None), len(found))
-        for item in found[self._next - first : present]:
-            assert item is not None
-            self._take(read_fragment(item.data), item.stat.mzxid, item.data)
-        self._hand_over()
+        present = self._take_run(first, found)
         if done is not None and not self._count(counted):
             return
         if present < len(found):  # the end of a wide window; or, when not even the announced one is there, paged out
@@ -322,12 +318,8 @@ class Follower:
         except RmgrError as error:
             self._fail(error)
             return
-        present = next((at for at, item in enumerate(found) if item is None), len(found))
-        for item in found[self._next - first : present]:
-            assert item is not None
-            self._take(read_fragment(item.data), item.stat.mzxid, item.data)
+        present = self._take_run(first, found)
         self._pace.came(present)
-        self._hand_over()
         if self._stopped:
             return
         if present == len(found):
@@ -352,6 +344,15 @@ class Follower:
             self._look()
             return False
         return True
+
+    def _take_run(self, first: int, found: Sequence[Stamped | None]) -> int:
+        """Takes and hands over what was read from fragment `first` on, up to the first that is missing; returns how many there are."""
+        present = next((at for at, item in enumerate(found) if item is None), len(found))
+        for item in found[self._next - first : present]:
+            assert item is not None
+            self._take(read_fragment(item.data), item.stat.mzxid, item.data)
+        self._hand_over()
+        return present
 
     def _take(self, fragment: Fragment, zxid: int = PAGED, data: bytes = b"") -> None:
         arrival = _Arrival(self._next, fragment, None, zxid, data)

@@ -55,7 +55,11 @@ class Lines:
         if time.monotonic() < self._not_before_s.get(address, 0.0):
             return
         self._not_before_s[address] = time.monotonic() + _PAUSE_S
-        dialled = self._engine.io(partial(self._dial, address, record.key_id))
+        if self._loop is None:
+            from rmgr.adapters.channel import Loop
+
+            self._loop = Loop("rmgr-lines", on_crash=lambda error: _LOG.error("lines_ended: %r", error))
+        dialled = self._engine.io(partial(self._dial, self._loop, address, record.key_id))
         dialled.add_done_callback(lambda _: self._engine.post(partial(self._dialled, address, dialled)))
 
     def close(self) -> None:
@@ -68,15 +72,12 @@ class Lines:
 
     # -- inside
 
-    def _dial(self, address: str, key_id: str) -> Line:
+    def _dial(self, loop: Loop, address: str, key_id: str) -> Line:
         """On a thread that may wait."""
-        from rmgr.adapters.channel import Loop
         from rmgr.adapters.line import dial
 
-        if self._loop is None:
-            self._loop = Loop("rmgr-lines", on_crash=lambda error: _LOG.error("lines_ended: %r", error))
         ended = lambda _line: self._engine.post(partial(self._ended, address))  # noqa: E731
-        return dial(address, credentials=self._credentials, key_id=key_id, loop=self._loop, on_message=self._heard, on_end=ended)
+        return dial(address, credentials=self._credentials, key_id=key_id, loop=loop, on_message=self._heard, on_end=ended)
 
     def _dialled(self, address: str, dialled: Future[Line]) -> None:
         try:

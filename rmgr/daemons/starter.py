@@ -308,16 +308,11 @@ def _open_lines(
         return None
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
     try:
-        return Switchboard((_host_of(own.listen), own.line_port), nodes, credentials=credentials, is_revoked=is_revoked, log=log)
+        host = own.listen.rpartition(":")[0].strip("[]")
+        return Switchboard((host, own.line_port), nodes, credentials=credentials, is_revoked=is_revoked, log=log)
     except OSError as error:
         log.warning("no_lines", error=str(error))
         return None
-
-
-def _host_of(address: str) -> str:
-    """HOST of HOST or HOST:PORT."""
-    host, colon, port = address.rpartition(":")
-    return (host if colon and port.isdigit() else address).strip("[]")
 
 
 def _way_to_the_cluster(config: Config) -> dict[str, str]:
@@ -347,6 +342,7 @@ def _serve(
     server = open_server(config.starter.listen, credentials, trust, log)
     agents: dict[str, NodeAgent] = {}
     lines = _open_lines(config.starter, agents, credentials, trust, log)
+    endpoint = advertised(server.endpoint, config.starter.advertise)
     parts = build(
         config,
         names,
@@ -355,8 +351,8 @@ def _serve(
         store,
         meta,
         log,
-        endpoint=advertised(server.endpoint, config.starter.advertise),
-        line=advertised(lines.endpoint, _host_of(config.starter.advertise)) if lines is not None else "",
+        endpoint=endpoint,
+        line=f"{endpoint.rpartition(':')[0]}:{lines.port}" if lines is not None else "",
         progress=guard.progress,
         cgroups=CgroupConfig(),
         store_note=store.note,

@@ -8,7 +8,6 @@ gave it is told what is committed of the block: the fragment when the COMPLETE g
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -91,7 +90,7 @@ class Hints:
         self._node = node
         self._shared = shared
         self._read = read
-        self._announced: OrderedDict[BlockKey, Announced] = OrderedDict()
+        self._announced: dict[BlockKey, Announced] = {}
         self._asking: set[BlockKey] = set()
 
     def heard(self, line: Line, hint: Hint, generation: int) -> None:
@@ -115,7 +114,7 @@ class Hints:
     def meet(self, key: BlockKey, data: bytes) -> ClaimedBlock | None:
         """The block that was announced under `key`, if it is what was read; it is told of from here on."""
         found = self._announced.pop(key, None)
-        if found is None or found.data != data or found.block.info is None:
+        if found is None or found.data != data:
             return None
         if found.line.peer is not None and found.line.peer.name != found.block.info.record.user:
             return None
@@ -166,7 +165,7 @@ class Switchboard:
         self._log = log
         self._loop = Loop("rmgr-lines", on_crash=self._crashed)
         self._server = LineServer(address, loop=self._loop, credentials=credentials, is_revoked=is_revoked, on_message=self._heard)
-        self.endpoint = self._server.endpoint
+        self.port = self._server.port
 
     def close(self) -> None:
         """Ends all lines."""

@@ -68,7 +68,7 @@ def server(loop: Loop) -> Iterator[tuple[LineServer, Post, set[str]]]:
 def call(server: LineServer, loop: Loop, role: Role, name: str, post: Post, *, key_id: str = "", cluster: str = "") -> Line:
     expected = key_id or session_bundles().credentials(Role.STARTER).identity.key_id
     bundles = session_bundles(cluster) if cluster else session_bundles()
-    return dial(server.endpoint, credentials=bundles.credentials(role, name), key_id=expected, loop=loop, **post.callbacks())
+    return dial(f"127.0.0.1:{server.port}", credentials=bundles.credentials(role, name), key_id=expected, loop=loop, **post.callbacks())
 
 
 def test_a_person_of_the_cluster_is_heard_until_his_key_is_revoked(server: tuple[LineServer, Post, set[str]], loop: Loop) -> None:
@@ -112,11 +112,11 @@ def test_who_sends_nonsense_or_does_not_read_loses_the_line(loop: Loop) -> None:
     server = LineServer(
         ("127.0.0.1", 0), loop=loop, credentials=None, is_revoked=lambda _: False, on_message=post.callbacks()["on_message"]
     )
-    line = dial(server.endpoint, credentials=None, key_id="", loop=loop, **mine.callbacks())
+    line = dial(f"127.0.0.1:{server.port}", credentials=None, key_id="", loop=loop, **mine.callbacks())
     line._sock.send(b"\xff\xff\xff\xffnonsense")
     wait_for(lambda: mine.ended == [line], "the end of the line")
     assert not line.send(Hint("n1", "block", b""))
-    deaf = dial(server.endpoint, credentials=None, key_id="", loop=loop, **Post().callbacks())
+    deaf = dial(f"127.0.0.1:{server.port}", credentials=None, key_id="", loop=loop, **Post().callbacks())
     blocked = threading.Event()
     loop.call(lambda: blocked.wait(20))  # nobody reads
     try:
