@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
-#: The clock of a file system moves at least this often, by whether it counts below seconds.
-_FINE_S, _COARSE_S = 0.05, 3.0
+from rmgr.runner.untouched import blind_ns, marks_of
+
 #: What nobody has wanted for so long goes; so many of a kind are kept.
 IDLE_S, MOST = 1.0, 64
 
@@ -69,8 +69,8 @@ class Untouched:
 
     def made(self, place: Path) -> None:
         """It is made, empty, and its owner's. Raises: OSError."""
-        marks = _marks(place)
-        self._made[place] = marks, time.monotonic() + (_FINE_S if marks[-1] % 1_000_000_000 else _COARSE_S)
+        marks = marks_of(place)
+        self._made[place] = marks, time.monotonic() + blind_ns(marks) / 1e9
 
     def lent(self, place: Path) -> None:
         """From now on somebody may change it."""
@@ -80,7 +80,7 @@ class Untouched:
         """Nobody has left anything in it, or changed it, since it was made."""
         made, lent_s = self._made.get(place), self._lent_s.get(place, 0.0)
         try:
-            return made is not None and _marks(place) == made[0] and (lent_s > made[1] or not os.listdir(place))
+            return made is not None and marks_of(place) == made[0] and (lent_s > made[1] or not os.listdir(place))
         except OSError:
             return False
 
@@ -88,9 +88,3 @@ class Untouched:
         """It is gone, or somebody else's."""
         self._made.pop(place, None)
         self._lent_s.pop(place, None)
-
-
-def _marks(place: Path) -> tuple[int, ...]:
-    """What changes when anything in or of a directory is changed, as finely as its time stamps tell. Raises: OSError."""
-    found = os.lstat(place)
-    return (found.st_ino, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)

@@ -23,10 +23,8 @@ from rmgr.runner.contain import Group
 from rmgr.runner.environment import command_environment, shared_variables
 from rmgr.runner.kernel import CLOCK, NODE_TROUBLE, oom_kills, prefer_for_oom
 from rmgr.runner.outputs import open_output, settle, take
+from rmgr.runner.untouched import blind_ns, marks_of
 
-#: The clock of a file system moves at least this often, by whether it counts below seconds: what changes a directory that is older
-#: than that when a command begins changes its time stamps.
-_FINE_NS, _COARSE_NS = 50_000_000, 3_000_000_000
 #: How long a work directory waits for the next command when none follows at once.
 _SPARE_NS = 300_000_000
 #: Work directories with at most this many plain files are emptied in place, others by `rm` in the background.
@@ -112,10 +110,9 @@ class Launcher:
             try:
                 if owns and not self._spare:
                     os.mkdir(directory)
-                    self._made = _marks(directory)
+                    self._made = marks_of(directory)
                     self._named = _attributes(directory)
-                    fine = self._made[-1] % 1_000_000_000
-                    self._aged_ns = time.clock_gettime_ns(CLOCK) + (_FINE_NS if fine else _COARSE_NS)
+                    self._aged_ns = time.clock_gettime_ns(CLOCK) + blind_ns(self._made)
                 self._spare = "" if owns else self._spare
                 self._go(batch.cwd or directory)
             except OSError as error:
@@ -370,7 +367,7 @@ class Launcher:
         if directory and again and not self._spare:
             with contextlib.suppress(OSError):
                 aged = began_ns > self._aged_ns
-                if _marks(directory) == self._made and (aged or (_attributes(directory) == self._named and not os.listdir(directory))):
+                if marks_of(directory) == self._made and (aged or (_attributes(directory) == self._named and not os.listdir(directory))):
                     self._spare = directory
                     return
         self._go(self._directory)
@@ -398,12 +395,6 @@ class Launcher:
             argv = [rm, "-rf", "--", directory]
             with contextlib.suppress(OSError):
                 self.removers.add(os.posix_spawn(rm, argv, os.environ, setsid=True))
-
-
-def _marks(directory: str) -> tuple[int, ...]:
-    """What changes when anything in or of a directory is changed, as finely as its time stamps tell. Raises: OSError."""
-    found = os.lstat(directory)
-    return (found.st_ino, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, found.st_ctime_ns, found.st_mtime_ns)
 
 
 def _attributes(directory: str) -> int:
