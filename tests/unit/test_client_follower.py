@@ -2,117 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from rmgr.adapters.memory import MemoryCoordinator
-from rmgr.client.follower import Follower
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Delete, Exists, Holds, Multi, Set
 from rmgr.coord.records import encode_fragment, encode_record, join_page
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import State
+from rmgr.model.outcome import Fragment
 from rmgr.model.submission import Paged
-
-
-class Counting(MemoryCoordinator):
-    """Counts what is read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gets = self.stats = self.bulks = 0
-
-    def get_many(self, wanted: Sequence[str], **options: Any) -> Any:
-        self.bulks += 1
-        gets = self.gets
-        found = super().get_many(wanted, **options)
-        self.gets = gets
-        return found
-
-    def get(self, path: str, **options: Any) -> Any:
-        self.gets += 1
-        return super().get(path, **options)
-
-    def stat(self, path: str, **options: Any) -> Any:
-        self.stats += 1
-        return super().stat(path, **options)
-
-
-class World:
-    """A follower whose letters are delivered by hand, and whose timers ring by hand."""
-
-    store: Any = None
-
-    def __init__(self, unfinished: Callable[[], int] = int) -> None:
-        self.coordinator = Counting()
-        self.coordinator.ensure([paths.done(1)])
-        self.letters: deque[Callable[[], None]] = deque()
-        self.seen: list[int] = []
-        self.timers: list[tuple[float, Callable[[], None]]] = []
-        self.may_end = self.is_last = False
-        self.follower = Follower(1, self, self._deliver, self._gone, unfinished=unfinished, may_end=lambda: self.may_end)
-
-    def _deliver(self, number: int, _fragment: Fragment, _outcomes: Sequence[Outcome]) -> None:
-        self.seen.append(number)
-        if self.is_last:
-            self.follower.stop()
-
-    def _gone(self, error: Exception) -> None:
-        raise error
-
-    def post(self, job: Callable[[], None]) -> None:
-        self.letters.append(job)
-
-    def after(self, delay_s: float, job: Callable[[], None]) -> Any:
-        self.timers.append((delay_s, job))
-        return Future()
-
-    def ring(self, within_s: float = 0.1) -> int:
-        """Rings what is due so soon; returns how many timers these were."""
-        due = [job for delay_s, job in self.timers if delay_s <= within_s]
-        self.timers = [(delay_s, job) for delay_s, job in self.timers if delay_s > within_s]
-        for job in due:
-            job()
-        self.run()
-        return len(due)
-
-    def io(self, job: Callable[[], Any]) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(job())
-        return done
-
-    def jitter(self, seconds: float) -> float:
-        return seconds
-
-    def run(self) -> None:
-        while self.letters:
-            self.letters.popleft()()
-
-    def add(self, index: int, count: int = 1) -> None:
-        data = encode_fragment(Fragment(attempt=1, outcomes=tuple(Outcome(index=index, state=State.COMPLETED) for _ in range(count))))
-        path = paths.fragment_prefix(1)
-        self.coordinator.commit(Multi(name="T", ops=(Create(path, data, sequence=True),), proof=Exists(path))).result(60)
-
-    def reads(self) -> tuple[int, int]:
-        found = self.coordinator.gets, self.coordinator.stats
-        self.coordinator.gets = self.coordinator.stats = 0
-        return found
+from tests.harness.following import World, fragment
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    made = World()
-    made.follower.start(fresh=True)
-    made.run()
-    made.reads()
-    yield made
-    made.follower.stop()
-    made.coordinator.close()
+    with World.started() as made:
+        yield made
 
 
 def test_fragments_that_come_one_by_one_cost_a_reading_and_a_look_each(world: World) -> None:
@@ -157,9 +64,8 @@ def test_many_at_once_are_counted_and_then_read_together(world: World) -> None:
 def test_a_result_is_delivered_before_the_look_behind_it_is_answered(world: World) -> None:
     other = MemoryCoordinator(world.coordinator.tree)
     world.coordinator.auto = False
-    data = encode_fragment(Fragment(attempt=1, outcomes=(Outcome(index=0, state=State.COMPLETED),)))
     path = paths.fragment_prefix(1)
-    other.commit(Multi(name="T", ops=(Create(path, data, sequence=True),), proof=Exists(path))).result(60)
+    other.commit(Multi(name="T", ops=(Create(path, fragment(0), sequence=True),), proof=Exists(path))).result(60)
     assert world.coordinator.client_step()  # the watch: its thread asks at once
     world.run()
     assert world.coordinator.server_step()
@@ -175,13 +81,15 @@ def test_a_result_is_delivered_before_the_look_behind_it_is_answered(world: Worl
 @pytest.fixture
 def crowd() -> Iterator[World]:
     """1,000 tasks are out."""
-    made = World(lambda: 1000 - len(made.seen))
-    made.follower.start(fresh=True)
-    made.run()
-    made.reads()
-    yield made
-    made.follower.stop()
-    made.coordinator.close()
+    with World.started(unfinished=lambda: 1000 - len(made.seen)) as made:
+        yield made
+
+
+def ring(world: World) -> int:
+    """Timers that are due soon, and what comes of them."""
+    rung = world.ring()
+    world.run()
+    return rung
 
 
 def test_of_a_dense_stream_several_are_read_by_one_request(crowd: World) -> None:
@@ -193,15 +101,15 @@ def test_of_a_dense_stream_several_are_read_by_one_request(crowd: World) -> None
         crowd.add(number)
         crowd.run()
         if not number % 4:
-            crowd.ring()
-    while crowd.ring():
+            ring(crowd)
+    while ring(crowd):
         pass
     assert crowd.seen == list(range(100))
     gets, stats = crowd.reads()
     assert gets + stats + crowd.coordinator.bulks <= 60  # two each when they are read as they come
     crowd.add(100)  # the stream has dried up, and the next one is watched again
     crowd.run()
-    crowd.ring()
+    ring(crowd)
     assert crowd.seen[-1] == 100
 
 
@@ -209,7 +117,7 @@ def test_of_a_thin_stream_each_costs_a_reading_and_a_look(crowd: World) -> None:
     for number in range(10):
         crowd.add(number)
         crowd.run()
-        while crowd.ring():
+        while ring(crowd):
             pass
         assert crowd.seen == list(range(number + 1))
     gets, stats = crowd.reads()
@@ -226,7 +134,7 @@ def test_nothing_is_late_where_few_tasks_are_out_or_fragments_are_large(crowd: W
     del crowd.seen[:970]
     crowd.add(5, count=50)
     crowd.run()
-    crowd.ring()
+    ring(crowd)
     for number in range(6, 10):
         crowd.add(number, count=50)
         crowd.run()
@@ -247,5 +155,5 @@ def test_what_was_paged_out_while_it_gathered_is_read_from_its_page(crowd: World
     ops = (*(Delete(paths.fragment(1, number)) for number in (0, 1)), Set(paths.done(1), paged, 0))
     crowd.coordinator.commit(Multi(name="T", ops=ops, proof=Holds(paths.done(1), paged))).result(60)
     crowd.run()
-    crowd.ring()
+    ring(crowd)
     assert crowd.seen == [0, 1]

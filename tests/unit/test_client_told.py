@@ -2,126 +2,50 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmgr.adapters.memory import MemoryCoordinator
-from rmgr.client.follower import Follower
-from rmgr.coord import paths
-from rmgr.coord.multi import Create, Exists, Multi
-from rmgr.coord.records import encode_fragment
-from rmgr.errors import NotFound
 from rmgr.model.line import Ahead, Told
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import State
+from rmgr.model.outcome import Fragment
+from tests.harness.following import World, fragment
 
 
-class Counting(MemoryCoordinator):
-    """Counts what is asked of single fragments."""
+class Starters(World):
+    """And the Starters' side of the submission."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.gets = self.stats = 0
-
-    def get(self, path: str, **options: Any) -> Any:
-        self.gets += 1
-        return super().get(path, **options)
-
-    def stat(self, path: str, **options: Any) -> Any:
-        self.stats += 1
-        return super().stat(path, **options)
-
-
-class World:
-    """A follower, its letters and its timers, all delivered by hand; and the Starters' side of a submission."""
-
-    store: Any = None
-
-    def __init__(self, authenticity: Any = None) -> None:
-        self.coordinator = Counting()
-        self.coordinator.ensure([paths.done(1)])
-        self.letters: deque[Callable[[], None]] = deque()
-        self.timers: list[Callable[[], None]] = []
-        self.seen: list[tuple[int, int]] = []  # number, index of its task
-        self.follower = Follower(1, self, self._deliver, self._gone, authenticity=authenticity)
-        self.follower.start(fresh=True)
-        self.run()
-        self.made = 0
-        self.serial = 0
-
-    def _deliver(self, number: int, _fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
-        self.seen += [(number, outcome.index) for outcome in outcomes]
-
-    def _gone(self, error: Exception) -> None:
-        raise error
-
-    def post(self, job: Callable[[], None]) -> None:
-        self.letters.append(job)
-
-    def after(self, delay_s: float, job: Callable[[], None]) -> Any:
-        if delay_s < 1.0:
-            self.timers.append(job)  # the slow resync never rings: nothing here may need it
-        return Future()
-
-    def io(self, job: Callable[[], Any]) -> Future[Any]:
-        raise NotImplementedError
-
-    def jitter(self, seconds: float) -> float:
-        return seconds
-
-    def run(self, count: int = 1000) -> None:
-        while self.letters and count:
-            self.letters.popleft()()
-            count -= 1
-
-    def ring(self) -> None:
-        timers, self.timers = self.timers, []
-        for job in timers:
-            job()
+    made = 0
+    serial = 0
 
     def settle(self) -> None:
+        """Delivers everything and rings what is not the slow resync, which nothing here may need."""
         for _ in range(50):
             self.run()
-            if not self.timers:
-                return
             self.follower._told_s = 0.0  # the pause is over
-            self.ring()
+            if not self.ring(within_s=0.9):
+                return
         raise AssertionError("it never comes to rest")
 
     def ahead(self, index: int) -> Told:
         """What a Starter says before it commits; the answer is what it says after."""
         self.serial += 1
-        self.follower.heard(Ahead(self.serial, 1, self._data(index)))
+        self.follower.heard(Ahead(self.serial, 1, fragment(index)))
         return Told(self.serial, 1, self.made)
 
     def commit(self, index: int) -> None:
-        path = paths.fragment_prefix(1)
-        self.coordinator.commit(Multi(name="T", ops=(Create(path, self._data(index), sequence=True),), proof=Exists(path))).result(60)
+        self.add(index)
         self.made += 1
-
-    @staticmethod
-    def _data(index: int) -> bytes:
-        return encode_fragment(Fragment(attempt=1, outcomes=(Outcome(index=index, state=State.COMPLETED),)))
-
-    def close(self) -> None:
-        self.follower.stop()
-        self.coordinator.close()
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
+def world() -> Iterator[Starters]:
+    with Starters.started() as made:
+        yield made
 
 
-def test_what_is_told_is_neither_read_nor_watched(world: World) -> None:
+def test_what_is_told_is_neither_read_nor_watched(world: Starters) -> None:
     told = world.ahead(0)
     world.commit(0)
     world.run()  # the first watch tells of it
@@ -132,11 +56,11 @@ def test_what_is_told_is_neither_read_nor_watched(world: World) -> None:
         world.commit(index)
         world.follower.heard(told)
         world.run()
-    assert world.seen == [(number, number) for number in range(20)]
+    assert world.indices == [(number, number) for number in range(20)]
     assert (world.coordinator.gets, world.coordinator.stats) == (0, 0)
 
 
-def test_after_a_pause_the_next_one_is_watched_again(world: World) -> None:
+def test_after_a_pause_the_next_one_is_watched_again(world: Starters) -> None:
     for index in range(3):
         told = world.ahead(index)
         world.commit(index)
@@ -144,33 +68,33 @@ def test_after_a_pause_the_next_one_is_watched_again(world: World) -> None:
     world.settle()
     world.commit(3)
     world.run()
-    assert world.seen == [(number, number) for number in range(4)]
+    assert world.indices == [(number, number) for number in range(4)]
 
 
-def test_what_was_announced_and_never_told_is_read(world: World) -> None:
+def test_what_was_announced_and_never_told_is_read(world: Starters) -> None:
     world.ahead(0)
     world.commit(0)
     world.settle()
-    assert world.seen == [(0, 0)]
+    assert world.indices == [(0, 0)]
 
 
-def test_what_was_announced_and_not_committed_is_not_delivered(world: World) -> None:
+def test_what_was_announced_and_not_committed_is_not_delivered(world: Starters) -> None:
     world.ahead(7)
     world.settle()
-    assert world.seen == []
+    assert world.indices == []
     world.commit(8)
     world.settle()
-    assert world.seen == [(0, 8)]
+    assert world.indices == [(0, 8)]
 
 
-def test_one_that_comes_from_elsewhere_in_between_is_read_first(world: World) -> None:
+def test_one_that_comes_from_elsewhere_in_between_is_read_first(world: Starters) -> None:
     told = world.ahead(1)
     world.commit(9)  # another Starter's, which has no line
     late = Told(told.serial, 1, world.made)
     world.commit(1)
     world.follower.heard(late)
     world.settle()
-    assert world.seen == [(0, 9), (1, 1)]
+    assert world.indices == [(0, 9), (1, 1)]
 
 
 class Doubtful:
@@ -181,14 +105,13 @@ class Doubtful:
 
 
 def test_what_would_not_be_believed_is_read_and_judged_as_ever() -> None:
-    world = World(Doubtful())
-    told = world.ahead(0)
-    world.commit(0)
-    world.follower.heard(told)
-    world.settle()
-    assert world.seen == [(0, 0)]
-    assert world.coordinator.gets
-    world.close()
+    with Starters.started(authenticity=Doubtful()) as world:
+        told = world.ahead(0)
+        world.commit(0)
+        world.follower.heard(told)
+        world.settle()
+        assert world.indices == [(0, 0)]
+        assert world.coordinator.gets
 
 
 STEPS = st.sampled_from(["ahead", "told", "told twice", "commit", "commit other", "letter", "letters", "ring", "drop", "wrong"])
@@ -197,12 +120,11 @@ STEPS = st.sampled_from(["ahead", "told", "told twice", "commit", "commit other"
 @settings(max_examples=300, deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_whatever_is_lost_or_late_every_fragment_comes_once_and_in_order(steps: list[str]) -> None:
-    world = World()
     expected: list[int] = []
     index = 0
     told: Told | None = None
     state = ""
-    try:
+    with Starters.started() as world:
         for step in steps:
             match step:
                 case "ahead" if state == "":
@@ -235,8 +157,4 @@ def test_whatever_is_lost_or_late_every_fragment_comes_once_and_in_order(steps: 
                 case _:
                     pass
         world.settle()
-        assert world.seen == list(enumerate(expected))
-    except NotFound:
-        raise AssertionError("it took the submission for gone") from None
-    finally:
-        world.close()
+        assert world.indices == list(enumerate(expected))

@@ -1,0 +1,124 @@
+"""A follower of one submission in memory, whose letters are delivered by hand and whose timers ring by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Self
+
+from rmgr.adapters.memory import MemoryCoordinator
+from rmgr.client.follower import Follower
+from rmgr.coord import paths
+from rmgr.coord.multi import Create, Exists, Multi
+from rmgr.coord.records import encode_fragment
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.states import State
+
+
+class Counting(MemoryCoordinator):
+    """Counts what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gets = self.stats = self.bulks = 0
+
+    def get_many(self, wanted: Sequence[str], **options: Any) -> Any:
+        self.bulks += 1
+        gets = self.gets
+        found = super().get_many(wanted, **options)
+        self.gets = gets
+        return found
+
+    def get(self, path: str, **options: Any) -> Any:
+        self.gets += 1
+        return super().get(path, **options)
+
+    def stat(self, path: str, **options: Any) -> Any:
+        self.stats += 1
+        return super().stat(path, **options)
+
+
+class World:
+    """The follower's host, and what it has delivered: `seen` by number, `indices` of the tasks. options: of the follower."""
+
+    store: Any = None
+
+    def __init__(self, **options: Any) -> None:
+        self.coordinator = Counting()
+        self.coordinator.ensure([paths.done(1)])
+        self.letters: deque[Callable[[], None]] = deque()
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.seen: list[int] = []
+        self.indices: list[tuple[int, int]] = []
+        self.may_end = self.is_last = False
+        self.follower = Follower(1, self, self._deliver, self._gone, may_end=lambda: self.may_end, **options)
+
+    @classmethod
+    @contextmanager
+    def started(cls, **options: Any) -> Iterator[Self]:
+        """One that follows a submission that has just been made, and has read nothing yet."""
+        made = cls(**options)
+        made.follower.start(fresh=True)
+        made.run()
+        made.reads()
+        try:
+            yield made
+        finally:
+            made.follower.stop()
+            made.coordinator.close()
+
+    def _deliver(self, number: int, _fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        self.seen.append(number)
+        self.indices += [(number, outcome.index) for outcome in outcomes]
+        if self.is_last:
+            self.follower.stop()
+
+    def _gone(self, error: Exception) -> None:
+        raise error
+
+    def post(self, job: Callable[[], None]) -> None:
+        self.letters.append(job)
+
+    def after(self, delay_s: float, job: Callable[[], None]) -> Any:
+        self.timers.append((delay_s, job))
+        return Future()
+
+    def ring(self, within_s: float = 0.1) -> int:
+        """Rings what is due so soon; returns how many timers these were."""
+        due = [job for delay_s, job in self.timers if delay_s <= within_s]
+        self.timers = [(delay_s, job) for delay_s, job in self.timers if delay_s > within_s]
+        for job in due:
+            job()
+        return len(due)
+
+    def io(self, job: Callable[[], Any]) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(job())
+        return done
+
+    def jitter(self, seconds: float) -> float:
+        return seconds
+
+    def run(self, count: int = 1_000_000) -> None:
+        """Delivers letters, at most so many."""
+        while self.letters and count:
+            self.letters.popleft()()
+            count -= 1
+
+    def add(self, index: int, count: int = 1) -> None:
+        """A fragment of `count` outcomes of a task is committed."""
+        path = paths.fragment_prefix(1)
+        self.coordinator.commit(Multi(name="T", ops=(Create(path, fragment(index, count), sequence=True),), proof=Exists(path))).result(60)
+
+    def reads(self) -> tuple[int, int]:
+        """Readings and looks since it was asked last."""
+        found = self.coordinator.gets, self.coordinator.stats
+        self.coordinator.gets = self.coordinator.stats = 0
+        return found
+
+
+def fragment(index: int, count: int = 1) -> bytes:
+    """What a Starter commits of a task that COMPLETED."""
+    return encode_fragment(Fragment(attempt=1, outcomes=tuple(Outcome(index=index, state=State.COMPLETED) for _ in range(count))))
