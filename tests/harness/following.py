@@ -24,10 +24,10 @@ class Counting(MemoryCoordinator):
         super().__init__()
         self.gets = self.stats = self.bulks = 0
 
-    def get_many(self, wanted: Sequence[str], **options: Any) -> Any:
+    def get_many(self, names: Sequence[str], **options: Any) -> Any:  # type: ignore[override]  # `paths` is a module here
         self.bulks += 1
         gets = self.gets
-        found = super().get_many(wanted, **options)
+        found = super().get_many(names, **options)
         self.gets = gets
         return found
 
