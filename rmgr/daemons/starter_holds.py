@@ -61,6 +61,7 @@ class Hold:
     life: str = ""  #: of the node, when it was taken
     incarnation: int = 0
     fates: dict[int, str] = field(default_factory=dict)  #: seq of a program that ran its processes -> what became of them all
+    starved: set[int] = field(default_factory=set)  #: of these: those that used more memory than they have
 
     def suits(self, head: str, cores: int) -> bool:
         """It has its cores, and is what was asked for (cores 0 = any)."""
@@ -72,6 +73,7 @@ class Hold:
         fate = end.detail
         if end.reason is Reason.OUT_OF_MEMORY and self.record is not None:
             fate = f"out of memory: the job has {format_size(self.record.memory_mib * MIB)} there, and its processes used more"
+            self.starved.add(end.seq)
         self.fates[end.seq] = fate
 
     @property

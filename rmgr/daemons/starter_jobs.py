@@ -60,6 +60,8 @@ _SUSPEND_S = 10.0
 _SHAPES = 64
 #: Pause after a block could not be read.
 _PAUSE_S = 0.5
+#: Ends that want of memory on another node of a job is the cause of, where there was such.
+_STARVING = frozenset({Reason.OUT_OF_MEMORY, Reason.EXIT_CODE, Reason.SIGNAL, Reason.EXCEPTION})
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -292,6 +294,7 @@ class Jobs:
                 nodes=frozenset(node for node, _ in allocation.helpers),
                 hold=f"{key.submission}.{key.first}.{key.attempt}",
                 uid=account.uid if account is not None else -1,
+                on_starved=lambda: self._shared.post(partial(self._node.stop_tasks, block, None, Reason.OUT_OF_MEMORY, 0)),
             )
         if account is not None:  # last: nothing is made where he could have put something else
             hand_over(place, account)
@@ -339,6 +342,9 @@ class Jobs:
         cpu_us, max_rss_kib = self.used_elsewhere(block)
         ending.cpu_us += cpu_us
         ending.max_rss_kib = max(ending.max_rss_kib, max_rss_kib)
+        door = self._doors.get(block.key)
+        if door is not None and door.starved and ending.reason in _STARVING:  # its script may have ended of it first
+            ending.reason, ending.error = Reason.OUT_OF_MEMORY, door.starved
         return self.checkpoints.is_awaited(block, ending, tell) or self.verdicts.is_awaited(block, ending, tell)
 
     def lose(self, block: ClaimedBlock, node: str) -> None:

@@ -101,7 +101,11 @@ class RanksAnswering:
         while seq not in hold.fates and time.monotonic() < end_s:  # it is on the way
             time.sleep(_CONNECT_PAUSE_S)
         fate = hold.fates.get(seq, "")
-        return ranks.frame(ranks.FAILED, -1, f"node {node}: {fate}".encode()) if fate else b""
+        if not fate:
+            return b""
+        words = f"node {node}: {fate}".encode()
+        starved = ranks.frame(ranks.STARVED, -1, words) if seq in hold.starved else b""
+        return starved + ranks.frame(ranks.FAILED, -1, words)
 
     def _ask(self, node: str, question: Callable[[], Any]) -> Any:
         try:
@@ -155,11 +159,20 @@ class Door:
 
     Args:
         path: of the socket. nodes: the other nodes. hold: the job's name below /holds. uid: whose the job is, -1 = the Starter's.
+        on_starved: called (on any thread) when ranks elsewhere were ended for want of memory.
     A connection says {"node": "n2"} in its first line; frames of runner/ranks.py follow.
     """
 
     def __init__(
-        self, path: Path, coordinator: Coordinator, peers: Peers, *, nodes: frozenset[str], hold: str, uid: int = -1
+        self,
+        path: Path,
+        coordinator: Coordinator,
+        peers: Peers,
+        *,
+        nodes: frozenset[str],
+        hold: str,
+        uid: int = -1,
+        on_starved: Callable[[], None] = lambda: None,
     ) -> None:
         self._coordinator = coordinator
         self._peers = peers
@@ -168,6 +181,8 @@ class Door:
         self._users = frozenset((-1, 0, os.getuid(), uid))
         self._links: set[socket.socket] = set()
         self._cpu_us = self._max_rss_kib = 0
+        self._on_starved = on_starved
+        self.starved = ""  #: where ranks were ended for want of memory, and how much they had
         self._lock = threading.Lock()
         self._door = ranks.listen(str(path))
         threading.Thread(target=self._accept, name="job-door", daemon=True).start()
@@ -250,6 +265,9 @@ class Door:
                 for kind, _, rest in cutter.feed(piece):
                     if kind == ranks.USED:  # before it is passed on: the job may end with it
                         self._count(*ranks.usage_of(rest))
+                    elif kind == ranks.STARVED:
+                        self.starved = rest.decode(errors="replace")
+                        self._on_starved()
                 link.sendall(piece)
         finally:
             end()

@@ -31,6 +31,8 @@ SPEC, STDIN, SIGNAL, KILL, BUNDLE = 1, 2, 3, 4, 5
 OUT, ERR, EXIT, FAILED, TAKEN = 11, 12, 13, 14, 15
 #: Before the end of a rank: what it has used, as `usage_of` reads it. The Starter of the asking side listens, too.
 USED = 16
+#: Before `FAILED` of all of them (text): they used more memory than the job has on that node. The Starter of the asking side listens.
+STARVED = 18
 #: Before the end of a rank of a launch with a bundle: a file that a rank has left beside it (name, NUL, content), to be put
 #: beside the bundle of the asking side.
 LEFT = 17
