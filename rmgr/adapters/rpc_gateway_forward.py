@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import ERROR_KEY, OPTIONS, TARGET_KEY, fail
@@ -107,6 +108,17 @@ class Forwarder:
                 self._streams.release()
 
         return pass_on
+
+    def starter(self, context: grpc.ServicerContext) -> str:
+        """The endpoint that a call names, once a Starter of the cluster has answered there; else the call ends, by an exception."""
+        endpoint = self._target(context, self._routes.node)
+        try:
+            health = health_pb2_grpc.HealthStub(self._channel(endpoint, "Node"))
+            health.Check(health_pb2.HealthCheckRequest(service=""), timeout=_DEFAULT_S)
+        except grpc.RpcError as error:
+            self._failed(context, endpoint, error)
+        self._routes.count("passed_on", "Open")
+        return endpoint
 
     def _target(self, context: grpc.ServicerContext, route: Callable[[str], str]) -> str:
         wanted = next((str(value) for key, value in context.invocation_metadata() if key == TARGET_KEY), "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
@@ -16,6 +16,9 @@ from rmgr.adapters.rpc_errors import fail, rebuild
 from rmgr.adapters.rpc_ranks import Link, feed
 from rmgr.model.identity import Role
 from rmgr.v1 import terminal_pb2, terminal_pb2_grpc
+
+if TYPE_CHECKING:
+    from rmgr.adapters.rpc_gateway_tunnel import Tunnel
 
 
 class TerminalAnswers(Protocol):
@@ -57,14 +60,19 @@ def handler_of(answers: TerminalAnswers) -> Any:
 
 
 class TerminalClient:
-    """A channel to the Starter of one node."""
+    """A channel to the Starter of one node. via: a gateway that passes its bytes on, "" = none."""
 
-    def __init__(self, endpoint: str, *, credentials: Credentials | None = None) -> None:
+    def __init__(self, endpoint: str, *, via: str = "", credentials: Credentials | None = None) -> None:
         self._endpoint = endpoint
-        self._channel = open_channel(endpoint, credentials, Role.STARTER, OPTIONS)
+        self._tunnel = _tunnel(via, endpoint, credentials) if via else None
+        target = self._tunnel.target if self._tunnel is not None else endpoint
+        self._channel = open_channel(target, credentials, Role.STARTER, OPTIONS)
 
     def attach(self, submission: int, index: int, sent: Iterator[bytes]) -> Iterator[bytes]:
-        """What the command shows, until it has ended or `close`. Iterating raises: NotFound, PermissionDenied, Unavailable."""
+        """What the command shows, until it has ended or `close`.
+
+        Iterating raises: NotFound, PermissionDenied, Unavailable; of a gateway also QueueFull, VersionMismatch.
+        """
 
         def chunks() -> Iterator[Any]:
             yield terminal_pb2.TerminalChunk(submission=submission, index=index)
@@ -75,8 +83,17 @@ class TerminalClient:
             for chunk in terminal_pb2_grpc.TerminalStub(self._channel).Attach(chunks()):
                 yield chunk.data
         except grpc.RpcError as error:
-            raise rebuild(error, self._endpoint) from None
+            refusal = self._tunnel.refusal if self._tunnel is not None else None
+            raise refusal or rebuild(error, self._endpoint) from None
 
     def close(self) -> None:
         """Idempotent."""
         self._channel.close()
+        if self._tunnel is not None:
+            self._tunnel.close()
+
+
+def _tunnel(via: str, endpoint: str, credentials: Credentials | None) -> Tunnel:
+    from rmgr.adapters.rpc_gateway_tunnel import Tunnel
+
+    return Tunnel(via, endpoint, credentials=credentials)

@@ -23,7 +23,7 @@ from rmgr.cli.follow import Follow, Followed
 from rmgr.cli.live import nodes_of
 from rmgr.cli.options import Work
 from rmgr.cli.wait import PATIENCE_S, tell_why
-from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable, UsageError
+from rmgr.errors import NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, UsageError, VersionMismatch
 from rmgr.model.placing import Rigid
 from rmgr.runner import ranks, terminal
 
@@ -36,6 +36,8 @@ _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 0.5
 #: How long the end of a command may take to be committed after it was seen here.
 _SETTLE_S = 15.0
 _LOST = 125
+#: What a Starter or a gateway answers to who need not ask again.
+_FINAL = (PermissionDenied, QueueFull, VersionMismatch)
 
 
 def interactive(session: Session, work: Work) -> Work:
@@ -48,8 +50,6 @@ def interactive(session: Session, work: Work) -> Work:
     for name, is_said in others.items():
         if is_said:
             raise UsageError(f"--pty and {name} exclude each other", hint="drop one of them")
-    if session.via:
-        raise UsageError("--pty needs nodes that can be reached from here, not a gateway", hint="--zk HOSTS in place of --gateway")
     told = dict(options.env)
     env = tuple((name, os.environ[name]) for name in _FROM_HERE if name in os.environ and name not in told)
     options = replace(options, rigid=options.rigid or Rigid(), resubmit=False, retries=0, env=(*env, *options.env))
@@ -61,20 +61,29 @@ def sit_down(session: Session, number: int) -> int:
     follow = Follow(session)
     try:
         item = follow.add(number)
-        code = _attach(session, follow, item)
+        try:
+            code = _attach(session, follow, item)
+        except _FINAL:
+            _cancel(session, number, "its terminal was refused")
+            raise
         if code is None:
-            session.note(f"the node of job {number} is lost, or its Starter ended; waiting for the end of the job")
+            gone = "the gateway is gone, its node is lost, or" if session.via else "its node is lost, or"
+            session.note(f"job {number} has no terminal any more: {gone} its Starter ended; waiting for the end of the job")
         _until_ended(follow, item, None if code is None else _SETTLE_S)
     except KeyboardInterrupt:
-        from rmgr.cli.control import cancel_ids
-
-        cancel_ids(session, [str(number)], reason="interrupted before it started")
+        _cancel(session, number, "interrupted before it started")
         session.note(f"cancelled {number}")
         return 130
     if code is not None:
         return code
     tell_failure(session, item, with_tail=False)
     return codes(follow.items) or _LOST
+
+
+def _cancel(session: Session, number: int, why: str) -> None:
+    from rmgr.cli.control import cancel_ids
+
+    cancel_ids(session, [str(number)], reason=why)
 
 
 def _until_ended(follow: Follow, item: Followed, limit_s: float | None) -> None:
@@ -114,7 +123,7 @@ class _Seat:
         self.code: int | None = None
         self._session = session
         self._number = number
-        self._client = TerminalClient(endpoint, credentials=session.credentials())
+        self._client = TerminalClient(endpoint, via=session.via, credentials=session.credentials())
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_over = threading.Event()
         self._keys: threading.Thread | None = None
@@ -122,7 +131,7 @@ class _Seat:
         self._old: dict[int, Any] = {}
 
     def sit(self) -> bool:
-        """False: there is no terminal there yet. Raises: PermissionDenied."""
+        """False: there is no terminal there yet. Raises: what no waiting mends."""
         self._send_size()
         cutter = ranks.Cutter()
         try:
@@ -134,7 +143,7 @@ class _Seat:
                         _show(rest)
                     elif kind == ranks.EXIT:
                         self.code = int(rest)
-        except PermissionDenied:
+        except _FINAL:
             raise
         except RmgrError:
             if self._saved is None:

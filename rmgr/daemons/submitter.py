@@ -19,6 +19,7 @@ from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway_forward import MAX_STREAMS, Forwarder
 from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
+from rmgr.adapters.rpc_gateway_tunnel import MAX_TUNNELS, Tunnels
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.client.bootstrap import check_same, read_meta
@@ -222,11 +223,12 @@ def _serve(
     options = zookeeper_options(config, credentials, insecure=True)  # as the session was opened with
     gateway = Gateway(hosts, chroot, store, metrics, log, options, owner_of=owners, operators=config.security.operators)
     trust = open_trust(coordinator, credentials)
-    server = open_server(config.submitter.listen, credentials, trust, log, threads=MAX_SESSIONS + MAX_STREAMS + MAX_CALLS + 64)
+    threads = MAX_SESSIONS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + 64
+    server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
     gateway.endpoint = server.endpoint
     sessions = Sessions(gateway, most=MAX_SESSIONS, is_revoked=trust.is_revoked if trust is not None else lambda _: False)
     forwarder = Forwarder(ClusterRoutes(coordinator, metrics.count), credentials=credentials)
-    for handler in (sessions.handler, Rows(gateway).handler, *forwarder.handlers):
+    for handler in (sessions.handler, Rows(gateway).handler, *forwarder.handlers, Tunnels(forwarder).handler):
         server.add_generic(handler)
     metrics.sessions.set_function(lambda: len(sessions))
     metrics.store_up.set_function(lambda: store.is_up)

@@ -27,6 +27,7 @@ from rmgr.errors import TaskFailed
 from rmgr.model.identity import Role
 from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.terminal import SHELL, Terminal
 
 TASKS = 150
 
@@ -114,6 +115,32 @@ def test_work_is_held_released_cancelled_and_nodes_drained(shell: Shell) -> None
         assert "drain" in shell.ok("nodes", "--json").json["nodes"][0]["state"]
     finally:
         shell.ok("resume", "n1")
+
+
+def test_a_terminal_passes_until_the_gateway_is_gone(shell: Shell, gateway: GatewayProcess) -> None:
+    terminal = Terminal(["-N", "2", "--pty", *SHELL], environment=shell.environment)
+    try:
+        terminal.wait(r"\$ ")
+        terminal.type("stty size; echo nodes=$RMGR_NODELIST. pid=$$.\r")
+        terminal.wait(r"\n31 97\r\n")
+        pid = int(terminal.wait(r"nodes=(\w+),(\w+)\. pid=(\d+)\.")[3])
+        terminal.resize(20, 60)
+        terminal.type("while [ $(stty size | tr -d ' ') != 2060 ]; do sleep 0.05; done; echo re''sized\r")
+        terminal.wait("resized")
+        terminal.type("head -c 300000 /dev/zero | tr '\\0' x; echo all''shown\r")
+        terminal.wait("allshown")
+        terminal.type("sh -c 'echo sle\\eps; exec sleep 600'\r")
+        terminal.wait("sleeps")
+        terminal.type("\x03")  # it takes the sleep, not the shell and not rmgr
+        terminal.wait(r"\$ ")
+        gateway.kill()  # the terminal was a connection through it: the shell hears a hang-up, as after ssh
+        wait_for(lambda: not Path(f"/proc/{pid}").exists(), 60)
+        terminal.wait("has no terminal any more")
+        gateway.start()
+        assert terminal.process.wait(60) != 0
+        assert terminal.is_as_before()
+    finally:
+        terminal.close()
 
 
 def test_values_go_in_and_out(shell: Shell, connection: Connection) -> None:

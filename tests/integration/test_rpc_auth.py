@@ -22,13 +22,14 @@ from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.adapters.pki import issue, issue_server
-from rmgr.adapters.rpc import OPTIONS, LeaderClient, NodeClient, RpcServer
+from rmgr.adapters.rpc import OPTIONS, LeaderClient, NodeClient, RpcServer, fail
 from rmgr.adapters.rpc_auth import METHODS, Caller, caller_of, open_channel, speaking_for
 from rmgr.adapters.rpc_gateway import GatewayCoordinator
 from rmgr.adapters.rpc_gateway_forward import Forwarder
 from rmgr.adapters.rpc_gateway_rows import Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
 from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.adapters.rpc_gateway_tunnel import Tunnels
 from rmgr.adapters.rpc_ranks import handler_of
 from rmgr.adapters.rpc_terminal import handler_of as terminals
 from rmgr.errors import NotConnected, NotFound, PermissionDenied, RmgrError, Unavailable
@@ -74,6 +75,12 @@ class AnyRanks:
         raise NotFound(f"{step.step} of {hold} on {node}")
 
 
+class AnyForwarder:
+    def starter(self, context: grpc.ServicerContext) -> str:
+        fail(context, NotFound("no node"))
+        raise AssertionError
+
+
 class AnyTerminal:
     def attach(self, submission: int, index: int, *, caller: Caller) -> Any:
         raise NotFound(f"{submission}_{index} for {caller.user}")
@@ -95,7 +102,8 @@ class Town:
         tree = MemoryTree()
         self.gate = OpenGate(lambda _: MemoryCoordinator(tree), MemoryStore(""))
         self.sessions = Sessions(self.gate, is_revoked=lambda key_id: key_id in self.revoked)
-        own = (rpc_join.handler(AnyJoin()), handler_of(AnyRanks()), terminals(AnyTerminal()))
+        tunnels = Tunnels(AnyForwarder())  # type: ignore[arg-type]
+        own = (rpc_join.handler(AnyJoin()), handler_of(AnyRanks()), terminals(AnyTerminal()), tunnels.handler)
         for handler in (self.sessions.handler, Rows(self.gate).handler, *own):
             self.server.add_generic(handler)
         if not forward:

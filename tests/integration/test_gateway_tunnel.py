@@ -1,0 +1,265 @@
+"""Terminals through a gateway: a pipe to nodes of the cluster alone, which bears no more than its ends take, and sees nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc_auth import Caller
+from rmgr.adapters.rpc_gateway_forward import Forwarder
+from rmgr.adapters.rpc_gateway_tunnel import Tunnel, Tunnels
+from rmgr.adapters.rpc_terminal import TerminalClient, handler_of
+from rmgr.errors import NotFound, PermissionDenied, QueueFull, Unavailable, VersionMismatch
+from rmgr.model.identity import Role
+from tests.harness.bundles import session_bundles
+from tests.harness.coordinators import wait_for
+
+BUNDLES = session_bundles()
+ANNA = BUNDLES.credentials(Role.USER, "anna")
+PIECE = b"x" * 60_000
+
+
+class Shown:
+    """A command: repeats its keys (submission 1), shows without end (2), reads no key and is silent (3)."""
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+        self.shown = 0
+        self.closed = threading.Event()
+        self._keys: list[bytes] = []
+        self._news = threading.Condition()
+
+    def send(self, data: bytes) -> bool:
+        if self.kind == 3:
+            self.closed.wait(60)
+        with self._news:
+            self._keys.append(data)
+            self._news.notify()
+        return not self.closed.is_set()
+
+    def pieces(self) -> Iterator[bytes]:
+        while not self.closed.is_set():
+            if self.kind == 2:
+                self.shown += 1
+                yield PIECE
+                continue
+            with self._news:
+                self._news.wait_for(lambda: self._keys or self.closed.is_set(), 60)
+                keys, self._keys = self._keys, []
+            yield from keys
+
+    def close(self) -> None:
+        self.closed.set()
+        with self._news:
+            self._news.notify()
+
+
+class Town:
+    """A Starter, a gateway, something that listens and is no Starter; each endpoint in `named` is a node's."""
+
+    def __init__(self, *, most: int = 4, is_older: bool = False) -> None:
+        self.callers: list[Caller] = []
+        self.commands: list[Shown] = []
+        self.revoked: set[str] = set()
+        self.starter = RpcServer("127.0.0.1:0", credentials=BUNDLES.credentials(Role.STARTER))
+        self.starter.add_generic(handler_of(self))
+        self.starter.start()
+        self.named = {self.starter.endpoint}
+        self.forwarder = Forwarder(self, credentials=BUNDLES.credentials(Role.SUBMITTER))
+        self.gateway = RpcServer("127.0.0.1:0", credentials=BUNDLES.credentials(Role.SUBMITTER), is_revoked=self.revoked.__contains__)
+        if not is_older:
+            self.gateway.add_generic(Tunnels(self.forwarder, most=most).handler)
+        self.gateway.start()
+
+    def attach(self, submission: int, _index: int, *, caller: Caller) -> Shown:
+        self.callers.append(caller)
+        if submission == 9:
+            raise NotFound("no job 9 here")
+        self.commands.append(Shown(submission))
+        return self.commands[-1]
+
+    def leader(self, wanted: str) -> str:
+        raise Unavailable(wanted)
+
+    def node(self, wanted: str) -> str:
+        if wanted not in self.named:
+            raise PermissionDenied(f"{wanted} is not the endpoint of a node of this cluster")
+        return wanted
+
+    def lost(self, _endpoint: str) -> None: ...
+    def count(self, what: str, kind: str, amount: float = 1) -> None: ...
+
+    def client(self, endpoint: str = "") -> TerminalClient:
+        return TerminalClient(endpoint or self.starter.endpoint, via=self.gateway.endpoint, credentials=ANNA)
+
+    def close(self) -> None:
+        self.gateway.stop(0)
+        self.forwarder.close()
+        self.starter.stop(0)
+        for command in self.commands:
+            command.close()
+
+
+@pytest.fixture
+def town() -> Iterator[Town]:
+    made = Town()
+    yield made
+    made.close()
+
+
+class Keys:
+    """What is typed, and how much of it was taken."""
+
+    def __init__(self, pieces: int = 0) -> None:
+        self.taken = 0
+        self._pieces = pieces
+        self.done = threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for _ in range(self._pieces):
+            self.taken += 1
+            yield PIECE
+        self.done.wait(60)
+
+
+def test_keys_and_output_pass_and_the_starter_sees_the_person(town: Town) -> None:
+    client, keys = town.client(), Keys(20)
+    shown = client.attach(1, 0, iter(keys))
+    assert sum(len(next(shown)) for _ in range(20)) == 20 * len(PIECE)
+    who = town.callers[0]
+    assert who.identity == ANNA.identity  # not the gateway's, who would speak for her
+    client.close()
+    keys.done.set()
+    assert town.commands[0].closed.wait(60)  # whoever goes takes the command with him
+    refused = town.client()
+    with pytest.raises(NotFound, match="no job 9 here"):
+        next(refused.attach(9, 0, iter(Keys())))
+    refused.close()
+
+
+def test_what_is_not_taken_is_not_kept(town: Town) -> None:
+    reader, typist, keys = town.client(), town.client(), Keys(5000)
+    shown = reader.attach(2, 0, iter(Keys()))
+    next(shown)
+    silent = typist.attach(3, 0, iter(keys))
+    waiting = threading.Thread(target=cut_off, args=(silent,))
+    waiting.start()
+    wait_for(lambda: len(town.commands) == 2)
+    assert settled(lambda: max(command.shown for command in town.commands)) < 500  # what sockets and gRPC hold, not a gateway
+    assert settled(lambda: keys.taken) < 500
+    for client in (reader, typist):
+        client.close()
+    for command in town.commands:
+        assert command.closed.wait(60)
+    keys.done.set()
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
+def cut_off(shown: Iterator[bytes]) -> None:
+    with contextlib.suppress(Unavailable):
+        next(shown)
+
+
+def settled(count: object) -> int:
+    """A count that has stood still for half a second."""
+    last, since_s, end_s = -1, time.monotonic(), time.monotonic() + 60
+    while time.monotonic() < end_s:
+        now = count()  # type: ignore[operator]
+        if now != last:
+            last, since_s = now, time.monotonic()
+        elif now and time.monotonic() - since_s > 0.5:
+            return int(now)
+        time.sleep(0.02)
+    raise AssertionError(f"it goes on and on: {last}")
+
+
+def test_nothing_but_a_starter_of_the_cluster_is_called(town: Town) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        for error in (PermissionDenied, Unavailable):
+            client = town.client(address)
+            with pytest.raises(error, match=r"not the endpoint of a node|cannot be reached|did not answer"):
+                next(client.attach(1, 0, iter(Keys())))
+            client.close()
+            threading.Thread(target=hang_up, args=(other,), daemon=True).start()
+            town.named.add(address)  # a node's record says so, and it is not true
+    assert town.callers == []
+
+
+def hang_up(door: socket.socket) -> None:
+    """Answers as who does not know TLS."""
+    while True:
+        try:
+            link, _ = door.accept()
+        except OSError:
+            return
+        link.sendall(b"220 hello\r\n")
+        link.close()
+
+
+def test_revoked_full_and_older_gateways_say_so(town: Town) -> None:
+    town.revoked.add(ANNA.identity.key_id)
+    client = town.client()
+    with pytest.raises(PermissionDenied, match="revoked"):
+        next(client.attach(1, 0, iter(Keys())))
+    client.close()
+    town.revoked.clear()
+    small, older = Town(most=1), Town(is_older=True)
+    try:
+        first, second = small.client(), small.client()
+        next(first.attach(2, 0, iter(Keys())))
+        with pytest.raises(QueueFull, match="1 terminals are open"):
+            next(second.attach(1, 0, iter(Keys())))
+        second.close()
+        first.close()
+        wait_for(lambda: has_room(small))
+        third = older.client()
+        with pytest.raises(VersionMismatch, match="older release"):
+            next(third.attach(1, 0, iter(Keys())))
+        third.close()
+    finally:
+        small.close()
+        older.close()
+
+
+def has_room(town: Town) -> bool:
+    client = town.client()
+    try:
+        return bool(next(client.attach(2, 0, iter(Keys()))))
+    except QueueFull:
+        return False
+    finally:
+        client.close()
+
+
+def test_a_starter_or_gateway_that_goes_ends_the_terminal(town: Town) -> None:
+    for server in (town.starter, town.gateway):
+        client = town.client()
+        shown = client.attach(2, 0, iter(Keys()))
+        next(shown)
+        server.stop(0)
+        with pytest.raises(Unavailable):
+            for _ in shown:
+                pass
+        client.close()
+        if server is town.starter:
+            town.starter = RpcServer("127.0.0.1:0", credentials=BUNDLES.credentials(Role.STARTER))
+            town.starter.add_generic(handler_of(town))
+            town.starter.start()
+            town.named.add(town.starter.endpoint)
+
+
+def test_a_tunnel_that_nobody_uses_leaves_nothing(town: Town) -> None:
+    tunnel = Tunnel(town.gateway.endpoint, town.starter.endpoint, credentials=ANNA)
+    place = Path(tunnel.target.removeprefix("unix:")).parent
+    assert place.stat().st_mode & 0o777 == 0o700
+    tunnel.close()
+    assert not place.exists()
