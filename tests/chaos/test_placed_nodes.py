@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import pytest
 from breakable import RANK_BEAT_S, RECOVERY_S, Chaos, T, eventually
 
+from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Holds, Multi, Set
 from rmgr.coord.records import decode_record, encode_record
@@ -158,3 +160,40 @@ def test_a_node_that_comes_back_smaller_is_not_given_more_than_it_has(jobs: Chao
     assert (refused.returncode, "n3, has 1 cores" in refused.stderr) == (2, True), refused.stderr
     jobs.restart("n3", cores=2)
     jobs.finish(within=60)
+
+
+def test_four_calls_of_four_processes_on_two_starters_are_right_though_one_is_killed(chaos: Chaos) -> None:
+    # Six cores each: the first call has four of one, the next two of each, the third four of the other, which dies; the last one waits.
+    chaos.start(nodes=2, cores=6, watchdogs=1)
+    up = chaos.directory
+
+    def squared(number: int) -> tuple[int, int]:
+        attempt, rank = int(os.environ["RMGR_ATTEMPT"]), os.environ["RMGR_RANK"]
+        (up / f"up-{number}.{attempt}-{rank}").write_text(os.environ["RMGR_NODE"])
+        while not (up / "go").exists():
+            time.sleep(0.02)
+        return number * number, attempt
+
+    def nodes_of(call: str) -> set[str]:
+        return {path.read_text() for path in up.glob(f"up-{call}-*")}
+
+    def all_run(calls: list[str]) -> bool:
+        return all(len(list(up.glob(f"up-{call}-*"))) == 4 for call in calls) and "" not in set().union(*map(nodes_of, calls))
+
+    with chaos.connection() as connection, TaskQueue(squared, processes=4, connection=connection) as queue:
+        calls = []
+        for number in range(4):
+            connection.store.put(f"in/{number}", number)
+            calls.append(queue.submit(inputs=[f"in/{number}"], outputs=[f"out/{number}"], resubmit=True))
+        eventually("twelve ranks run", lambda: all_run(["0.1", "1.1", "2.1"]), within=PATIENCE_S)
+        (one,), (other,) = nodes_of("0.1"), nodes_of("2.1")
+        assert nodes_of("1.1") == {one, other} == {"n1", "n2"}
+        chaos.cluster.kill(other)  # for good: SIGKILL, and nobody starts it again
+        (up / "go").touch()
+        waited = queue.wait_all(timeout=120)
+        assert (waited.counts["COMPLETED"], waited.failed) == (4, [])
+        assert [call.exception(60) for call in calls] == [None] * 4
+        tasks = chaos.tasks(queue.id)
+        assert [[old.reason for old in task.attempts] for task in tasks] == [[""], ["NODE_LOST", ""], ["NODE_LOST", ""], [""]]
+        assert sorted(connection.store.keys("out/")) == [f"out/{number}" for number in range(4)]
+        assert [connection.store.get(f"out/{number}") for number in range(4)] == [(0, 1), (1, 2), (4, 2), (9, 1)]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,18 +31,6 @@ def until(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> 
     while not condition():
         assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
         threading.Event().wait(0.02)
-
-
-@pytest.fixture
-def whole(live: DevCluster) -> Iterator[DevCluster]:
-    """The cluster; a Starter that the test has killed is there again afterwards."""
-    try:
-        yield live
-    finally:
-        for name in ("n1", "n2", "n3"):
-            if live.process(name).find() is None:
-                live.start_starter(name)
-        live.wait_healthy(nodes=3, deadline_s=60.0)
 
 
 @pytest.fixture
@@ -152,27 +140,3 @@ def test_ranks_that_saved_their_state_go_on_with_it_elsewhere(live: DevCluster, 
         steps = [int(line) for line in (tmp_path / f"ledger-{rank}").read_text().split()]
         assert int((tmp_path / f"up-2-{rank}").read_text()) > 0
         assert steps == list(range(1, len(steps) + 1))
-
-
-def test_four_tasks_of_four_processes_end_right_though_a_starter_is_killed(
-    whole: DevCluster, connection: Connection, tmp_path: Path
-) -> None:
-    def slow(number: int) -> int:
-        (tmp_path / f"up-{number}-{os.environ['RMGR_RANK']}").write_text(os.environ["RMGR_NODE"])
-        while not (tmp_path / "go").exists():
-            time.sleep(0.02)
-        return number * number
-
-    for number in range(4):
-        connection.store.put(f"slow/in/{number}", number)
-    with TaskQueue(slow, processes=4, connection=connection) as queue:
-        for number in range(4):
-            queue.submit(inputs=[f"slow/in/{number}"], outputs=[f"slow/out/{number}"], resubmit=True)
-        until(lambda: any(all((tmp_path / f"up-{task}-{rank}").exists() for rank in range(4)) for task in range(4)), "four ranks")
-        victim = next(tmp_path.glob("up-*-3")).read_text()  # with the last rank: not the first node
-        whole.kill(victim)
-        (tmp_path / "go").touch()
-        waited = queue.wait_all(timeout=120)
-        assert (waited.counts["COMPLETED"], waited.failed) == (4, [])
-        assert [connection.store.get(f"slow/out/{number}") for number in range(4)] == [0, 1, 4, 9]
-        assert {future.exception() for future in queue.futures()} <= {None}
