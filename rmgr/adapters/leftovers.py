@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from pathlib import Path
@@ -107,7 +108,14 @@ def reap(directory: Path) -> list[str]:
 
 
 def remove_tree(directory: Path) -> None:
-    """Removes a directory that work has had to itself, as far as that is possible: links are not followed, however deep it is."""
+    """Removes a directory that work has had to itself, as far as that is possible: links are not followed, however deep it is.
+
+    Or what the work has put in its place: a file, a link.
+    """
+    with contextlib.suppress(OSError):
+        if not stat.S_ISDIR(os.lstat(directory).st_mode):
+            os.unlink(directory)
+            return
     try:
         shutil.rmtree(directory, ignore_errors=True)
     except RecursionError:  # CPython 3.11 recurses; deeper than any honest work goes

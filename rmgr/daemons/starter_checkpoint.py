@@ -123,7 +123,7 @@ class Checkpoints:
     def _fresh(self, block: ClaimedBlock) -> Path:
         key = block.key
         place = self._directory / f"saved-{key.submission}_{key.first}.{key.attempt}"
-        if place.is_dir():
+        if os.path.lexists(place):
             remove_tree(place)
         place.mkdir(mode=0o700)
         if block.info.account is not None:
@@ -343,7 +343,7 @@ class Checkpoints:
         if isinstance(result, Exception):
             self._not_stored(case, result)
             return
-        if result and result != NOTHING:
+        if result and not result.startswith(NOTHING):
             self._log.info("checkpoint_stored", block=paths.block_name(block.key), detail=result)
             self._shared.metrics.checkpoints.labels("stored").inc()
         if case.is_stop:

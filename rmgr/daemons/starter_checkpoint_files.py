@@ -28,6 +28,8 @@ SMALL_BYTES = 256 * 1024
 #: Files, directories and links of one job on one node.
 MAX_FILES = 100_000
 _RIGHTS = 0o777
+#: Names of what is left out that are told, and characters of each.
+_SHOWN, _SHOWN_CHARS = 3, 20
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,17 +109,22 @@ class Seen:
 
 @dataclass(slots=True, kw_only=True)
 class Listing:
-    """What is in a directory, by path below it. left_out: what cannot be kept (sockets, links that lead out, names that are no text)."""
+    """What is in a directory, by path below it.
+
+    left_out: what cannot be kept (sockets, pipes, links that lead out, names that are no text). closed: what its owner may not read.
+    """
 
     entries: dict[str, Seen] = field(default_factory=dict)
     size_bytes: int = 0
-    left_out: int = 0
+    left_out: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
 
 
 def scan(directory: Path, account: Account | None) -> Listing:
     """Everything below a directory but `.rmgr`. Raises: OSError; ValueTooLarge for more than `MAX_FILES`."""
     listing = Listing()
-    todo = [""]
+    reader = account.uid if account is not None else os.geteuid()
+    home, todo = f"{directory}/", [""]
     with acting(account):
         while todo:
             below = todo.pop()
@@ -130,9 +137,12 @@ def scan(directory: Path, account: Account | None) -> Listing:
                         status = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue  # a temporary file
-                    seen = _seen(path, entry.path, status)
+                    seen = _seen(path, entry.path, status, home)
                     if seen is None:
-                        listing.left_out += 1
+                        listing.left_out.append(path)
+                        continue
+                    if reader and status.st_uid == reader and stat.S_ISREG(seen.mode) and not seen.mode & stat.S_IRUSR:
+                        listing.closed.append(path)
                         continue
                     listing.entries[path] = seen
                     listing.size_bytes += seen.size
@@ -143,13 +153,15 @@ def scan(directory: Path, account: Account | None) -> Listing:
     return listing
 
 
-def _seen(path: str, name: str, status: os.stat_result) -> Seen | None:
+def _seen(path: str, name: str, status: os.stat_result, home: str) -> Seen | None:
     mode, link = status.st_mode, ""
     try:
         path.encode()
         if stat.S_ISLNK(mode):
             link = os.readlink(name)
             link.encode()
+            if link.startswith(home):  # elsewhere the directory has another name
+                link = posixpath.relpath(link[len(home) :] or ".", posixpath.dirname(path) or ".")
             if not _leads_inside(path, link):
                 return None
     except (OSError, UnicodeEncodeError):
@@ -189,6 +201,16 @@ def pack(
             packer.add(path, mode, _contents(directory / path, account), is_small=seen.size <= SMALL_BYTES)
     packer.flush()
     return tuple(sorted((*entries.values(), *packer.entries), key=lambda entry: entry.path))
+
+
+def missing(listing: Listing) -> str:
+    """What of a directory is not in its checkpoint, for people; "" = nothing."""
+    names = [*listing.closed, *listing.left_out]
+    if not names:
+        return ""
+    shown = [name.encode("ascii", "backslashreplace").decode()[-_SHOWN_CHARS:] for name in sorted(names)[:_SHOWN]]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"left out: {', '.join(shown)}{more} (sockets, pipes, links out of it, what it may not read or is not UTF-8)"
 
 
 def check_size(size: int, limit: int) -> None:

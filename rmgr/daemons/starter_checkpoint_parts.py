@@ -5,6 +5,7 @@ A helper stores the files of its directory itself and answers with the key of th
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import time
@@ -21,7 +22,7 @@ from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.records import decode_record
 from rmgr.daemons import starter_checkpoint_ask as asking
 from rmgr.daemons import starter_checkpoint_rows as rows
-from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest, clear, decode_files, encode_files, pack, scan, unpack
+from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest, clear, decode_files, encode_files, missing, pack, scan, unpack
 from rmgr.errors import DataLost, NotFound, RmgrError, StateConflict, Unavailable
 from rmgr.model.node import NodeRecord
 
@@ -47,9 +48,10 @@ class Part(Protocol):
     """The directory of a job on one node. Everything may raise OSError and errors of `rmgr.errors`."""
 
     node: str
+    lacks: str  #: what of it the last `collect` could not keep, as far as it is known here; for people
 
     def measure(self) -> int:
-        """Bytes of its files."""
+        """Bytes of its files. Raises: PermissionError for one that may not be read."""
 
     def ask(self, asked: Asked) -> None:
         """Tells the processes there, each once, however often this is called."""
@@ -67,7 +69,7 @@ class LocalPart:
 
     marker: of the slot that runs the job here ("" = none yet). spare: processes with it that are not the job's.
     ends: `collect` ends what is left of the job (on the head its spawner has done so). written: pieces of this attempt in the store.
-    number: of the last request. told: processes that have had its signal.
+    number: of the last request. told: processes that have had its signal. lacks: what the last `collect` could not keep, for people.
     """
 
     node: str
@@ -83,9 +85,13 @@ class LocalPart:
     written: set[str] = field(default_factory=set)
     number: int = 0
     told: set[int] = field(default_factory=set)
+    lacks: str = ""
 
     def measure(self) -> int:
-        return scan(self.directory, self.account).size_bytes
+        listing = scan(self.directory, self.account)
+        if listing.closed:  # better now than when the job has ended
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), listing.closed[0])
+        return listing.size_bytes
 
     def ask(self, asked: Asked) -> None:
         if asked.number != self.number:
@@ -106,6 +112,7 @@ class LocalPart:
             raise StateConflict(f"{error.filename} went while the files were copied") from None
         if not stop and scan(self.directory, self.account).entries != before.entries:
             raise StateConflict("the files changed while they were copied")
+        self.lacks = missing(before)
         return files
 
     def restore(self, manifest: Manifest, key: str) -> None:
@@ -128,6 +135,7 @@ class RemotePart:
     coordinator: Coordinator
     store: Store
     is_over: Callable[[], bool] = lambda: False
+    lacks: str = ""
 
     def measure(self) -> int:
         return self._step(Step(step="measure"))[0]

@@ -45,8 +45,9 @@ def take(
     size = sum(entry.size for entry in files)
     check_size(size, limit)
     count = sum(not entry.is_dir for entry in files)
+    lacks = "".join(f"; {part.lacks}" for part in parts if part.lacks)
     if not count:
-        return NOTHING
+        return NOTHING + lacks
     if is_over():
         raise StateConflict("the job has ended meanwhile")
     rows.write(
@@ -64,7 +65,7 @@ def take(
     )
     with contextlib.suppress(RmgrError):  # else they go with the next one, or with the submission
         rows.prune(store, saved.sub, saved.index, saved.attempt)
-    return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {size_text(size)}"
+    return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {size_text(size)}{lacks}"
 
 
 def put_away(store: Store, saved: Checkpoint, ending: Ending) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rmgr.adapters.leftovers import remove_tree
 from rmgr.adapters.memory_store import MemoryStore
 from rmgr.coord import keys
 from rmgr.coord.keys import Checkpoint
@@ -31,6 +32,7 @@ def a_tree(home: Path) -> Path:
     (home / "script").chmod(0o750)
     (home / "large").write_bytes(os.urandom(files.PIECE_BYTES + 5))
     (home / "deep" / "link").symlink_to("../script")
+    (home / "deep" / "latest").symlink_to(home / "deep" / "er")
     (home / "out").symlink_to("/etc/passwd")
     (home / "up").symlink_to("../secret")
     os.mkfifo(home / "pipe")
@@ -51,7 +53,7 @@ def contents(home: Path) -> dict[str, tuple[int, object]]:
     for path in home.rglob("*"):
         name = str(path.relative_to(home))
         if not name.startswith(".rmgr") and path.name not in {"out", "up", "pipe"}:
-            value = os.readlink(path) if path.is_symlink() else "" if path.is_dir() else path.read_bytes()
+            value = os.readlink(path).removeprefix(f"{home}/deep/") if path.is_symlink() else "" if path.is_dir() else path.read_bytes()
             found[name] = (path.lstat().st_mode, value)
     return found
 
@@ -59,8 +61,11 @@ def contents(home: Path) -> dict[str, tuple[int, object]]:
 def test_what_is_packed_comes_back_as_it_was_without_what_leads_out(tmp_path: Path) -> None:
     home, store = a_tree(tmp_path / "a"), MemoryStore("")
     listing = files.scan(home, None)
-    assert listing.left_out == 3
-    entries = part(home, store).collect(stop=True, max_bytes=1 << 30)
+    assert sorted(listing.left_out) == ["out", "pipe", "up"]
+    mine = part(home, store)
+    entries = mine.collect(stop=True, max_bytes=1 << 30)
+    assert mine.lacks.startswith("left out: out, pipe, up (")
+    assert mine.measure() == listing.size_bytes
     assert len({row[0] for entry in entries for row in entry.rows}) == 3, "small files share a piece, a large one has its own"
     manifest = rows.read(store, Checkpoint(sub=42, index=0, attempt=1, n=1)) if save(store, entries, 1, 1) else None
     assert manifest is not None
@@ -69,6 +74,19 @@ def test_what_is_packed_comes_back_as_it_was_without_what_leads_out(tmp_path: Pa
     (there / "left over").write_text("of somebody")
     part(there, store, attempt=2).restore(manifest, "")
     assert contents(there) == contents(home)
+
+
+def test_what_its_owner_may_not_read_is_told_before_a_job_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, store = a_tree(tmp_path / "a"), MemoryStore("")
+    os.chmod(home / "script", 0o200)
+    if not os.geteuid():  # root may read everything
+        os.chown(home / "script", 4711, -1)
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.raises(PermissionError, match="script"):
+        part(home, store).measure()
+    mine = part(home, store)
+    assert "script" not in {entry.path for entry in mine.collect(stop=True, max_bytes=1 << 30)}
+    assert mine.lacks.startswith("left out: out, pipe, script and 1 more (")
 
 
 def test_an_unchanged_file_is_stored_once(tmp_path: Path) -> None:
@@ -162,6 +180,16 @@ def test_too_much_and_what_changes_is_refused(tmp_path: Path, monkeypatch: pytes
         files.decode_manifest(
             b'{"format":2,"sub":1,"index":0,"attempt":1,"n":1,"made_us":1,"nodes":[],"size_bytes":0,"files":[]}'
         )
+
+
+def test_what_work_has_put_in_place_of_its_directory_goes_and_nothing_behind_it(tmp_path: Path) -> None:
+    kept = a_tree(tmp_path / "kept")
+    (tmp_path / "link").symlink_to(kept)
+    (tmp_path / "file").touch()
+    for name in ("link", "file", "nothing"):
+        remove_tree(tmp_path / name)
+    assert list(tmp_path.iterdir()) == [kept]
+    assert (kept / "script").exists()
 
 
 def entry(path: str, content: str = "", *, is_dir: bool = False) -> FileEntry:
