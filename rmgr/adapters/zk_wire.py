@@ -27,6 +27,7 @@ from rmgr.coord.multi import (
     Delete,
     Multi,
     Set,
+    most_bytes,
 )
 from rmgr.errors import RequestTooLarge, Unavailable
 
@@ -95,8 +96,8 @@ def encode_multi(multi: Multi, root: str, acl: Callable[[str], bytes]) -> bytes:
             out += _OP_START.pack(_DELETE, 0, -1, len(path)) + path + _INT.pack(op.version)  # type: ignore[union-attr]
         else:
             data: bytes = op.data  # type: ignore[union-attr]
-            if len(data) > MAX_ZNODE_BYTES:
-                msg = f"{multi.name}: {len(data)} bytes for {op.path}, a znode takes at most {MAX_ZNODE_BYTES}"
+            if len(data) > MAX_ZNODE_BYTES and len(data) > most_bytes(op.path):
+                msg = f"{multi.name}: {len(data)} bytes for {op.path}, a znode takes at most {most_bytes(op.path)}"
                 raise RequestTooLarge(msg)
             if kind is Set:
                 out += _OP_START.pack(_SET, 0, -1, len(path)) + path + _INT.pack(len(data)) + data + _INT.pack(op.version)  # type: ignore[union-attr]

@@ -13,6 +13,9 @@ from enum import StrEnum
 MAX_OPS = 200
 MAX_MULTI_BYTES = 256 * 1024
 MAX_ZNODE_BYTES = 16 * 1024
+#: What the scheduler remembers of a partition grows with its jobs: one znode a partition, read once a reign.
+MAX_PLACING_BYTES = 128 * 1024
+_PLACING = "/jobs/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,16 @@ class Delete:
 
 
 Op = Check | Create | Set | Delete
+
+
+def most_bytes(path: str) -> int:
+    """How much a znode may hold."""
+    return MAX_PLACING_BYTES if path.startswith(_PLACING) else MAX_ZNODE_BYTES
+
+
+def size_of(op: Op) -> int:
+    """Upper estimate of an operation on the wire (bytes), its access list aside."""
+    return 64 + len(op.path) + len(getattr(op, "data", b""))
 
 
 # -- proofs: what must be read to know that a multi was committed ---------------------------------------------------
@@ -109,7 +122,7 @@ class Multi:
 
     def size_bytes(self) -> int:
         """Upper estimate of the request on the wire. Cost: O(ops)."""
-        return sum(64 + len(op.path) + len(getattr(op, "data", b"")) for op in self.ops)
+        return sum(map(size_of, self.ops))
 
 
 # -- outcomes -------------------------------------------------------------------------------------------------------

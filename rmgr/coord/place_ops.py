@@ -46,6 +46,11 @@ class Assigned:
         """What its block is called there."""
         return paths.block_name(self.running)
 
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """What its ASSIGN consists of."""
+        return tuple(assign_ops(self))
+
     @property
     def target(self) -> str:
         """Its znode under /running."""
@@ -110,7 +115,7 @@ def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | No
         ops.append(Create(path, data) if version is None else Set(path, data, version))
     checked: set[Op] = set()
     for job in jobs:
-        for op in assign_ops(job):
+        for op in job.ops:
             if type(op) is Check:
                 if op in checked:
                     continue  # nodes and submissions have many jobs

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeAlias
 
 from rmgr.coord import leader_ops, ops, paths, place_ops
-from rmgr.coord.multi import Committed, Multi, Op, Outcome, Stamped, Unknown
+from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, Unknown, size_of
 from rmgr.coord.place_ops import Assigned
 from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
@@ -47,10 +47,8 @@ from rmgr.sched.plan import (
 )
 from rmgr.sched.state import ClusterState
 
-#: Operations of one commit.
-MOST_OPS = 180
-#: What a policy remembers of a partition, at most: with the rest of a PLACE below the cap of a multi.
-MOST_BYTES = 128 * 1024
+#: Operations of one commit, and bytes: below the caps of a multi, which also counts where in the ensemble the cluster lies.
+MOST_OPS, MOST_BYTES = 180, MAX_MULTI_BYTES - 24 * 1024
 #: Decisions that are records, and nothing else.
 _RECORDS = (Reserve, Unreserve, Noted, HoldCores, ReleaseHold, Route)
 #: Decisions that are orders to the head of a job that runs.
@@ -246,32 +244,37 @@ class Orders:
         )
 
     def _multis(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked]) -> list[_Sent]:
-        """What is remembered goes with the first of them, and so do orders to jobs that run, as many as there is room for."""
+        """What is remembered goes first, and so do orders to jobs that run; each as large as a commit may be."""
         found: list[_Sent] = []
-        records = self._changed(state)
+        records: list[tuple[str, bytes, int | None]] = []
         some: list[tuple[int, Assigned]] = []
         theirs: list[Asked] = []
         orders: list[Op] = []
-        size = len(records)
+        count = size = 0
 
         def close() -> None:
-            nonlocal records, some, theirs, orders, size
+            nonlocal records, some, theirs, orders, count, size
             if some or records or orders:
                 found.append((place_ops.place([one for _, one in some], records, orders), some, theirs))
-            records, some, theirs, orders, size = [], [], [], [], 0
+            records, some, theirs, orders, count, size = [], [], [], [], 0, 0
 
+        def make_room(more: int, more_bytes: int) -> None:
+            nonlocal count, size
+            if count + more > MOST_OPS or size + more_bytes > MOST_BYTES:
+                close()
+            count, size = count + more, size + more_bytes
+
+        for record in self._changed(state):
+            make_room(1, 200 + len(record[1]))
+            records.append(record)
         for one in asked:
-            if size + 3 > MOST_OPS:
-                close()
-            orders += self._ask_ops(one)
+            ops = self._ask_ops(one)
+            make_room(len(ops), sum(map(size_of, ops)))
+            orders += ops
             theirs.append(one)
-            size += 3
         for job in jobs:
-            more = 4 + len(job[1].fences) * 2
-            if (some or orders) and size + more > MOST_OPS:
-                close()
+            make_room(len(job[1].ops), sum(map(size_of, job[1].ops)))
             some.append(job)
-            size += more
         close()
         return found
 
@@ -286,7 +289,7 @@ class Orders:
             data = b"" if part is None else encode_records(part, self._names, self._book, orders, users=users)
             if data == before or (not data and version is None):
                 continue
-            if len(data) > MOST_BYTES:
+            if len(data) > MAX_PLACING_BYTES:
                 self._desk.log.error("placing_records_too_large", partition=partition, bytes=len(data))
                 continue
             found.append((partition, data, version))

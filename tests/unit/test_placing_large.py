@@ -1,0 +1,64 @@
+"""What one pass decides may be too much for one commit, and what policies remember too much for a small znode: it is carried out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from rmgr.coord import paths
+from rmgr.daemons.placing_records import decode_records
+from rmgr.model.block import BlockData
+from rmgr.model.placing import Rigid
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from tests.harness.leader_bench import Bench
+
+NODES = tuple(f"n{number}" for number in range(30))  # of two cores each
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    document = json.dumps(getattr(request, "param", {"stage": [{"policy": "first_fit"}]}))
+    queues = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))
+    bench = Bench(ClusterSettings(queues=queues, pipelines=(PipelineSpec(partition="default", document=document),)))
+    bench.lead()
+    yield bench
+    bench.close()
+
+
+def submit(bench: Bench, jobs: int, **fields: object) -> None:
+    for at in range(0, jobs, 20):
+        bench.submitter.submit(min(20, jobs - at), block=1, queue="batch", rigid=Rigid(), **fields)  # type: ignore[arg-type]
+
+
+def running(bench: Bench) -> int:
+    return sum(len(bench.look.names(paths.running_node(node))) for node in NODES)
+
+
+def test_jobs_with_large_arguments_are_placed_by_as_many_commits_as_they_need(bench: Bench) -> None:
+    submit(bench, 60, data=BlockData(payloads=(b"x" * 12_000,)))
+    bench.advance(1)
+    bench.starter(*NODES)
+    bench.advance(1)
+    assert running(bench) == 60
+    assert not bench.events("leader_multi_refused")
+    assert not bench.events("placing_rebuilt")
+
+
+FAIR = {"stage": [{"policy": "first_fit", "parameters": {"order": "fair_share"}}]}
+
+
+@pytest.mark.parametrize("bench", [FAIR], indirect=True)
+def test_what_policies_remember_may_be_larger_than_other_znodes(bench: Bench) -> None:
+    for at in range(20):
+        bench.submitter.submit(3, block=1, queue="batch", rigid=Rigid(), user=f"{at}" + "u" * 60, account="a" * 250)
+    bench.advance(1)
+    bench.starter(*NODES)
+    bench.advance(1)
+    assert running(bench) == 60
+    assert not bench.events("leader_multi_refused")
+    found = bench.outside.get(paths.placing("default")).result(60)
+    assert found is not None
+    assert len(found.data) > 16 * 1024
+    assert len(decode_records(found.data).runs) == 60
