@@ -22,7 +22,7 @@ from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.placing_book import Placed
 from rmgr.daemons.placing_facts import allows, node_mark
 from rmgr.daemons.placing_orders import Asked, Orders
-from rmgr.daemons.placing_stops import DRAIN, GO_ON, THEN, USER, stop_order
+from rmgr.daemons.placing_stops import DRAIN, GO_ON, THEN, USER, Stop, stop_order
 from rmgr.daemons.placing_view import label
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, Unavailable
 from rmgr.model.node import InboxOrder, Order
@@ -149,13 +149,18 @@ class Asks:
         book, request, job = self.placer.book, ask.request, ask.job
         stop, placed, waiting = self.placer.stops.by_job.get(job), book.placed.get(job), book.waiting.get(job)
         if stop is not None:
-            ask.begun = ask.sent = True
             if stop.is_refused:
                 raise _refused(job, stop.why)
+            if not ask.begun and stop.guid != ask.guid and request.kind is StopKind.MIGRATE and not request.node:
+                self._redirect(ask, stop)
+            ask.begun = ask.sent = True
             return []
         if placed is not None:
             if 0 < request.attempt < placed.key.attempt:
-                self._over(ask, f"it runs again on {', '.join(name for name, _ in placed.allocation.shares)}, attempt {placed.key.attempt}")
+                where = [name for name, _ in placed.allocation.shares]
+                if request.to and where != [request.to]:
+                    raise _elsewhere(ask, f"its attempt {placed.key.attempt} runs on {', '.join(where)}, not on {request.to}")
+                self._over(ask, f"it runs again on {', '.join(where)}, attempt {placed.key.attempt}")
                 return []
             if request.kind is StopKind.CHECKPOINT:
                 if not ask.begun:
@@ -166,6 +171,10 @@ class Asks:
             return [self._order_stop(state, ask, placed, now_us)]
         if waiting is not None:
             if ask.begun or 0 < request.attempt < waiting.key.attempt:
+                if request.to and book.marks.get(job) != _only(request.to):
+                    raise _elsewhere(
+                        ask, f"its attempt {waiting.key.attempt} waits in queue {waiting.queue}, and not for node {request.to}"
+                    )
                 self._over(ask, f"it waits in queue {waiting.queue} for its next start, attempt {waiting.key.attempt}")
                 return []
             raise StateConflict(f"job {label(job)} does not run: it waits in queue {waiting.queue}", hint=f"rmgr explain {label(job)}")
@@ -218,6 +227,14 @@ class Asks:
         ask.begun = True
         return Asked(job, ask.guid, order, stop)
 
+    def _redirect(self, ask: Ask, stop: Stop) -> None:
+        """Somebody else has the job stopped already: from now on it goes where this one wants it. Raises: as `_mark_for`."""
+        marks, to = self.placer.book.marks, ask.request.to
+        if to or ask.job not in marks:
+            here = [self.placer.names.name(node) for node in nodes_of(stop.run.placement)]
+            marks[ask.job] = self._mark_for(stop.run.job, stop.placed, to, here)
+            self.placer.stops.is_dirty = True
+
     def _mark_for(self, job: Job, placed: Placed, to: str, here: list[str]) -> str:
         """The feature of the nodes on which it may start next. Raises: NotFound, StateConflict, Infeasible."""
         shown = label(job.id)
@@ -238,10 +255,10 @@ class Asks:
         if node.closed:
             why = f"node {to} takes nothing new: it is drained, or its Starter is gone"
             raise StateConflict(why, hint=f"rmgr nodes {to}; rmgr resume {to}")
-        if not self._could(job, f"={to};"):
+        if not self._could(job, _only(to)):
             wanted = f"{job.processes} x {job.threads} cores"
             raise Infeasible(f"node {to} is too small for job {shown}: it needs {wanted}, {to} has {node.cores}", hint="rmgr nodes")
-        return f"={to};"
+        return _only(to)
 
     def _could(self, job: Job, mark: str) -> bool:
         """Open nodes that the mark allows could run the job if they were empty."""
@@ -341,6 +358,18 @@ def _no_job(request: StopRequest) -> RmgrError:
 
 def _because(why: str) -> str:
     return why or "its node did not say why"
+
+
+def _only(node: str) -> str:
+    """The feature of one node alone."""
+    return f"={node};"
+
+
+def _elsewhere(ask: Ask, what: str) -> StateConflict:
+    """It has moved, and not where this request wants it: another request, a policy or a lost node came between, or that node is closed."""
+    return StateConflict(
+        f"job {label(ask.job)} has left its nodes meanwhile: {what}", hint=f"rmgr show {label(ask.job)}; rmgr nodes {ask.request.to}"
+    )
 
 
 def _refused(job: int, why: str) -> StateConflict:

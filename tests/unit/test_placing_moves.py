@@ -177,6 +177,31 @@ def test_a_job_that_is_asked_goes_on_elsewhere_and_who_asked_is_told(cluster: Cl
     assert cluster.where(job) == {"n1": 2}, "where it was to go before counts no more"
 
 
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_who_asks_while_a_job_is_being_stopped_says_where_it_goes(cluster: Cluster, fails_over: bool) -> None:
+    job = cluster.submit()
+    cluster.ask("g1", StopKind.MIGRATE, job, attempt=1)
+    cluster.ask("g2", StopKind.MIGRATE, job, attempt=1, to="n3")
+    cluster.ask("g3", StopKind.MIGRATE, job, attempt=1)
+    cluster.ask("g4", StopKind.MIGRATE, job, attempt=1, to="nowhere")
+    refused = cluster.answer("g4")
+    assert refused is not None
+    assert refused.code == "NOT_FOUND"
+    assert [guid for _, guid, _ in cluster.orders()] == ["g1"], "it is asked once"
+    if fails_over:
+        cluster.another_leader()
+    cluster.obey()
+    assert cluster.where(job) == {"n3": 2}
+    for guid in ("g1", "g2", "g3"):
+        answer = cluster.answer(guid)
+        assert answer is not None
+        assert (answer.error, [one[:2] for one in answer.done]) == ("", [(job, 0)])
+    cluster.ask("g5", StopKind.MIGRATE, job, attempt=1, to="n2")
+    late = cluster.answer("g5")
+    assert late is not None
+    assert (late.code, "attempt 2 runs on n3, not on n2" in late.error) == ("CONFLICT", True), late.error
+
+
 def test_what_cannot_be_asked_is_refused_at_once_with_the_reason(cluster: Cluster) -> None:
     wide, once = cluster.submit(4), cluster.submit(1, resubmit=False)
     committed(cluster.bench.outside, operator_ops.drain(Drain(node="n2", reason="r", user="u", since_us=1), None))
