@@ -71,7 +71,8 @@ def _logs(store: Store) -> dict[tuple[int, int], int]:
 
 def _chosen(logs: dict[tuple[int, int], int], which: str) -> tuple[int, int]:
     if not logs:
-        raise NotFound("no scheduler's log is in the data store", hint="the leader writes one as soon as a queue has dispatch = place")
+        hint = "the leader writes one as soon as a queue has dispatch = place; through a gateway only operators are shown it"
+        raise NotFound("no scheduler's log is in the data store", hint=hint)
     if not which:
         return max(logs)
     epoch, _, log = which.partition(".")

@@ -16,7 +16,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.render import printable
 from rmgr.coord import keys
 from rmgr.coord.ports import Encoding, Store
-from rmgr.errors import DataLost, NotConnected, NotFound, StoreUnavailable, UsageError
+from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, StoreUnavailable, UsageError
 
 _PAGE = 1000
 _READ_BYTES = 1 << 20
@@ -196,7 +196,7 @@ def put(opened: Opened, key: str, parts: Iterable[bytes], *, overwrite: bool) ->
     replaced = _pointer(opened, key)
     opened.store.put(keys.named(key), counted(), overwrite=overwrite, timeout_s=opened.timeout_s)
     if replaced is not None:
-        opened.store.delete(keys.final(replaced), timeout_s=opened.timeout_s)
+        _forget(opened, replaced)
     return size
 
 
@@ -286,7 +286,7 @@ def remove(opened: Opened, wanted: Sequence[str], prefix: str | None) -> tuple[l
         else:
             missing.append(key)
         if pointer is not None:
-            opened.store.delete(keys.final(pointer), timeout_s=opened.timeout_s)
+            _forget(opened, pointer)
     if prefix:
         more, _ = remove(opened, list(names(opened, prefix, after="", limit=None)), None)
         deleted += more
@@ -303,6 +303,12 @@ def usage_by_family(opened: Opened) -> list[Usage]:
     """Everything in the store by kind of row; kinds without rows are left out."""
     sums = ((kind, opened.store.usage(family, timeout_s=opened.timeout_s)) for family, kind in _FAMILIES.items())
     return [Usage(kind=kind, count=count, size=size) for kind, (count, size) in sums if count]
+
+
+def _forget(opened: Opened, pointer: keys.Pointer) -> None:
+    """Nothing points to it any more. A gateway of the release before keeps it when it is of somebody else's work."""
+    with contextlib.suppress(PermissionDenied):
+        opened.store.delete(keys.final(pointer), timeout_s=opened.timeout_s)
 
 
 def _pointer(opened: Opened, key: str) -> keys.Pointer | None:

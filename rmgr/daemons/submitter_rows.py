@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from rmgr.coord import keys
-from rmgr.coord.rights import Person, check, may
+from rmgr.coord.rights import Person, check, check_operator, may
 from rmgr.daemons.submitter_rights import OwnerOf, nobody_knows
 from rmgr.errors import PermissionDenied
 
@@ -18,7 +18,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 #: Families of rows of one submission, and of those that clients never write.
 _OF_SUBMISSION = frozenset({"args", "ckpt", "frag", "out", "log", "page", "final"})
 _READ_ONLY = frozenset({"metric", "meta"})
-_HISTORY, _HISTORY_OF_USER, _NAMED = "hist", "histu", "name"
+_HISTORY, _HISTORY_OF_USER, _NAMED, _FINAL, _EVENTS = "hist", "histu", "name", "final", "events"
 
 
 def check_rows(person: Person, verb: str, rows: Sequence[str], owner_of: OwnerOf = nobody_knows) -> None:
@@ -49,6 +49,11 @@ def visible(person: Person, rows: Sequence[str], owner_of: OwnerOf = nobody_know
 def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) -> None:
     if family in {_HISTORY, _HISTORY_OF_USER} and verb != "GET":
         raise PermissionDenied(f"{verb.lower()} {row!r}: the leader writes the history")
+    if family == _FINAL and verb == "DELETE":
+        return  # goes with the name that points to it
+    if family == _EVENTS and verb == "GET":
+        check_operator(person, "reading the scheduler's log")
+        return
     number = submission_of_row(row)
     if number is not None:
         owner = owner_of(number)

@@ -18,7 +18,7 @@ from rmgr.cli import main, store_values
 from rmgr.cli.store_values import Opened, find
 from rmgr.coord import keys
 from rmgr.coord.ports import Encoding
-from rmgr.errors import DataLost, NotFound
+from rmgr.errors import DataLost, NotFound, PermissionDenied
 from tests.harness.store_adapters import flip_bit, value_file
 
 BINARY = bytes(range(256)) * 5000
@@ -282,3 +282,19 @@ def test_rm_of_an_output_takes_its_final_value_along(shell: Shell, store: Sqlite
     assert store.keys() == []
     with pytest.raises(NotFound):
         find(Opened(store=store, timeout_s=5, locate=lambda *_: ""), "out/2")
+
+
+def test_rm_of_somebody_elses_output_goes_on_where_his_value_may_not_be_touched(store: SqliteStore, tmp_path: Path) -> None:
+    class Guarded(SqliteStore):
+        """As through a gateway of the release before."""
+
+        def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
+            if key.startswith("final/"):
+                raise PermissionDenied("4 belongs to anna")
+            return super().delete(key, timeout_s=timeout_s)
+
+    store.put(keys.named("a"), keys.encode_pointer(keys.Pointer(sub=4, index=2)), encoding=Encoding.POINTER)
+    store.put(keys.named("b"), b"1")
+    with Guarded(tmp_path / "store.db") as guarded:
+        opened = Opened(store=guarded, timeout_s=5, locate=lambda *_: "")
+        assert store_values.remove(opened, ["a", "b"], None) == (["a", "b"], [])

@@ -343,6 +343,11 @@ def test_values_by_name_are_everybodys_and_content_is_what_it_says() -> None:
         check_rows(BEN, verb, [keys.named("of/anna")], owner_of)
     check_rows(BEN, "PUT", [keys.function(HASH), keys.upload(HASH), keys.arguments(43, 0, "g")], owner_of)
     check_rows(BEN, "GET", [keys.module(HASH), "meta/cluster_id"], owner_of)
+    final = keys.final(keys.Pointer(sub=42, index=0))
+    check_rows(BEN, "DELETE", [final], owner_of)  # goes with its name, which is everybody's
+    for verb in ("GET", "PUT"):
+        with pytest.raises(PermissionDenied, match="42 belongs to anna"):
+            check_rows(BEN, verb, [final], owner_of)
     for verb, row in (("DELETE", keys.function(HASH)), ("PUT", "fn/short")):
         with pytest.raises(PermissionDenied):
             check_rows(BEN, verb, [row], owner_of)
@@ -359,3 +364,15 @@ def test_lists_tell_of_ones_own_work_and_of_names() -> None:
     assert visible(ANNA, rows, owner_of) == [HIST, HISTU, rows[2], rows[5]]
     assert visible(BEN, rows, owner_of) == [rows[5], rows[6]]
     assert visible(OLGA, rows, owner_of) == visible(ANYBODY, rows, owner_of) == rows
+
+
+def test_the_schedulers_log_is_for_operators() -> None:
+    row = keys.events(1, 0, 0)
+    check_rows(OLGA, "GET", [row], owner_of)
+    assert visible(OLGA, [row], owner_of) == [row]
+    assert visible(ANNA, [row], owner_of) == []
+    for person, verb in ((ANNA, "GET"), (ANNA, "PUT"), (OLGA, "PUT"), (OLGA, "DELETE")):
+        with pytest.raises(PermissionDenied):
+            check_rows(person, verb, [row], owner_of)
+    with pytest.raises(PermissionDenied, match="reading the scheduler's log is for operators"):
+        check_rows(ANNA, "GET", [row], owner_of)
