@@ -23,7 +23,7 @@ from typing import Any, get_type_hints
 
 from rmgr.errors import ConfigError, NotConnected, UsageError
 from rmgr.model.resources import checked_resources
-from rmgr.model.units import parse_duration_us, parse_size
+from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
 
 DEFAULT_CHROOT = "/rmgr/default"
 
@@ -245,9 +245,9 @@ def _find_file(env: Mapping[str, str], file: str | None) -> Path | None:
 
 def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}", hint="rmgr config check FILE") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
@@ -295,9 +295,9 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
     hint = get_type_hints(kind)[key]
     try:
         if key.endswith("_s") and hint is float:
-            return parse_duration_us(value) / 1e6 if isinstance(value, str) else float(value)
+            return parse_duration_us(value) / 1e6 if isinstance(value, str) else duration_us_of(value) / 1e6
         if key.endswith("_bytes"):
-            return parse_size(value) if isinstance(value, str) else int(value)
+            return parse_size(value) if isinstance(value, str) else size_of(value)
         if hint is bool:
             return _BOOLEANS[str(value).lower()]
         if hint is int and not isinstance(value, bool):
@@ -312,7 +312,7 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
             return tuple(part for part in value.split(",") if part) if isinstance(value, str) else tuple(str(part) for part in value)
     except KeyError:
         raise ConfigError(f"{where}: {key} = {value!r} is not valid", hint="true or false") from None
-    except (TypeError, ValueError, UsageError) as error:
+    except (TypeError, ValueError, OverflowError, UsageError) as error:
         raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
     raise ConfigError(f"{where}: {key} = {value!r} is not valid: {getattr(hint, '__name__', hint)} expected")
 
@@ -342,7 +342,7 @@ def _dev_cluster(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]
     """Endpoints and credentials ([cluster], [security]) of a running `rmgr dev`, else nothing."""
     path = dev_file(env)
     try:
-        document = tomllib.loads(path.read_text())
+        document = tomllib.loads(path.read_text("utf-8"))
         pids = [int(pid) for pid in document["dev"].get("pids") or [document["dev"]["pid"]]]
     except (OSError, KeyError, TypeError, ValueError, tomllib.TOMLDecodeError):
         return {}, {}

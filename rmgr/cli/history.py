@@ -32,7 +32,7 @@ def parse_since(text: str) -> int:
 
     try:
         return round(datetime.fromisoformat(text).astimezone().timestamp() * 1e6)
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         raise UsageError(f"{text!r} is neither a duration nor a date", hint="as 2h, 1d, 2026-11-30 or 2026-11-30T12:00") from None
 
 

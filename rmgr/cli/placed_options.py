@@ -12,7 +12,7 @@ import click
 from rmgr.cli.params import DURATION_US, Parsed
 from rmgr.errors import UsageError
 from rmgr.model.placing import FROM_CHECKPOINT, FROM_START, Rigid
-from rmgr.model.units import parse_duration_us
+from rmgr.model.units import MAX_DURATION_US, parse_duration_us
 
 _MAX_NODES = 100_000
 #: Groups of a list of nodes: `n`, `[1-3,7]`.
@@ -55,6 +55,8 @@ def parse_begin(text: str, now_s: float | None = None) -> int:
     """
     now_s = time.time() if now_s is None else now_s
     moment_s = _moment(text.strip(), now_s)
+    if moment_s - now_s > MAX_DURATION_US / 1e6:
+        raise UsageError(f"{text!r} is more than 100 years from now", hint=_BEGINS)
     return round(moment_s * 1e6) if moment_s > now_s else 0
 
 

@@ -34,17 +34,20 @@ from rmgr.errors import ConfigError, UsageError
 from rmgr.model.block import PRIORITY_RANGE
 from rmgr.model.ids import check_name
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.units import parse_duration_us, parse_size
+from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
 
 _STATES = ("open", "closed", "stopped")
 _TOP_HIDDEN = {"format", "queues", "pipelines"}
+#: Whole numbers may be below 0; all are far within the integers of every codec.
+_SIGNED = frozenset({"default_priority", "max_priority", "rank"})
+_MOST = 10**12
 _SUFFIXES = ("_us", "_bytes")
 
 
 def read_settings_file(path: Path) -> ClusterSettings:
     """Settings written in a TOML file. Raises ConfigError naming file and line."""
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path} cannot be read: {getattr(error, 'strerror', error)}", hint="rmgr config show --cluster prints one"
@@ -120,9 +123,9 @@ def _values(kind: type[Any], table: dict[str, Any], text: str, name: str, *, sec
 
 def _convert(field: str, hint: Any, value: Any) -> Any:
     if field.endswith("_us"):
-        return parse_duration_us(value) if isinstance(value, str) else round(float(value) * 1e6)
+        return parse_duration_us(value) if isinstance(value, str) else duration_us_of(_number(value))
     if field.endswith("_bytes"):
-        return parse_size(value) if isinstance(value, str) else int(value)
+        return parse_size(value) if isinstance(value, str) else size_of(_number(value))
     if hint is Dispatch:
         if value not in set(Dispatch):
             raise UsageError(f"there is no dispatch {value!r}", hint=_nearest(str(value), list(Dispatch)))
@@ -130,8 +133,12 @@ def _convert(field: str, hint: Any, value: Any) -> Any:
     if hint is bool and isinstance(value, bool):
         return value
     if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        if not (-_MOST if field in _SIGNED else 0) <= value <= _MOST:
+            raise ValueError("it is negative, or far too large")
         return value
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not 0 <= value <= _MOST:
+            raise ValueError("it is negative, far too large, or no number")
         return float(value)
     if hint is str and isinstance(value, str):
         return value
@@ -140,6 +147,12 @@ def _convert(field: str, hint: Any, value: Any) -> Any:
     if hint == dict[str, str] and isinstance(value, dict) and all(isinstance(item, str) for item in value.values()):
         return dict(value)
     raise TypeError(f"{getattr(hint, '__name__', hint)} expected")
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("a number, or text with a unit, expected")
+    return value
 
 
 def to_toml(settings: ClusterSettings) -> str:
@@ -183,7 +196,8 @@ def _json_value(field: str, value: Any) -> Any:
 
 def _literal(field: str, value: Any) -> str:
     if field.endswith("_us"):
-        return json.dumps(f"{value / 1e6:g}s" if value % 60_000_000 else f"{value // 60_000_000}m") if value else "0"
+        seconds = f"{value / 1e6:.6f}".rstrip("0").rstrip(".")
+        return json.dumps(f"{seconds}s" if value % 60_000_000 else f"{value // 60_000_000}m") if value else "0"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_bare(key)} = {json.dumps(item)}" for key, item in value.items()) + " }" if value else "{}"
     return json.dumps(list(value) if isinstance(value, tuple) else value)

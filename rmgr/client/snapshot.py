@@ -16,7 +16,7 @@ from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.records import decode_block, decode_failed, decode_outcomes, decode_page, decode_record, read_fragment
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress
-from rmgr.errors import DataLost, NotFound, PermissionDenied
+from rmgr.errors import DataLost, NotFound, PermissionDenied, WrongCluster
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import Drain, EpochRecord, Meta, NodeRecord
 from rmgr.model.outcome import Fragment, Outcome
@@ -73,7 +73,7 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
     submissions: dict[int, tuple[Submission, Progress]] = {}
     waiting: dict[int, int] = {}
     for number in sorted(numbers):
-        with suppress(PermissionDenied):
+        with suppress(PermissionDenied, WrongCluster):  # another's, or unreadable: one record hides no other
             found = read_progress(coordinator, store, number, timeout_s=timeout_s)
             if found is not None:
                 submissions[number] = found

@@ -19,7 +19,7 @@ from rmgr.errors import UsageError
 from rmgr.model.placing import MPI, ONCE, RANKS, Rigid
 from rmgr.model.resources import Request
 from rmgr.model.submission import OnDisconnect, PythonEnvironment, Submission, Work
-from rmgr.model.units import parse_duration_us, parse_size
+from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
 
 #: Directories that travel with a submission; those that do not.
 _MAX_DIRECTORIES = 32
@@ -83,15 +83,15 @@ def draft_of(
         work=work,
         request=Request(
             cores=options.cores,
-            memory_bytes=size_of(options.memory),
-            time_limit_us=duration_us_of(options.time),
+            memory_bytes=_bytes_of(options.memory),
+            time_limit_us=_us_of(options.time),
             features=tuple(options.features),
             resources=dict(options.resources or {}),
         ),
         priority=options.priority,
         resubmit=options.resubmit,
         retries=options.retries,
-        backoff_us=duration_us_of(options.backoff),
+        backoff_us=_us_of(options.backoff),
         on_disconnect=policy,
         token=options.token,
         submitted_us=time.time_ns() // 1000,
@@ -152,11 +152,9 @@ def user_name() -> str:
         return str(os.getuid()) if hasattr(os, "getuid") else "user"
 
 
-def size_of(size: Size) -> int:
-    """Bytes. Raises UsageError."""
-    return parse_size(size) if isinstance(size, str) else int(size or 0)
+def _bytes_of(size: Size) -> int:
+    return parse_size(size) if isinstance(size, str) else size_of(size)
 
 
-def duration_us_of(duration: Duration) -> int:
-    """Microseconds. Raises UsageError."""
-    return parse_duration_us(duration) if isinstance(duration, str) else round(float(duration or 0) * 1e6)
+def _us_of(duration: Duration) -> int:
+    return parse_duration_us(duration) if isinstance(duration, str) else duration_us_of(duration)

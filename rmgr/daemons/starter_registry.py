@@ -24,7 +24,7 @@ from rmgr.coord.records import decode_block, decode_record
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_node import NodeAgent
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, StateConflict
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, StateConflict, WrongCluster
 from rmgr.model.block import BlockKey
 from rmgr.model.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.states import Reason
@@ -265,7 +265,11 @@ class Registry:
         if record is None:
             self._log.error("block_without_record", node=agent.name, block=paths.block_name(key))
             return None
-        queue = decode_record(record.data, Submission, paths.sub(key.submission)).queue
+        try:
+            queue = decode_record(record.data, Submission, paths.sub(key.submission)).queue
+        except WrongCluster as error:  # one such record must not keep a whole node away
+            self._log.error("submission_unreadable", submission=key.submission, error=error.message)
+            return None
         multi = leader_ops.fail(
             ops.fence_check(agent.name, fence),
             agent.name,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from rmgr.model.spans import SpanUs
 from rmgr.model.version import Newer, newer
 
 #: Tasks of one submission that a scheduler's job id has room for.
@@ -36,10 +37,10 @@ class Rigid:
     exclusive: bool = False
     nodelist: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    begin_us: int = 0
+    begin_us: SpanUs = 0
     kill_on_bad_exit: bool = False
-    checkpoint_every_us: int = 0
-    checkpoint_grace_us: int = 30_000_000
+    checkpoint_every_us: SpanUs = 0
+    checkpoint_grace_us: SpanUs = 30_000_000
     restart: str = "checkpoint"
     launch: str = ONCE
     newer: Newer = newer()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rmgr.errors import UsageError
+from rmgr.model.spans import SpanUs
 from rmgr.model.version import Newer, newer
 
 MIB = 1024 * 1024
@@ -68,7 +69,7 @@ class Request:
 
     cores: int = 1
     memory_bytes: int = 0
-    time_limit_us: int = 0
+    time_limit_us: SpanUs = 0
     features: tuple[str, ...] = ()
     resources: dict[str, int] = field(default_factory=dict)
     newer: Newer = newer()

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from rmgr.model.placing import Rigid
 from rmgr.model.resources import Request
+from rmgr.model.spans import SpanUs
 from rmgr.model.version import Newer, newer
 
 
@@ -119,7 +120,7 @@ class Submission:
     priority: int = 0
     resubmit: bool = True
     retries: int = 0
-    backoff_us: int = 0
+    backoff_us: SpanUs = 0
     on_disconnect: OnDisconnect = OnDisconnect.KEEP
     after: tuple[Dependency, ...] = ()
     phase: Phase = Phase.OPEN
@@ -136,7 +137,7 @@ class Submission:
     function: str = ""  #: sha256 of a TaskQueue's function, for those who attach to it; blocks carry their own
     account: str = ""
     host: str = ""  #: where it was submitted
-    grace_us: int = 5_000_000  #: between SIGTERM and SIGKILL at the time limit
+    grace_us: SpanUs = 5_000_000  #: between SIGTERM and SIGKILL at the time limit
     rigid: Rigid | None = None  #: of placed jobs
     spec_sha256: str = ""  #: when command or python do not fit the znode they are in this row of the store
     newer: Newer = newer()

@@ -6,7 +6,14 @@ import re
 
 from rmgr.errors import UsageError
 
+#: The longest duration that can be asked for, 100 years: sums of a few of them fit every codec.
+MAX_DURATION_US = 36_525 * 86_400_000_000
+#: The largest size that can be asked for.
+MAX_SIZE_BYTES = 1 << 60
+#: Longer texts are neither (and Python refuses to read numbers of thousands of digits).
+_MAX_TEXT = 40
 _DURATIONS = "durations look like 90 (seconds), 15m, 1h30m, 2d or HH:MM:SS"
+_SIZES = "sizes look like 512M, 2G or a number of bytes"
 _UNIT_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")
 _CLOCK = re.compile(r"^(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?$")
@@ -15,8 +22,21 @@ _SIZE_UNIT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def parse_duration_us(text: str) -> int:
-    """A duration in microseconds: seconds as a number, `1h30m`, `[D-]HH:MM:SS` or `MM:SS`. Raises UsageError."""
+    """A duration in microseconds, at most 100 years: seconds as a number, `1h30m`, `[D-]HH:MM:SS` or `MM:SS`. Raises UsageError."""
     text = text.strip()
+    if len(text) > _MAX_TEXT:
+        raise UsageError(f"{text[:_MAX_TEXT] + '...'!r} is not a duration", hint=_DURATIONS)
+    return check_duration(_duration_us(text), repr(text))
+
+
+def check_duration(duration_us: int, told: str) -> int:
+    """`duration_us` if it is one. told: how an error names it. Raises UsageError."""
+    if not 0 <= duration_us <= MAX_DURATION_US:
+        raise UsageError(f"{told} is {'negative' if duration_us < 0 else 'longer than 100 years'}", hint=f"{_DURATIONS}, 36525d at most")
+    return duration_us
+
+
+def _duration_us(text: str) -> int:
     clock = _CLOCK.match(text)
     if clock:
         days, first, second, third = (int(part) if part else 0 for part in clock.groups())
@@ -32,12 +52,38 @@ def parse_duration_us(text: str) -> int:
     return round(sum(float(number) * _UNIT_US[unit] for number, unit in parts))
 
 
+def duration_us_of(seconds: float | None) -> int:
+    """A duration given as a number (None: 0) in microseconds. Raises UsageError."""
+    return check_duration(_rounded(seconds, 1_000_000, "a duration"), f"{seconds} s")
+
+
+def size_of(size_bytes: float | None) -> int:
+    """A size given as a number (None: 0). Raises UsageError."""
+    return check_size(_rounded(size_bytes, 1, "a size"), str(size_bytes))
+
+
+def _rounded(number: float | None, unit: int, what: str) -> int:
+    try:
+        return round((number or 0) * unit)
+    except (TypeError, ValueError, OverflowError):  # no number, nan, inf
+        raise UsageError(f"{number!r} is not {what}") from None
+
+
 def parse_size(text: str) -> int:
-    """A size in bytes: `512M`, `2G`, `1048576`; powers of 1,024. Raises UsageError."""
-    match = _SIZE.match(text.strip())
+    """A size in bytes, at most 1 EiB: `512M`, `2G`, `1048576`; powers of 1,024. Raises UsageError."""
+    text = text.strip()
+    match = _SIZE.match(text) if len(text) <= _MAX_TEXT else None
     if match is None:
-        raise UsageError(f"{text!r} is not a size", hint="sizes look like 512M, 2G or a number of bytes")
-    return round(float(match[1]) * _SIZE_UNIT[match[2].lower()])
+        shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+        raise UsageError(f"{shown!r} is not a size", hint=_SIZES)
+    return check_size(round(float(match[1]) * _SIZE_UNIT[match[2].lower()]), repr(text))
+
+
+def check_size(size_bytes: int, told: str) -> int:
+    """`size_bytes` if it is one. told: how an error names it. Raises UsageError."""
+    if not 0 <= size_bytes <= MAX_SIZE_BYTES:
+        raise UsageError(f"{told} is {'negative' if size_bytes < 0 else 'larger than 1048576T'}", hint=_SIZES)
+    return size_bytes
 
 
 def format_duration(seconds: float) -> str:

@@ -26,7 +26,7 @@ FULL = ClusterSettings(
             dispatch=Dispatch.PLACE,
             state="closed",
             default_time_us=90_000_000,
-            max_time_us=3_600_000_000,
+            max_time_us=1_234_567_890_123,
             max_memory_bytes=3 << 30,
             users=("ada", "bob"),
             backfill_pull=True,
@@ -70,6 +70,10 @@ def test_people_write_durations_and_sizes() -> None:
         ("[queues.default]\nmax_tim = 1\n", "c.toml:2: unknown key 'max_tim' in section [queues.default]", "'max_time'"),
         ("\nretentoin = 1\n[queues.default]\n", "c.toml:2: unknown key 'retentoin'", "'retention'"),
         ("[queues.default]\n\n[queues.b]\nmax_time = '1x'\n", "c.toml:4: max_time = '1x' is not valid", "1h30m"),
+        ("[queues.default]\nmax_time = inf\n", "c.toml:2: max_time = inf is not valid", ""),
+        ("[queues.default]\nmax_time = -5\n", "c.toml:2: max_time = -5 is not valid", "36525d at most"),
+        ("[queues.default]\nmax_cores = -4\n", "c.toml:2: max_cores = -4 is not valid", ""),
+        ("mass_loss_share = nan\n[queues.default]\n", "c.toml:1: mass_loss_share = nan is not valid", ""),
         ("[queues.default]\nmax_cores = 'x'\n", "c.toml:2: max_cores = 'x' is not valid", ""),
         ("[queues.default]\nstate = 'opn'\n", "c.toml:2: there is no queue state 'opn'", "'open'"),
         ("[queues.default]\ndispatch = 'psuh'\n", "c.toml:2: dispatch = 'psuh' is not valid", "pull"),
@@ -109,7 +113,7 @@ def test_differences_are_told_by_key() -> None:
     assert told["grace_s"] == (1.5, 2.0)
     assert told["queues.fast.one.state"] == ("closed", None)
     assert differences(FULL, FULL) == []
-    assert to_document(FULL)["queues"]["fast.one"]["max_time_s"] == 3600.0
+    assert to_document(FULL)["queues"]["fast.one"]["max_time_s"] == 1234567.890123
 
 
 def test_a_pipeline_is_told_by_partition() -> None:

@@ -44,6 +44,9 @@ def test_options_become_a_record_in_its_units() -> None:
     request = record.request
     assert (request.cores, request.memory_bytes, request.time_limit_us, request.features) == (2, 2 << 30, 5_400_000_000, ("gpu",))
     assert (record.backoff_us, record.on_disconnect, record.function, record.name) == (500_000, OnDisconnect.EXCLUSIVE, "f", "python")
+    for bad in (Options(time=1e300), Options(time=float("nan")), Options(backoff=-1), Options(memory=1 << 70)):
+        with pytest.raises(UsageError):
+            draft_of(bad, work=Work.PYTHON)
     for bad in (Options(time="soon"), Options(memory="lots"), Options(cores=0), Options(cores=1.5), Options(on_disconnect="x")):  # type: ignore[arg-type]
         with pytest.raises(UsageError):
             draft_of(bad, work=Work.PYTHON)

@@ -14,7 +14,7 @@ from rmgr.model.block import BlockKey, pending_indices, runs
 from rmgr.model.ids import AttemptId, TaskId, check_name, parse_attempt, parse_submission, parse_task, taskq_name
 from rmgr.model.resources import Capacity, Request
 from rmgr.model.states import TRANSITIONS, State, check_transition, diagram
-from rmgr.model.units import format_duration, format_size, parse_duration_us, parse_size
+from rmgr.model.units import MAX_DURATION_US, format_duration, format_size, parse_duration_us, parse_size
 
 
 def test_the_transition_table_is_small_and_complete():
@@ -88,6 +88,18 @@ def test_a_malformed_duration_says_how_durations_look(text):
     with pytest.raises(errors.UsageError, match="is not a duration") as caught:
         parse_duration_us(text)
     assert "1h30m" in caught.value.hint
+
+
+def test_what_is_too_long_for_records_is_no_duration_and_no_size():
+    assert parse_duration_us("36525d") == MAX_DURATION_US
+    for read, text in (
+        (parse_duration_us, "36526d"),
+        (parse_duration_us, "9" * 5000),
+        (parse_size, "9" * 30 + "G"),
+        (parse_size, "9" * 5000),
+    ):
+        with pytest.raises(errors.UsageError):
+            read(text)
 
 
 def test_sizes():

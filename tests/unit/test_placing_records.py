@@ -1,10 +1,19 @@
-"""What the scheduler records of the ledger: since when cores are held for a job survives the leader, of those that still hold."""
+"""Records of placed work: since when cores are held for a job survives the leader; what no codec can carry is not read."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from rmgr.coord.records import decode_record, encode_record
 from rmgr.daemons.placing_book import Book
 from rmgr.daemons.placing_facts import Names
 from rmgr.daemons.placing_records import decode_records, encode_records
+from rmgr.errors import WrongCluster
+from rmgr.model.placing import Rigid
+from rmgr.model.resources import Request
+from rmgr.model.submission import Submission, Work
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.records import Hold, Share
 from rmgr.sched.snapshot import Snapshot
@@ -23,3 +32,14 @@ def test_since_when_cores_are_held_is_recorded_with_the_hold() -> None:
     assert (dict(records.since), dict(records.routes)) == ({5: 77}, {5: "big"})
     assert records.of_jobs("default", names, frozenset({5}), frozenset({7}))[2] == [hold]
     assert dict(decode_records(b"").since) == {}
+
+
+@pytest.mark.parametrize(
+    "field", [{"request": Request(time_limit_us=1 << 63)}, {"backoff_us": 1 << 80}, {"rigid": Rigid(begin_us=1 << 63)}]
+)
+def test_a_time_of_more_than_64_bits_stops_nobody_who_reads_the_record(field: dict[str, object]) -> None:
+    """It fits JSON and no MessagePack: once it was read, the leader's pass and the Starter's slot stood still over it."""
+    record = Submission(id=1, name="x", user="ada", queue="batch", work=Work.COMMAND)
+    assert decode_record(encode_record(record), Submission) == record
+    with pytest.raises(WrongCluster, match="cannot be read"):
+        decode_record(encode_record(replace(record, **field)), Submission)  # type: ignore[arg-type]
