@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from rmgr.coord.multi import (
     MAX_MULTI_BYTES,
-    MAX_OPS,
     MAX_ZNODE_BYTES,
     Check,
     Committed,
@@ -82,8 +81,8 @@ def encode_multi(multi: Multi, root: str, acl: Callable[[str], bytes]) -> bytes:
             operation, and the server takes four times what the caps allow.
     Raises: RequestTooLarge over the caps of coord/multi.py; UsageError never: paths are checked by the server.
     """
-    if len(multi.ops) > MAX_OPS:
-        msg = f"{multi.name}: {len(multi.ops)} operations in one multi, at most {MAX_OPS} are sent"
+    if len(multi.ops) > multi.most_ops:
+        msg = f"{multi.name}: {len(multi.ops)} operations in one multi, at most {multi.most_ops} are sent"
         raise RequestTooLarge(msg)
     out = bytearray()
     lists = 0

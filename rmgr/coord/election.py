@@ -8,7 +8,7 @@ standing but a version: only TAKE-OVER (coord/leader_ops.py) makes a leader, and
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rmgr.coord import paths
 from rmgr.coord.leader_ops import epoch_check
@@ -82,4 +82,4 @@ def fenced(version: int, multi: Multi) -> Multi:
     check = epoch_check(version)
     if check in multi.ops:
         return multi
-    return Multi(name=multi.name, ops=(check, *multi.ops), proof=multi.proof, guard=multi.guard)
+    return replace(multi, ops=(check, *multi.ops))

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 #: Caps checked before anything is sent: an oversized request looks like a lost connection, not like an error.
 MAX_OPS = 200
+#: A job on hundreds of nodes is put there by one multi: a check and a hold each.
+MAX_OPS_OF_ONE_JOB = 1600
 MAX_MULTI_BYTES = 256 * 1024
 MAX_ZNODE_BYTES = 16 * 1024
 #: What the scheduler remembers of a partition grows with its jobs: one znode a partition, read once a reign.
@@ -109,7 +111,7 @@ class Multi:
 
     Args:
         name: the operation's name in protocol.md (SUBMIT, CLAIM, ...): for logs, metrics and failpoints.
-        ops: at most `MAX_OPS`.
+        ops: at most `most_ops`.
         proof: how to read back an unknown outcome.
         guard: what must still hold for the proof to be believed, read *after* it: the fence of a Starter whose znodes
             the leader may change once it has fenced it. A guard that no longer holds is answered as its Conflict.
@@ -119,6 +121,7 @@ class Multi:
     ops: tuple[Op, ...]
     proof: Proof
     guard: Check | None = None
+    most_ops: int = MAX_OPS
 
     def size_bytes(self) -> int:
         """Upper estimate of the request on the wire. Cost: O(ops)."""

@@ -13,13 +13,16 @@ from functools import cached_property
 import msgspec
 
 from rmgr.coord import paths
-from rmgr.coord.multi import Check, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
+from rmgr.coord.multi import MAX_OPS, MAX_OPS_OF_ONE_JOB, Check, Create, Delete, Exists, Gone, Holds, Multi, Op, Set, most_bytes, size_of
 from rmgr.coord.ops import fence_check
 from rmgr.coord.records import encode_block, encode_fragment, encode_record
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import InboxOrder, Order
 from rmgr.model.outcome import Fragment
 from rmgr.model.placing import Allocation, NodeHold
+
+#: What a block may still become longer by while it runs, and in the record of its failure.
+_GROWS_BYTES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: what follows from its fields is made once
@@ -95,6 +98,17 @@ def assign_ops(job: Assigned) -> list[Op]:
     return ops
 
 
+def too_large(job: Assigned, most: int) -> str:
+    """Why no commit can put it there, "" when one can. most: bytes."""
+    block = next(op for op in job.ops if op.path == job.target)
+    size, cap = len(getattr(block, "data", b"")), most_bytes(block.path) - _GROWS_BYTES
+    if size > cap:
+        return f"with its {len(job.fences)} nodes its arguments are {size} bytes, and at most {cap} are committed: larger ones are stored"
+    if len(job.ops) + 2 > MAX_OPS_OF_ONE_JOB or sum(map(size_of, job.ops)) > most:
+        return f"a job cannot be put on {len(job.fences)} nodes by one commit"
+    return ""
+
+
 def ask_ops(node: str, version: int, key: BlockKey, guid: str, order: InboxOrder) -> list[Op]:
     """An order to the head of a job that runs there, while it does. version: of the node's record."""
     path = paths.inbox(node, guid)
@@ -122,7 +136,8 @@ def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | No
                 checked.add(op)
             ops.append(op)
     if jobs:
-        return Multi(name="PLACE", ops=tuple(ops), proof=Exists(jobs[0].target))
+        most = MAX_OPS_OF_ONE_JOB if len(jobs) == 1 else MAX_OPS
+        return Multi(name="PLACE", ops=tuple(ops), proof=Exists(jobs[0].target), most_ops=most)
     if orders and not records:
         return Multi(name="PLACE", ops=tuple(ops), proof=Exists(orders[-1].path))
     if not records:

@@ -148,13 +148,16 @@ class Orders:
             if type(decision) is not Start or decision.job_id in left:  # one that moves starts when it is back
                 state.carried_out(decision, now_us)
                 if type(decision) is Reject and decision.job_id not in left:
-                    self._refuse(decision)
+                    self._refuse(decision.job_id, said(decision.why))
                 elif isinstance(decision, Suspend | Resume):
                     asked.append(self._paused(state, decision))
                 continue
             found = self._blocks[decision.job_id]
             assigned = None if found is None else self._assigned(decision, found, now_us)
-            if assigned is None:
+            why = place_ops.too_large(assigned, MOST_BYTES) if assigned is not None else ""
+            if why:
+                self._refuse(decision.job_id, why)
+            if assigned is None or why:
                 self._problem = self._problem or f"job {decision.job_id} cannot be placed as it was planned"
                 continue
             state.carried_out(decision, now_us)
@@ -208,15 +211,15 @@ class Orders:
         order = replace(asked.order, extra={**asked.order.extra, "block": placed.name})  # this attempt, none that follows it
         return place_ops.ask_ops(placed.node, version, placed.key, asked.guid, order)
 
-    def _refuse(self, decision: Reject) -> None:
+    def _refuse(self, job: int, why: str) -> None:
         """No queue and no machine of this cluster will ever run it: it ends here."""
-        waiting, found = self._book.waiting.pop(decision.job_id, None), self._blocks[decision.job_id]
+        waiting, found = self._book.waiting.pop(job, None), self._blocks[job]
         if waiting is None or found is None:
             return
         key = waiting.key
-        fragment = leader_ops.no_outcome(State.FAILED, Reason.START_FAILED, [key.first], said(decision.why))
+        fragment = leader_ops.no_outcome(State.FAILED, Reason.START_FAILED, [key.first], why)
         multi = ops.take_out(waiting.queue, key, decode_block(found.data), found.version, indices=[key.first], fragment=fragment)
-        self._desk.log.info("job_refused", submission=key.submission, first=key.first, why=said(decision.why), epoch=self._desk.epoch)
+        self._desk.log.info("job_refused", submission=key.submission, first=key.first, why=why, epoch=self._desk.epoch)
         self._desk.commit(multi)
 
     def _assigned(self, start: Start, found: Stamped, now_us: int) -> Assigned | None:

@@ -12,6 +12,7 @@ from rmgr.daemons.placing_records import decode_records
 from rmgr.model.block import BlockData
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.states import Reason, State
 from tests.harness.leader_bench import Bench
 
 NODES = tuple(f"n{number}" for number in range(30))  # of two cores each
@@ -62,3 +63,24 @@ def test_what_policies_remember_may_be_larger_than_other_znodes(bench: Bench) ->
     assert found is not None
     assert len(found.data) > 16 * 1024
     assert len(decode_records(found.data).runs) == 60
+
+
+@pytest.mark.parametrize("length", [1, 60])
+def test_a_job_on_more_nodes_than_a_usual_commit_has_operations(bench: Bench, length: int) -> None:
+    """It is placed; or, where its arguments and the names of its nodes are more than a znode may hold, it ends, and others are placed."""
+    many = tuple("w" * length + str(number) for number in range(120))
+    bench.starter(*many[:60])
+    bench.starter(*many[60:])
+    wide = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(processes=240), data=BlockData(payloads=(b"x" * 12_000,)))
+    bench.advance(1)
+    heads = [key.submission for node in many for key in bench.look.keys(paths.running_node(node))]
+    if length == 1:
+        assert heads == [wide]
+        assert sum(len(bench.look.names(paths.hold(node))) for node in many) == 119
+    else:
+        end = bench.look.outcomes(wide)[0]
+        assert (heads, end.state, end.reason) == ([], State.FAILED, Reason.START_FAILED)
+        assert "120 nodes" in end.error
+        number = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid())
+        bench.advance(1)
+        assert [key.submission for node in many for key in bench.look.keys(paths.running_node(node))] == [number]
