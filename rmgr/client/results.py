@@ -5,64 +5,86 @@ from __future__ import annotations
 import hashlib
 import pickle
 from concurrent.futures import CancelledError
+from typing import Protocol
+
+import msgspec
 
 from rmgr.client.authentic import LOST
 from rmgr.coord import keys
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import DataLost, PickleFailed, TaskFailed
-from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.outcome import Outcome
 from rmgr.model.states import Reason, State
 
 #: Lines of a failed task's output that its error shows.
 TAIL_LINES = 10
 
 
-class Settled:
-    """How a task ended, as little as is needed to tell it later.
+class Settled(msgspec.Struct, eq=False, gc=False):
+    """How a task ended, as little as is needed to tell it later. (Millions of them pass.)
 
-    Attributes: outcome; node ("" when it never ran); attempt.
+    node: "" when it never ran.
     """
 
-    __slots__ = ("attempt", "node", "outcome")
-
-    def __init__(self, fragment: Fragment, outcome: Outcome) -> None:
-        self.outcome = outcome
-        self.node = fragment.node
-        self.attempt = outcome.attempt or fragment.attempt
+    outcome: Outcome
+    node: str
+    attempt: int
 
 
-def value_of(settled: Settled, number: int, store: Store, *, timeout_s: float = 60.0) -> object:
+class Where(Protocol):
+    """A submission, and the store that has its large values."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def store(self) -> Store: ...
+
+
+def value_of(settled: Settled, where: Where, timeout_s: float | None) -> object:
     """The value of a COMPLETED task. Large values are fetched from the store.
 
     Raises: DataLost, StoreUnavailable; PickleFailed when it cannot be unpickled here.
     """
     outcome = settled.outcome
-    task = f"{number}_{outcome.index}"
     if outcome.error.startswith(LOST):
-        raise DataLost(f"task {task} completed, but {outcome.error.partition(': ')[2]}", hint="submit it again")
+        why = outcome.error.partition(": ")[2]
+        raise DataLost(f"task {where.number}_{outcome.index} completed, but {why}", hint="submit it again")
     if outcome.value_size >= 0:
-        key = keys.output(number, outcome.index, settled.attempt)
-        found = store.get(key, timeout_s=timeout_s)
-        if found is None:
-            raise DataLost(f"the result of task {task} ({key}) is missing from the data store", hint="submit it again")
-        if outcome.value_sha256 is not None and hashlib.sha256(found[0]).digest() != outcome.value_sha256:
-            raise DataLost(f"the result of task {task} ({key}) in the data store is not what its node has stored", hint="submit it again")
-        return load(found[0], found[1], f"the result of task {task}")
-    if not outcome.value and outcome.pickled:
+        return _stored_value(settled, where, 60.0 if timeout_s is None else max(1.0, timeout_s))
+    if not outcome.pickled:
+        return outcome.value
+    if not outcome.value:
         return None  # a command, or the keyed form: there is nothing to return
-    return load(outcome.value, Encoding.PICKLE if outcome.pickled else Encoding.RAW, f"the result of task {task}")
+    try:
+        return pickle.loads(outcome.value)  # noqa: S301 - results of the user's own functions, decoded in the user's process
+    except Exception as error:  # code of users: __setstate__ may raise anything
+        raise _unreadable(f"the result of task {where.number}_{outcome.index}", error) from error
+
+
+def _stored_value(settled: Settled, where: Where, timeout_s: float) -> object:
+    outcome = settled.outcome
+    task, key = f"{where.number}_{outcome.index}", keys.output(where.number, outcome.index, settled.attempt)
+    found = where.store.get(key, timeout_s=timeout_s)
+    if found is None:
+        raise DataLost(f"the result of task {task} ({key}) is missing from the data store", hint="submit it again")
+    if outcome.value_sha256 is not None and hashlib.sha256(found[0]).digest() != outcome.value_sha256:
+        raise DataLost(f"the result of task {task} ({key}) in the data store is not what its node has stored", hint="submit it again")
+    return load(found[0], found[1], f"the result of task {task}")
 
 
 def load(data: bytes, encoding: Encoding, what: str) -> object:
-    """Bytes of the store or of an outcome -> object. Raises PickleFailed naming `what`."""
+    """Bytes of the store -> object. Raises PickleFailed naming `what`."""
     if encoding is not Encoding.PICKLE:
         return data
     try:
-        return pickle.loads(data)  # noqa: S301 - results of the user's own functions, decoded in the user's process
-    except Exception as error:  # code of users: __setstate__ may raise anything
-        raise PickleFailed(
-            f"{what} cannot be unpickled here: {type(error).__name__}: {error}", hint="is the module that defines it importable here?"
-        ) from error
+        return pickle.loads(data)  # noqa: S301 - as above
+    except Exception as error:  # as above
+        raise _unreadable(what, error) from error
+
+
+def _unreadable(what: str, error: Exception) -> PickleFailed:
+    why = f"{what} cannot be unpickled here: {type(error).__name__}: {error}"
+    return PickleFailed(why, hint="is the module that defines it importable here?")
 
 
 def error_of(settled: Settled, number: int, *, loses: bool = False) -> BaseException:

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from rmgr.client.connection import Connection
-from rmgr.client.futures import Future
+from rmgr.client.futures import Future, settle
 from rmgr.client.opening import Opening
 from rmgr.client.ports import First, LanePort, TaskSpec
 from rmgr.client.progress import Counts
@@ -205,25 +205,28 @@ class Tasks:
 
     def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
         """See `ports.Listener`."""
-        pending = self._pending
+        node, attempt, pop = fragment.node, fragment.attempt, self._pending.pop
+        ended = [Settled(outcome, node, outcome.attempt or attempt) for outcome in outcomes]
         if self._kept is not None:
             with self._keeping:
-                for outcome in outcomes:
-                    self._kept[outcome.index] = Settled(fragment, outcome)
-        for outcome in outcomes:
-            index = outcome.index
+                self._kept.update((settled.outcome.index, settled) for settled in ended)
+        awaited = []
+        for settled in ended:
+            outcome = settled.outcome
             if outcome.state is not State.COMPLETED:
-                self._on_loss(fragment, outcome)
-            future = pending.pop(index, None)
+                self._on_loss(settled)
+            future = pop(outcome.index, None)
             if future is not None:
-                future.settle(Settled(fragment, outcome))
+                awaited.append((future, settled))
+        settle(awaited)
         if self._outputs:
             for outcome in outcomes:
                 self._outputs.pop(outcome.index, None)
 
-    def _on_loss(self, fragment: Fragment, outcome: Outcome) -> None:
+    def _on_loss(self, settled: Settled) -> None:
+        outcome = settled.outcome
         if outcome.state is State.FAILED:
-            self._failed[outcome.index] = Settled(fragment, outcome) if len(self._failed) < _FAILURES_KEPT else None
+            self._failed[outcome.index] = settled if len(self._failed) < _FAILURES_KEPT else None
         outputs = self._outputs.get(outcome.index)
         if outputs:  # nothing will ever be there: the keys are free again
             number, store = self.number, self.store

@@ -7,7 +7,7 @@ respects fragment numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rmgr.model.block import BlockKey, PastAttempt
 from rmgr.model.outcome import Fragment, Outcome
@@ -18,6 +18,8 @@ _CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
 #: Ends of attempts whose node, or what they had of it, was lost.
 _LOST = LOSSES | {Reason.POISON}
 _STATE = {code: state for state, code in _CODE.items()}
+#: Bytes by which the states grow.
+_GROWTH = 64
 
 
 class Progress:
@@ -97,11 +99,10 @@ class Progress:
         if number != self.next_fragment:
             raise ValueError(f"fragment {number} applied, {self.next_fragment} expected")
         self.next_fragment += 1
-        fresh = [outcome for outcome in outcomes if self._settle(outcome)]
+        fresh = self._settle(outcomes)
         if fragment.node:
             self.nodes.setdefault(fragment.node)
-        for outcome in fresh:
-            self._account(fragment, outcome)
+        self.account(fragment, fresh)
         return fresh
 
     def skip_to(self, paged: Paged) -> None:
@@ -112,10 +113,21 @@ class Progress:
         for name, count in paged.counts.items():
             self.counts[State(name)] = count
 
-    def account(self, fragment: Fragment, outcomes: Iterable[Outcome]) -> None:
-        """Adds what the outcomes of a row tell, when only the fragment's ranges were applied. Each row once."""
+    def account(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        """Adds what outcomes tell beside their states; those of a row when only the fragment's ranges were applied. Each once."""
+        if not outcomes:
+            return
+        self.cpu_us += sum([outcome.cpu_us for outcome in outcomes])
+        self.run_us += sum([outcome.elapsed_us for outcome in outcomes])
+        self.max_rss_kib = max(self.max_rss_kib, *[outcome.max_rss_kib for outcome in outcomes])
+        if fragment.base_us:
+            first_us = fragment.base_us + min([outcome.started_us for outcome in outcomes])
+            self.first_started_us = min(self.first_started_us or first_us, first_us)
+            last_us = fragment.base_us + max([outcome.started_us + outcome.elapsed_us for outcome in outcomes])
+            self.last_ended_us = max(self.last_ended_us, last_us)
         for outcome in outcomes:
-            self._account(fragment, outcome)
+            if outcome.reason or outcome.exit_code is not None or outcome.past or outcome.helpers:
+                self._account_unusual(outcome)
 
     def copy(self) -> Progress:
         """The same at this moment, for another thread. Cost: O(tasks) bytes."""
@@ -125,36 +137,36 @@ class Progress:
         twin.counts, twin.nodes, twin._codes = dict(self.counts), dict(self.nodes), bytearray(self._codes)
         return twin
 
-    def _settle(self, outcome: Outcome) -> bool:
-        if outcome.index >= len(self._codes):
-            self._codes.extend(bytes(outcome.index + 1 - len(self._codes)))
-        if self._codes[outcome.index]:
-            self.duplicates += 1
-            return False
-        self._codes[outcome.index] = _CODE[outcome.state]
-        self.counts[outcome.state] += 1
-        return True
+    def _settle(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
+        """Those of tasks that were not final yet; they are now."""
+        codes, counts = self._codes, self.counts
+        fresh = []
+        for outcome in outcomes:
+            index, state = outcome.index, outcome.state
+            if index >= len(codes):
+                codes.extend(bytes(index + _GROWTH - len(codes)))
+            if codes[index]:
+                self.duplicates += 1
+                continue
+            codes[index] = _CODE[state]
+            counts[state] += 1
+            fresh.append(outcome)
+        return fresh
 
-    def _account(self, fragment: Fragment, outcome: Outcome) -> None:
-        self.cpu_us += outcome.cpu_us
-        if outcome.reason and outcome.reason in _LOST:
+    def _account_unusual(self, outcome: Outcome) -> None:
+        """What most outcomes have nothing of."""
+        if outcome.reason in _LOST:
             self.lost += 1
             self.lost_us += outcome.elapsed_us
-        else:
-            self.run_us += outcome.elapsed_us
+            self.run_us -= outcome.elapsed_us
         for attempt in outcome.past:
             self._account_past(attempt)
         for name in outcome.helpers:
             self.nodes.setdefault(name)
-        self.max_rss_kib = max(self.max_rss_kib, outcome.max_rss_kib)
         if outcome.state is State.FAILED and not self.reason:
             self.reason = outcome.reason
         if outcome.exit_code is not None:
             self.exit_code = max(self.exit_code or 0, outcome.exit_code)
-        if fragment.base_us:
-            started = fragment.base_us + outcome.started_us
-            self.first_started_us = min(self.first_started_us or started, started)
-            self.last_ended_us = max(self.last_ended_us, started + outcome.elapsed_us)
 
     def _account_past(self, attempt: PastAttempt) -> None:
         ran_us = max(0, attempt.ended_us - attempt.started_us) if attempt.started_us else 0

@@ -373,7 +373,7 @@ class TaskExtra(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
     max_rss_kib: int = 0
 
 
-class TaskEnd(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class TaskEnd(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """How a call ended. data: the result's bytes, pickled or raw. extra: failure, output, ... (None: success, silent)."""
 
     seq: int

@@ -15,7 +15,7 @@ MAX_INLINE_VALUE = 8 * 1024
 INITIALIZER_FAILED = "initializer"
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """How one attempt of one task ended; trailing defaults may be left out (`coord.records.brief`).
 
     started_us: since the fragment's `base_us`. elapsed_us: run time. value: result bytes inline (empty: none or in a
