@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from rmgr.dev import cassandra as cassandra_server
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, missing_parts
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from rmgr.adapters.zk import ZkCoordinator
     from tests.harness.cassandra_nodes import SharedNode
 
+
+#: Everywhere, as Hypothesis has it by itself only where CI is set: an example may take long, the machine may have stood still meanwhile.
+settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 #: Tests of real processes against real clocks. Beside two other workers, on a machine that may stand still for seconds, one of thousands
 #: misses its time now and then; run again by itself it is a verdict on rmgr. The summary tells each rerun; what fails twice fails the run.

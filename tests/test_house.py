@@ -157,7 +157,7 @@ def test_no_file_is_named_after_nothing() -> None:
 
 
 def test_the_top_level_is_as_the_design_lists_it() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     if listed.returncode != 0:  # not a checkout: an unpacked archive has nothing beside what was committed
         return
     names = {line.split("/")[0] for line in listed.stdout.splitlines()}
@@ -183,7 +183,7 @@ def test_every_shell_script_parses() -> None:
     scripts = [p for p in files() if p.suffix == ".sh" or (not p.suffix and p.read_bytes()[:40].startswith(b"#!/usr/bin/env bash"))]
     assert scripts
     for script in scripts:
-        parsed = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=30, check=False)
+        parsed = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=120, check=False)
         assert parsed.returncode == 0, parsed.stderr
     if linter := shutil.which("shellcheck"):  # a developer's; not every machine has it
         linted = subprocess.run([linter, "-x", *map(str, scripts)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

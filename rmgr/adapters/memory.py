@@ -208,7 +208,7 @@ class MemoryCoordinator(SessionCoordinator):
 
     Args:
         tree: shared with the other coordinators of the test; None: one of its own.
-        auto: see the module.
+        auto: see the module. guarded: a thread ends what is past its deadline; default: in auto mode.
     """
 
     _link: _MemoryLink
@@ -222,6 +222,7 @@ class MemoryCoordinator(SessionCoordinator):
         session_timeout_s: float = 10.0,
         window: int = 256,
         clock: Callable[[], float] = time.monotonic,
+        guarded: bool | None = None,
     ) -> None:
         self.tree = tree or MemoryTree()
         self.auto = auto
@@ -231,7 +232,7 @@ class MemoryCoordinator(SessionCoordinator):
         self._lose_request = 0
         self._pump_lock = threading.Lock()
         self._pumping = False
-        super().__init__(chroot, acl=OPEN_ACL, window=window, clock=clock, guarded=auto)
+        super().__init__(chroot, acl=OPEN_ACL, window=window, clock=clock, guarded=auto if guarded is None else guarded)
         self._link.connect()
 
     def _open(self, session: tuple[int, bytes] | None) -> _MemoryLink:

@@ -288,12 +288,12 @@ class Bench:
         self.leader: Leader | None = None
 
     def connect(self) -> MemoryCoordinator:
-        coordinator = MemoryCoordinator(self.tree, auto=True, session_timeout_s=self.session_timeout_s)
+        coordinator = MemoryCoordinator(self.tree, session_timeout_s=self.session_timeout_s, guarded=False)
         self._opened.append(coordinator)
         return coordinator
 
     def close(self) -> None:
-        """Ends all sessions, and their threads."""
+        """Ends all sessions."""
         for coordinator in self._opened:
             coordinator.close()
 

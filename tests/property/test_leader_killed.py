@@ -40,7 +40,7 @@ class Mortal(MemoryCoordinator):
         self.after = False
         self.dead = False
         self.names: Counter[str] = Counter()
-        super().__init__(*args, **fields)
+        super().__init__(*args, guarded=False, **fields)
 
     def commit(self, multi: Multi, *, timeout_s: float = 10.0) -> Future[Outcome]:
         if not self.dead and self.left == 0:

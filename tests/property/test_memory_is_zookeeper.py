@@ -56,10 +56,10 @@ def _tree(coordinator: SessionCoordinator, path: str = "/") -> object:
 _number = itertools.count()
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(story=st.lists(multis, min_size=1, max_size=12))
 def test_both_tell_the_same_story(session: ZkCoordinator, story: list[tuple[Op, ...]]) -> None:
-    memory = MemoryCoordinator(chroot="/m")
+    memory = MemoryCoordinator(chroot="/m", guarded=False)
     memory.ensure(["/"])
     session.root = f"{session.root.rpartition('/run')[0] or session.root}/run{next(_number)}"
     session.ensure(["/"])

@@ -62,7 +62,7 @@ class LostAnswers(RuleBasedStateMachine):
         self.faults = faults  # besides lost links: few kinds a run, else hardly anything is ever read back
         self.clock = _Clock()
         self.tree = MemoryTree()
-        self.other = MemoryCoordinator(self.tree)
+        self.other = MemoryCoordinator(self.tree, guarded=False)
         self.other.ensure(["/names", "/queue", "/own", "/fence"])
         self.before = len(self.tree.commits)
         self.client = MemoryCoordinator(self.tree, auto=False, window=window, clock=self.clock)

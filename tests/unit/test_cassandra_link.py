@@ -88,7 +88,7 @@ def link(cluster: FakeCluster, links: list[Link]) -> Callable[[], Link]:
     return make
 
 
-def ask_for(link: Link, *, is_write: bool = False, timeout_s: float = 5.0) -> Any:
+def ask_for(link: Link, *, is_write: bool = False, timeout_s: float = 60.0) -> Any:
     return link.connection(Deadline(timeout_s), "read 'k'", is_write=is_write)
 
 
@@ -104,17 +104,18 @@ def outage(_: Request) -> Any:
 
 
 def test_the_first_call_waits_for_the_verdict_and_later_ones_do_not(cluster: FakeCluster, link: Callable[[], Link]) -> None:
-    verdict = threading.Event()
+    verdict, second = threading.Event(), threading.Event()
     cluster.refuses = Lost("refused", is_outage=True)
-    dial, cluster.dial = cluster.dial, lambda: (verdict.wait(60), dial())[1]  # type: ignore[method-assign]
+    dial = cluster.dial
+    cluster.dial = lambda: ((second if cluster.dialled else verdict).wait(60), dial())[1]  # type: ignore[method-assign]
     made = link()
     assert made.problem() == "not connected yet"
     threading.Timer(0.1, verdict.set).start()
     with pytest.raises(StoreUnavailable, match=r"cannot read 'k': Cassandra at h1 \(port 9042\) is away: refused"):
         ask_for(made)
-    with FairTimer() as timer, pytest.raises(StoreUnavailable):
-        ask_for(made)
-    assert timer.elapsed_s < 0.05
+    with pytest.raises(StoreUnavailable, match="is away: refused"):
+        ask_for(made)  # the second attempt has no verdict yet: nobody waits for it
+    second.set()
 
 
 def test_a_first_attempt_that_does_not_end_is_not_waited_out(cluster: FakeCluster, links: list[Link]) -> None:
@@ -163,16 +164,16 @@ def test_a_call_gives_up_an_outage_and_others_are_refused_until_a_probe_passes(c
     cluster.answers = outage
     begun = time.monotonic()
     with FairTimer() as timer, pytest.raises(StoreUnavailable, match="1 of the 2 replicas"):
-        calls.one(_READ, Deadline(30), "read 'k'")
+        calls.one(_READ, Deadline(60), "read 'k'")
     assert time.monotonic() - begun > 1.0
     assert timer.elapsed_s < 3.0
     sent = cluster.sent
     with pytest.raises(StoreUnavailable, match="1 of the 2 replicas"):
-        calls.one(_READ, Deadline(30), "read 'k'")
+        calls.one(_READ, Deadline(60), "read 'k'")
     assert cluster.sent == sent, "the network was not asked"
     cluster.answers = lambda _: [("back",)]
     eventually(lambda: made.problem() is None)
-    assert calls.one(_READ, Deadline(30), "read 'k'") == [("back",)]
+    assert calls.one(_READ, Deadline(60), "read 'k'") == [("back",)]
 
 
 def test_reads_go_on_where_only_writes_fail(cluster: FakeCluster, link: Callable[[], Link]) -> None:
@@ -181,9 +182,9 @@ def test_reads_go_on_where_only_writes_fail(cluster: FakeCluster, link: Callable
     calls = Calls(made, request_timeout_s=2.0)
     cluster.answers = lambda request: outage(request) if request.is_write else [(1,)]
     with pytest.raises(StoreUnavailable):
-        calls.one(_WRITE, Deadline(30), "write")
+        calls.one(_WRITE, Deadline(60), "write")
     assert "reads work, writes do not" in (made.problem() or "")
-    assert calls.one(_READ, Deadline(30), "read") == [(1,)]
+    assert calls.one(_READ, Deadline(60), "read") == [(1,)]
     with pytest.raises(StoreUnavailable, match="reads work, writes do not"):
         ask_for(made, is_write=True)
 
@@ -211,7 +212,7 @@ def test_a_request_that_times_out_is_sent_again(cluster: FakeCluster, link: Call
         return [("late",)]
 
     cluster.answers = answers
-    assert Calls(made, request_timeout_s=2.0).one(_READ, Deadline(5), "read") == [("late",)]
+    assert Calls(made, request_timeout_s=2.0).one(_READ, Deadline(60), "read") == [("late",)]
 
 
 def test_no_more_requests_fly_than_the_window_allows(cluster: FakeCluster, link: Callable[[], Link]) -> None:
@@ -224,7 +225,7 @@ def test_no_more_requests_fly_than_the_window_allows(cluster: FakeCluster, link:
             taken += 1
             yield _READ
 
-    answers = calls.each(requests(), Deadline(5), "read", window=4)
+    answers = calls.each(requests(), Deadline(60), "read", window=4)
     next(answers)
     assert taken == 4
     assert len(list(answers)) == 19
@@ -247,9 +248,9 @@ def test_a_damaged_value_is_taken_from_another_node(cluster: FakeCluster, link: 
     reader = Reader(Calls(link(), request_timeout_s=2.0))
     cluster.answers = lambda _: [(tuple(bad),)]
     with pytest.raises(DataLost, match="'k'"):
-        reader.get("k", Deadline(5))
+        reader.get("k", Deadline(60))
     cluster.others = lambda _: [[(tuple(bad),)], [], [(tuple(good),)]]
-    assert reader.get("k", Deadline(5)) == (b"value", Encoding.RAW, good.digest)
+    assert reader.get("k", Deadline(60)) == (b"value", Encoding.RAW, good.digest)
 
 
 def test_a_chunk_is_taken_from_another_node_and_wrong_bytes_from_none(cluster: FakeCluster, link: Callable[[], Link]) -> None:
@@ -265,12 +266,12 @@ def test_a_chunk_is_taken_from_another_node_and_wrong_bytes_from_none(cluster: F
         chunk["rows"] = rows
         cluster.others = lambda _: []
         with pytest.raises(DataLost, match=what):
-            reader.get("k", Deadline(5))
+            reader.get("k", Deadline(60))
         cluster.others = lambda _: [[], [(data, sha256(data).digest())]]
-        assert reader.get("k", Deadline(5)) == (data, Encoding.RAW, sha256(data).digest())
+        assert reader.get("k", Deadline(60)) == (data, Encoding.RAW, sha256(data).digest())
         assert b"".join(reader.stream("k", 5.0) or ()) == data
     chunk["rows"] = [(b"z" * 100, sha256(b"z" * 100).digest())]  # a chunk of its own kind: only the whole tells
     with pytest.raises(DataLost):
-        reader.get("k", Deadline(5))
+        reader.get("k", Deadline(60))
     with pytest.raises(DataLost, match="hash differs"):
         list(reader.stream("k", 5.0) or ())

@@ -56,7 +56,7 @@ def test_calls_maps_waits_and_shutdown_behave_as_a_pool(max_workers: int | None)
         with Executor(max_workers, connection=connection) as executor:
             assert isinstance(executor, stdlib.Executor)
             futures = [executor.submit(square, x) for x in range(100)]
-            done, left = stdlib.wait(futures, timeout=10)
+            done, left = stdlib.wait(futures, timeout=60)
             assert (len(done), left) == (100, set())
             assert sum(future.result() for future in stdlib.as_completed(futures)) == sum(x * x for x in range(100))
             assert list(executor.map(pow, range(20), range(20))) == [x**x for x in range(20)]
@@ -123,7 +123,7 @@ def test_callbacks_may_submit_and_block_without_stopping_anything() -> None:
                 ended.set()
 
         executor.submit(square, 1).add_done_callback(again)
-        assert ended.wait(10)
+        assert ended.wait(60)
 
 
 def test_asyncio_runs_its_work_on_the_cluster() -> None:
@@ -352,17 +352,21 @@ def test_inside_of_a_task_every_kind_of_wait_gives_the_slot_back(cluster: Cluste
 
         def waits() -> Iterator[Callable[[list[Future]], object]]:
             yield lambda futures: futures[0].result(60)
-            yield lambda futures: stdlib.wait(futures, timeout=5)
-            yield lambda futures: list(stdlib.as_completed(futures, timeout=5))
+            yield lambda futures: stdlib.wait(futures, timeout=60)
+            yield lambda futures: list(stdlib.as_completed(futures, timeout=60))
             yield lambda futures: executor.shutdown()
 
         for wait in waits():
             futures = [executor.submit(square, x) for x in range(3)]
-            timer = threading.Timer(0.05, lambda: [cluster.run_one() for _ in cluster.pending()])
             until(lambda: sum(key.count for key in cluster.pending()) == 3)
-            timer.start()
-            wait(futures)
-            timer.join()
+            waiter = threading.Thread(target=wait, args=(futures,), daemon=True)
+            waiter.start()
+            until(lambda: told)
+            assert told == ["blocked"]
+            while cluster.pending():
+                cluster.run_one()
+            waiter.join(60)
+            assert not waiter.is_alive()
             assert told[:2] == ["blocked", "unblocked"]
             assert told.count("blocked") == told.count("unblocked")
             told.clear()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from rmgr.client import submitting
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
 from rmgr.client.executor import Executor
+from rmgr.client.progress import ProgressDisplay
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import Config
@@ -28,6 +31,13 @@ from tests.harness.client_cluster import Cluster, running
 
 def double(x: int) -> int:
     return 2 * x
+
+
+def until(condition: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -74,35 +84,46 @@ def test_a_submission_whose_answers_are_lost_is_made_once(cluster: Cluster) -> N
         coordinator.lose_reply(1)
         coordinator.lose_request(2)
         draft = draft_of(Options(name=f"n{nth}"), work=Work.COMMAND)
-        made = submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 5, complete=True)
+        made = submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 60, complete=True)
         assert made.submission.id == nth
         coordinator.close()
     assert len(subs(cluster)) == 5
 
 
-def test_whether_it_was_committed_is_unknown_only_when_nobody_can_say(cluster: Cluster) -> None:
-    coordinator = MemoryCoordinator(cluster.tree)
+def test_whether_it_was_committed_is_unknown_only_when_nobody_can_say(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = draft_of(Options(name="x", token="t-1"), work=Work.COMMAND)
-    coordinator.pause()
+    silent = MemoryCoordinator(cluster.tree)
+    silent.pause()
     with pytest.raises(CoordinationUnavailable):
-        submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 0.3)
-    coordinator.resume()
-    coordinator.auto = False
+        submitting.submit(silent, draft, owner="", deadline_s=time.monotonic() + 0.3)
+    silent.close()
+
+    now_s = [0.0]
+    leaves = MemoryCoordinator(cluster.tree, auto=False, clock=lambda: now_s[0])
+    over = threading.Event()
 
     def stop_after_the_commit() -> None:
         while subs(cluster) == []:
-            coordinator.server_step()
+            leaves.server_step()
             if subs(cluster) == []:
-                coordinator.client_step()
+                leaves.client_step()
+        while not over.wait(0.005):
+            now_s[0] += 100.0
+            leaves.guard()
 
-    threading.Thread(target=stop_after_the_commit, daemon=True).start()
-    with pytest.raises(SubmitUnknown) as caught:
-        submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 0.4)
+    server = threading.Thread(target=stop_after_the_commit, daemon=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(submitting, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=time.sleep))
+        server.start()
+        with pytest.raises(SubmitUnknown) as caught:
+            submitting.submit(leaves, draft, owner="", deadline_s=60.0)
+    over.set()
+    server.join(60)
     assert caught.value.token == "t-1"
     again = MemoryCoordinator(cluster.tree)
-    made = submitting.submit(again, draft, owner="", deadline_s=time.monotonic() + 5)
+    made = submitting.submit(again, draft, owner="", deadline_s=time.monotonic() + 60)
     assert (made.created, made.submission.id, subs(cluster)) == (False, 1, ["1"])
-    coordinator.close()
+    leaves.close()
     again.close()
 
 
@@ -113,14 +134,14 @@ def test_many_who_submit_at_once_get_numbers_of_their_own(cluster: Cluster) -> N
         coordinator = MemoryCoordinator(cluster.tree)
         for _ in range(10):
             draft = draft_of(Options(name="x"), work=Work.COMMAND)
-            numbers.append(submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 20).submission.id)
+            numbers.append(submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 60).submission.id)
         coordinator.close()
 
     threads = [threading.Thread(target=submit_some) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert sorted(numbers) == list(range(1, 51))
 
 
@@ -133,7 +154,7 @@ def test_the_thousandth_submission_gets_a_directory(cluster: Cluster) -> None:
     cluster.coordinator.commit(Multi(name="SKIP", ops=(Set(paths.IDS, encode_record(2345), ids.version),), proof=Gone("/x"))).result(60)
     for expected in (2345, 2346):
         draft = draft_of(Options(name="x"), work=Work.COMMAND)
-        made = submitting.submit(cluster.coordinator, draft, owner="", deadline_s=time.monotonic() + 5)
+        made = submitting.submit(cluster.coordinator, draft, owner="", deadline_s=time.monotonic() + 60)
         assert made.submission.id == expected
     assert sorted(cluster.coordinator.children(f"{paths.SUBS}/2").result(60) or []) == ["2345", "2346"]
 
@@ -149,6 +170,7 @@ def test_while_zookeeper_is_away_waits_end_in_time_and_go_on_afterwards() -> Non
         coordinator.auto = False
         coordinator.cut()
         future = queue.submit_call(2)
+        until(connection.trouble)
         with pytest.raises(DeadlineExceeded, match="ZooKeeper does not answer"):
             future.result(0.2)
         with pytest.raises(DeadlineExceeded, match="ZooKeeper does not answer"):
@@ -175,13 +197,19 @@ def test_a_wait_tells_on_stderr_that_the_cluster_went_away(capsys: pytest.Captur
         coordinator.auto = False
         coordinator.cut()
         queue.submit_call(1)
+        told, write = threading.Event(), ProgressDisplay._write
 
-        def come_back() -> None:
+        def tell(display: ProgressDisplay, text: str) -> None:
+            write(display, text)
+            told.set()
+
+        monkeypatch.setattr(ProgressDisplay, "_write", tell)
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(queue.wait_all, timeout=60)
+            assert told.wait(60)
             coordinator.auto = True
             coordinator.reconnect()
-
-        threading.Timer(0.3, come_back).start()
-        queue.wait_all(timeout=10)
+            assert waits.result(60).counts["COMPLETED"] == 1
         queue.close()
     assert "rmgr: ZooKeeper does not answer; still waiting" in capsys.readouterr().err
 
@@ -238,7 +266,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_spoil_a_large_result(cluster
 
         cluster.store.put(keys.output(queue.id, 0, 1), b"abc")
         future = queue.submit_call(1)
-        future.wait(5)
+        future.wait(60)
         store.is_away = True
         with pytest.raises(StoreUnavailable):
             future.result(60)
@@ -272,7 +300,7 @@ def test_outcomes_in_rows_and_pages_are_read_in_their_order() -> None:
         queue = TaskQueue(double, connection=connection)
         for x in range(4):
             queue.submit_call(x)
-            queue.flush(5)
+            queue.flush(60)
             cluster.run_one()
         number = queue.id
         from rmgr.coord.records import decode_fragment

@@ -27,30 +27,30 @@ class Hungry(Cluster):
 
     def __init__(self, *, takes: bool = True) -> None:
         super().__init__(cores=2)
-        record = decode_record(self.coordinator.get(paths.node("n1")).result(5).data, NodeRecord)
+        record = decode_record(self.coordinator.get(paths.node("n1")).result(60).data, NodeRecord)
         self.version += 1
         self.commit(Set(paths.node("n1"), encode_record(replace(record, takes_handed=takes)), 0))
 
     def commit(self, *changes: Set | Delete) -> None:
         multi = Multi(name="TEST", ops=changes, proof=Gone("/nothing"))
-        assert isinstance(self.coordinator.commit(multi).result(5), Committed)
+        assert isinstance(self.coordinator.commit(multi).result(60), Committed)
 
     def show_mark(self) -> None:
-        assert isinstance(self.coordinator.commit(ops.mark_idle("n1", self.version, idle=True)).result(5), Committed)
+        assert isinstance(self.coordinator.commit(ops.mark_idle("n1", self.version, idle=True)).result(60), Committed)
 
     def handed(self) -> list[str]:
-        return self.coordinator.children(paths.running_node("n1")).result(5) or []
+        return self.coordinator.children(paths.running_node("n1")).result(60) or []
 
     def end_handed(self) -> None:
         (name,) = self.handed()
-        found = self.coordinator.get(f"{paths.running_node('n1')}/{name}").result(5)
+        found = self.coordinator.get(f"{paths.running_node('n1')}/{name}").result(60)
         self.complete(paths.parse_block(name), decode_block(found.data))
 
     def run_queued(self, connection: Connection, queue: TaskQueue, value: int) -> None:
         future = queue.submit_call(value)
-        queue.flush(10)
+        queue.flush(60)
         assert self.run_one()
-        assert future.result(10) == 2 * value
+        assert future.result(60) == 2 * value
 
 
 @pytest.fixture
@@ -63,10 +63,10 @@ def cluster() -> Iterator[Hungry]:
 def handed_call(cluster: Hungry, queue: TaskQueue, value: int) -> Future:
     """A call that goes straight to the node, once the client has read the node's record."""
     future = queue.submit_call(value)
-    queue.flush(10)
+    queue.flush(60)
     if not cluster.handed():
         assert cluster.run_one(), "queued, for the record was not there yet"
-        assert future.result(10) == 2 * value
+        assert future.result(60) == 2 * value
         return handed_call(cluster, queue, value)
     return future
 
@@ -77,10 +77,10 @@ def test_the_next_call_goes_straight_to_the_node_that_waits_for_it(cluster: Hung
         cluster.show_mark()
         future = handed_call(cluster, queue, 5)
         assert cluster.pending() == []
-        assert cluster.coordinator.stat(paths.idle("n1")).result(5) is None, "its mark went with the block"
+        assert cluster.coordinator.stat(paths.idle("n1")).result(60) is None, "its mark went with the block"
         assert paths.parse_block(cluster.handed()[0]).seq == ops.HANDED_SEQ
         cluster.end_handed()
-        assert future.result(10) == 10
+        assert future.result(60) == 10
 
 
 def test_a_call_is_queued_where_no_mark_stands_or_the_node_was_fenced(cluster: Hungry) -> None:
@@ -90,14 +90,14 @@ def test_a_call_is_queued_where_no_mark_stands_or_the_node_was_fenced(cluster: H
         cluster.show_mark()
         cluster.end_handed() if handed_call(cluster, queue, 3) and cluster.handed() else None
         cluster.show_mark()
-        found = cluster.coordinator.get(paths.node("n1")).result(5)
+        found = cluster.coordinator.get(paths.node("n1")).result(60)
         cluster.version += 1
         cluster.commit(Set(paths.node("n1"), found.data, found.version))
         future = queue.submit_call(7)
-        queue.flush(10)
+        queue.flush(60)
         assert not cluster.handed(), "the version of its record has changed"
         assert cluster.run_one()
-        assert future.result(10) == 14
+        assert future.result(60) == 14
 
 
 def test_nothing_is_handed_to_a_starter_of_an_older_release() -> None:
@@ -130,7 +130,7 @@ def test_who_may_not_hand_over_queues(cluster: Hungry, monkeypatch: pytest.Monke
 
         monkeypatch.setattr(coordinator, "commit", strict)
         for value in range(6):
-            if cluster.coordinator.stat(paths.idle("n1")).result(5) is None:
+            if cluster.coordinator.stat(paths.idle("n1")).result(60) is None:
                 cluster.show_mark()
             cluster.run_queued(connection, queue, value)
         assert len(refused) <= 1, "it is not asked again and again"
@@ -139,7 +139,7 @@ def test_who_may_not_hand_over_queues(cluster: Hungry, monkeypatch: pytest.Monke
 def test_what_ends_when_it_is_lost_is_queued(cluster: Hungry) -> None:
     with cluster.connect() as connection, TaskQueue(double, connection=connection, resubmit=False) as queue:
         for value in range(3):
-            if cluster.coordinator.stat(paths.idle("n1")).result(5) is None:
+            if cluster.coordinator.stat(paths.idle("n1")).result(60) is None:
                 cluster.show_mark()
             cluster.run_queued(connection, queue, value)
         assert not cluster.handed()

@@ -100,7 +100,7 @@ def test_a_task_that_may_run_once_fails_at_its_loss_and_leaves_no_output(cluster
         connection.store.put("in", 1)
         connection.submitter.store.put(keys.output(queue.id, 0, 1), b"half", encoding=Encoding.RAW)
         queue.submit(["in"], ["out"])
-        counts, failed = queue.wait_all(timeout=5)
+        counts, failed = queue.wait_all(timeout=60)
         assert (counts["FAILED"], failed) == (1, [f"{queue.id}_0"])
         until(lambda: connection.submitter.store.keys("out/") == [])
         until(lambda: connection.submitter.store.head(keys.named("out")) is None)
@@ -119,7 +119,7 @@ def test_an_answer_lost_on_the_way_neither_loses_nor_doubles_a_task(fault: str, 
             for batch in range(5):
                 doubled = [future.result(60) for future in queue.map(None, range(batch, batch + 3))]
                 assert doubled == [2 * x for x in range(batch, batch + 3)]
-        assert queue.wait_all(timeout=5).counts == {"COMPLETED": 15, "FAILED": 0, "CANCELLED": 0}
+        assert queue.wait_all(timeout=60).counts == {"COMPLETED": 15, "FAILED": 0, "CANCELLED": 0}
         ran = sorted(index for key, _ in cluster.claims for index in range(key.first, key.end))
         assert ran == list(range(15))
 
@@ -145,7 +145,7 @@ def test_a_queue_is_taken_over_when_its_owner_is_gone(cluster: Cluster) -> None:
     first = cluster.connect()
     queue = TaskQueue(double, connection=first)
     queue.map(None, range(5))
-    queue.flush(5)
+    queue.flush(60)
     cluster.run_one(take=2)
     with cluster.connect() as second:
         attached = TaskQueue.attach(queue.name, connection=second)
@@ -157,7 +157,7 @@ def test_a_queue_is_taken_over_when_its_owner_is_gone(cluster: Cluster) -> None:
         cluster.start()
         assert [future.result(60) for future in attached.futures()] == [0, 2, 4, 6, 8, 200]
         assert added.result(60) == 200
-        assert attached.wait_all(timeout=5).counts["COMPLETED"] == 6
+        assert attached.wait_all(timeout=60).counts["COMPLETED"] == 6
         record, tail = record_of(cluster, queue.id), cluster.coordinator.get(paths.tail(queue.id)).result(60)
         assert record.owner == second.submitter.guid
         assert tail is not None
@@ -170,12 +170,12 @@ def test_a_former_owner_that_comes_back_is_told(cluster: Cluster) -> None:
     first, second = cluster.connect(), cluster.connect()
     queue = TaskQueue(double, connection=first)
     queue.submit_call(1)
-    queue.flush(5)
+    queue.flush(60)
     first.coordinator.pause()  # type: ignore[union-attr]
     first.coordinator.tree.end_session(first.coordinator.session_id)  # type: ignore[union-attr]
     attached = TaskQueue.attach(queue.id, connection=second)
     assert attached.submit_call(2) is not None
-    attached.flush(5)
+    attached.flush(60)
     late = queue.submit_call(3)
     first.coordinator.resume()  # type: ignore[union-attr]
     first.coordinator.cut()  # type: ignore[union-attr]
@@ -200,7 +200,7 @@ def test_the_same_token_gives_the_same_queue(cluster: Cluster) -> None:
     with cluster.connect() as connection:
         first = TaskQueue(double, token="experiment-7", connection=connection)
         first.submit_call(1)
-        first.flush(5)
+        first.flush(60)
         assert TaskQueue(double, token="experiment-7", connection=connection).id == first.id
         assert TaskQueue(double, token="experiment-8", connection=connection).id != first.id
 
@@ -213,7 +213,7 @@ def test_a_finished_queue_is_let_go_and_an_older_leader_is_told_so(protocol: int
     with running(protocol=protocol) as (cluster, connection):
         with TaskQueue(double, connection=connection) as queue:
             queue.submit_call(1)
-        queue.wait_all(timeout=5)
+        queue.wait_all(timeout=60)
         until(lambda: not connection.submitter._lanes)
         assert (record_of(cluster, queue.id).owner == "") is (protocol == 1)
 
@@ -232,14 +232,14 @@ def test_a_closed_connection_breaks_waits_off_instead_of_letting_them_hang(clust
     connection = cluster.connect()
     queue = TaskQueue(double, connection=connection)
     future = queue.submit_call(1)
-    queue.flush(5)
+    queue.flush(60)
     threading.Timer(0.1, connection.close).start()
     with pytest.raises(NotConnected, match="the connection was closed"):
         future.result(60)
     with pytest.raises(NotConnected):
         queue.submit_call(2)
     with pytest.raises(NotConnected):
-        queue.wait_all(timeout=5)
+        queue.wait_all(timeout=60)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -266,4 +266,4 @@ def test_a_forked_child_is_told_to_connect_anew(cluster: Cluster) -> None:
 
 def test_states_of_waited_are_the_final_ones() -> None:
     with running() as (_, connection), TaskQueue(double, connection=connection) as queue:
-        assert queue.wait_all(timeout=5) == ({str(state): 0 for state in (State.COMPLETED, State.FAILED, State.CANCELLED)}, [])
+        assert queue.wait_all(timeout=60) == ({str(state): 0 for state in (State.COMPLETED, State.FAILED, State.CANCELLED)}, [])

@@ -83,7 +83,7 @@ def test_classes_of_the_main_program_travel_by_value() -> None:
         print(pickle.loads(data)[0][0].x)
     """
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, cwd=ROOT, timeout=30, check=True
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True
     )
     assert ended.stdout.strip() == "3"
 

@@ -22,7 +22,7 @@ class Cluster:
     """A submission of ten tasks, submitted by "ann" up to index 4 and by "bob" from 5 on."""
 
     def __init__(self) -> None:
-        self.coordinator = MemoryCoordinator()
+        self.coordinator = MemoryCoordinator(guarded=False)
         self.store = MemoryStore()
         self.coordinator.ensure([paths.sub(SUB)])
         tail = encode_record(Tail(next=10, reigns=((0, "ann"), (5, "bob"))))
@@ -37,7 +37,7 @@ class Cluster:
             self.commit(Create(paths.fragment_prefix(SUB), encode_fragment(fragment), sequence=True))
 
     def locate(self, index: int, *, n: int = 0, by: str = "") -> str:
-        return locate(self.coordinator, self.store, f"out/{index}", keys.Pointer(sub=SUB, index=index, n=n, by=by), timeout_s=5)
+        return locate(self.coordinator, self.store, f"out/{index}", keys.Pointer(sub=SUB, index=index, n=n, by=by), timeout_s=60)
 
 
 @pytest.fixture
@@ -87,11 +87,11 @@ def test_a_pointer_counts_only_if_its_author_submitted_the_task(cluster: Cluster
 
 
 def test_after_the_submission_only_the_final_value_is_left() -> None:
-    coordinator, store = MemoryCoordinator(), MemoryStore()
+    coordinator, store = MemoryCoordinator(guarded=False), MemoryStore()
     pointer = keys.Pointer(sub=SUB, index=1, by="ann")
     with pytest.raises(NotFound, match="gone without a value"):
-        locate(coordinator, store, "out/1", pointer, timeout_s=5)
+        locate(coordinator, store, "out/1", pointer, timeout_s=60)
     store.put(keys.final(pointer), b"42")
-    assert locate(coordinator, store, "out/1", pointer, timeout_s=5) == keys.final(pointer)
+    assert locate(coordinator, store, "out/1", pointer, timeout_s=60) == keys.final(pointer)
     with pytest.raises(NotFound):
-        locate(coordinator, store, "out/1", keys.Pointer(sub=SUB, index=1, by="bob"), timeout_s=5)
+        locate(coordinator, store, "out/1", keys.Pointer(sub=SUB, index=1, by="bob"), timeout_s=60)

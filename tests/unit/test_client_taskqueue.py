@@ -96,11 +96,11 @@ def test_map_gives_futures_in_order_and_as_completed_each_once() -> None:
     with running() as (_, connection), TaskQueue(double, connection=connection) as queue:
         futures = queue.map(double, range(700))
         assert [future.result(60) for future in futures] == [2 * x for x in range(700)]
-        again = list(queue.as_completed([*futures, futures[0]], timeout=5))
+        again = list(queue.as_completed([*futures, futures[0]], timeout=60))
         assert sorted(future.result() for future in again) == [2 * x for x in range(700)]
         assert queue.map(None, [1])[0].result(60) == 2
         assert queue.map(abs, [-3])[0].result(60) == 3
-        assert queue.wait_all(timeout=5).counts["COMPLETED"] == 702
+        assert queue.wait_all(timeout=60).counts["COMPLETED"] == 702
 
 
 def test_calls_of_a_place_queue_have_a_block_each(cluster: Cluster) -> None:
@@ -146,12 +146,12 @@ def test_wait_all_raises_only_for_tasks_that_had_to_succeed() -> None:
     with running() as (_, connection):
         lenient = TaskQueue(double, resubmit=False, connection=connection)
         lenient.map(None, [1, -2, 3, -4])
-        counts, failed = lenient.wait_all(timeout=5)
+        counts, failed = lenient.wait_all(timeout=60)
         assert (counts["COMPLETED"], counts["FAILED"], failed) == (2, 2, [f"{lenient.id}_1", f"{lenient.id}_3"])
         strict = TaskQueue(double, connection=connection)
         strict.map(None, [1, -2, 3, -4])
         with pytest.raises(TaskFailed, match=r"task \d+_1 failed on n1: EXCEPTION .* \(2 tasks failed in all\)") as caught:
-            strict.wait_all(timeout=5)
+            strict.wait_all(timeout=60)
         assert (caught.value.task_id, caught.value.reason, caught.value.attempts) == (f"{strict.id}_1", "EXCEPTION", 1)
         assert isinstance(caught.value.__cause__, ValueError)
 
@@ -162,7 +162,7 @@ def test_tasks_of_both_kinds_may_stand_in_one_queue() -> None:
         connection.store.put("in/bad", -4)
         queue.submit(["in/good"], ["out/good"])
         queue.submit(["in/bad"], ["out/bad"], resubmit=False)
-        counts, failed = queue.wait_all(timeout=5)
+        counts, failed = queue.wait_all(timeout=60)
         assert (counts["COMPLETED"], failed) == (1, [f"{queue.id}_1"])
         assert connection.store.get("out/good") == 8
         until(lambda: connection.store.keys("out/") == ["out/good"])
@@ -176,13 +176,13 @@ def test_an_output_key_has_a_value_only_once_its_task_has_completed(cluster: Clu
         connection.store.put("a", 5)
         connection.store.put("b", 3)
         queue.submit(["a", "b"], ["sum", "difference"])
-        queue.flush(5)
+        queue.flush(60)
         assert connection.store.keys() == ["a", "b"]
         with pytest.raises(StateConflict, match="'sum' is not there yet: task 1_0 has not ended"):
             connection.store.get("sum")
         assert connection.store.get("sum", default=None) is None
         cluster.start()
-        queue.wait_all(timeout=5)
+        queue.wait_all(timeout=60)
         assert (connection.store.get("sum"), connection.store.get("difference")) == (8, 2)
         assert connection.store.keys() == ["a", "b", "difference", "sum"]
 
@@ -197,17 +197,17 @@ def test_an_output_key_that_exists_is_refused_unless_it_is_to_be_replaced() -> N
         with pytest.raises(KeyExists, match="'mine' exists already"):
             queue.submit(["in"], ["mine"])
         queue.submit(["in"], ["mine"], overwrite=True)
-        assert queue.wait_all(timeout=5).counts["COMPLETED"] == 2
+        assert queue.wait_all(timeout=60).counts["COMPLETED"] == 2
         assert connection.store.get("mine") == 2
 
 
 def test_an_output_key_taken_between_the_look_and_the_commit_fails_its_task_alone(cluster: Cluster) -> None:
     with cluster.connect() as connection, TaskQueue(double, connection=connection, resubmit=False) as queue:
         connection.store.put("in", 4)
-        queue.flush(5)
+        queue.flush(60)
         blocked, go = threading.Event(), threading.Event()
-        connection.submitter.post(lambda: (blocked.set(), go.wait(5)))  # type: ignore[attr-defined]
-        assert blocked.wait(5)
+        connection.submitter.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
+        assert blocked.wait(60)
         futures = [queue.submit(["in"], [f"out/{i}"]) for i in range(5)]
         with pytest.raises(KeyExists, match="'out/3' exists already: task 1_3 writes it"):
             queue.submit(["in"], ["out/3"])
@@ -218,7 +218,7 @@ def test_an_output_key_taken_between_the_look_and_the_commit_fails_its_task_alon
         cluster.start()
         with pytest.raises(TaskFailed, match=r"OUTPUT_EXISTS \(the output key 'out/2' exists already"):
             futures[2].result(60)
-        counts, failed = queue.wait_all(timeout=5)
+        counts, failed = queue.wait_all(timeout=60)
         assert (counts["COMPLETED"], failed) == (4, ["1_2"])
         assert [connection.store.get(f"out/{i}") for i in range(5)] == [8, 8, "somebody else's", 8, 8]
 
@@ -228,9 +228,9 @@ def test_an_output_key_of_a_failed_task_is_free_again() -> None:
         connection.store.put("bad", -1)
         connection.store.put("good", 1)
         queue.submit(["bad"], ["out"])
-        queue.wait_all(timeout=5)
+        queue.wait_all(timeout=60)
         queue.submit(["good"], ["out"])
-        queue.wait_all(timeout=5)
+        queue.wait_all(timeout=60)
         assert connection.store.get("out") == 2
 
 
@@ -240,12 +240,12 @@ def test_a_pointer_of_a_task_that_was_never_submitted_is_not_believed() -> None:
         pointer = keys.Pointer(sub=queue.id, index=0, by="a-submitter-that-died-before-its-commit")
         connection.submitter.store.put(keys.named("orphan"), keys.encode_pointer(pointer), encoding=Encoding.POINTER)
         queue.submit(["in"], ["real"])
-        queue.wait_all(timeout=5)
+        queue.wait_all(timeout=60)
         with pytest.raises(NotFound, match="no value under the key 'orphan'"):
             connection.store.get("orphan")
         assert connection.store.keys() == ["in", "real"]
         queue.submit(["in"], ["orphan"])
-        queue.wait_all(timeout=5)
+        queue.wait_all(timeout=60)
         assert connection.store.get("orphan") == 8
 
 
@@ -319,8 +319,9 @@ def test_a_full_queue_is_told_and_goes_on_when_it_drains() -> None:
         queue = TaskQueue(double, connection=connection)
         for x in range(2):
             queue.submit_call(x)
-            queue.flush(5)
+            queue.flush(60)
         third = queue.submit_call(2)
+        until(lambda: queue._lane._sender.full)
         with pytest.raises(QueueFull, match="queue default holds its maximum of 2 waiting blocks"):
             queue.flush(0.3)
         connection.store.put("in", 3)
@@ -333,7 +334,7 @@ def test_a_full_queue_is_told_and_goes_on_when_it_drains() -> None:
         cluster.start()
         queue.submit(["in"], ["out"])
         assert third.result(60) == 4
-        queue.wait_all(timeout=5)
+        queue.wait_all(timeout=60)
         assert connection.store.get("out") == 6
     cluster.stop()
 
@@ -344,7 +345,7 @@ def test_a_full_queue_is_told_and_goes_on_when_it_drains() -> None:
 def test_a_future_cancels_what_has_not_started(cluster: Cluster) -> None:
     with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
         futures = queue.map(None, range(10))
-        queue.flush(5)
+        queue.flush(60)
         claimed = cluster.claim(take=4)
         assert claimed is not None
         assert [future.cancel() for future in futures[2:6]] == [False, False, True, True]
@@ -353,23 +354,23 @@ def test_a_future_cancels_what_has_not_started(cluster: Cluster) -> None:
         cluster.complete(*claimed)
         cluster.start()
         queue.close()
-        assert queue.wait_all(timeout=5).counts == {"COMPLETED": 8, "FAILED": 0, "CANCELLED": 2}
+        assert queue.wait_all(timeout=60).counts == {"COMPLETED": 8, "FAILED": 0, "CANCELLED": 2}
         assert [future.result(60) for future in futures[:4] + futures[6:]] == [0, 2, 4, 6, 12, 14, 16, 18]
 
 
 def test_tasks_cancelled_before_they_were_sent_never_run(cluster: Cluster) -> None:
     with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
-        queue.flush(5)
+        assert queue.name, "it is recorded before its first task"
         engine = connection.submitter
         blocked, go = threading.Event(), threading.Event()
-        engine.post(lambda: (blocked.set(), go.wait(5)))  # type: ignore[attr-defined]
-        assert blocked.wait(5)
+        engine.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
+        assert blocked.wait(60)
         futures = queue.map(None, range(300))
         cancelled = [future for future in futures if future.index % 3 == 0]
         assert len(queue._tasks.cancel_futures(cancelled)) == 100
         go.set()
         cluster.start()
-        assert queue.wait_all(timeout=5).counts == {"COMPLETED": 200, "FAILED": 0, "CANCELLED": 100}
+        assert queue.wait_all(timeout=60).counts == {"COMPLETED": 200, "FAILED": 0, "CANCELLED": 100}
         ran = {index for key, _ in cluster.claims for index in range(key.first, key.end)}
         assert ran == {future.index for future in futures if future.index % 3}
 
@@ -383,8 +384,8 @@ def test_cancelling_the_queue_ends_what_was_not_sent_and_completes_it(cluster: C
     with cluster.connect() as connection:
         queue = TaskQueue(double, connection=connection)
         blocked, go = threading.Event(), threading.Event()
-        connection.submitter.post(lambda: (blocked.set(), go.wait(5)))  # type: ignore[attr-defined]
-        assert blocked.wait(5)
+        connection.submitter.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
+        assert blocked.wait(60)
         cancel_submission(connection, queue.id)
         queue._lane._watch_record()  # the record is read before anything is sent
         futures = [queue.submit_call(x) for x in range(3)]

@@ -90,9 +90,9 @@ def test_a_thousand_outputs_are_found_with_few_reads() -> None:
     with cluster.connect() as connection, TaskQueue(lambda: 1, connection=connection) as queue:
         for i in range(300):
             queue.submit(outputs=[f"out/{i:03}"])
-        queue.flush(10)
+        queue.flush(60)
         cluster.start()
-        queue.wait_all(timeout=10)
+        queue.wait_all(timeout=60)
         reads: list[str] = []
         original = connection.coordinator.get  # type: ignore[union-attr]
 

@@ -20,7 +20,7 @@ def tree() -> MemoryTree:
 
 
 def connect(tree: MemoryTree) -> MemoryCoordinator:
-    return MemoryCoordinator(tree, auto=True)
+    return MemoryCoordinator(tree, guarded=False)
 
 
 def test_the_first_founds_the_cluster_and_the_second_finds_it(tree: MemoryTree) -> None:

@@ -27,8 +27,8 @@ class Bench:
     def __init__(self, names: int) -> None:
         self.now_s = 100.0
         self.mailbox: Mailbox[Callable[[], None]] = Mailbox(lambda: self.now_s)
-        self.ours = MemoryCoordinator()
-        self.others = MemoryCoordinator(self.ours.tree)
+        self.ours = MemoryCoordinator(guarded=False)
+        self.others = MemoryCoordinator(self.ours.tree, guarded=False)
         self.ours.ensure([PENDING, "/epoch"])
         self.lists = self.took = self.made = 0
         for _ in range(names):

@@ -21,7 +21,7 @@ class World:
     """A board whose letters are delivered by hand."""
 
     def __init__(self, salt: str = "me") -> None:
-        self.zk = MemoryCoordinator()
+        self.zk = MemoryCoordinator(guarded=False)
         self.zk.ensure([paths.pending("q")])
         self.letters: deque[Callable[[], None]] = deque()
         self.now_s = 1000.0

@@ -16,7 +16,7 @@ from rmgr.daemons.starter_commits import Committer
 
 class World:
     def __init__(self) -> None:
-        self.zk = MemoryCoordinator()
+        self.zk = MemoryCoordinator(guarded=False)
         self.zk.ensure([paths.node("n1"), "/things"])
         self.letters: deque[Callable[[], None]] = deque()
         self.fenced: list[str] = []
@@ -64,7 +64,7 @@ class Doubtful(MemoryCoordinator):
 
 def doubtful(*, carried_out: bool) -> World:
     world = World()
-    zk = Doubtful(world.zk.tree)
+    zk = Doubtful(world.zk.tree, guarded=False)
     zk.doubt, zk.carried_out = 1, carried_out
     world.committer._coordinator = zk
     return world

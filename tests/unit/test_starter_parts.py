@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 import time
 import uuid
 from collections import deque
@@ -130,7 +129,7 @@ def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None
     letters.popleft()()
     assert isinstance(found[1], ZeroDivisionError)
     work.close()
-    assert not any(thread.name == "store-0" and thread.is_alive() for thread in threading.enumerate())
+    assert not any(thread.is_alive() for thread in work._threads)
 
 
 def test_every_job_meets_an_absent_store_once_and_all_go_on_when_it_is_back() -> None:

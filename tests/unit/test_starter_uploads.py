@@ -137,7 +137,7 @@ def test_an_upload_is_fetched_once_for_all_tasks_of_a_node(tmp_path: Path) -> No
     gate = threading.Barrier(8)
 
     def task(number: int) -> None:
-        gate.wait(10)
+        gate.wait(60)
         work = tmp_path / f"work{number}"
         work.mkdir()
         uploads.place(store, file, work / "tool", name="tool", is_dir=False)

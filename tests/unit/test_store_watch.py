@@ -52,7 +52,7 @@ def watched(server: Server, events: list[str]) -> Iterator[WatchedStore]:
 def until(condition: Callable[[], object]) -> None:
     end_s = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < end_s, "not within 5 s"
+        assert time.monotonic() < end_s, "not within 60 s"
         time.sleep(0.005)
 
 
