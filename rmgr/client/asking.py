@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from rmgr.coord import paths, request_ops
@@ -25,6 +26,7 @@ from rmgr.errors import (
 from rmgr.model.request import CancelRequest, StopRequest, indices_of, ranges_of
 
 _Request = TypeVar("_Request", CancelRequest, StopRequest)
+_Answer = TypeVar("_Answer")
 _NO_LEADER = DeadlineExceeded(
     "no leader has answered in time: it cancels the tasks as soon as one leads", hint="rmgr status tells whether a WatchDog leads"
 )
@@ -45,7 +47,7 @@ def ask_to_cancel(coordinator: Coordinator, submission: int, indices: Sequence[i
         answer = _ask(coordinator, request, deadline_s, _NO_LEADER)
         if answer.error:
             raise RmgrError(answer.error)
-        ended |= indices_of(answer.ended)
+        ended.update(indices_of(answer.ended, max(indices) + 1))
     return ended
 
 
@@ -57,43 +59,81 @@ def ask_to_move(coordinator: Coordinator, request: StopRequest, *, shown: str, d
     Raises: what the leader says (NotFound, StateConflict, Infeasible, Unavailable); DeadlineExceeded when nothing is known in time (it is
         done as soon as somebody leads), CoordinationUnavailable.
     """
-    slow = DeadlineExceeded(f"{shown}: it is not known in time what came of it, and it goes on", hint=_look_at(request, shown))
-    answer = _ask(coordinator, request, deadline_s, slow)
-    if answer.error:
-        raise _ERRORS.get(answer.code, RmgrError)(answer.error, hint=answer.hint)
-    if not answer.done and len(answer.left) == 1 and not request.node:
-        raise StateConflict(answer.left[0][2], hint=_look_at(request, shown))
+    (answer,) = ask_each_to_move(coordinator, [(shown, request)], deadline_s=deadline_s)
+    if isinstance(answer, RmgrError):
+        raise answer
     return answer
+
+
+def ask_each_to_move(
+    coordinator: Coordinator, asked: Sequence[tuple[str, StopRequest]], *, deadline_s: float
+) -> list[StopRequest | RmgrError]:
+    """The same of several at once, each by its own name: its answer, or what `ask_to_move` would raise of it."""
+    sent: list[tuple[str, StopRequest, str | RmgrError]] = []
+    for shown, request in asked:
+        sent.append((shown, request, _tried(partial(_send, coordinator, request, deadline_s, _slow(shown, request)))))
+
+    def answer(shown: str, request: StopRequest, path: str | RmgrError) -> StopRequest:
+        if isinstance(path, RmgrError):
+            raise path
+        told = _wait(coordinator, request, path, deadline_s, _slow(shown, request))
+        if told.error:
+            raise _ERRORS.get(told.code, RmgrError)(told.error, hint=told.hint)
+        if not told.done and len(told.left) == 1 and not request.node:
+            raise StateConflict(told.left[0][2], hint=_look_at(request, shown))
+        return told
+
+    return [_tried(partial(answer, *one)) for one in sent]
+
+
+def _tried(call: Callable[[], _Answer]) -> _Answer | RmgrError:
+    try:
+        return call()
+    except RmgrError as error:
+        return error
+
+
+def _slow(shown: str, request: StopRequest) -> DeadlineExceeded:
+    return DeadlineExceeded(f"{shown}: it is not known in time what came of it, and it goes on", hint=_look_at(request, shown))
 
 
 def _look_at(request: StopRequest, shown: str) -> str:
     return f"rmgr nodes {request.node}; rmgr jobs" if request.node else f"rmgr show {shown}; rmgr status"
 
 
-_ERRORS: dict[str, type[RmgrError]] = {
-    kind.code: kind for kind in (Infeasible, NotFound, PermissionDenied, StateConflict, Unavailable)
-}
+_ERRORS: dict[str, type[RmgrError]] = {kind.code: kind for kind in (Infeasible, NotFound, PermissionDenied, StateConflict, Unavailable)}
 
 
 def _ask(coordinator: Coordinator, request: _Request, deadline_s: float, slow: DeadlineExceeded) -> _Request:
+    return _wait(coordinator, request, _send(coordinator, request, deadline_s, slow), deadline_s, slow)
+
+
+def _send(coordinator: Coordinator, request: _Request, deadline_s: float, slow: DeadlineExceeded) -> str:
+    """The request stands there, under this path."""
     guid = uuid.uuid4().hex
-
-    def left_s() -> float:
-        left = deadline_s - time.monotonic()
-        if left <= 0:
-            raise slow
-        return left
-
-    path = paths.request(guid)
-    outcome = coordinator.commit(request_ops.ask(guid, request), timeout_s=left_s()).result(left_s() + 1)
+    left_s = _left_s(deadline_s, slow)
+    outcome = coordinator.commit(request_ops.ask(guid, request), timeout_s=left_s).result(left_s + 1)
     if not isinstance(outcome, Committed):
         raise CoordinationUnavailable(f"the leader could not be asked: {outcome}", hint="try again")
+    return paths.request(guid)
+
+
+def _wait(coordinator: Coordinator, request: _Request, path: str, deadline_s: float, slow: DeadlineExceeded) -> _Request:
+    """Its answer."""
     while True:
         changed = threading.Event()
-        found = coordinator.get(path, watch=changed.set, timeout_s=left_s()).result(left_s() + 1)
+        left_s = _left_s(deadline_s, slow)
+        found = coordinator.get(path, watch=changed.set, timeout_s=left_s).result(left_s + 1)
         if found is None:
             raise CoordinationUnavailable("the answer of the leader is gone", hint="rmgr tasks ID tells what has happened")
         answer = decode_record(found.data, type(request), path)
         if answer.answered:
             return answer
-        changed.wait(min(1.0, left_s()))  # a watch is a hint
+        changed.wait(min(1.0, _left_s(deadline_s, slow)))  # a watch is a hint
+
+
+def _left_s(deadline_s: float, slow: DeadlineExceeded) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise slow
+    return left_s

@@ -20,6 +20,7 @@ from rmgr.daemons.leader_mirror import names_below
 from rmgr.daemons.placing_asks import Asks
 from rmgr.errors import RmgrError
 from rmgr.model.request import AnyRequest, CancelRequest, StopRequest, indices_of, ranges_of
+from rmgr.model.submission import Tail
 
 _WORK_S = 15.0
 #: How long an answer stays for who has asked.
@@ -76,7 +77,7 @@ class RequestKeeper:
         )
 
     def _answer(self, guid: str, request: request_ops.Request, version: int) -> None:
-        count = len(indices_of(request.ended)) if isinstance(request, CancelRequest) else len(request.done)
+        count = sum(count for _, count in request.ended) if isinstance(request, CancelRequest) else len(request.done)
         self._desk.log.info("request_answered", submission=request.submission, count=count, error=request.error)
         self._desk.commit(request_ops.answer(guid, request, version), partial(self._answered, guid))
 
@@ -89,7 +90,9 @@ class RequestKeeper:
 
 def _cancel(desk: Desk, request: CancelRequest) -> tuple[tuple[int, int], ...]:
     """On a thread that may wait."""
-    indices = sorted(indices_of(request.tasks))
+    found = desk.coordinator.get(paths.tail(request.submission), timeout_s=_WORK_S).result(_WORK_S + 1)
+    tail = Tail() if found is None else decode_record(found.data, Tail)
+    indices = indices_of(request.tasks, tail.next)
     end = time.monotonic() + _WORK_S
     done = cancel_tasks(desk.coordinator, request.submission, indices, detail=request.detail, running=False, deadline_s=end, may_ask=False)
     return ranges_of(done)

@@ -26,7 +26,7 @@ from rmgr.daemons.placing_stops import DRAIN, GO_ON, THEN, USER, Stop, stop_orde
 from rmgr.daemons.placing_view import label
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, Unavailable
 from rmgr.model.node import InboxOrder, Order
-from rmgr.model.placing import FROM_START, job_id, task_of
+from rmgr.model.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
 from rmgr.model.request import StopKind, StopRequest
 from rmgr.sched.job import Job, Node, nodes_of
 from rmgr.sched.pool_node import room_if_empty
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 #: A drain that was asked for is seen within so long.
 _DRAIN_S = 10.0
 _RETRY_S = 0.2
+#: Texts about jobs in the answer to a request: it is one znode.
+_TOLD_BYTES = 6 * 1024
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -75,7 +77,7 @@ class Asks:
     def add(self, guid: str, request: StopRequest, done: Callable[[StopRequest], None]) -> None:
         """A request came in; `done` gets it with its answer."""
         ask = Ask(guid=guid, request=request, end_s=self.desk.clock() + _DRAIN_S)
-        if not self.placer.queues:  # nothing is placed in this cluster
+        if not self.placer.queues or not 0 <= request.index < MAX_INDEX:  # nothing is placed in this cluster, or never that
             if request.kind is StopKind.VACATE:
                 ask.parts = []
             else:
@@ -190,12 +192,14 @@ class Asks:
             ask.order.stop()
         parts = ask.parts if ask.parts is not None else [ask] if ask.error is None else []
         error = ask.error
+        told = [(part.request.submission, part.request.index, part.told if part.error is None else part.error.message) for part in parts]
+        brief = list(zip(parts, _brief(told), strict=True))
         answer(
             replace(
                 ask.request,
                 answered=True,
-                done=tuple((part.request.submission, part.request.index, part.told) for part in parts if part.error is None),
-                left=tuple((part.request.submission, part.request.index, part.error.message) for part in parts if part.error is not None),
+                done=tuple(said for part, said in brief if part.error is None),
+                left=tuple(said for part, said in brief if part.error is not None),
                 error=error.message if error is not None else "",
                 code=error.code if error is not None else "",
                 hint=(error.hint or "") if error is not None else "",
@@ -351,8 +355,14 @@ def _newest(store: Store, prefix: str) -> keys.Checkpoint | None:
     return max(found, key=lambda one: one.order, default=None)
 
 
+def _brief(told: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Of hundreds of jobs that left one node: what an answer has room for."""
+    most = _TOLD_BYTES // max(1, len(told))
+    return [(submission, index, text if len(text.encode()) <= most else f"{text[: most // 4]}...") for submission, index, text in told]
+
+
 def _no_job(request: StopRequest) -> RmgrError:
-    shown = label(job_id(request.submission, request.index))
+    shown = job_label(request.submission, request.index)
     return StateConflict(f"{shown} is no placed job that runs", hint=f"rmgr show {shown}")
 
 

@@ -77,6 +77,12 @@ def ranges_of(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def indices_of(ranges: Iterable[tuple[int, int]]) -> set[int]:
-    """(3, 3), (9, 1) -> 3 4 5 9."""
-    return {index for first, count in ranges for index in range(first, first + count)}
+def indices_of(ranges: Iterable[tuple[int, int]], end: int) -> list[int]:
+    """(3, 3), (9, 1) -> 3 4 5 9: those below `end`. Cost: O(ranges + end), whatever stands there."""
+    found: list[int] = []
+    at = 0
+    for first, count in sorted(ranges):
+        stop = min(first + count, end)
+        found += range(max(first, at), stop)
+        at = max(at, stop)
+    return found

@@ -1,0 +1,79 @@
+"""Requests that no client of ours would write: the leader answers them, keeps its memory, and does everybody else's work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rmgr.coord import paths, request_ops
+from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Exists, Multi
+from rmgr.coord.records import decode_record, encode_record
+from rmgr.daemons.placing_asks import Ask
+from rmgr.errors import RmgrError
+from rmgr.model.placing import MAX_INDEX, Rigid
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.request import CancelRequest, StopKind, StopRequest, indices_of
+from tests.harness.leader_bench import Bench, committed
+
+SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE)))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench(SETTINGS)
+    bench.lead()
+    bench.starter("n1")
+    bench.advance(1)
+    yield bench
+    bench.close()
+
+
+@pytest.mark.parametrize("index", [-1, MAX_INDEX, 1 << 62])
+def test_a_task_that_cannot_be_is_refused_and_jobs_are_placed(bench: Bench, index: int) -> None:
+    committed(bench.outside, request_ops.ask("odd", StopRequest(kind=StopKind.MIGRATE, submission=7, index=index)))
+    number = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid())
+    bench.advance(1)
+    assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number]
+    found = bench.outside.get(paths.request("odd")).result(60)
+    assert found is not None
+    answer = decode_record(found.data, StopRequest)
+    assert answer.answered
+    assert answer.error
+
+
+def test_ranges_without_end_are_those_of_the_submission(bench: Bench) -> None:
+    """They are one user's, and would fill the memory of every leader in turn."""
+    number = bench.submitter.submit(8, block=8)
+    ranges = ((0, 1 << 60), *((at, 1 << 61) for at in range(200)), (-5, 3), (2, -7))
+    committed(bench.outside, request_ops.ask("huge", CancelRequest(submission=number, tasks=ranges)))
+    bench.advance(1)
+    found = bench.outside.get(paths.request("huge")).result(60)
+    assert found is not None
+    answer = decode_record(found.data, CancelRequest)
+    assert (answer.answered, answer.ended, answer.error) == (True, ((0, 8),), "")
+
+
+def test_ranges_become_indices() -> None:
+    assert indices_of([(3, 3), (9, 1)], 100) == [3, 4, 5, 9]
+    assert indices_of([(9, 5), (3, 3), (4, 2)], 11) == [3, 4, 5, 9, 10]
+    assert indices_of([(-2, 4), (7, 0), (5, -3)], 9) == [0, 1]
+
+
+def test_what_is_no_request_is_cleared_away(bench: Bench) -> None:
+    path = paths.request("noise")
+    committed(bench.outside, Multi(name="ASK", ops=(Create(path, b"{"),), proof=Exists(path)))
+    bench.advance(120)
+    assert bench.look.names(paths.REQUESTS) == []
+
+
+def test_an_answer_about_hundreds_of_jobs_fits_its_znode(bench: Bench) -> None:
+    answers: list[StopRequest] = []
+    assert bench.leader is not None
+    asks = bench.leader.placer.asks
+    parts = [Ask(guid="p", request=StopRequest(kind=StopKind.MIGRATE, submission=12345, index=at), end_s=0) for at in range(500)]
+    for at, part in enumerate(parts):
+        part.told, part.error = "it waits for its next start, " * 5, RmgrError("it goes on. " * 9) if at % 3 else None
+    asks._answer(Ask(guid="all", request=StopRequest(kind=StopKind.VACATE, node="n1"), end_s=0, parts=parts), answers.append)
+    assert (len(answers[0].done), len(answers[0].left)) == (167, 333)
+    assert len(encode_record(answers[0])) <= MAX_ZNODE_BYTES - 1024
