@@ -17,7 +17,7 @@ from rmgr.cli.numbers import positions_of
 from rmgr.cli.params import DURATION_US
 from rmgr.cli.render import emit
 from rmgr.cli.selectors import parse_one, resolve
-from rmgr.errors import NotFound, StateConflict
+from rmgr.errors import NotFound, RmgrError, StateConflict
 from rmgr.model.request import StopKind, StopRequest
 from rmgr.model.states import State
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rmgr.model.views import TaskView
 
 _EXITS = """\
-0 done, 1 it was refused or the job has ended (it says why), 2 usage, or no node could run it, 3 no such id or node,
+0 done (of several: some were), 1 it was refused or the job has ended (it says why), 2 usage, or no node could run it, 3 no such id or node,
 4 not yours, 5 ZooKeeper or the store cannot be reached, 6 not known within --timeout: it goes on"""
 #: Without --timeout: a job may take long to save its state, and so may storing it.
 _PATIENCE_S = 3600.0
@@ -70,7 +70,11 @@ def migrate(session: Session, selector: str, to: str, grace_us: int) -> None:
 
 def vacate(session: Session, node: str) -> StopRequest:
     """Every placed job with a part on a drained node goes on elsewhere. Raises as `ask_to_move`."""
-    return _ask(session, StopRequest(kind=StopKind.VACATE, node=node, detail=f"node {node} drains, as {session.me} wants it"), node)
+    request = StopRequest(kind=StopKind.VACATE, node=node, detail=f"node {node} drains, as {session.me} wants it")
+    (answer,) = _ask(session, [(node, request)])
+    if isinstance(answer, RmgrError):
+        raise answer
+    return answer
 
 
 def _ask_all(session: Session, selector: str, *, kind: StopKind, to: str = "", grace_us: int) -> None:
@@ -80,21 +84,26 @@ def _ask_all(session: Session, selector: str, *, kind: StopKind, to: str = "", g
         from rmgr.cli.params import nearest
 
         raise NotFound(f"there is no node {to!r}", hint=nearest("node", to, known, listed_by="rmgr nodes").hint)
+    asked = [
+        (
+            str(record.id) if not record.array and task.position == 0 else task.id,
+            StopRequest(
+                kind=kind, submission=record.id, index=task.position, attempt=task.attempt, to=to, grace_us=grace_us, detail=detail
+            ),
+        )
+        for task in tasks
+    ]
     done: list[dict[str, str]] = []
     left: list[dict[str, str]] = []
-    for task in tasks:
-        shown = str(record.id) if not record.array and task.position == 0 else task.id
-        asked = StopRequest(
-            kind=kind, submission=record.id, index=task.position, attempt=task.attempt, to=to, grace_us=grace_us, detail=detail
-        )
-        if len(tasks) == 1:
-            found = _ask(session, asked, shown)
-            done += [{"id": shown, "detail": told} for _, _, told in found.done]
-            continue
-        try:
-            done += [{"id": shown, "detail": told} for _, _, told in _ask(session, asked, shown).done]
-        except StateConflict as error:
-            left.append({"id": shown, "why": error.message})
+    errors: list[RmgrError] = []
+    for (shown, request), answer in zip(asked, _ask(session, asked), strict=True):
+        if isinstance(answer, RmgrError):
+            errors.append(_since(session, request, shown, answer))
+            left.append({"id": shown, "why": errors[-1].message})
+        else:
+            done += [{"id": shown, "detail": told} for _, _, told in answer.done]
+    if len(tasks) == 1 and errors:
+        raise errors[0]
     if session.json:
         emit({"changed": [one["id"] for one in done], "unchanged": left, "details": done})
     else:
@@ -102,8 +111,21 @@ def _ask_all(session: Session, selector: str, *, kind: StopKind, to: str = "", g
             sys.stdout.write(f"{one['id']}: {one['detail']}\n")
         for one in left:
             session.note(f"{one['id']}: {one['why']}")
-    if left and not done:
-        raise WorkEnded(1)
+    worse = max((error.exit_code for error in errors if not isinstance(error, StateConflict)), default=0)
+    if worse or (left and not done):
+        raise WorkEnded(worse or 1)
+
+
+def _since(session: Session, request: StopRequest, shown: str, error: RmgrError) -> RmgrError:
+    """What is said of a job that refused, or was ended or held meanwhile."""
+    if not isinstance(error, StateConflict):
+        return error
+    state = next((task.state for task in session.query().tasks(request.submission) if task.position == request.index), None)
+    if state is State.HELD:
+        return StateConflict(f"{shown} has left its nodes and is held: it goes on once it is released", hint=f"rmgr release {shown}")
+    if state is not None and state.is_final:
+        return StateConflict(f"{shown} has ended {state} meanwhile", hint=f"rmgr show {shown}")
+    return error
 
 
 def _running(session: Session, selector: str) -> tuple[Submission, Sequence[TaskView]]:
@@ -135,12 +157,14 @@ def _numbers(array: Array) -> list[int]:
     return [array.index_at(at) for at in range(len(array))]
 
 
-def _ask(session: Session, request: StopRequest, shown: str) -> StopRequest:
-    from rmgr.client.asking import ask_to_move
+def _ask(session: Session, asked: Sequence[tuple[str, StopRequest]]) -> list[StopRequest | RmgrError]:
+    """All at once: each takes as long as its job."""
+    from rmgr.client.asking import ask_each_to_move
 
     timeout_s = session.left_s(_PATIENCE_S) or _PATIENCE_S
     if not session.query().has_leader():
         session.note("no WatchDog leads just now: the one that will is asked")
-    elif request.kind is not StopKind.VACATE:
+    elif asked[0][1].kind is not StopKind.VACATE:
+        shown = asked[0][0] if len(asked) == 1 else f"each of {len(asked)} jobs"
         session.detail(f"{shown} is asked to save its state")
-    return ask_to_move(session.coordinator(), request, shown=shown, deadline_s=time.monotonic() + timeout_s)
+    return ask_each_to_move(session.coordinator(), asked, deadline_s=time.monotonic() + timeout_s)

@@ -1,0 +1,52 @@
+"""Several jobs are asked at once: whoever is slow or refuses holds up no other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+from rmgr.adapters.memory import MemoryCoordinator
+from rmgr.adapters.memory_tree import MemoryTree
+from rmgr.client.asking import ask_each_to_move
+from rmgr.coord import paths, request_ops
+from rmgr.coord.multi import Committed
+from rmgr.coord.records import decode_record
+from rmgr.errors import Infeasible, StateConflict
+from rmgr.model.request import StopKind, StopRequest
+from tests.harness.coordinators import wait_for
+
+
+def test_jobs_are_asked_at_once_and_each_gets_its_own_answer() -> None:
+    coordinator = MemoryCoordinator(MemoryTree())
+    coordinator.ensure(["/", paths.REQUESTS])
+    answers = {
+        0: {"done": ((7, 0, "it waits"),)},
+        1: {"error": "job 7_1 cannot go elsewhere", "code": "INFEASIBLE", "hint": "rmgr nodes"},
+        2: {"left": ((7, 2, "it goes on"),)},
+    }
+
+    def lead() -> None:
+        """Answers once all three stand there, the last first."""
+        wait_for(lambda: len(coordinator.children(paths.REQUESTS).result(60) or []) == 3, 60.0, "three requests")
+        found = []
+        for guid in coordinator.children(paths.REQUESTS).result(60) or []:
+            stamped = coordinator.get(paths.request(guid)).result(60)
+            assert stamped is not None
+            found.append((decode_record(stamped.data, StopRequest), guid, stamped.version))
+        for request, guid, version in sorted(found, key=lambda one: -one[0].index):
+            answered = replace(request, answered=True, **answers[request.index])  # type: ignore[arg-type]
+            assert isinstance(coordinator.commit(request_ops.answer(guid, answered, version)).result(60), Committed)
+
+    leader = threading.Thread(target=lead)
+    leader.start()
+    asked = [(f"7_{index}", StopRequest(kind=StopKind.MIGRATE, submission=7, index=index, attempt=1)) for index in range(3)]
+    moved, stuck, stays = ask_each_to_move(coordinator, asked, deadline_s=time.monotonic() + 60)
+    leader.join(60)
+    assert isinstance(moved, StopRequest)
+    assert moved.done == ((7, 0, "it waits"),)
+    assert isinstance(stuck, Infeasible)
+    assert stuck.hint == "rmgr nodes"
+    assert isinstance(stays, StateConflict)
+    assert stays.message == "it goes on"
+    coordinator.close()
