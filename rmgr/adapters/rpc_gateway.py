@@ -72,15 +72,15 @@ class GatewayCoordinator(SessionCoordinator):
     def _nobody(self, timeout_s: float) -> NotConnected | CoordinationUnavailable:
         if self._link.is_welcome:
             return CoordinationUnavailable(
-                f"the gateway at {self._link.endpoint} answers, but ZooKeeper gave it no session within {timeout_s:g} s",
+                f"the gateway at {self._link.endpoint} answers, but ZooKeeper gave it no session within {round(timeout_s, 1):g} s",
                 hint="is ZooKeeper up? ask who runs the gateway; its log says more",
             )
         why = f": {self._link.last_error}" if self._link.last_error else ""
         if "does not talk to us" in why:
             hint = "a secured one hangs up on who has no credentials: set RMGR_SECURITY_DIR to your bundle (rmgr admin add-user)"
-            return NotConnected(f"no gateway answers at {self.hosts} within {timeout_s:g} s{why}", hint=hint)
+            return NotConnected(f"no gateway answers at {self.hosts} within {round(timeout_s, 1):g} s{why}", hint=hint)
         return NotConnected(
-            f"no gateway answers at {self.hosts} within {timeout_s:g} s{why}",
+            f"no gateway answers at {self.hosts} within {round(timeout_s, 1):g} s{why}",
             hint="is it running? start one with: rmgr submitter --listen HOST:PORT   (or name another: --gateway, RMGR_GATEWAY)",
         )
 

@@ -16,7 +16,7 @@ from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.records import decode_block, decode_failed, decode_outcomes, decode_page, decode_record, read_fragment
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress
-from rmgr.errors import DataLost, NotFound, PermissionDenied, WrongCluster
+from rmgr.errors import CoordinationUnavailable, DataLost, NotFound, PermissionDenied, WrongCluster
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import Drain, EpochRecord, Meta, NodeRecord
 from rmgr.model.outcome import Fragment, Outcome
@@ -39,8 +39,15 @@ def fetch(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_s: float
     answers: list[R] = []
     for at in range(0, len(items), WINDOW):
         flying = [ask(item) for item in items[at : at + WINDOW]]
-        answers += [future.result(timeout_s) for future in flying]
+        answers += [_awaited(future, timeout_s) for future in flying]
     return answers
+
+
+def _awaited(future: Future[R], timeout_s: float) -> R:
+    try:
+        return future.result(timeout_s)
+    except TimeoutError:  # `ask` may have a longer deadline of its own
+        raise CoordinationUnavailable(f"ZooKeeper has not answered within {timeout_s:.3g} s", hint="rmgr doctor") from None
 
 
 def fetch_visible(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_s: float) -> list[R | None]:
@@ -49,7 +56,7 @@ def fetch_visible(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_
     for at in range(0, len(items), WINDOW):
         for future in [ask(item) for item in items[at : at + WINDOW]]:
             try:
-                answers.append(future.result(timeout_s))
+                answers.append(_awaited(future, timeout_s))
             except PermissionDenied:
                 answers.append(None)
     return answers
@@ -103,7 +110,7 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
 
 def read_submission(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> Submission:
     """The record of a submission. Raises NotFound."""
-    found = coordinator.get(paths.sub(number), timeout_s=timeout_s).result(timeout_s)
+    found = _awaited(coordinator.get(paths.sub(number), timeout_s=timeout_s), timeout_s)
     if found is None:
         raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
     return decode_record(found.data, Submission, paths.sub(number))
@@ -140,7 +147,7 @@ def read_whole(
         fragments = read_fragments(coordinator, number, paged.base, done, timeout_s=timeout_s)
         if len(fragments) >= done.stat.creates - paged.base:
             return paged, fragments
-        again = coordinator.get(paths.done(number), timeout_s=timeout_s).result(timeout_s)
+        again = _awaited(coordinator.get(paths.done(number), timeout_s=timeout_s), timeout_s)
         if again is None:
             raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
         if again.version == done.version:
@@ -187,7 +194,7 @@ def read_claimed(
 
 def read_waiting(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> list[Waiting]:
     """Failed ranges of a submission that wait for the resubmit rule."""
-    names = coordinator.children(paths.failed(number), timeout_s=timeout_s).result(timeout_s) or []
+    names = _awaited(coordinator.children(paths.failed(number), timeout_s=timeout_s), timeout_s) or []
     found = fetch([f"{paths.failed(number)}/{name}" for name in names], coordinator.get, timeout_s=timeout_s)
     return [
         (*paths.parse_failed_range(name), decode_failed(item.data)) for name, item in zip(names, found, strict=True) if item is not None
@@ -207,7 +214,7 @@ def read_tasks(
     paged, fragments = read_whole(coordinator, number, done, timeout_s=timeout_s)
     applied: list[Applied] = [(fragment, tuple(outcomes_of(fragment, store))) for fragment in read_pages(store, number, paged)]
     applied += [(fragment, tuple(outcomes_of(fragment, store))) for _, fragment in fragments]
-    nodes = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s) or []
+    nodes = _awaited(coordinator.children(paths.NODES, timeout_s=timeout_s), timeout_s) or []
     claimed: list[Claimed] = read_claimed(coordinator, nodes, submission=number, timeout_s=timeout_s)
     return submission, task_views(
         submission,
@@ -225,7 +232,7 @@ def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: floa
     """Waiting blocks of the submission that are not on their first attempt."""
     wanted: list[str] = []
     for parent in (paths.pending(submission.queue), paths.held(submission.queue)):
-        names = coordinator.children(parent, timeout_s=timeout_s).result(timeout_s) or []
+        names = _awaited(coordinator.children(parent, timeout_s=timeout_s), timeout_s) or []
         wanted += [f"{parent}/{name}" for name in names if (key := paths.parse_block(name)).submission == submission.id and key.attempt > 1]
     found = fetch(wanted, coordinator.get, timeout_s=timeout_s)
     return [

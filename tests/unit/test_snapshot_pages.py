@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.memory import MemoryCoordinator
-from rmgr.client.snapshot import read_progress, read_tasks
+from rmgr.client.snapshot import fetch, fetch_visible, read_progress, read_tasks
 from rmgr.coord import keys, leader_ops, paths
 from rmgr.coord.closing import paged_with
 from rmgr.coord.multi import Committed, Stamped
 from rmgr.coord.records import join_page, read_fragment
+from rmgr.errors import CoordinationUnavailable
 from rmgr.model.states import State
 from rmgr.model.submission import Paged
 from tests.harness.leader_bench import Bench
@@ -70,3 +71,16 @@ def test_fragments_that_are_paged_out_while_they_are_read_are_read_from_the_page
     finally:
         late.close()
     assert late.between is None
+
+
+def test_reads_without_an_answer_are_the_services_fault_and_not_a_crash() -> None:
+    asked: list[Future[object]] = []
+
+    def ask(_item: object) -> Future[object]:
+        asked.append(Future())  # its own deadline is later than ours
+        return asked[-1]
+
+    for read in (fetch, fetch_visible):
+        with pytest.raises(CoordinationUnavailable, match=r"ZooKeeper has not answered within 0.01 s"):
+            read(["/a", "/b"], ask, timeout_s=0.01)
+    assert len(asked) == 4
