@@ -15,6 +15,8 @@ from rmgr.errors import RmgrError, SubmitUnknown
 #: A reader that went away (`rmgr jobs | head -1`): what the shell shows for SIGPIPE.
 BROKEN_PIPE = 141
 INTERRUPTED = 130
+#: Characters of a message or a hint.
+_MOST_TOLD = 1500
 
 
 class WorkEnded(Exception):
@@ -51,11 +53,15 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
             code, message, hint, exit_code = "USAGE", error.format_message(), _hint(error), 2
         case click.ClickException():
             code, message, hint, exit_code = "USAGE", error.format_message(), _hint(error), 2
+        case UnicodeEncodeError() if "\udc80" <= str(error.object)[error.start] <= "\udcff":  # bytes of argv or the environment
+            code, message, exit_code = "USAGE", f"{_excerpt(error)} is not valid UTF-8; rmgr records text", 2
+            hint = "put such bytes into a script or a file (--upload, --each-line, stdin); locale -a"
         case OSError():
             code, message, hint, exit_code = "INTERNAL", _os_message(error), "", 1
         case _:
             code, message, exit_code = "INTERNAL", f"{type(error).__name__}: {error}", 1
             hint = "this is a defect of rmgr; -v prints where it happened"
+    message, hint = _clipped(message), _clipped(hint)
     token = error.token if isinstance(error, SubmitUnknown) else ""
     if as_json:
         told = {"code": code, "message": message, "hint": hint}
@@ -102,6 +108,15 @@ def _hint(error: click.ClickException) -> str:
         return str(own)
     ctx = getattr(error, "ctx", None)
     return f"{ctx.command_path} --help" if ctx is not None else "rmgr --help"
+
+
+def _excerpt(error: UnicodeEncodeError) -> str:
+    return repr(str(error.object)[max(0, error.start - 20) : error.end + 20])
+
+
+def _clipped(text: str) -> str:
+    """What was typed is told back, but not the whole of a large file that was pasted by mistake."""
+    return text if len(text) <= _MOST_TOLD else f"{text[: _MOST_TOLD * 2 // 3]} [...] {text[-_MOST_TOLD // 3 :]}"
 
 
 def _os_message(error: OSError) -> str:

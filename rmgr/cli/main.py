@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import gc
+import io
 import os
 import sys
 import threading
@@ -158,10 +159,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     is_brief = not _LONG.intersection(words)
     if is_brief:
         gc.set_threshold(_GARBAGE)
+    _open_streams()
     code = errors.flush(run(words))
     if is_brief and _nothing_is_left():
         os._exit(code)  # everything is closed and written: taking the interpreter apart would be 10 ms more
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """A closed stdin, stdout or stderr (`>&-`, some schedulers) is /dev/null: else the next socket would get its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115 - open to the end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a name that this terminal's encoding lacks hides no other row
 
 
 def _nothing_is_left() -> bool:

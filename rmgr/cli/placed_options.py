@@ -41,6 +41,8 @@ def _numbers(inside: str, text: str) -> list[str]:
     found: list[str] = []
     for part in inside.split(","):
         first, dash, last = part.partition("-")
+        if len(part) > 40:  # no number that Python reads
+            raise UsageError(f"{text!r} is no list of nodes: [{inside}]", hint="as n[1-3,7]")
         low, high = (int(first), int(last)) if first and last else (int(first or 0), int(first or -1))
         if not first or (dash and not last) or high < low or high - low > _MAX_NODES:
             raise UsageError(f"{text!r} is no list of nodes: [{inside}]", hint="as n[1-3,7]")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Of a record in its znode; the rest of 16 KiB is for what is not command and environment.
 _MAX_RECORD_BYTES = 15 * 1024
+#: Letters of a name, an account, a token.
+_MAX_WORD = 1000
 #: How long SUBMIT may take when `--timeout` does not say.
 _SUBMIT_S = 30.0
 
@@ -352,6 +354,9 @@ def _check_size(record: Submission) -> None:
     from rmgr.coord.records import encode_record
 
     size = len(encode_record(record))
+    for option, text in (("--name", record.name), ("--account", record.account), ("--token", record.token)):
+        if len(text) > _MAX_WORD:
+            raise RequestTooLarge(f"{option} has {len(text)} characters; at most {_MAX_WORD} are recorded", hint="a shorter one")
     if size > _MAX_RECORD_BYTES:
         raise RequestTooLarge(
             f"the command and its environment take {size} bytes; at most {_MAX_RECORD_BYTES} are recorded",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,7 +107,7 @@ def test_usage_errors_name_what_and_what_to_type(words: tuple[str, ...], told: s
     [
         (errors.UsageError("x"), "USAGE", 2),
         (errors.ConfigError("x"), "USAGE", 2),
-        (errors.Infeasible("x"), "INFEASIBLE", 2),
+        (errors.Infeasible("x" * 100_000), "INFEASIBLE", 2),
         (errors.NotFound("x"), "NOT_FOUND", 3),
         (errors.PermissionDenied("x"), "PERMISSION", 4),
         (errors.NotConnected("x"), "UNAVAILABLE", 5),
@@ -117,6 +118,7 @@ def test_usage_errors_name_what_and_what_to_type(words: tuple[str, ...], told: s
         (errors.SubmitUnknown("x", token="t0"), "UNKNOWN_OUTCOME", 8),
         (errors.KeyExists("x"), "CONFLICT", 1),
         (ValueError("x"), "INTERNAL", 1),
+        (UnicodeEncodeError("utf-8", "echo \udcff", 5, 6, "surrogates not allowed"), "USAGE", 2),
     ],
 )
 def test_errors_have_their_code_and_exit_code(
@@ -135,6 +137,7 @@ def test_errors_have_their_code_and_exit_code(
     got, out, err = run("fail", capsys=capsys)
     assert (got, out) == (exit_code, "")
     assert err.startswith("rmgr: ")
+    assert len(err) < 3000
     if isinstance(error, errors.SubmitUnknown):
         assert "--token t0" in err
 
@@ -153,6 +156,15 @@ def test_ends_that_are_no_errors(
     got, out, err = run("fail", capsys=capsys)
     assert (got, out) == (code, "")
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("closed", "told"), [(">&-", b""), ("2>&- <&-", b"there"), ("", b"gr\xf6\xdfe ?")])
+def test_closed_streams_and_other_encodings_end_no_command(closed: str, told: bytes) -> None:
+    """Cron and some schedulers close streams; a name that latin-1 lacks once ended the table of everybody's jobs."""
+    script = "from rmgr.cli import main; main.run = lambda _: print('there gr\\xf6\\xdfe \\u540d', flush=True) or 7; main.main([])"
+    line = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, script]
+    ended = subprocess.run(line, stdout=subprocess.PIPE, timeout=60, check=False, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
+    assert (ended.returncode, told in ended.stdout, bool(ended.stdout)) == (7, True, bool(told))
 
 
 def test_a_json_word_of_the_work_is_not_ours() -> None:

@@ -108,3 +108,6 @@ def test_times_to_begin_at() -> None:
 def test_lists_of_nodes() -> None:
     assert parse_nodes("n[08-10],m,n09") == ("n08", "n09", "n10", "m")
     assert parse_nodes("rack[1,3]-a") == ("rack1-a", "rack3-a")
+    for bad in ("n[1-" + "9" * 5000 + "]", "n[3-1]", "n[--]", "n[1,,2]", ","):
+        with pytest.raises(UsageError, match="is no list of nodes"):
+            parse_nodes(bad)
