@@ -110,14 +110,17 @@ def drain(session: Session, node: str, reason: str, migrate: bool) -> None:
     if not migrate:
         _tell_node(session, node, f"{node} drains: it finishes what it has and takes nothing new (rmgr resume {node})")
         return
-    from rmgr.cli.migrate import vacate
-    from rmgr.model.placing import job_label
+    from rmgr.cli.migrate import shown_jobs, vacate
 
     answer = vacate(session, node)
-    moved = [job_label(number, index) for number, index, _ in answer.done]
-    left = [{"id": job_label(number, index), "why": why} for number, index, why in answer.left]
-    told = f"{node} drains: {len(moved)} jobs go on elsewhere{': ' if moved else ''}{' '.join(moved)} (rmgr resume {node})"
+    shown = shown_jobs(session, [(number, index) for number, index, _ in (*answer.done, *answer.left)])
+    moved = [shown[number, index] for number, index, _ in answer.done]
+    left = [{"id": shown[number, index], "why": why} for number, index, why in answer.left]
+    told = f"{node} drains: {len(moved)} jobs left it{': ' if moved else ''}{' '.join(moved)} (rmgr resume {node})"
     _tell_node(session, node, told, moved=moved, left=left)
+    if not session.json:
+        for number, index, what in answer.done:
+            sys.stdout.write(f"{shown[number, index]}: {what}\n")
     for one in left:
         session.note(f"{one['id']} stays on {node}: {one['why']}")
     if left:

@@ -77,6 +77,25 @@ def vacate(session: Session, node: str) -> StopRequest:
     return answer
 
 
+def shown_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    """(submission, position) -> the id that people know."""
+    from rmgr.client.snapshot import read_submission
+    from rmgr.model.array import shown_index
+    from rmgr.model.placing import job_label
+
+    found = {}
+    arrays: dict[int, str] = {}
+    for number, index in jobs:
+        if number not in arrays:
+            try:
+                arrays[number] = read_submission(session.coordinator(), number, timeout_s=session.left_s(10.0) or 10.0).array
+            except NotFound:  # it has ended meanwhile, and was removed
+                arrays[number] = ""
+        array = arrays[number]
+        found[number, index] = f"{number}_{shown_index(array, index)}" if array else job_label(number, index)
+    return found
+
+
 def _ask_all(session: Session, selector: str, *, kind: StopKind, to: str = "", grace_us: int) -> None:
     record, tasks = _running(session, selector)
     detail = f"asked by {session.me}"

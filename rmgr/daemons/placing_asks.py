@@ -148,11 +148,11 @@ class Asks:
         return Ask(guid=uuid.uuid4().hex[:12], request=request, end_s=ask.end_s)
 
     def _one(self, state: ClusterState, ask: Ask, now_us: int) -> list[Asked]:
-        book, request, job = self.placer.book, ask.request, ask.job
+        book, request, job, shown = self.placer.book, ask.request, ask.job, self._label(ask.job)
         stop, placed, waiting = self.placer.stops.by_job.get(job), book.placed.get(job), book.waiting.get(job)
         if stop is not None:
             if stop.is_refused:
-                raise _refused(job, stop.why)
+                raise _refused(shown, stop.why)
             if not ask.begun and stop.guid != ask.guid and request.kind is StopKind.MIGRATE and not request.node:
                 self._redirect(ask, stop)
             ask.begun = ask.sent = True
@@ -161,7 +161,7 @@ class Asks:
             if 0 < request.attempt < placed.key.attempt:
                 where = [name for name, _ in placed.allocation.shares]
                 if request.to and where != [request.to]:
-                    raise _elsewhere(ask, f"its attempt {placed.key.attempt} runs on {', '.join(where)}, not on {request.to}")
+                    raise _elsewhere(shown, request.to, f"its attempt {placed.key.attempt} runs on {', '.join(where)}, not on {request.to}")
                 self._over(ask, f"it runs again on {', '.join(where)}, attempt {placed.key.attempt}")
                 return []
             if request.kind is StopKind.CHECKPOINT:
@@ -169,20 +169,22 @@ class Asks:
                     self._order_checkpoint(ask, placed)
                 return []
             if ask.begun:
-                raise _refused(job, self.placer.stops.refusals.get(job, ""))
+                raise _refused(shown, self.placer.stops.refusals.get(job, ""))
             return [self._order_stop(state, ask, placed, now_us)]
         if waiting is not None:
             if ask.begun or 0 < request.attempt < waiting.key.attempt:
                 if request.to and book.marks.get(job) != _only(request.to):
-                    raise _elsewhere(
-                        ask, f"its attempt {waiting.key.attempt} waits in queue {waiting.queue}, and not for node {request.to}"
-                    )
+                    what = f"its attempt {waiting.key.attempt} waits in queue {waiting.queue}, and not for node {request.to}"
+                    raise _elsewhere(shown, request.to, what)
                 self._over(ask, f"it waits in queue {waiting.queue} for its next start, attempt {waiting.key.attempt}")
                 return []
-            raise StateConflict(f"job {label(job)} does not run: it waits in queue {waiting.queue}", hint=f"rmgr explain {label(job)}")
+            raise StateConflict(f"job {shown} does not run: it waits in queue {waiting.queue}", hint=f"rmgr explain {shown}")
         if ask.begun:
-            raise StateConflict(f"job {label(job)} is off its nodes and does not wait: it has ended, or is held", hint=_show(job))
+            raise StateConflict(f"job {shown} is off its nodes and does not wait: it has ended, or is held", hint=f"rmgr show {shown}")
         raise _no_job(request)
+
+    def _label(self, job: int) -> str:
+        return label(job, self.placer.book.submissions)
 
     def _over(self, ask: Ask, told: str) -> None:
         ask.told, ask.is_over = told, True
@@ -209,16 +211,16 @@ class Asks:
     # -- stops
 
     def _order_stop(self, state: ClusterState, ask: Ask, placed: Placed, now_us: int) -> Asked:
-        job, request = ask.job, ask.request
+        job, request, shown = ask.job, ask.request, self._label(ask.job)
         if not self.placer.may_move(job):
             raise StateConflict(
-                f"job {label(job)} was submitted with --no-requeue: it runs once, and is never asked to stop",
-                hint=f"let it end, or: rmgr cancel {label(job)}",
+                f"job {shown} was submitted with --no-requeue: it runs once, and is never asked to stop",
+                hint=f"let it end, or: rmgr cancel {shown}",
             )
         part = state.partitions[placed.partition]
         run = part.running.get(job) or (part.suspended[job].run if job in part.suspended else None)
         if run is None:
-            raise Unavailable(f"job {label(job)} is just being placed", hint="try again in a moment")
+            raise Unavailable(f"job {shown} is just being placed", hint="try again in a moment")
         mark = ""
         if not request.node:
             mark = self._mark_for(run.job, placed, request.to, [self.placer.names.name(node) for node in nodes_of(run.placement)])
@@ -241,7 +243,7 @@ class Asks:
 
     def _mark_for(self, job: Job, placed: Placed, to: str, here: list[str]) -> str:
         """The feature of the nodes on which it may start next. Raises: NotFound, StateConflict, Infeasible."""
-        shown = label(job.id)
+        shown = self._label(job.id)
         if not to:
             for never in (here, [placed.node]):
                 mark = f"=;{','.join(sorted(never))}"
@@ -302,7 +304,7 @@ class Asks:
     def _order_checkpoint(self, ask: Ask, placed: Placed) -> None:
         submission = self.placer.book.submissions.get(ask.request.submission)
         if submission is not None and submission.rigid is not None and submission.rigid.restart == FROM_START:
-            why = f"job {label(ask.job)} was submitted with --restart-from start: nothing of it is stored"
+            why = f"job {self._label(ask.job)} was submitted with --restart-from start: nothing of it is stored"
             raise StateConflict(why, hint="submit it without that option")
         ask.begun = True
         prefix = keys.checkpoints_of(ask.request.submission, ask.request.index)
@@ -334,18 +336,19 @@ class Asks:
         self.desk.store(lambda store: _newest(store, prefix), partial(self._checkpointed, ask, block), partial(self._failed, ask))
 
     def _checkpointed(self, ask: Ask, block: Stamped | None, newest: keys.Checkpoint | None) -> None:
+        shown = self._label(ask.job)
         story = decode_block(block.data).story if block is not None else ()
         if newest is not None and (ask.before is None or newest.order > ask.before.order):
             self._over(ask, story[-1] if story and str(newest) in story[-1] else f"checkpoint {newest} is stored")
         elif block is None:
-            ask.error = StateConflict(f"job {label(ask.job)} ended, or left its node, before it had saved its state", hint=_show(ask.job))
+            ask.error = StateConflict(f"job {shown} ended, or left its node, before it had saved its state", hint=f"rmgr show {shown}")
         else:
-            ask.error = StateConflict(f"job {label(ask.job)} was not stored: {_because(story[-1] if story else '')}", hint=_show(ask.job))
+            ask.error = StateConflict(f"job {shown} was not stored: {_because(story[-1] if story else '')}", hint=f"rmgr show {shown}")
         ask.is_over = True
         self.placer.wake()
 
     def _failed(self, ask: Ask, error: RmgrError) -> None:
-        ask.error = Unavailable(f"job {label(ask.job)} is not asked to save its state: {error.message}", hint="rmgr status")
+        ask.error = Unavailable(f"job {self._label(ask.job)} is not asked to save its state: {error.message}", hint="rmgr status")
         ask.is_over = True
         self.placer.wake()
 
@@ -375,16 +378,10 @@ def _only(node: str) -> str:
     return f"={node};"
 
 
-def _elsewhere(ask: Ask, what: str) -> StateConflict:
+def _elsewhere(shown: str, to: str, what: str) -> StateConflict:
     """It has moved, and not where this request wants it: another request, a policy or a lost node came between, or that node is closed."""
-    return StateConflict(
-        f"job {label(ask.job)} has left its nodes meanwhile: {what}", hint=f"rmgr show {label(ask.job)}; rmgr nodes {ask.request.to}"
-    )
+    return StateConflict(f"job {shown} has left its nodes meanwhile: {what}", hint=f"rmgr show {shown}; rmgr nodes {to}")
 
 
-def _refused(job: int, why: str) -> StateConflict:
-    return StateConflict(f"job {label(job)} goes on where it is: {_because(why)}", hint=_show(job))
-
-
-def _show(job: int) -> str:
-    return f"rmgr show {label(job)}"
+def _refused(shown: str, why: str) -> StateConflict:
+    return StateConflict(f"job {shown} goes on where it is: {_because(why)}", hint=f"rmgr show {shown}")

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rmgr.coord.placing_answers import STOPPING, SUSPENDED
+from rmgr.model.array import shown_index
 from rmgr.model.placing import MAX_INDEX, job_label, task_of
 from rmgr.model.views import HeldView, PartitionView, PlacedView, PlacingView
 from rmgr.sched.holds import by_node
@@ -22,8 +23,12 @@ from rmgr.sched.state import ClusterState
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader_place import Placer
+    from rmgr.model.submission import Submission
 
 _PLACE = re.compile(r"(?P<before>\bjobs? |\brun |\bruns |)\{\}(?P<us> us)?")
+#: Of submissions, as far as they are known: the arrays of their tasks.
+Records = Mapping[int, "Submission | None"]
+_NO_RECORDS: Records = {}
 _NO_POLICY = Why("policy", "nobody places in this partition", ())
 _NOT_YET = Why("pass", "the next scheduling pass will look at it", ())
 
@@ -33,15 +38,15 @@ def view_of(placer: Placer) -> PlacingView:
     state, plan = placer.state, placer.plan
     jobs: dict[tuple[int, int], PlacedView] = {}
     promised = _promised(state, plan)
-    routes, (stages, _) = placer.book.routes, placer.pipeline
+    routes, records, (stages, _) = placer.book.routes, placer.book.submissions, placer.pipeline
     limits = {queue.name: queue.limits for stage in stages for queue in getattr(stage.policy, "queues", ())}
     for job, waiting in placer.book.waiting.items():
         why = _NO_POLICY if waiting.partition in placer.problems else plan.why(job, waiting.partition) or _NOT_YET
         jobs[task_of(job)] = PlacedView(
             state="waiting",
             what=why.rule,
-            blocker=_blocker(why),
-            reason=said(why) + _next_start(placer.book.marks.get(job, "")),
+            blocker=_blocker(why, records),
+            reason=said(why, records) + _next_start(placer.book.marks.get(job, "")),
             expected_start_us=promised.get(job, 0),
             route=routes.get(job, ""),
             route_limits=limits.get(routes.get(job, ""), ""),
@@ -64,8 +69,8 @@ def _next_start(mark: str) -> str:
     return f"; it was asked to leave {never.replace(',', ', ')}, and starts elsewhere" if never else ""
 
 
-def said(why: Why) -> str:
-    """The sentence of a reason. Ids of jobs are those of their submissions, times have a date."""
+def said(why: Why, records: Records = _NO_RECORDS) -> str:
+    """The sentence of a reason. Ids of jobs are those that people know, times have a date."""
     facts = iter(why.facts)
 
     def put(found: re.Match[str]) -> str:
@@ -73,19 +78,23 @@ def said(why: Why) -> str:
         if found["us"] and isinstance(fact, int):
             return found["before"] + _time(fact)
         if found["before"]:
-            return found["before"] + ", ".join(_shown(part) for part in str(fact).split(", "))
+            return found["before"] + ", ".join(_shown(part, records) for part in str(fact).split(", "))
         return str(fact) + (found["us"] or "")
 
     return _PLACE.sub(put, why.text)
 
 
-def label(job: int) -> str:
-    """`42`, or `42_7` of the tasks behind its first."""
-    return job_label(*task_of(job))
+def label(job: int, records: Records = _NO_RECORDS) -> str:
+    """`42`; of a task of an array, or behind the first, `42_7`, where 7 is its number in the array, as far as that is known."""
+    submission, index = task_of(job)
+    record = records.get(submission)
+    if record is not None and record.array:
+        return f"{submission}_{shown_index(record.array, index)}"
+    return job_label(submission, index)
 
 
-def _shown(fact: str) -> str:
-    return label(int(fact)) if fact.isdigit() and int(fact) >= MAX_INDEX else fact
+def _shown(fact: str, records: Records) -> str:
+    return label(int(fact), records) if fact.isdigit() and int(fact) >= MAX_INDEX else fact
 
 
 def _time(at_us: int) -> str:
@@ -95,13 +104,13 @@ def _time(at_us: int) -> str:
         return "the end of time"
 
 
-def _blocker(why: Why) -> str:
+def _blocker(why: Why, records: Records) -> str:
     """The id of the job that it waits for, where it is one."""
     found = re.search(r"\bjobs? \{\}", why.text)
     if found is None or not why.facts:
         return ""
     at = why.text[: found.start()].count("{}")
-    return ", ".join(_shown(part) for part in str(why.facts[at]).split(", "))
+    return ", ".join(_shown(part, records) for part in str(why.facts[at]).split(", "))
 
 
 def _promised(state: ClusterState | None, plan: Plan) -> Mapping[int, int]:
@@ -141,7 +150,7 @@ def _ledger(placer: Placer, state: ClusterState | None, promised: Mapping[int, i
             found += [
                 HeldView(
                     queue=waiting.queue if waiting is not None else "",
-                    job=label(job),
+                    job=label(job, placer.book.submissions),
                     node=placer.names.name(node),
                     cores=count,
                     since_us=placer.book.since.get(job, 0),

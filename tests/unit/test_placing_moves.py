@@ -50,9 +50,9 @@ class Cluster:
         if self.mortal.dead and self.leaders == 1:
             self.another_leader()
 
-    def submit(self, processes: int = 2, **fields: object) -> int:
+    def submit(self, processes: int = 2, count: int = 1, **fields: object) -> int:
         request = Request(time_limit_us=60_000_000)
-        number = self.bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(processes=processes), request=request, **fields)
+        number = self.bench.submitter.submit(count, block=1, queue="batch", rigid=Rigid(processes=processes), request=request, **fields)
         self.rest()
         return number
 
@@ -224,6 +224,15 @@ def test_what_cannot_be_asked_is_refused_at_once_with_the_reason(cluster: Cluste
         assert (answer.code, words in answer.error, answer.done) == (code, True, ()), answer.error
         assert answer.hint
     assert cluster.orders() == []
+
+
+def test_tasks_of_an_array_have_the_numbers_that_their_user_knows(cluster: Cluster) -> None:
+    tasks = cluster.submit(1, count=2, array="3,7", resubmit=False)
+    for index, shown in enumerate(("3", "7")):
+        cluster.ask(f"g{index}", StopKind.MIGRATE, tasks, index=index)
+        answer = cluster.answer(f"g{index}")
+        assert answer is not None
+        assert answer.error.startswith(f"job {tasks}_{shown} was submitted with --no-requeue"), answer.error
 
 
 def test_a_drained_node_is_emptied_but_for_what_may_not_move(cluster: Cluster) -> None:
