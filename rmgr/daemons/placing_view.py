@@ -104,7 +104,7 @@ def _time(at_us: int) -> str:
         return "the end of time"
 
 
-def _blocker(why: Why, records: Records) -> str:
+def _blocker(why: Why, records: Records = _NO_RECORDS) -> str:
     """The id of the job that it waits for, where it is one."""
     found = re.search(r"\bjobs? \{\}", why.text)
     if found is None or not why.facts:
