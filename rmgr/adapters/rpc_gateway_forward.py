@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import ERROR_KEY, OPTIONS, TARGET_KEY, fail
 from rmgr.adapters.rpc_auth import caller_of, open_channel, speaking_for
+from rmgr.adapters.rpc_channels import IDLE_OPTIONS, Channels
 from rmgr.errors import QueueFull, RmgrError, Unavailable
 from rmgr.model.identity import Role
 
@@ -51,9 +52,9 @@ class Forwarder:
 
     def __init__(self, routes: Routes, *, credentials: Credentials | None = None) -> None:
         self._routes = routes
-        self._credentials = credentials
-        self._channels: dict[str, grpc.Channel] = {}
-        self._lock = threading.Lock()
+        options = (*OPTIONS, *IDLE_OPTIONS)
+        self._leaders = Channels(lambda endpoint: open_channel(endpoint, credentials, Role.WATCHDOG, options))
+        self._nodes = Channels(lambda endpoint: open_channel(endpoint, credentials, Role.STARTER, options))
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
 
     @property
@@ -69,10 +70,8 @@ class Forwarder:
 
     def close(self) -> None:
         """Ends the channels. Idempotent."""
-        with self._lock:
-            channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            channel.close()
+        for channels in (self._leaders, self._nodes):
+            channels.close()
 
     def _unary(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Any]:
         def pass_on(request: bytes, context: grpc.ServicerContext) -> Any:
@@ -130,15 +129,7 @@ class Forwarder:
             raise
 
     def _channel(self, endpoint: str, service: str) -> grpc.Channel:
-        role = Role.WATCHDOG if service == "Leader" else Role.STARTER
-        with self._lock:
-            if endpoint not in self._channels:
-                self._channels[endpoint] = open_channel(endpoint, self._credentials, role, OPTIONS)
-            return self._channels[endpoint]
-
-    def _forget(self, endpoint: str) -> None:
-        with self._lock:
-            self._channels.pop(endpoint, None)
+        return (self._leaders if service == "Leader" else self._nodes).get(endpoint)
 
     def _failed(self, context: grpc.ServicerContext, endpoint: str, error: Any) -> None:
         """The daemon's own error as it is; that it did not answer, as Unavailable."""
@@ -148,7 +139,8 @@ class Forwarder:
             context.abort(error.code(), error.details() or "")
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             self._routes.lost(endpoint)
-            self._forget(endpoint)
+            for channels in (self._leaders, self._nodes):
+                channels.forget(endpoint)
         late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         told = "did not answer in time" if late else f"cannot be reached ({error.code().name.lower().replace('_', ' ')})"
         fail(context, Unavailable(f"{endpoint} {told}", hint="rmgr doctor"))

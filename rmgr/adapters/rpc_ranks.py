@@ -15,6 +15,7 @@ from rmgr import errors
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import OPTIONS
 from rmgr.adapters.rpc_auth import open_channel
+from rmgr.adapters.rpc_channels import IDLE_OPTIONS, Channels
 from rmgr.adapters.rpc_errors import fail, rebuild
 from rmgr.model.identity import Role
 from rmgr.v1 import node_pb2, node_pb2_grpc
@@ -169,9 +170,8 @@ class Peers:
     """The other Starters, as the one that runs a job's script asks them. Thread-safe; one channel an endpoint."""
 
     def __init__(self, credentials: Credentials | None = None) -> None:
-        self._credentials = credentials
-        self._channels: dict[str, grpc.Channel] = {}
-        self._lock = threading.Lock()
+        options = (*OPTIONS, *IDLE_OPTIONS)
+        self._channels = Channels(lambda endpoint: open_channel(endpoint, credentials, Role.STARTER, options))
 
     def prepare(
         self,
@@ -185,7 +185,7 @@ class Peers:
         done: Callable[[errors.RmgrError | None, str, int], None],
     ) -> None:
         """Asks, and tells `done` on some thread: (None, life and incarnation of the node) = ready, else why not."""
-        call = node_pb2_grpc.RanksStub(self._channel(endpoint)).Prepare.future(
+        call = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Prepare.future(
             node_pb2.PrepareRequest(node=node, hold=hold, head=head, cores=cores), timeout=timeout_s, wait_for_ready=True
         )
 
@@ -206,7 +206,7 @@ class Peers:
     ) -> None:
         """Asks, and tells `done` on some thread: None = done, else why not."""
         request = node_pb2.SuspendRequest(node=node, hold=hold, resume=resume)
-        call = node_pb2_grpc.RanksStub(self._channel(endpoint)).Suspend.future(request, timeout=timeout_s, wait_for_ready=True)
+        call = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Suspend.future(request, timeout=timeout_s, wait_for_ready=True)
 
         def answered(future: Any) -> None:
             try:
@@ -233,7 +233,7 @@ class Peers:
             row=step.row,
         )
         try:
-            reply = node_pb2_grpc.RanksStub(self._channel(endpoint)).Checkpoint(request, timeout=timeout_s)
+            reply = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Checkpoint(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise rebuild(error, endpoint) from None
         return reply.size_bytes, reply.row
@@ -246,7 +246,7 @@ class Peers:
             for data in sent:
                 yield node_pb2.LaunchChunk(data=data)
 
-        call = node_pb2_grpc.RanksStub(self._channel(endpoint)).Launch(chunks())
+        call = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Launch(chunks())
 
         def pieces() -> Iterator[bytes]:
             try:
@@ -259,14 +259,4 @@ class Peers:
 
     def close(self) -> None:
         """Ends all channels. Idempotent."""
-        with self._lock:
-            channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            channel.close()
-
-    def _channel(self, endpoint: str) -> grpc.Channel:
-        with self._lock:
-            channel = self._channels.get(endpoint)
-            if channel is None:
-                channel = self._channels[endpoint] = open_channel(endpoint, self._credentials, Role.STARTER, OPTIONS)
-            return channel
+        self._channels.close()
