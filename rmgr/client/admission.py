@@ -48,7 +48,7 @@ def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeReco
         check_nodes(needs, nodes)
     else:
         if rigid is not None:
-            raise _needs_placing(queue, settings, draft.user)
+            raise _needs_placing(rigid, queue, settings, draft.user)
         _check_limits(request, draft, queue, request.cores)
         _check_nodes(request, queue, nodes)
     priority = draft.priority or queue.default_priority
@@ -159,14 +159,30 @@ def _no_place_queue(partition: str) -> Infeasible:
     )
 
 
-def _needs_placing(queue: QueueSpec, settings: ClusterSettings, user: str) -> UsageError:
+def _needs_placing(rigid: Rigid, queue: QueueSpec, settings: ClusterSettings, user: str) -> UsageError:
     opened = (spec for spec in settings.queues if spec.dispatch is Dispatch.PLACE and spec.state != "closed")
     placed = [spec.name for spec in opened if not spec.users or user in spec.users]
     return UsageError(
-        f"Starters take the work of queue {queue.name} one process a task; what was asked for (several processes or nodes, --exclusive, "
-        f"--nodelist, --exclude, --begin, ...) needs a queue whose jobs the leader places",
+        f"Starters take the work of queue {queue.name} one process a task; {_wishes(rigid)} needs a queue whose jobs the leader places",
         hint=f"-q {placed[0]}, or no -q at all" if placed else _no_place_queue("").hint,
     )
+
+
+def _wishes(rigid: Rigid) -> str:
+    """The options that make a request a placed one."""
+    usual = Rigid()
+    options = {
+        f"-n {rigid.processes}": rigid.processes != usual.processes,
+        f"-N {rigid.nodes}": rigid.nodes != usual.nodes,
+        "--exclusive": rigid.exclusive,
+        "--nodelist": rigid.nodelist,
+        "--exclude": rigid.exclude,
+        "--begin": rigid.begin_us,
+        "--checkpoint-every": rigid.checkpoint_every_us,
+        "--checkpoint-grace": rigid.checkpoint_grace_us != usual.checkpoint_grace_us,
+        f"--restart-from {rigid.restart}": rigid.restart != usual.restart,
+    }
+    return ", ".join(option for option, is_asked in options.items() if is_asked) or "what was asked for"
 
 
 def find_queue(name: str, settings: ClusterSettings) -> QueueSpec:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rmgr.errors import Infeasible, NotFound, UsageError
 from rmgr.model.node import NodeRecord
-from rmgr.model.placing import MAX_INDEX, Rigid
+from rmgr.model.placing import FROM_START, MAX_INDEX, Rigid
 from rmgr.model.queue import QueueSpec
 from rmgr.model.resources import Request, needs_of
 from rmgr.model.units import format_size
@@ -60,6 +60,8 @@ def check_shape(rigid: Rigid, tasks: int = 1) -> None:
             f"-N {rigid.nodes} nodes, and --nodelist names only {len(set(rigid.nodelist))}",
             hint=f"name more nodes, or -N {len(set(rigid.nodelist))}",
         )
+    if rigid.restart == FROM_START and rigid.checkpoint_every_us > 0:
+        raise UsageError("--checkpoint-every: nothing is stored of a job with --restart-from start", hint="without one of them")
     if tasks > MAX_INDEX:
         raise UsageError(f"{tasks} tasks: a placed submission has at most {MAX_INDEX}", hint="submit it in parts")
 

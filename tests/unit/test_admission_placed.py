@@ -80,7 +80,9 @@ def test_what_goes_to_a_place_queue_is_a_placed_job_whatever_it_asks_for() -> No
         (Rigid(processes=2), {"time": "2h"}, Infeasible, "a time limit of 2:00:00 is more than queue batch allows (1:00:00)"),
         (Rigid(processes=5), {"queue": "other"}, Infeasible, "5 cores are more than queue other allows (4)"),
         (Rigid(processes=2), {"queue": "old"}, StateConflict, "queue old is closed"),
-        (Rigid(processes=2), {"queue": "default"}, UsageError, "Starters take the work of queue default one process a task | -q batch"),
+        (Rigid(processes=2), {"queue": "default"}, UsageError, "take the work of queue default one process a task; -n 2 needs | -q batch"),
+        (Rigid(checkpoint_every_us=1), {"queue": "default"}, UsageError, "task; --checkpoint-every needs a queue whose jobs"),
+        (Rigid(checkpoint_every_us=1, restart="start"), {}, UsageError, "--checkpoint-every: nothing is stored | without one of them"),
         (Rigid(processes=2), {"queue": "batch", "partition": "far"}, UsageError, "queue batch is in partition default, not in far"),
         (
             Rigid(processes=2),
