@@ -221,7 +221,10 @@ def _select(session: Session, selectors: tuple[str, ...], chosen: Filter) -> lis
 def _whole(targets: list[Target], verb: str) -> list[Target]:
     for target in targets:
         if target.tasks:
-            raise UsageError(f"{target.ids[0]}: single tasks cannot be {verb.rstrip('e')}ed", hint=f"rmgr {verb} {target.submission}")
+            raise UsageError(
+                f"{target.ids[0]}: single tasks cannot be {'held' if verb == 'hold' else 'released'}",
+                hint=f"rmgr {verb} {target.submission}",
+            )
     return targets
 
 

@@ -185,5 +185,5 @@ def _ask(session: Session, asked: Sequence[tuple[str, StopRequest]]) -> list[Sto
         session.note("no WatchDog leads just now: the one that will is asked")
     elif asked[0][1].kind is not StopKind.VACATE:
         shown = asked[0][0] if len(asked) == 1 else f"each of {len(asked)} jobs"
-        session.detail(f"{shown} is asked to save its state")
+        session.note(f"{shown} is asked to save its state, and has its grace for that; Ctrl-C ends the wait, and no job")
     return ask_each_to_move(session.coordinator(), asked, deadline_s=time.monotonic() + timeout_s)

@@ -9,7 +9,7 @@ import shlex
 from collections import Counter, defaultdict
 from dataclasses import replace
 
-from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere
+from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere, room_whys
 from rmgr.coord.placing_answers import REASONS, first_routes, first_waits, moving_state, placed_whys, policy_views, route_whys, stop_whys
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
@@ -318,6 +318,7 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
             if any(view.state == NodeState.UP for view in views):
                 more, start_us = placed_whys(snapshot, submission, queue, position)
                 why += more + _resource_whys(snapshot, submission, queue) + allowed_whys(views, submission.rigid)
+                why += room_whys(views, submission.request, submission.rigid, queue.partition)
             else:
                 why.append(WhyView(what="nodes", id=queue.partition, detail=nobody_up(views, queue.partition)))
         else:

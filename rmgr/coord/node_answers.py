@@ -1,4 +1,4 @@
-"""What is said of the nodes that a job waits for: a partition where none takes work, and the few that its request allows."""
+"""What is said of the nodes that a job waits for: a partition where none takes work, or too few, and those that its request allows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rmgr.model.node import NodeState
 from rmgr.model.placing import Rigid
+from rmgr.model.resources import Request, needs_of
 from rmgr.model.views import NodeView, WhyView
 
 #: Nodes that are named; of more, how many.
@@ -44,6 +45,42 @@ def allowed_whys(views: Sequence[NodeView], rigid: Rigid | None) -> list[WhyView
         free = "" if view is None else f"{name} is {_state(view)}, {max(0, view.cores - view.cores_used)} of its {view.cores} cores free"
         parts.append(free or f"{name} is not known")
     return [WhyView(what="nodelist", id=",".join(rigid.nodelist[:_SHOWN]), detail="; ".join(parts) + _more(len(rigid.nodelist)))]
+
+
+def room_whys(views: Sequence[NodeView], request: Request, rigid: Rigid | None, partition: str) -> list[WhyView]:
+    """That it cannot start even when everything else has ended, and which nodes are missing. views: of its partition, some of them up."""
+    rigid, wanted = rigid or Rigid(), set(request.features)
+    able = [
+        (view, room)
+        for view in views
+        if wanted <= set(view.features) and view.id not in rigid.exclude and (not rigid.nodelist or view.id in rigid.nodelist)
+        if (room := _room(view, request))
+    ]
+    rooms = sorted((room for view, room in able if view.state == NodeState.UP), reverse=True)
+    if _fits(rooms, rigid):
+        return []
+    gone = [view for view, _ in able if view.state != NodeState.UP]
+    drained = [view.id for view in gone if view.state in _DRAINED]
+    hint = f"rmgr resume {drained[0]}" if drained else "start their Starters; rmgr nodes" if gone else "rmgr nodes"
+    detail = f"the nodes that are up have room for {sum(rooms)} of its {rigid.processes} processes"
+    if sum(rooms) >= rigid.processes:
+        detail = f"too few nodes are up for {rigid.processes} processes, spread over {rigid.nodes} nodes"
+    return [WhyView(what="nodes", id=partition, detail=f"{detail}, even when they are empty{f'; {_told(gone)}' if gone else ''}: {hint}")]
+
+
+def _room(view: NodeView, request: Request) -> int:
+    """How many of its processes the empty node takes."""
+    room = view.cores // max(1, request.cores)
+    if request.memory_bytes and view.memory_bytes:
+        room = min(room, view.memory_bytes // request.memory_bytes)
+    return min([room, *(view.resources.get(name, 0) // count for name, count in needs_of(request.resources))])
+
+
+def _fits(rooms: Sequence[int], rigid: Rigid) -> bool:
+    """rooms: of each node, descending."""
+    if not rigid.nodes:
+        return sum(rooms) >= rigid.processes
+    return len(rooms) >= rigid.nodes and rooms[rigid.nodes - 1] >= -(-rigid.processes // rigid.nodes)
 
 
 def _told(views: Sequence[NodeView]) -> str:

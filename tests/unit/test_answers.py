@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rmgr.coord.answers import explain, jobs, nodes, queues, status
-from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere
+from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere, room_whys
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.task_answers import task_views
 from rmgr.coord.view import Progress
@@ -290,3 +290,17 @@ def test_a_partition_without_a_node_that_takes_work_says_which_are_drained_and_w
     (told,) = allowed_whys([*drained, lost], Rigid(nodelist=("n1", "x")))
     assert told.detail == "n1 is drained (disk), 3 of its 4 cores free; x is not known"
     assert allowed_whys(drained, Rigid()) == []
+
+    up = [view("n4", NodeState.UP), view("n5", NodeState.UP)]
+    two = Request(cores=2)
+    assert room_whys([*drained, *up], two, Rigid(processes=4), "big") == []
+    (told,) = room_whys([*drained, lost, *up], two, Rigid(processes=5), "big")
+    assert told.detail == (
+        "the nodes that are up have room for 4 of its 5 processes, even when they are empty; "
+        "n1 drained (disk), n2 draining (disk), n3 fenced: rmgr resume n1"
+    )
+    (told,) = room_whys([lost, *up], two, Rigid(processes=3, nodes=3), "big")
+    assert "too few nodes are up for 3 processes, spread over 3 nodes" in told.detail
+    assert "n3 fenced: start" in told.detail
+    (told,) = room_whys(up, Request(cores=5), Rigid(), "big")  # its node came back with fewer cores
+    assert told.detail == "the nodes that are up have room for 0 of its 1 processes, even when they are empty: rmgr nodes"
