@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 
 from rmgr.model.frames import FrameError, FrameReader
@@ -41,12 +42,14 @@ class Loop:
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
+        # Not before nobody can call any more: who is late would write to what has its number by then.
+        weakref.finalize(self, os.close, self._wake_w).atexit = False
         self._selector.register(self._wake_r, selectors.EVENT_READ, None)
         self._lock = threading.Lock()
         self._calls: list[Callable[[], None]] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._closed = False
+        self._closed = self._ended = False
         #: for receiving; on the selector thread only. Its pages exist as far as a message has ever been long.
         self.buffer = memoryview(mmap.mmap(-1, _RECEIVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -57,11 +60,14 @@ class Loop:
         """The caller is the selector thread."""
         return threading.current_thread() is self._thread
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Runs `function` on the selector thread soon; from any thread."""
+    def call(self, function: Callable[[], None]) -> bool:
+        """Runs `function` on the selector thread soon; from any thread. False: that thread has ended, nobody will run it."""
         with self._lock:
+            if self._ended:
+                return False
             self._calls.append(function)
         self._wake()
+        return True
 
     def later(self, delay_s: float, function: Callable[[], None]) -> None:
         """Runs `function` on the selector thread after `delay_s`; from any thread."""
@@ -84,7 +90,7 @@ class Loop:
     def close(self, timeout_s: float = 2.0) -> None:
         """Ends the thread, after what was `call`ed; sockets are their owners' to close.
 
-        Idempotent: the descriptors may be somebody else's by the second time.
+        Idempotent: the descriptors may be somebody else's by the second time. Who calls afterwards is told so.
         """
         if self._closed:
             return
@@ -95,7 +101,6 @@ class Loop:
         if not self._thread.is_alive():
             self._selector.close()
             os.close(self._wake_r)
-            os.close(self._wake_w)
 
     def _wake(self) -> None:
         if not self.is_inside:
@@ -104,9 +109,11 @@ class Loop:
             except (BlockingIOError, OSError):
                 return  # the pipe is full (it will wake) or the loop is closed
 
-    def _called(self) -> list[Callable[[], None]]:
+    def _called(self, *, at_end: bool = False) -> list[Callable[[], None]]:
+        """at_end: when there is none, none is taken any more."""
         with self._lock:
             calls, self._calls = self._calls, []
+            self._ended = at_end and not calls
         return calls
 
     def _due(self) -> tuple[list[Callable[[], None]], float | None]:
@@ -122,6 +129,8 @@ class Loop:
         try:
             self._serve()
         except BaseException as error:  # noqa: BLE001 - the boundary of the loop
+            with self._lock:
+                self._ended = True
             self._on_crash(error)
 
     def _serve(self) -> None:
@@ -139,7 +148,7 @@ class Loop:
                         continue
                 elif (now := self._selector.get_map().get(key.fd)) is not None and now.data == key.data:
                     key.data(events)  # it was not removed or replaced by an earlier handler of this round
-        while calls := self._called():
+        while calls := self._called(at_end=True):
             for function in calls:
                 function()
 

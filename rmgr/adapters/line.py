@@ -33,6 +33,11 @@ _READ = 64 * 1024
 _HANDSHAKE_S = 5.0
 MAX_LINES, _MAX_GREETING = 256, 32
 _WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+#: Who called has gone meanwhile; and how long nobody is let in when descriptors have run out.
+_GONE = (BlockingIOError, InterruptedError, ConnectionError)
+_NO_ROOM_S = 1.0
+#: A machine that is gone does not say so: after this idle time, then this often, so many times, it is asked (s, s, times).
+_IDLE_S, _PROBE_S, _PROBES = 60, 15, 4
 
 
 class Line:
@@ -63,7 +68,8 @@ class Line:
         self._on_end = on_end
         self._lock = threading.Lock()  # an SSL object is not for two threads
         self._closed = False
-        loop.call(self._register)
+        if not loop.call(self._register):
+            self._drop()
 
     @property
     def is_open(self) -> bool:
@@ -81,12 +87,14 @@ class Line:
                     return True
         except OSError:  # ssl.SSLError is one
             pass
-        self._loop.call(self._end)
+        if not self._loop.call(self._end):
+            self._drop()
         return False
 
     def close(self) -> None:
         """Ends it without `on_end`. From any thread."""
-        self._loop.call(self._drop)
+        if not self._loop.call(self._drop):
+            self._drop()
 
     # -- the loop's thread
 
@@ -131,6 +139,8 @@ class Line:
             self._closed = True
         with contextlib.suppress(KeyError, ValueError, RuntimeError):
             self._loop.unregister(self._fd)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # it is over for the other end, although a forked child may hold the socket too
         self._sock.close()
 
 
@@ -145,7 +155,7 @@ def dial(
     host, _, port = address.rpartition(":")
     made = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
     try:
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _tune(made)
         peer = None
         if credentials is not None:
             context = _context(credentials, ssl.PROTOCOL_TLS_CLIENT)
@@ -188,7 +198,7 @@ class LineServer:
         self._sock = socket.create_server(address, family=family, backlog=64)
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
-        loop.call(lambda: loop.register(self._sock.fileno(), selectors.EVENT_READ, self._accept))
+        loop.call(self._listen)
 
     def close(self) -> None:
         """Ends all lines, soon; the loop is its owner's to end, after this."""
@@ -203,17 +213,25 @@ class LineServer:
         for sock in list(self._greeting):
             self._turn_away(sock)
 
+    def _listen(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.register(self._sock.fileno(), selectors.EVENT_READ, self._accept)
+
     def _accept(self, _events: int) -> None:
         try:
             sock, _ = self._sock.accept()
-        except OSError:
+        except _GONE:
+            return
+        except OSError:  # no descriptor is left: who calls waits, instead of waking this thread all the time
+            self._loop.unregister(self._sock.fileno())
+            self._loop.later(_NO_ROOM_S, self._listen)
             return
         if len(self._lines) >= MAX_LINES or len(self._greeting) >= _MAX_GREETING:
             sock.close()
             return
         sock.setblocking(False)
         with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _tune(sock)
         if self._credentials is None:
             self._welcome(sock, None)
             return
@@ -273,6 +291,20 @@ class LineServer:
         if self._shown is None or self._shown[0] != stamp:
             self._shown = stamp, _context(self._credentials, ssl.PROTOCOL_TLS_SERVER)
         return self._shown[1]
+
+
+def _tune(sock: socket.socket) -> None:
+    """What is said leaves at once, and a line to a machine that is gone ends within two minutes."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)  # the second: macOS
+    for option, value in (
+        (idle, _IDLE_S),
+        (getattr(socket, "TCP_KEEPINTVL", None), _PROBE_S),
+        (getattr(socket, "TCP_KEEPCNT", None), _PROBES),
+    ):
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _context(credentials: Credentials, protocol: int) -> ssl.SSLContext:

@@ -58,7 +58,11 @@ class Lines:
         if self._loop is None:
             from rmgr.adapters.channel import Loop
 
-            self._loop = Loop("rmgr-lines", on_crash=lambda error: _LOG.error("lines_ended: %r", error))
+            try:
+                self._loop = Loop("rmgr-lines", on_crash=lambda error: _LOG.error("lines_ended: %r", error))
+            except (OSError, RuntimeError) as error:  # no descriptor, memory or thread is left for what is only faster
+                _LOG.info("no_line: %s: %s", address, error)
+                return
         dialled = self._engine.io(partial(self._dial, self._loop, address, record.key_id))
         dialled.add_done_callback(lambda _: self._engine.post(partial(self._dialled, address, dialled)))
 
@@ -77,7 +81,10 @@ class Lines:
         from rmgr.adapters.line import dial
 
         ended = lambda _line: self._engine.post(partial(self._ended, address))  # noqa: E731
-        return dial(address, credentials=self._credentials, key_id=key_id, loop=loop, on_message=self._heard, on_end=ended)
+        line = dial(address, credentials=self._credentials, key_id=key_id, loop=loop, on_message=self._heard, on_end=ended)
+        if self._closed:  # nobody will look at what was dialled
+            line.close()
+        return line
 
     def _dialled(self, address: str, dialled: Future[Line]) -> None:
         try:

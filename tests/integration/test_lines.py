@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +29,9 @@ from rmgr.errors import PermissionDenied
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.identity import Role
 from rmgr.model.line import Ahead, Hint, Message, Told
+from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.resources import Capacity
 from rmgr.model.states import State
 from rmgr.model.submission import Command, Submission, Tail, Work
 from tests.harness.bundles import session_bundles
@@ -128,6 +135,93 @@ def test_who_sends_nonsense_or_does_not_read_loses_the_line(loop: Loop) -> None:
         blocked.set()
     wait_for(lambda: not deaf.is_open, "the end of the other")
     server.close()
+
+
+# -- what a line may not do to its process ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(loop: Loop) -> Iterator[tuple[LineServer, Post]]:
+    """A Starter's end in an open cluster."""
+    post = Post()
+    made = LineServer(("127.0.0.1", 0), loop=loop, credentials=None, is_revoked=lambda _: False, on_message=post.callbacks()["on_message"])
+    yield made, post
+    made.close()
+
+
+def plain(server: LineServer, loop: Loop) -> Line:
+    return dial(f"127.0.0.1:{server.port}", credentials=None, key_id="", loop=loop, **Post().callbacks())
+
+
+def test_a_line_dialled_while_its_connection_is_closed_ends_and_writes_into_nobodys_file(
+    opened: tuple[LineServer, Post], loop: Loop, tmp_path: Path
+) -> None:
+    ended = Loop("ended", on_crash=lambda _: None)
+    ended.close()
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context((tmp_path / str(at)).open("wb", buffering=0)) for at in range(8)]  # they get the loop's descriptors
+        line = plain(opened[0], ended)
+        assert not line.is_open
+        assert not line.send(Hint("n1", "block", b""))
+        line.close()
+        assert not ended.call(lambda: None)
+        assert [os.fstat(file.fileno()).st_size for file in files] == [0] * 8
+    wait_for(lambda: not opened[0]._lines, "the Starter knows that it has ended")
+
+
+class Full:
+    """The listening socket of a process that has no descriptor left."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.is_full = True
+        self.tries = 0
+
+    def accept(self) -> Any:
+        self.tries += 1
+        if self.is_full:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._sock.accept()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def test_a_starter_without_a_free_descriptor_rests_and_lets_in_who_called_meanwhile(
+    opened: tuple[LineServer, Post], loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, post = opened
+    monkeypatch.setattr("rmgr.adapters.line._NO_ROOM_S", 0.05)
+    full: Any = Full(server._sock)
+    server._sock = full
+    begun = time.monotonic()
+    line = plain(server, loop)
+    assert line.send(Hint("n1", "block", b"data"))
+    wait_for(lambda: full.tries >= 3, "some tries")
+    assert full.tries <= 2 + (time.monotonic() - begun) / 0.05
+    full.is_full = False
+    wait_for(lambda: post.came == [Hint("n1", "block", b"data")], "the hint")
+    (theirs,) = server._lines
+    assert all(end._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) for end in (line, theirs))  # dead machines are found out
+    line.close()
+
+
+def test_who_has_no_descriptor_or_thread_left_goes_on_without_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("rmgr.adapters.channel.Loop", none_left)
+    engine: Any = None  # nothing may be asked of it
+    lines = Lines(engine, None)
+    record = NodeRecord(
+        node="n1", incarnation=1, state=NodeState.UP, guid="g", capacity=Capacity(cores=1, memory_bytes=1), line="127.0.0.1:1"
+    )
+    lines.want(record)
+    assert lines.of(record) is None
+    lines.close()
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------------------
