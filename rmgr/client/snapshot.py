@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator, Store
@@ -76,7 +78,7 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
     drains = _records(coordinator, [paths.drain(name) for name in drained], Drain, timeout_s)
     numbers: list[int] = []
     for names in fetch([f"{paths.SUBS}/{bucket}" for bucket in buckets], coordinator.children, timeout_s=timeout_s):
-        numbers += [int(name) for name in names or ()]
+        numbers += [int(name) for name in names or () if name.isdecimal()]
     submissions: dict[int, tuple[Submission, Progress]] = {}
     waiting: dict[int, int] = {}
     for number in sorted(numbers):
@@ -96,9 +98,7 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
         watchdogs=len(watchdogs),
         submissions=submissions,
         claimed=tuple(
-            ClaimedBlock(
-                node=node, key=key, done=data.done, claimed_us=data.claimed_us, allocation=data.allocation, stopping=data.stopping
-            )
+            ClaimedBlock(node=node, key=key, done=data.done, claimed_us=data.claimed_us, allocation=data.allocation, stopping=data.stopping)
             for node, key, data in read_claimed(coordinator, [record.node for record in nodes], timeout_s=timeout_s)
         ),
         nodes={record.node: record for record in nodes},
@@ -184,12 +184,14 @@ def read_claimed(
     for node, names in zip(
         nodes, fetch([paths.running_node(node) for node in nodes], coordinator.children, timeout_s=timeout_s), strict=True
     ):
-        for name in names or ():
-            key = paths.parse_block(name)
-            if submission is None or key.submission == submission:
-                wanted.append((node, key))
+        wanted += [(node, key) for _, key in paths.blocks_in(names) if submission is None or key.submission == submission]
     found = fetch_visible([paths.running_block(node, key) for node, key in wanted], coordinator.get, timeout_s=timeout_s)
-    return [(node, key, decode_block(item.data)) for (node, key), item in zip(wanted, found, strict=True) if item is not None]
+    claimed: list[tuple[str, BlockKey, BlockData]] = []
+    for (node, key), item in zip(wanted, found, strict=True):
+        if item is not None:
+            with suppress(msgspec.MsgspecError):  # one that is no block hides no other
+                claimed.append((node, key, decode_block(item.data)))
+    return claimed
 
 
 def read_waiting(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> list[Waiting]:

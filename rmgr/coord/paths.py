@@ -36,6 +36,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from rmgr.model.block import NO_SEQ, PRIORITY_RANGE, BlockKey
 
@@ -287,6 +288,11 @@ def block_prefix(key: BlockKey) -> str:
 def block_name(key: BlockKey) -> str:
     """Whole name of a block's znode."""
     return f"{block_prefix(key)}{key.seq:010d}"
+
+
+def blocks_in(names: Iterable[str] | None) -> list[tuple[str, BlockKey]]:
+    """(name, key) of the blocks of a list; what is not the name of one is passed over: submitters may create there, too."""
+    return [(name, parse_block(name)) for name in names or () if _KEY.match(name)]
 
 
 def parse_block(name: str) -> BlockKey:

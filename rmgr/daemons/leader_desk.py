@@ -193,7 +193,11 @@ class Desk:
 
     def _committed(self, multi: Multi, then: Callable[[Outcome], None], future: Future[Outcome]) -> None:
         self._flying -= 1
-        outcome = future.result()
+        try:
+            outcome = future.result()
+        except RmgrError as error:  # not committed; whoever asked reads again, and tries again later
+            self.log.error("leader_commit_refused", op=multi.name, error=error.message)
+            outcome = Unknown(error.message)
         if isinstance(outcome, Conflict) and outcome.path == paths.EPOCH:
             self.metrics.fenced_writes.inc()
             self.log.warning("leader_write_fenced", op=multi.name, epoch=self.epoch)

@@ -38,6 +38,7 @@ class Followed:
     Attributes besides the facts: doing: duties under way. retry_s: when a duty that did not succeed is due again.
     held_tasks: set aside, when its blocks were last looked at. endings: of submissions that it waits for and that are
     no longer in memory. is_loading: its turn to be read has come. is_brief: it may be over already when it is read.
+    is_spoilt: something of it cannot be read: nothing is done for it, and nobody waits for it.
     """
 
     def __init__(self, desk: Desk, number: int, changed: Callable[[Followed], None], gone: Callable[[Followed], None]) -> None:
@@ -61,6 +62,7 @@ class Followed:
         self.endings: dict[int, Ending] = {}
         self.is_loading = False
         self.is_brief = False
+        self.is_spoilt = False
         self._desk = desk
         self._changed = changed
         self._gone = gone
@@ -103,7 +105,11 @@ class Followed:
         if self._stopped or tail is None or done is None:
             self._load_all()
             return
-        self.progress.tail, self.tail_version = decode_record(tail.data, Tail, paths.tail(self.number)), tail.version
+        try:
+            self.progress.tail, self.tail_version = decode_record(tail.data, Tail, paths.tail(self.number)), tail.version
+        except WrongCluster:
+            self._load_all()  # it will find the same, and say so
+            return
         self._is_grown = self.progress.tail.complete
         if not self._is_grown or not done.stat.creates:
             self._load_rest(done)
@@ -241,8 +247,9 @@ class Followed:
         try:
             submission = decode_record(found.data, Submission, paths.sub(self.number))
         except WrongCluster as error:
-            self._desk.log.error("submission_unreadable", submission=self.number, error=error.message)
+            self._spoil(error)
             return
+        self.is_spoilt = False
         if found.version < self.version:
             return  # older than what a commit of ours has made
         old, self.submission, self.version = self.submission, submission, found.version
@@ -259,8 +266,12 @@ class Followed:
         found = self._tail.value
         if found is None or found.version < self.tail_version:
             return
-        self.progress.tail = decode_record(found.data, Tail, paths.tail(self.number))
-        self.tail_version = found.version
+        try:
+            self.progress.tail = decode_record(found.data, Tail, paths.tail(self.number))
+        except WrongCluster as error:
+            self._spoil(error)
+            return
+        self.is_spoilt, self.tail_version = False, found.version
         if self.submission is not None and (self.submission.max_running or self.version):
             self.swept = False  # new blocks of a held, released or capped one may have been set aside
         self._touch()
@@ -272,6 +283,11 @@ class Followed:
         if self.submission is not None and self.submission.max_running:
             self.swept = False  # what failed leaves room, and waits aside when it is put back
         self._touch()
+
+    def _spoil(self, error: WrongCluster) -> None:
+        self._desk.log.error("submission_unreadable", submission=self.number, error=error.message)
+        self.is_spoilt = True
+        self._changed(self)
 
     def _touch(self) -> None:
         self.active_s = self._desk.clock()

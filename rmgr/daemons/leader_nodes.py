@@ -12,10 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import msgspec
+
 from rmgr.coord import liveness, paths
 from rmgr.coord.leader_ops import fail, fence
 from rmgr.coord.liveness import LossWindow, MassLoss, Meter
-from rmgr.coord.multi import Check, Committed, Conflict, ConflictKind, Delete, Gone, Multi, Outcome, Stamped
+from rmgr.coord.multi import Check, Committed, Conflict, ConflictKind, Delete, Gone, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import names_below
@@ -47,11 +49,12 @@ class _Case:
 
 @dataclass(slots=True)
 class _Clearing:
-    """A fenced node on its way to having nothing claimed. open: blocks of this round without an outcome yet."""
+    """A fenced node on its way to having nothing claimed. open: blocks of this round without an outcome yet. before: failed before it."""
 
     version: int
     open: set[str] = field(default_factory=set)
     failed: int = 0
+    before: int = 0
 
 
 class NodeKeeper:
@@ -338,9 +341,10 @@ class NodeKeeper:
                 self._fence({name: cases[name]})
             return
         if not isinstance(outcome, Committed):
+            pause_s = _RETRY_S if isinstance(outcome, Unknown) else 0.0
             for name in standing:
                 del self._cases[name]
-                self._fetch(name)  # it has registered again, or nobody knows: look once more
+                self._desk.after(pause_s, partial(self._fetch, name))  # it has registered again, or nobody knows: look once more
             return
         for at, (name, case) in enumerate(cases.items(), start=1):
             self._cases.pop(name, None)
@@ -400,12 +404,12 @@ class NodeKeeper:
     def _on_left(self, name: str, clearing: _Clearing, names: list[str] | None) -> None:
         if self._clearings.get(name) is not clearing:
             return
-        if not names:
+        blocks = paths.blocks_in(names)
+        if not blocks:
             self._tidy(name, clearing)
             return
-        clearing.open = set(names)
-        for block in sorted(names):
-            key = paths.parse_block(block)
+        clearing.open, clearing.before = {block for block, _ in blocks}, clearing.failed
+        for _, key in sorted(blocks):
             self._queue_of(key.submission, partial(self._on_queue, name, clearing, key))
 
     def _on_queue(self, name: str, clearing: _Clearing, key: BlockKey, queue: str | None) -> None:
@@ -424,11 +428,16 @@ class NodeKeeper:
             self._desk.after(wait_s, partial(self._fail, name, clearing, key, queue, found))
             return
         fenced = Check(paths.node(name), clearing.version)  # registered again: the rest is its own business
-        if queue is None:
-            multi = _discard(fenced, name, key, found.version)
-        else:
-            failpoint("leader.before_fail")
-            multi = fail(fenced, name, queue, key, found.data, found.version, reason=Reason.NODE_LOST, now_us=self._desk.wall_us())
+        try:
+            if queue is None:
+                multi = _discard(fenced, name, key, found.version)
+            else:
+                failpoint("leader.before_fail")
+                multi = fail(fenced, name, queue, key, found.data, found.version, reason=Reason.NODE_LOST, now_us=self._desk.wall_us())
+        except msgspec.MsgspecError as error:
+            self._desk.log.error("block_unreadable", path=paths.running_block(name, key), error=str(error))
+            self._close_block(name, clearing, key)
+            return
         self._desk.commit(multi, partial(self._on_failed, name, clearing, key), urgent=True)
 
     def _on_failed(self, name: str, clearing: _Clearing, key: BlockKey, outcome: Outcome) -> None:
@@ -456,7 +465,7 @@ class NodeKeeper:
     def _close_block(self, name: str, clearing: _Clearing, key: BlockKey) -> None:
         clearing.open.discard(paths.block_name(key))
         if not clearing.open and self._clearings.get(name) is clearing:
-            self._desk.after(0.0 if clearing.failed else _RETRY_S, partial(self._clear, name))
+            self._desk.after(0.0 if clearing.failed > clearing.before else _RETRY_S, partial(self._clear, name))
 
     def _tidy(self, name: str, clearing: _Clearing) -> None:
         """Nothing is claimed any more: orders to the node, and its hunger, are of no use."""

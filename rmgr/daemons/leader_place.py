@@ -44,11 +44,11 @@ from rmgr.sched.state import ClusterState
 PACE_S, PACE_A_NAME_S = 0.005, 50e-6
 #: Lists that are read again at a resync: so many at once, so far apart.
 _AT_ONCE, _APART_S = 50, 0.02
-#: Records that are read by one request.
+#: Records that are read by one request, and decoded in one letter.
 _TOGETHER = 64
 #: A list that cannot be read, or a gate that was shut: looked at again after this.
-_PAUSE_S = 1.0
-_RETRY_S = 0.1
+_PAUSE_S, _LONG_PAUSE_S = 1.0, 60.0
+_RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
 #: A plan that takes longer is stuck: each of its reads and commits has a deadline of its own, far below.
 _STUCK_S = 120.0
 
@@ -87,11 +87,13 @@ class Placer:
         self._news: set[str] = set()  # paths of lists that have changed
         self._marks: set[str] = set()  # of requests that name nodes
         self._wanted: list[int] = []  # records that are to be read
+        self.nobodys: set[int] = set()  #: submissions whose records were not there, or no records, when they were read last
         self._nodes_changed = False
         self._causes: frozenset[Cause] = frozenset()
         self._now_us = 0
         self._due = False
         self._timer: Timer | None = None
+        self._retry_s = _RETRY_S / 2
         self._closed = False
 
     # -- life
@@ -228,8 +230,10 @@ class Placer:
 
     def _carried_out(self, problem: str) -> None:
         if problem:
-            self.rebuild(problem, pause_s=_RETRY_S)  # a gate that was just shut: its block is swept aside in a moment
+            self._retry_s = min(_LONGEST_RETRY_S, self._retry_s * 2)
+            self.rebuild(problem, pause_s=self._retry_s)  # a gate that was just shut: its block is swept aside in a moment
         else:
+            self._retry_s = _RETRY_S / 2
             self.wake()
 
     def tell(self, state: ClusterState, fact: str, *arguments: object, **named: object) -> None:
@@ -426,14 +430,15 @@ class Placer:
             self._on_record(number, found)
 
     def _on_record(self, number: int, found: Stamped | None) -> None:
-        if found is None:
-            self._desk.after(_PAUSE_S, partial(self._unread, [number]))
-            return
         try:
-            self.book.submissions[number] = decode_record(found.data, Submission, paths.sub(number))
+            self.book.submissions[number] = None if found is None else decode_record(found.data, Submission, paths.sub(number))
         except WrongCluster as error:
             self._desk.log.error("submission_unreadable", submission=number, error=error.message)
-            return
+        if self.book.submissions.get(number) is None:
+            self.nobodys.add(number)
+            self._desk.after(_PAUSE_S if found is None else _LONG_PAUSE_S, partial(self._unread, [number]))
+        else:
+            self.nobodys.discard(number)
         self.wake()
 
     def _unread(self, numbers: list[int]) -> None:

@@ -118,7 +118,7 @@ class SubmissionKeeper:
     # -- who is there
 
     def _on_buckets(self) -> None:
-        names = self._bucket_names.value or []
+        names = [name for name in self._bucket_names.value or () if name.isdecimal()]  # submitters create here
         for name in [known for known in self._buckets if known not in names]:
             self._buckets.pop(name).stop()
             self._on_bucket(name)
@@ -130,7 +130,7 @@ class SubmissionKeeper:
 
     def _on_bucket(self, name: str) -> None:
         mirror = self._buckets.get(name)
-        present = {int(child) for child in (mirror.value or ())} if mirror is not None else set()
+        present = {int(child) for child in (mirror.value or ()) if child.isdecimal()} if mirror is not None else set()
         bucket = int(name)
         for number in [known for known in self.followed if known // 1000 == bucket and known not in present]:
             self._forget(self.followed[number])
@@ -210,6 +210,12 @@ class SubmissionKeeper:
             self._load()
 
     def _on_change(self, followed: Followed) -> None:
+        if followed.is_spoilt:
+            if self._loading.pop(followed.number, None) is not None:
+                self._load()
+            return
+        if followed.submission is not None and not followed.is_loading:
+            self._loading[followed.number] = followed  # it is, unless its record could not be read before
         if followed.number in self._loading:
             if followed.is_loaded:
                 del self._loading[followed.number]

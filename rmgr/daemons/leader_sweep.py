@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
+import msgspec
+
 from rmgr.coord import paths
 from rmgr.coord.keeping import BringBack, End, Move, SetAside, cancel_reason, end_block, moves, room_of
 from rmgr.coord.leader_ops import order
@@ -205,7 +207,12 @@ class Sweeper:
         if found is None:
             self._moved(turn, None)
             return
-        data = decode_block(found.data)
+        try:
+            data = decode_block(found.data)
+        except msgspec.MsgspecError as error:
+            self._desk.log.error("block_unreadable", path=paths.held_block(queue, key), error=str(error))
+            self._moved(turn, None)
+            return
         failpoint("leader.before_bring_back")
         multi = bring_back(queue, key, data, found.version, take=0 if data.serial else take)
         self._desk.commit(multi, partial(self._moved, turn))

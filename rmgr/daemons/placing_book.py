@@ -59,6 +59,7 @@ class Book:
     stays: dict[int, tuple[int, int]] = field(default_factory=dict)  #: job that went on after a pause -> (since, its limit) (us)
     pins: dict[int, int] = field(default_factory=dict)  #: job that has refused to stop -> until when it is not asked again (us)
     odd: set[str] = field(default_factory=set)  #: names that are no jobs: told once
+    spoilt: set[str] = field(default_factory=set)  #: names of blocks that cannot be read: no jobs either
     _seen: dict[str, set[str]] = field(default_factory=dict)  # queue -> names that are accounted for
     _there: dict[str, set[int]] = field(default_factory=dict)  # head -> its placed jobs
     _taken: dict[str, dict[str, float]] = field(default_factory=dict)  # queue -> name -> when our commit took it away
@@ -81,7 +82,7 @@ class Book:
     def came(self, queue: str, mirror: Mirror[list[str]]) -> Iterator[tuple[str, BlockKey]]:
         """Names under `pending` that are not accounted for; `settle` or `wait` accounts for them."""
         taken = self._taken.setdefault(queue, {})
-        for name in sorted(set(mirror.value or ()) - self._seen.setdefault(queue, set()), key=paths.claim_order):
+        for name in sorted(set(mirror.value or ()) - self._seen.setdefault(queue, set()) - self.spoilt, key=paths.claim_order):
             taken_s = taken.get(name)
             if taken_s is not None:
                 if mirror.asked_s <= taken_s:

@@ -12,17 +12,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+import msgspec
+
 from rmgr.coord import leader_ops, ops, paths, place_ops
 from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, Unknown, size_of
 from rmgr.coord.place_ops import Assigned
 from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_nodes import NodeKeeper
-from rmgr.daemons.placing_book import Book, Placed
+from rmgr.daemons.placing_book import Book, Placed, Waiting
 from rmgr.daemons.placing_facts import Names, allocation_of
 from rmgr.daemons.placing_records import encode_records
 from rmgr.daemons.placing_stops import POLICY, Stop, Stops, stop_order
 from rmgr.daemons.placing_view import said
+from rmgr.model.block import BlockData
 from rmgr.model.node import InboxOrder, NodeState, Order
 from rmgr.model.placing import job_id, task_of
 from rmgr.model.states import Reason, State
@@ -213,20 +216,32 @@ class Orders:
 
     def _refuse(self, job: int, why: str) -> None:
         """No queue and no machine of this cluster will ever run it: it ends here."""
-        waiting, found = self._book.waiting.pop(job, None), self._blocks[job]
-        if waiting is None or found is None:
+        waiting, found = self._book.waiting.get(job), self._blocks[job]
+        data = None if waiting is None or found is None else self._data_of(waiting, found)
+        self._book.waiting.pop(job, None)
+        if waiting is None or found is None or data is None:
             return
         key = waiting.key
         fragment = leader_ops.no_outcome(State.FAILED, Reason.START_FAILED, [key.first], why)
-        multi = ops.take_out(waiting.queue, key, decode_block(found.data), found.version, indices=[key.first], fragment=fragment)
+        multi = ops.take_out(waiting.queue, key, data, found.version, indices=[key.first], fragment=fragment)
         self._desk.log.info("job_refused", submission=key.submission, first=key.first, why=why, epoch=self._desk.epoch)
         self._desk.commit(multi)
+
+    def _data_of(self, waiting: Waiting, found: Stamped) -> BlockData | None:
+        """None for what is no block: it stands there, and is no job any more."""
+        try:
+            return decode_block(found.data)
+        except msgspec.MsgspecError as error:
+            self._desk.log.error("block_unreadable", path=f"{paths.pending(waiting.queue)}/{waiting.name}", error=str(error))
+            self._book.spoilt.add(waiting.name)
+            return None
 
     def _assigned(self, start: Start, found: Stamped, now_us: int) -> Assigned | None:
         waiting = self._book.waiting.get(start.job_id)
         number, _ = task_of(start.job_id)
         submission = self._book.submissions.get(number)
-        if waiting is None or submission is None:
+        data = None if waiting is None or submission is None else self._data_of(waiting, found)
+        if waiting is None or submission is None or data is None:
             return None
         allocation = allocation_of(submission, start.placement, self._names, now_us)
         versions = [(name, self._nodes.version_of(name)) for name, _ in allocation.shares]
@@ -237,7 +252,7 @@ class Orders:
         return Assigned(
             queue=waiting.queue,
             key=waiting.key,
-            data=decode_block(found.data),
+            data=data,
             version=found.version,
             allocation=allocation,
             fences=fences,

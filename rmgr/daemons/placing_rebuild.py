@@ -1,13 +1,14 @@
 """The scheduler's state made from znodes: what a new leader does first, and what every leader does when it no longer trusts its memory.
 
 Read in this order: lists of waiting and running names that were asked for after the rebuild began, records of their submissions, the blocks
-of running jobs (they say where each stands), and what policies remember. Nothing is written.
+of running jobs (they say where each stands), and what policies remember. Nothing is written. Names that come meanwhile are not waited
+for, they are told the state as news; and all that takes time is done in slices, between which the leader's loop does other things.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +24,6 @@ from rmgr.daemons.placing_book import Placed
 from rmgr.daemons.placing_facts import job_of, marked, node_mark, running_of
 from rmgr.daemons.placing_records import Records, decode_records
 from rmgr.daemons.placing_stops import Stop
-from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, Allocation, job_id
 from rmgr.sched.job import Job, Node, Running
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from rmgr.daemons.leader_place import Placer
 
 _RETRY_S = 0.5
-#: Blocks that are read by one request.
+#: Blocks that are read by one request, and decoded in one letter.
 _TOGETHER = 64
+#: So long the loop is kept at a time; and how many names or jobs lie between two looks at the clock.
+SLICE_S, _SOME = 0.02, 50
 
 
 class Rebuild:
@@ -57,8 +59,8 @@ class Rebuild:
         self._partitions = sorted(partitions)
         self._began_s = desk.clock()
         self._blocks: dict[str, Allocation | None] = {}  # path under /running -> where it stands; None: gone, or pulled work
-        self._asked: set[str] = set()
         self._reading = 0
+        self._work: Generator[bool, None, ClusterState] | None = None
         self.records: dict[str, tuple[bytes, int | None]] = {}  #: partition -> what policies remember, version of its znode
         for mirror in (*pending.values(), *running.values()):
             mirror.refresh()
@@ -66,22 +68,63 @@ class Rebuild:
             self._read(paths.placing(partition), partial(self._on_records, partition))
 
     def step(self, half_life_us: int) -> ClusterState | None:
-        """The state, once everything was read."""
+        """The state, once it is made; what comes, or is still to do, wakes the placer for the next step."""
         lists = (*self._pending.values(), *self._running.values())
         if len(self.records) < len(self._partitions) or any(mirror.asked_s < self._began_s for mirror in lists):
             return None
         if self._reading:
-            return None  # each answer wakes us, and all that waits would be looked through each time
-        running = self._placed()
-        waiting = self._waiting() if not self._reading else None
-        if waiting is None or running is None:
-            return None
-        return self._state(waiting, running, half_life_us)
+            return None  # each answer wakes us
+        if self._work is None:
+            self._work = self._making(half_life_us)
+        end_s = self._desk.clock() + SLICE_S
+        try:
+            while next(self._work):
+                if self._desk.clock() >= end_s:
+                    self._placer.wake()
+                    return None
+        except StopIteration as made:
+            state: ClusterState = made.value
+            return state
+        return None
+
+    def _making(self, half_life_us: int) -> Generator[bool, None, ClusterState]:
+        """All of it. Yields True: there is more to do; False: something must come first."""
+        placer = self._placer
+        waiting: list[tuple[str, str, BlockKey]] = []  # (queue, name, key)
+        there: list[tuple[str, BlockKey]] = []  # (path, key) under /running
+        numbers: dict[int, None] = {}
+        for queue, pending in self._pending.items():
+            for at, (name, key) in enumerate(placer.book.came(queue, pending)):
+                numbers[key.submission] = None
+                if key.count == 1 and key.first < MAX_INDEX:
+                    waiting.append((queue, name, key))
+                if at % _SOME == 0:
+                    yield True
+        for node, running in list(self._running.items()):
+            for name, key in paths.blocks_in(running.value):
+                numbers[key.submission] = None
+                there.append((f"{paths.running_node(node)}/{name}", key))
+            yield True
+        for number in numbers:
+            placer.submission(number)
+        for number in numbers:
+            while placer.submission(number) is None and number not in placer.nobodys:
+                yield False
+        placed: list[tuple[BlockKey, str, str]] = []  # (key, queue, path)
+        for path, key in there:
+            submission = placer.submission(key.submission)
+            if submission is not None and (submission.queue in placer.queues or submission.rigid is not None):
+                placed.append((key, submission.queue, path))
+        for at in range(0, len(placed), _TOGETHER):
+            self._read_blocks([path for _, _, path in placed[at : at + _TOGETHER]])
+        while self._reading:
+            yield False
+        stand = [(key, queue, allocation) for key, queue, path in placed if (allocation := self._blocks[path]) is not None]
+        return (yield from self._state(waiting, stand, half_life_us))
 
     # -- reading
 
     def _read(self, path: str, then: Callable[[Stamped | None], None]) -> None:
-        self._asked.add(path)
         self._reading += 1
         self._desk.get(path, partial(self._arrived, then), failed=partial(self._failed, path, then))
 
@@ -97,42 +140,7 @@ class Rebuild:
         self.records[partition] = (b"", None) if found is None else (found.data, found.version)
         self._placer.wake()
 
-    def _waiting(self) -> list[tuple[str, str, BlockKey]] | None:
-        """(queue, name, key) of waiting jobs; None: records are missing."""
-        found, complete = [], True
-        for queue, mirror in self._pending.items():
-            for name, key in self._placer.book.came(queue, mirror):
-                if self._placer.submission(key.submission) is None:
-                    complete = False
-                elif key.count == 1 and key.first < MAX_INDEX:
-                    found.append((queue, name, key))
-        return found if complete else None
-
-    def _placed(self) -> list[tuple[BlockKey, str, Allocation]] | None:
-        """(key, queue, allocation) of running jobs; None: something is missing."""
-        found, complete, missing = [], True, []
-        for node, mirror in self._running.items():
-            for name in mirror.value or ():
-                key = paths.parse_block(name)
-                submission = self._placer.submission(key.submission)
-                if submission is None:
-                    complete = False
-                    continue
-                if submission.queue not in self._placer.queues and submission.rigid is None:
-                    continue
-                path = f"{paths.running_node(node)}/{name}"
-                if path not in self._blocks:
-                    complete = False
-                    if path not in self._asked:
-                        missing.append(path)
-                elif (allocation := self._blocks[path]) is not None:
-                    found.append((key, submission.queue, allocation))
-        for at in range(0, len(missing), _TOGETHER):
-            self._read_blocks(missing[at : at + _TOGETHER])
-        return found if complete else None
-
     def _read_blocks(self, wanted: list[str]) -> None:
-        self._asked.update(wanted)
         self._reading += 1
         self._desk.get_all(wanted, partial(self._on_blocks, wanted), failed=partial(self._no_blocks, wanted))
 
@@ -149,15 +157,15 @@ class Rebuild:
     def _on_block(self, path: str, found: Stamped | None) -> None:
         try:
             self._blocks[path] = None if found is None else decode_block(found.data).allocation
-        except RmgrError as error:
-            self._desk.log.error("block_unreadable", path=path, error=error.message)
+        except msgspec.MsgspecError as error:
+            self._desk.log.error("block_unreadable", path=path, error=str(error))
             self._blocks[path] = None
 
     # -- building
 
     def _state(
         self, waiting: list[tuple[str, str, BlockKey]], placed: list[tuple[BlockKey, str, Allocation]], half_life_us: int
-    ) -> ClusterState:
+    ) -> Generator[bool, None, ClusterState]:
         placer, now_us = self._placer, self._placer.now_us()
         remembered = self._remembered()
         routes = {job: queue for records in remembered.values() for job, queue in records.routes}
@@ -173,7 +181,9 @@ class Rebuild:
         running: list[Running] = []
         stopping: dict[int, Running] = {}
         suspended: list[Suspended] = []
-        for key, queue, allocation in placed:
+        for at, (key, queue, allocation) in enumerate(placed):
+            if at % _SOME == 0:
+                yield True
             job = self._job(queue, key, now_us)
             if job is None:
                 continue
@@ -192,7 +202,9 @@ class Rebuild:
                 start_us, end_us = book.stays.get(job.id, (run.start_us, run.end_us))
                 running.append(run._replace(start_us=start_us, end_us=end_us))
         jobs: list[Job] = []
-        for queue, name, key in waiting:
+        for at, (queue, name, key) in enumerate(waiting):
+            if at % _SOME == 0:
+                yield True
             job = None if job_id(key.submission, key.first) in placer.book.placed else self._job(queue, key, now_us)
             if job is not None:
                 if job.id in asked and asked[job.id].attempt < key.attempt:

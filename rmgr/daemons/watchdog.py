@@ -117,7 +117,7 @@ class Watchdog:
         def run() -> None:
             try:
                 future.set_result(what())
-            except RmgrError as error:
+            except Exception as error:  # noqa: BLE001 - it belongs to who has asked, and waits for it
                 future.set_exception(error)
 
         self._mailbox.put(run)

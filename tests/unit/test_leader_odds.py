@@ -1,0 +1,136 @@
+"""What the leader cannot read, or is refused, concerns what it belongs to and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from rmgr.coord import ops, paths
+from rmgr.coord.multi import Create, Exists, Multi, Outcome, Set
+from rmgr.errors import PermissionDenied
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.node import NodeState
+from rmgr.model.placing import Rigid
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.submission import Phase
+from tests.harness.leader_bench import Bench, committed
+
+SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE)))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench(SETTINGS)
+    yield bench
+    bench.close()
+
+
+def spoil(bench: Bench, number: int) -> None:
+    """Its record is none any more."""
+    path = paths.sub(number)
+    committed(bench.outside, Multi(name="SPOIL", ops=(Set(path, b"{]", -1),), proof=Exists(path)))
+
+
+def orphan(bench: Bench, path: str) -> None:
+    committed(bench.outside, Multi(name="ORPHAN", ops=(Create(path, ops.encode_block(BlockData())),), proof=Exists(path)))
+
+
+def test_a_commit_that_zookeeper_refuses_to_the_leader_is_tried_again(bench: Bench) -> None:
+    """While its secrets are rotated, say: it had waited for that answer until the next leader."""
+    refusals, commit = [2], bench.leader_coordinator.commit
+
+    def refusing(multi: Multi, **options: Any) -> Future[Outcome]:
+        if multi.name in {"CLOSE", "FENCE"} and refusals[0]:
+            refusals[0] -= 1
+            future: Future[Outcome] = Future()
+            future.set_exception(PermissionDenied(f"{multi.name} is not allowed to this role"))
+            return future
+        return commit(multi, **options)
+
+    bench.leader_coordinator.commit = refusing  # type: ignore[method-assign]
+    bench.lead()
+    number = bench.submitter.submit(2)
+    bench.run_all(bench.starter("n1"))
+    bench.advance(10)
+    assert refusals == [0]
+    assert bench.phase(number) is Phase.CLOSED
+
+
+@pytest.mark.parametrize("what", ["no record", "no record of what runs", "a spoilt record"])
+def test_jobs_are_placed_beside_what_belongs_to_nobody(bench: Bench, what: str) -> None:
+    starter = bench.starter("n1")
+    key = BlockKey(priority=0, seq=NO_SEQ, submission=999, first=0, count=1, attempt=1, cores=1, memory_mib=0)
+    if what == "no record":
+        orphan(bench, f"{paths.pending('batch')}/{paths.block_name(key)}")
+    elif what == "no record of what runs":
+        orphan(bench, paths.running_block("n1", key))
+    else:
+        spoil(bench, bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid()))
+    number = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid())
+    bench.lead()
+    bench.advance(3)
+    assert number in [key.submission for key in bench.look.keys(paths.running_node("n1"))]
+    starter.close()
+
+
+def test_answers_do_not_wait_for_a_record_that_cannot_be_read(bench: Bench) -> None:
+    bench.lead()
+    numbers = [bench.submitter.submit(2) for _ in range(3)]
+    bench.advance(1)
+    spoil(bench, numbers[0])
+    assert bench.leader is not None
+    bench.leader.close()
+    leader = bench.lead(bench.connect())
+    bench.advance(5)
+    assert leader.hurry()
+    assert sorted(leader.snapshot().submissions) == numbers[1:]
+
+
+def test_a_record_that_can_be_read_again_is_followed_again(bench: Bench) -> None:
+    number = bench.submitter.submit(2)
+    found = bench.outside.get(paths.sub(number)).result(60)
+    assert found is not None
+    spoil(bench, number)
+    bench.lead()
+    bench.advance(2)
+    committed(bench.outside, Multi(name="MEND", ops=(Set(paths.sub(number), found.data, -1),), proof=Exists("/ids")))
+    bench.run_all(bench.starter("n1"))
+    bench.advance(5)
+    assert bench.phase(number) is Phase.CLOSED
+
+
+def test_names_that_are_none_stop_nothing(bench: Bench) -> None:
+    """Submitters may create there: whoever hands work to a node, and who submits."""
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(4)
+    starter.claim("n1")
+    odd = BlockKey(priority=0, seq=1, submission=number, first=0, count=1, attempt=7, cores=1, memory_mib=0)
+    for path in (f"{paths.running_node('n1')}/garbage", f"{paths.SUBS}/garbage", f"{paths.subs_bucket(number)}/garbage"):
+        committed(bench.outside, Multi(name="ODD", ops=(Create(path),), proof=Exists(path)))
+    path = paths.running_block("n1", odd)
+    committed(bench.outside, Multi(name="ODD", ops=(Create(path, b"\xc1"),), proof=Exists(path)))
+    bench.lead()
+    starter.close()
+    bench.advance(30)
+    assert bench.look.node("n1").state is NodeState.FENCED
+    other = bench.starter("n2")
+    bench.run_all(other, "n2")
+    bench.advance(5)
+    assert len(bench.look.outcomes(number)) == 4
+    assert bench.phase(number) is Phase.CLOSED
+
+
+def test_a_block_that_is_none_is_no_job(bench: Bench) -> None:
+    starter = bench.starter("n1")
+    bad = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid())
+    path = f"{paths.pending('batch')}/{bench.look.names(paths.pending('batch'))[0]}"
+    committed(bench.outside, Multi(name="ODD", ops=(Set(path, b"\xc1", -1),), proof=Exists(path)))
+    numbers = [bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid()) for _ in range(2)]
+    bench.lead()
+    bench.advance(3)
+    assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == numbers
+    assert [key.submission for key in bench.look.pending("batch")] == [bad]
+    starter.close()
