@@ -372,6 +372,7 @@ class NodeKeeper:
             self._desk.metrics.mass_loss.set(0 if verdict is None else 1)
             if verdict is not None:
                 self._meter = Meter(self._settings().mass_requeue_per_s, self._desk.clock())
+                self._desk.after(1.0, self._until_it_is_over)
                 self._desk.log.warning(
                     "mass_loss_began",
                     failed=verdict.lost,
@@ -383,6 +384,11 @@ class NodeKeeper:
                 self._meter = None
                 self._desk.log.info("mass_loss_ended", epoch=self._desk.epoch)
         self.mass = verdict
+
+    def _until_it_is_over(self) -> None:
+        self._judge_mass()
+        if self.mass is not None:
+            self._desk.after(1.0, self._until_it_is_over)
 
     def _turn(self) -> float:
         """0.0: go on; else how long to wait before asking again (rule 21)."""

@@ -230,6 +230,8 @@ def test_losing_most_starters_at_once_is_requeued_slowly_and_told(bench: Bench) 
     bench.advance(10.0)
     assert sum(bench.look.node(f"n{i}").state is NodeState.FENCED for i in range(6)) == 5
     assert len(bench.look.pending()) == 5
+    bench.advance(20.0)  # nothing is left to requeue: still it ends, and `rmgr status` is healthy again
+    assert (leader.mass_loss, len(bench.events("mass_loss_ended"))) == (None, 1)
 
 
 def test_starters_lost_together_are_fenced_together_except_the_one_that_comes_back_in_between() -> None:
