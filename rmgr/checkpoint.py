@@ -13,7 +13,8 @@
 
 The files in `directory()` ($RMGR_CHECKPOINT_DIR) are what is kept: with `save`, or written in any other way (write a temporary file and
 rename it; what lies in `.rmgr` is not kept). Programs in other languages look at `.rmgr/request` there (JSON), or catch SIGUSR1; when they
-have saved they copy `.rmgr/number` to `.rmgr/saved`, and end with code 85 where `.rmgr/stop` says so. In a shell:
+have saved they copy `.rmgr/number` to `.rmgr/saved`, and end with code 85 where `.rmgr/stop` says so. (One that ends with 85 although it
+might go on is run again with what it has saved; 85 of a program that nobody has asked is a failure as any other.) In a shell:
 
     cd "$RMGR_CHECKPOINT_DIR"; step=$(cat step 2>/dev/null || echo 0); asked=
     trap asked=1 USR1

@@ -45,7 +45,10 @@ _GRACE = "how long it may take to save its state  [as it was submitted with: --c
 @click.argument("selector", metavar="ID")
 @click.option("--grace", "grace_us", type=DURATION_US, metavar="TIME", default=0, help=_GRACE)
 def checkpoint(session: Session, selector: str, grace_us: int) -> None:
-    """Asks a placed job that runs to save its state, and stores what it has saved; the job goes on."""
+    """Asks a placed job that runs to save its state, and stores what it has saved; the job goes on.
+
+    One that ends with exit code 85 as its answer is run again, from what it has saved.
+    """
     _ask_all(session, selector, kind=StopKind.CHECKPOINT, grace_us=grace_us)
 
 

@@ -38,13 +38,18 @@ if TYPE_CHECKING:
 #: A drain that was asked for is seen within so long.
 _DRAIN_S = 10.0
 _RETRY_S = 0.2
+#: How long the end of a checkpoint order may come behind the end of the block that it was for.
+_GONE_S = 10.0
 #: Texts about jobs in the answer to a request: it is one znode.
 _TOLD_BYTES = 6 * 1024
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ask:
-    """One open request, or what it is for one of its jobs. begun: the job was asked. ended: (error, or what became of it)."""
+    """One open request, or what it is for one of its jobs.
+
+    begun: the job was asked. block: of which a checkpoint was asked; gone_s: since when that is gone. error, told: what became of it.
+    """
 
     guid: str
     request: StopRequest
@@ -52,6 +57,8 @@ class Ask:
     begun: bool = False
     sent: bool = False
     order: Mirror[Stamped] | None = None
+    block: str = ""
+    gone_s: float = 0.0
     before: keys.Checkpoint | None = None
     parts: list[Ask] | None = None
     error: RmgrError | None = None
@@ -157,6 +164,8 @@ class Asks:
                 self._redirect(ask, stop)
             ask.begun = ask.sent = True
             return []
+        if request.kind is StopKind.CHECKPOINT and ask.order is not None and self._is_answered_soon(ask, placed):
+            return []
         if placed is not None:
             if 0 < request.attempt < placed.key.attempt:
                 where = [name for name, _ in placed.allocation.shares]
@@ -182,6 +191,15 @@ class Asks:
         if ask.begun:
             raise StateConflict(f"job {shown} is off its nodes and does not wait: it has ended, or is held", hint=f"rmgr show {shown}")
         raise _no_job(request)
+
+    def _is_answered_soon(self, ask: Ask, placed: Placed | None) -> bool:
+        """It has left its nodes, maybe as its answer (exit code 85): whether it was stored is said with the end of its order."""
+        if placed is not None and placed.name == ask.block:
+            return False
+        if not ask.gone_s:
+            ask.gone_s = self.desk.clock()
+            self.desk.after(_GONE_S + 0.1, self.placer.wake)
+        return self.desk.clock() - ask.gone_s < _GONE_S
 
     def _label(self, job: int) -> str:
         return label(job, self.placer.book.submissions)
@@ -311,7 +329,7 @@ class Asks:
         self.desk.store(lambda store: _newest(store, prefix), partial(self._send_checkpoint, ask, placed), partial(self._failed, ask))
 
     def _send_checkpoint(self, ask: Ask, placed: Placed, before: keys.Checkpoint | None) -> None:
-        ask.before, request = before, ask.request
+        ask.before, ask.block, request = before, placed.name, ask.request
         extra = {THEN: GO_ON, "why": USER, "block": placed.name} | ({"grace_us": str(request.grace_us)} if request.grace_us else {})
         order = InboxOrder(order=Order.CHECKPOINT, submission=request.submission, index=request.index, detail=request.detail, extra=extra)
         self.desk.commit(leader_ops.order(placed.node, ask.guid, order), partial(self._sent, ask, placed))

@@ -2,6 +2,7 @@
 
     go-on      MEASURING -> ASKED -> COPYING -> told          when it has answered, else at the end of its grace
     stop       MEASURING -> ASKED -> ENDING -> COPYING -> LEAVING       it ends (85), or is ended after its grace; STOP: the job waits again
+    85         COPYING -> LEAVING                                       the same, of a program that was asked to save and might have gone on
     preempt    ENDING -> LEAVING                              nothing is asked or stored (`kill`); the same, but asked, with restart = start
 
 Everything that waits (files, the store, other nodes) runs on threads of its own and comes back as a letter. A checkpoint that is refused,
@@ -20,11 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmgr.adapters.leftovers import remove_tree
+from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.coord import paths
 from rmgr.coord.keys import Checkpoint
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_checkpoint_ask import answered
-from rmgr.daemons.starter_checkpoint_case import Case, Phase, rigid_of, was_stopped
+from rmgr.daemons.starter_checkpoint_case import Case, Phase, rigid_of, says_saved, was_stopped
 from rmgr.daemons.starter_checkpoint_notes import Notes
 from rmgr.daemons.starter_checkpoint_parts import Asked, LocalPart, Part, RemotePart, each, sentence
 from rmgr.daemons.starter_checkpoint_restore import Restores
@@ -87,6 +89,7 @@ class Checkpoints:
         self._spares = Spares(shared.after, self._remove)
         self._untouched = Untouched()
         self._timed: set[ClaimedBlock] = set()
+        self._asked: set[ClaimedBlock] = set()  #: whose program has been asked
         self.notes = Notes(node, shared, self._gone, log)
         self.restores = Restores(self, node, shared, on_unstartable, log)
 
@@ -253,6 +256,7 @@ class Checkpoints:
     def _ask(self, case: Case) -> None:
         block = case.block
         case.phase = Phase.ASKED
+        self._asked.add(block)
         case.end_s = time.monotonic() + case.grace_us / 1e6
         asked = Asked(number=case.number, stop=case.is_stop, deadline_us=time.time_ns() // 1000 + case.grace_us)
         parts = self.parts(block, lambda: case.is_over)
@@ -301,14 +305,40 @@ class Checkpoints:
     # -- the end of the attempt --------------------------------------------------------------------------------------------------
 
     def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
-        """Of an attempt that ended not well. True: it was stopped, and its job goes back to its queue; `tell` is called if it cannot."""
-        case = self._open.get(block)
-        if case is None or not case.is_stop or block.cancel_words(block.key.first) is not None or not was_stopped(case, ending):
+        """Of an attempt that ended not well. True: its job goes back to its queue; `tell` is called if it cannot.
+
+        It was stopped, or it says so itself (85) after whatever request: programs need not know whether they may go on.
+        """
+        case, again = self._open.get(block), block in self._asked and says_saved(ending)
+        if block.cancel_words(block.key.first) is not None:
+            return False
+        if case is None or not case.is_stop:
+            if not again or not block.data.resubmit:
+                return False
+            case = self._ended_as_stop(block, case)
+        elif not again and not was_stopped(case, ending):
             return False
         case.ending, case.tell = ending, tell
         ending.account, ending.log_rows = block.info.account, True
         self._copy(case)
         return True
+
+    def _ended_as_stop(self, block: ClaimedBlock, case: Case | None) -> Case:
+        """It was asked to save its state and might have gone on, and wants to be run again."""
+        if case is not None:
+            self._close(case)
+        number = self._numbers[block] = self._numbers.get(block, 0) + 1
+        found = self._open[block] = Case(
+            block=block,
+            number=number,
+            is_stop=True,
+            kills=False,
+            why=f"it ended with {SAVED_EXIT_CODE} after it was asked to save its state",
+            grace_us=0,
+            orders=case.orders if case is not None else [],
+            made_us=time.time_ns() // 1000,
+        )
+        return found
 
     def _copy(self, case: Case) -> None:
         """What is in its directories goes to the store, and with it the output of an attempt that has ended."""
@@ -316,7 +346,7 @@ class Checkpoints:
         case.phase = Phase.COPYING
         keeps = not case.kills and rigid_of(block).restart != FROM_START
         parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
-        base = self.restores.base(block)
+        base, one_at_a_time = self.restores.base(block), self.own_part(block).copying
         saved = Checkpoint(sub=key.submission, index=key.first, attempt=key.attempt, n=case.number)
 
         def job() -> str:
@@ -324,7 +354,8 @@ class Checkpoints:
                 put_away(store, saved, ending)
             if not keeps:
                 return ""
-            return take(parts, store, saved, base, stop=case.is_stop, limit=limit, made_us=case.made_us, is_over=lambda: case.is_over)
+            with one_at_a_time:  # one that nobody waits for any more removes no pieces of this one
+                return take(parts, store, saved, base, stop=case.is_stop, limit=limit, made_us=case.made_us, is_over=lambda: case.is_over)
 
         self.background(job, partial(self._copied, case), copies=True)
 
@@ -427,6 +458,7 @@ class Checkpoints:
         if case is not None:
             case.is_over = True
         self._timed.discard(block)
+        self._asked.discard(block)
         self._numbers.pop(block, None)
         was_asked = self._own.pop(block, None) is not None
         place = self._places.pop(block, None)

@@ -60,6 +60,11 @@ def was_stopped(case: Case, ending: Ending) -> bool:
         return True
     if case.phase not in {Phase.ASKED, Phase.ENDING}:
         return False
+    return says_saved(ending)
+
+
+def says_saved(ending: Ending) -> bool:
+    """The program has ended with the code for "saved, run me again"."""
     if ending.reason is Reason.EXCEPTION:
         return ending.error.startswith(f"SystemExit: {SAVED_EXIT_CODE}")
     return ending.reason is Reason.EXIT_CODE and ending.exit_code == SAVED_EXIT_CODE

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +87,7 @@ class LocalPart:
     number: int = 0
     told: set[int] = field(default_factory=set)
     lacks: str = ""
+    copying: threading.Lock = field(default_factory=threading.Lock)
 
     def measure(self) -> int:
         listing = scan(self.directory, self.account)

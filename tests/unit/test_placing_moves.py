@@ -296,6 +296,18 @@ def test_a_checkpoint_is_stored_or_said_why_not(cluster: Cluster) -> None:
     assert (answer.code, "2 GiB are more than 1 GiB" in answer.error, answer.done) == ("CONFLICT", True, ())
 
 
+def test_who_asks_for_a_checkpoint_is_told_of_it_when_the_job_ends_as_its_answer(cluster: Cluster) -> None:
+    job = cluster.submit()
+    cluster.ask("g1", StopKind.CHECKPOINT, job, attempt=1)
+    cluster.bench.store.put(keys.Checkpoint(sub=job, index=0, attempt=1, n=2).key, b"{}")
+    cluster.obey()
+    cluster.bench.advance(1)
+    answer = cluster.answer("g1")
+    assert answer is not None
+    assert (answer.error, [one[2] for one in answer.done]) == ("", ["checkpoint 1.2 is stored"])
+    assert cluster.where(job), "it runs again"
+
+
 @pytest.mark.parametrize("fails_over", [False, True])
 def test_a_moved_job_waits_for_other_nodes_as_long_as_there_are_any(cluster: Cluster, fails_over: bool) -> None:
     job, others = cluster.submit(2), [cluster.submit(2), cluster.submit(2)]
