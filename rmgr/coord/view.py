@@ -18,8 +18,8 @@ _CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
 #: Ends of attempts whose node, or what they had of it, was lost.
 _LOST = LOSSES | {Reason.POISON}
 _STATE = {code: state for state, code in _CODE.items()}
-#: Bytes by which the states grow.
-_GROWTH = 64
+#: Bytes by which the states grow; and more tasks than any submission can have, since ZooKeeper keeps 100 bytes of each.
+_GROWTH, MOST_TASKS = 64, 1 << 26
 
 
 class Progress:
@@ -144,6 +144,8 @@ class Progress:
         for outcome in outcomes:
             index, state = outcome.index, outcome.state
             if index >= len(codes):
+                if index >= MOST_TASKS:
+                    continue  # a submitter may write outcomes, but not fill everybody's memory with them
                 codes.extend(bytes(index + _GROWTH - len(codes)))
             if codes[index]:
                 self.duplicates += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 
 from rmgr.coord import keys, paths
 from rmgr.coord.dependencies import Ending
@@ -16,7 +17,7 @@ from rmgr.coord.keeping import Duty, Facts, FailedSeen
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_page, decode_record, read_fragment
-from rmgr.coord.view import Progress
+from rmgr.coord.view import MOST_TASKS, Progress
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import data_of, names_below
 from rmgr.errors import DataLost, RmgrError, WrongCluster
@@ -28,6 +29,8 @@ from rmgr.runtime.timers import Timer
 WINDOW = 64
 #: The answer to a commit comes within this after what its watches tell, or it is lost.
 _ANSWER_S = 1.0
+#: Outcomes of one fragment, far more than a commit can have.
+_MOST_OUTCOMES = 100_000
 
 
 class Followed:
@@ -413,7 +416,8 @@ class Followed:
     def _apply(self, fragment: Fragment) -> None:
         outcomes: Iterable[Outcome] = fragment.outcomes
         if fragment.row:
-            outcomes = (Outcome(index=at, state=state) for state, first, count in fragment.ranges for at in range(first, first + count))
+            ranges = ((state, range(first, min(first + count, MOST_TASKS))) for state, first, count in fragment.ranges)
+            outcomes = islice((Outcome(index=at, state=state) for state, indices in ranges for at in indices), _MOST_OUTCOMES)
             self.rows.append(fragment)
         self._has_news = True
         known = self.progress.duplicates

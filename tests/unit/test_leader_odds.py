@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from rmgr.coord import ops, paths
-from rmgr.coord.multi import Create, Exists, Multi, Outcome, Set
+from rmgr.coord.multi import Create, Exists, Multi, Set
+from rmgr.coord.multi import Outcome as Answer
+from rmgr.coord.records import encode_fragment
 from rmgr.errors import PermissionDenied
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.node import NodeState
+from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.states import State
 from rmgr.model.submission import Phase
 from tests.harness.leader_bench import Bench, committed
 
@@ -42,10 +46,10 @@ def test_a_commit_that_zookeeper_refuses_to_the_leader_is_tried_again(bench: Ben
     """While its secrets are rotated, say: it had waited for that answer until the next leader."""
     refusals, commit = [2], bench.leader_coordinator.commit
 
-    def refusing(multi: Multi, **options: Any) -> Future[Outcome]:
+    def refusing(multi: Multi, **options: Any) -> Future[Answer]:
         if multi.name in {"CLOSE", "FENCE"} and refusals[0]:
             refusals[0] -= 1
-            future: Future[Outcome] = Future()
+            future: Future[Answer] = Future()
             future.set_exception(PermissionDenied(f"{multi.name} is not allowed to this role"))
             return future
         return commit(multi, **options)
@@ -134,3 +138,18 @@ def test_a_block_that_is_none_is_no_job(bench: Bench) -> None:
     assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == numbers
     assert [key.submission for key in bench.look.pending("batch")] == [bad]
     starter.close()
+
+
+def test_outcomes_of_tasks_that_cannot_be_fill_no_memory(bench: Bench) -> None:
+    """Submitters may write outcomes of what never ran."""
+    bench.lead()
+    odd, number = bench.submitter.submit(2), bench.submitter.submit(2)
+    for fragment in (
+        Fragment(node="", outcomes=(Outcome(index=1 << 42, state=State.CANCELLED),)),
+        Fragment(node="", row="out/1/x", ranges=((State.CANCELLED, 0, 1 << 60), (State.CANCELLED, 1 << 61, 1 << 62))),
+    ):
+        path = paths.fragment_prefix(odd)
+        committed(bench.outside, Multi(name="ODD", ops=(Create(path, encode_fragment(fragment), sequence=True),), proof=Exists(path)))
+    bench.run_all(bench.starter("n1"))
+    bench.advance(5)
+    assert bench.phase(number) is Phase.CLOSED
