@@ -13,7 +13,7 @@ from rmgr.adapters.zk_tree import check_tree, secure_tree
 from rmgr.client.bootstrap import bootstrap, verify
 from rmgr.coord import paths
 from rmgr.coord.acl import ROLES, TABLE, Right, may
-from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS, Check, Committed, Create, Delete, Exists, Multi, Op, Set
+from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_OPS_OF_ONE_JOB, Check, Committed, Create, Delete, Exists, Multi, Op, Set
 from rmgr.coord.records import encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
@@ -120,6 +120,17 @@ def test_the_largest_multi_goes_through_with_its_lists(tree: ZkCoordinator) -> N
     answer = tree.commit(multi(*(Create(f"/queues/7/pending/k{number}-", data, sequence=True) for number in range(MAX_OPS)))).result(60)
     assert isinstance(answer, Committed)
     assert check_tree(tree).deviations == []
+
+
+def test_a_job_on_as_many_nodes_as_one_commit_bears(opened: Opened) -> None:
+    leader = opened(Role.WATCHDOG)
+    bootstrap(leader)
+    half = MAX_OPS_OF_ONE_JOB // 2
+    checks = [Check(paths.NODES, -1) for _ in range(half)]
+    holds = [Create(f"{paths.HOLDS}/n{number}", bytes(MAX_MULTI_BYTES // half - 100)) for number in range(half)]
+    wide = Multi(name="PLACE", ops=(*checks, *holds), proof=Exists(f"{paths.HOLDS}/n0"), most_ops=MAX_OPS_OF_ONE_JOB)
+    assert isinstance(leader.commit(wide).result(60), Committed)
+    assert check_tree(leader).deviations == []
 
 
 def test_a_tree_made_in_the_open_is_taken_over_by_the_first_watchdog(opened: Opened) -> None:
