@@ -61,7 +61,7 @@ class Assigned:
 
 
 def running_key(key: BlockKey, allocation: Allocation) -> BlockKey:
-    """The key of a waiting block once it is placed: with the cores and the memory that it has on its head."""
+    """The key of a waiting block once it is placed: with the cores and the memory that its processes asked for on its head."""
     processes = allocation.shares[0][1]
     return replace(key, cores=processes * allocation.threads, memory_mib=processes * allocation.memory_mib)
 
@@ -100,6 +100,8 @@ def assign_ops(job: Assigned) -> list[Op]:
 
 def too_large(job: Assigned, most: int) -> str:
     """Why no commit can put it there, "" when one can. most: bytes."""
+    if not paths.blocks_in([job.name]):
+        return "it asks for more than the name of a block can tell"
     block = next(op for op in job.ops if op.path == job.target)
     size, cap = len(getattr(block, "data", b"")), most_bytes(block.path) - _GROWS_BYTES
     if size > cap:

@@ -85,6 +85,7 @@ class Orders:
         self._problem = ""
         self._blocks: dict[int, Stamped | None] = {}
         self._records: dict[str, tuple[bytes, int | None]] = {}
+        self._too_large: set[str] = set()  # partitions of which nothing new can be recorded: told once
         self.unsupported: dict[str, int] = {}  #: decisions that nobody here can carry out yet, by name
 
     @property
@@ -308,8 +309,11 @@ class Orders:
             if data == before or (not data and version is None):
                 continue
             if len(data) > MAX_PLACING_BYTES:
-                self._desk.log.error("placing_records_too_large", partition=partition, bytes=len(data))
+                if partition not in self._too_large:
+                    self._desk.log.error("placing_records_too_large", partition=partition, bytes=len(data))
+                self._too_large.add(partition)
                 continue
+            self._too_large.discard(partition)
             found.append((partition, data, version))
             self._records[partition] = (data, 0 if version is None else version + 1)
         return found

@@ -12,6 +12,7 @@ from rmgr.daemons.placing_records import decode_records
 from rmgr.model.block import BlockData
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
 from tests.harness.leader_bench import Bench
 
@@ -84,3 +85,12 @@ def test_a_job_on_more_nodes_than_a_usual_commit_has_operations(bench: Bench, le
         number = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid())
         bench.advance(1)
         assert [key.submission for node in many for key in bench.look.keys(paths.running_node(node))] == [number]
+
+
+def test_a_job_that_no_name_of_a_block_can_tell_ends(bench: Bench) -> None:
+    bench.starter("n0")
+    odd = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(), request=Request(memory_bytes=1 << 70))
+    number = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid())
+    bench.advance(1)
+    assert bench.look.outcomes(odd)[0].reason is Reason.START_FAILED
+    assert [key.submission for key in bench.look.keys(paths.running_node("n0"))] == [number]
