@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 #: A drain that was asked for is seen within so long.
 _DRAIN_S = 10.0
 _RETRY_S = 0.2
-#: How long the end of a checkpoint order may come behind the end of the block that it was for.
-_GONE_S = 10.0
+#: How long the end of a checkpoint order may come behind the end of the block that it was for, and the next attempt behind a lost one.
+_ORDER_S, _BACK_S = 10.0, 2.0
 #: Texts about jobs in the answer to a request: it is one znode.
 _TOLD_BYTES = 6 * 1024
 
@@ -48,7 +48,7 @@ _TOLD_BYTES = 6 * 1024
 class Ask:
     """One open request, or what it is for one of its jobs.
 
-    begun: the job was asked. block: of which a checkpoint was asked; gone_s: since when that is gone. error, told: what became of it.
+    begun: the job was asked. block: of which a checkpoint was asked; gone_s: since when it is gone. error, told: what became of it.
     """
 
     guid: str
@@ -164,8 +164,9 @@ class Asks:
                 self._redirect(ask, stop)
             ask.begun = ask.sent = True
             return []
-        if request.kind is StopKind.CHECKPOINT and ask.order is not None and self._is_answered_soon(ask, placed):
-            return []
+        left = placed is None or placed.name != ask.block
+        if request.kind is StopKind.CHECKPOINT and ask.order is not None and left and self._is_young(ask, _ORDER_S):
+            return []  # maybe that was its answer (exit code 85): the end of its order says whether it was stored
         if placed is not None:
             if 0 < request.attempt < placed.key.attempt:
                 where = [name for name, _ in placed.allocation.shares]
@@ -189,17 +190,17 @@ class Asks:
                 return []
             raise StateConflict(f"job {shown} does not run: it waits in queue {waiting.queue}", hint=f"rmgr explain {shown}")
         if ask.begun:
+            if self._is_young(ask, _BACK_S):
+                return []
             raise StateConflict(f"job {shown} is off its nodes and does not wait: it has ended, or is held", hint=f"rmgr show {shown}")
         raise _no_job(request)
 
-    def _is_answered_soon(self, ask: Ask, placed: Placed | None) -> bool:
-        """It has left its nodes, maybe as its answer (exit code 85): whether it was stored is said with the end of its order."""
-        if placed is not None and placed.name == ask.block:
-            return False
+    def _is_young(self, ask: Ask, limit_s: float) -> bool:
+        """It is not known for so long that the job has left its nodes: what follows may not be seen yet."""
         if not ask.gone_s:
             ask.gone_s = self.desk.clock()
-            self.desk.after(_GONE_S + 0.1, self.placer.wake)
-        return self.desk.clock() - ask.gone_s < _GONE_S
+            self.desk.after(limit_s + 0.1, self.placer.wake)
+        return self.desk.clock() - ask.gone_s < limit_s
 
     def _label(self, job: int) -> str:
         return label(job, self.placer.book.submissions)

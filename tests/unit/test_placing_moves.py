@@ -16,6 +16,7 @@ from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.request import StopKind, StopRequest
 from rmgr.model.resources import Request
+from rmgr.model.states import Reason
 from rmgr.sched.draft import Draft
 from rmgr.sched.pipeline import configured
 from rmgr.sched.plan import Accepted, Why
@@ -294,6 +295,20 @@ def test_a_checkpoint_is_stored_or_said_why_not(cluster: Cluster) -> None:
     answer = cluster.answer("g2")
     assert answer is not None
     assert (answer.code, "2 GiB are more than 1 GiB" in answer.error, answer.done) == ("CONFLICT", True, ())
+
+
+def test_a_job_that_is_lost_while_it_is_being_stopped_is_waited_for_and_one_that_ends_is_told(cluster: Cluster) -> None:
+    lost, ended = cluster.submit(), cluster.submit()
+    for guid, job in (("g1", lost), ("g2", ended)):
+        cluster.ask(guid, StopKind.MIGRATE, job, attempt=1)
+    cluster.nodes.fail("n1", cluster._key("n1", lost), "batch", reason=Reason.NODE_LOST)
+    cluster.end(ended)
+    cluster.bench.advance(5)
+    answer, other = cluster.answer("g1"), cluster.answer("g2")
+    assert answer is not None
+    assert (answer.error, [one[:2] for one in answer.done]) == ("", [(lost, 0)])
+    assert other is not None
+    assert "it has ended, or is held" in other.error
 
 
 def test_who_asks_for_a_checkpoint_is_told_of_it_when_the_job_ends_as_its_answer(cluster: Cluster) -> None:
