@@ -27,6 +27,9 @@ from tests.harness.fair_time import PATIENCE_S, FairTimer
 
 #: T: how long a silent process is believed alive. ZooKeeper notices within T and a tick, the leader adds its grace of 1 s.
 T = 3.0
+#: The same where servers of ZooKeeper start anew and no session may be lost: a JVM takes longer than the lease of a short one while others
+#: have the processors.
+LONG_T = 9.0
 TICK = 0.75
 #: Pause of a rank between two beats.
 RANK_BEAT_S = 0.25
@@ -56,7 +59,15 @@ def eventually(what: str, condition: Callable[[], object], *, within: float) -> 
 class Chaos:
     """A cluster, its ledger, and what tests do to both."""
 
-    def __init__(self, directory: Path, *, store: str = "", zookeepers: int = 1, guest_of: ZooKeeperServer | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        store: str = "",
+        zookeepers: int = 1,
+        guest_of: ZooKeeperServer | None = None,
+        session_timeout_s: float = T,
+    ) -> None:
         self.directory = directory
         self.ledger = directory / "ledger"
         self.cluster = DevCluster(
@@ -65,7 +76,7 @@ class Chaos:
             watchdogs=0,
             zookeepers=zookeepers,
             store=store,
-            session_timeout_s=T,
+            session_timeout_s=session_timeout_s,
             environment={"LEDGER": str(self.ledger)},
             heap_mb=128,
             guest_of=guest_of,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from breakable import TICK, Chaos
+from breakable import TICK, Chaos, T
 
 from rmgr.dev.zookeeper import ZooKeeperServer
 
@@ -19,9 +19,9 @@ def breakable_zookeeper(zookeeper_parts: None, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
-def chaos(breakable_zookeeper: ZooKeeperServer, tmp_path: Path) -> Iterator[Chaos]:
-    """A cluster that the test starts as it likes, below a path of its own; stopped, and its logs shown when the test fails."""
-    made = Chaos(tmp_path, guest_of=breakable_zookeeper.start())
+def chaos(breakable_zookeeper: ZooKeeperServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Chaos]:
+    """A cluster that the test starts as it likes, below a path of its own; its logs are shown when the test fails. Parameter: T."""
+    made = Chaos(tmp_path, guest_of=breakable_zookeeper.start(), session_timeout_s=getattr(request, "param", T))
     try:
         yield made
     finally:

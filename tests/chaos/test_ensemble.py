@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from breakable import RECOVERY_S, TICK, Chaos, T, eventually
+from breakable import LONG_T, RECOVERY_S, TICK, Chaos, T, eventually
 from ledger import read_ledger
 from sessions import sessions as entries
 
@@ -23,9 +23,9 @@ NODES, CORES = 2, 2
 
 
 @pytest.fixture
-def trio(zookeeper_parts: None, tmp_path: Path) -> Iterator[Chaos]:
-    """A cluster on three servers of ZooKeeper."""
-    made = Chaos(tmp_path, zookeepers=3)
+def trio(zookeeper_parts: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Chaos]:
+    """A cluster on three servers of ZooKeeper. Parameter: T."""
+    made = Chaos(tmp_path, zookeepers=3, session_timeout_s=request.param)
     try:
         made.start(nodes=NODES, cores=CORES)
         yield made
@@ -62,6 +62,7 @@ def longest_gap_s(chaos: Chaos) -> float:
     return max(later.start - earlier.start for earlier, later in pairwise(read_ledger(chaos.ledger)))
 
 
+@pytest.mark.parametrize("trio", [LONG_T], indirect=True, ids=["long sessions"])
 def test_a_killed_follower_and_a_killed_leader_cost_no_session_and_no_attempt(trio: Chaos):
     before = eventually("both WatchDogs stand", lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, within=60)
     number = trio.submit(100, 0.3)
@@ -85,6 +86,7 @@ def kill_each(trio: Chaos) -> None:
         eventually("the ensemble is whole again", servers(trio).is_whole, within=60)
 
 
+@pytest.mark.parametrize("trio", [T], indirect=True, ids=["short sessions"])
 def test_a_lost_quorum_stops_decisions_and_not_work(trio: Chaos):
     before = eventually("both WatchDogs stand", lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, within=60)
     number = trio.submit(40, 3 * T)  # each outlives the outage
@@ -107,6 +109,7 @@ def test_a_lost_quorum_stops_decisions_and_not_work(trio: Chaos):
     eventually("nobody was fenced, no session was lost", lambda: sessions(trio) == before, within=60)
 
 
+@pytest.mark.parametrize("trio", [LONG_T], indirect=True, ids=["long sessions"])
 def test_five_rolling_restarts_lose_no_session(trio: Chaos):
     before = eventually("both WatchDogs stand", lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, within=60)
     number = trio.submit(160, 0.3)

