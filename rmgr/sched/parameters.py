@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum, StrEnum
 from fractions import Fraction
+from functools import lru_cache
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -318,7 +319,9 @@ def record_type(hint: Any) -> type | None:
     return None
 
 
-def _hints(kind: type) -> dict[str, Any]:
+@lru_cache(maxsize=512)
+def _hints(kind: type) -> Mapping[str, Any]:
+    """What the annotations of a class mean; 0.3 ms to find out, and asked for with every policy that is made."""
     try:
         return get_type_hints(kind)
     except NameError:  # one annotation names what is imported for type checkers only: the others are good

@@ -225,6 +225,7 @@ class Tree:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
+        self._fragments: dict[str, Fragment] = {}
 
     def names(self, path: str) -> list[str]:
         return sorted(self.coordinator.children(path).result(60) or [])
@@ -251,9 +252,12 @@ class Tree:
         """Final outcomes by index; two for one task are an error."""
         found: dict[int, TaskOutcome] = {}
         for name in self.names(paths.done(number)):
-            stamped = self.coordinator.get(f"{paths.done(number)}/{name}").result(60)
-            assert stamped is not None
-            for outcome in decode_fragment(stamped.data).outcomes:
+            path = f"{paths.done(number)}/{name}"
+            if path not in self._fragments:  # they never change
+                stamped = self.coordinator.get(path).result(60)
+                assert stamped is not None
+                self._fragments[path] = decode_fragment(stamped.data)
+            for outcome in self._fragments[path].outcomes:
                 assert outcome.index not in found, f"task {outcome.index} ended twice"
                 found[outcome.index] = outcome
         return found
