@@ -38,6 +38,7 @@ class Session:
     is_parsed: bool = False  #: the command's own options were understood: `json` is what the user said
     tree_id: str = ""  #: cluster id of ZooKeeper's tree and of the data store, once they are known
     store_id: str = ""
+    followed: list[int] = field(default_factory=list)  #: submissions whose end it waits for
     oldest: int = 0  #: protocol that every process of the cluster speaks at least, once it is known
     started: float = field(default_factory=time.monotonic)
     _config: Config | None = None
@@ -161,7 +162,9 @@ class Session:
         if left <= 0:
             from rmgr.errors import DeadlineExceeded
 
-            raise DeadlineExceeded(f"not done within {self.timeout_s:g} s (--timeout)", hint="the work goes on; wait again: rmgr wait ID")
+            going_on = f"the work goes on; wait again: rmgr wait {' '.join(map(str, self.followed))}"
+            hint = going_on if self.followed else "a longer --timeout; rmgr doctor looks for what is slow"
+            raise DeadlineExceeded(f"not done within {self.timeout_s:g} s (--timeout)", hint=hint)
         return left if most is None else min(left, most)
 
     def note(self, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -56,6 +57,8 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         case UnicodeEncodeError() if "\udc80" <= str(error.object)[error.start] <= "\udcff":  # bytes of argv or the environment
             code, message, exit_code = "USAGE", f"{_excerpt(error)} is not valid UTF-8; rmgr records text", 2
             hint = "put such bytes into a script or a file (--upload, --each-line, stdin); locale -a"
+        case OSError(errno=errno.ENAMETOOLONG):
+            code, message, hint, exit_code = "USAGE", _os_message(error), "name an existing file, or a shorter name", 2
         case OSError():
             code, message, hint, exit_code = "INTERNAL", _os_message(error), "", 1
         case _:

@@ -138,6 +138,7 @@ class Follow:
     def add(self, number: int, wanted: Sequence[int] | None = None) -> Followed:
         """Begins to follow a submission, or the tasks at these positions. Ends that are history already come at once."""
         followed = Followed(number, frozenset(wanted) if wanted is not None else None)
+        self._session.followed.append(number)
         if self._engine is None:
             self._engine = engine_of(self._session)
         try:

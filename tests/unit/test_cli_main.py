@@ -118,6 +118,7 @@ def test_usage_errors_name_what_and_what_to_type(words: tuple[str, ...], told: s
         (errors.SubmitUnknown("x", token="t0"), "UNKNOWN_OUTCOME", 8),
         (errors.KeyExists("x"), "CONFLICT", 1),
         (ValueError("x"), "INTERNAL", 1),
+        (OSError(36, "File name too long", "x"), "USAGE", 2),
         (UnicodeEncodeError("utf-8", "echo \udcff", 5, 6, "surrogates not allowed"), "USAGE", 2),
     ],
 )
@@ -196,3 +197,10 @@ def test_completion_offers_commands_and_options(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("COMP_CWORD", "2")
     monkeypatch.setenv("COMP_WORDS", "rmgr submit --pri")
     assert run(capsys=capsys)[1].split() == ["plain,--priority"]
+
+
+def test_a_wait_that_ran_out_names_what_goes_on() -> None:
+    for followed, told in (([42, 43], "rmgr wait 42 43"), ([], "a longer --timeout")):
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            Session(timeout_s=0.0, followed=followed).left_s()
+        assert told in caught.value.hint
