@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rmgr.cli.follow import End
 from rmgr.cli.stored_logs import read_ended, unseen
 from rmgr.coord.keys import STREAMS
-from rmgr.errors import NotFound, RmgrError, Unavailable
+from rmgr.errors import NotFound, QueueFull, RmgrError, Unavailable
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 MAX_STREAMS = 64
 #: How long a stream may take to bring what its task wrote last, after the task is known to have ended.
 _DRAIN_S = 2.0
-_SILENT_S = 10.0
+#: How long a node that did not answer is left alone; behind a gateway it may have been that.
+_SILENT_S, _SILENT_BEHIND_S = 10.0, 2.0
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 1.0
 
 
@@ -44,7 +45,7 @@ class Piece:
 
 @dataclass(slots=True)
 class _Stream:
-    """One attempt being streamed. shown: bytes passed on, of (stdout, stderr)."""
+    """One attempt being streamed. shown: bytes passed on, of (stdout, stderr). is_cut: it may have more to say."""
 
     attempt: int
     node: str
@@ -52,6 +53,7 @@ class _Stream:
     thread: threading.Thread | None = None
     client: Any = None
     is_over: bool = False
+    is_cut: bool = False
 
 
 class LiveOutput:
@@ -147,34 +149,37 @@ class LiveOutput:
             with NodeClient(endpoint, timeout_s=2.0, via=self._session.via, credentials=self._session.credentials()) as client:
                 running = client.running(self._number)
         except RmgrError:  # it is going, or cannot be reached from here: the stored output comes at the end
-            self._silent_s[endpoint] = time.monotonic() + _SILENT_S
+            self._silent_s[endpoint] = time.monotonic() + (_SILENT_BEHIND_S if self._session.via else _SILENT_S)
             return
         for task in running:
             if task.node != node or task.index in self._ended or (self._wanted is not None and task.index not in self._wanted):
                 continue
             known = self._streams.get(task.index)
-            if known is not None and (known.attempt >= task.attempt and not (known.is_over and known.node != node)):
+            if known is not None and (known.attempt >= task.attempt and not (known.is_over and (known.is_cut or known.node != node))):
                 continue
             if known is not None:
                 self._stop(known)
             if known is None and len(self._streams) >= MAX_STREAMS:
                 continue
-            self._begin(task.index, task.attempt, node, endpoint)
+            goes_on = known is not None and known.is_cut and (known.attempt, known.node) == (task.attempt, node)
+            if not goes_on:
+                self.on_attempt(task.index, task.attempt, node)
+            self._begin(task.index, task.attempt, node, endpoint, known.shown if known is not None and goes_on else [0, 0])
 
-    def _begin(self, position: int, attempt: int, node: str, endpoint: str) -> None:
+    def _begin(self, position: int, attempt: int, node: str, endpoint: str, shown: list[int]) -> None:
         from rmgr.adapters.rpc import NodeClient
 
-        stream = _Stream(attempt, node, [0, 0])
+        stream = _Stream(attempt, node, shown)
         stream.client = NodeClient(endpoint, via=self._session.via, credentials=self._session.credentials())
         self._streams[position] = stream
-        self.on_attempt(position, attempt, node)
         stream.thread = threading.Thread(target=self._read, args=(position, stream), name=f"logs-{position}", daemon=True)
         stream.thread.start()
 
     def _read(self, position: int, stream: _Stream) -> None:
         only = self._streams_wanted[0] if len(self._streams_wanted) == 1 else ""
         try:
-            for piece in stream.client.logs(self._number, position, attempt=stream.attempt, stream=only, follow=True):
+            begins = (stream.shown[0], stream.shown[1])
+            for piece in stream.client.logs(self._number, position, attempt=stream.attempt, stream=only, follow=True, offsets=begins):
                 if piece.data:
                     stream.shown[STREAMS.index(piece.stream)] = piece.offset + len(piece.data)
                     self._pieces.put(
@@ -189,8 +194,10 @@ class LiveOutput:
                     )
                 if piece.ended:
                     break
-        except (NotFound, Unavailable):
-            pass  # the attempt is over, or the node is: what is missing comes from the store
+        except NotFound:
+            pass  # the attempt is over: what is missing comes from the store
+        except (Unavailable, QueueFull):  # the node is gone, or the gateway: while the task runs there it is asked for again
+            stream.is_cut = True
         except (RmgrError, ValueError):
             pass  # the channel was closed under it
         finally:

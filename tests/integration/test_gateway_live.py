@@ -260,11 +260,17 @@ def test_a_frozen_gateway_is_left_for_the_next_one(live: DevCluster, gateway: Ga
         used.signal(signal.SIGCONT)
 
 
-def test_a_command_that_waits_goes_on_through_a_restart(shell: Shell, gateway: GatewayProcess) -> None:
-    with shell.running("run", "--", "sh", "-c", "echo begins; sleep 4; echo ends; exit 3") as process:
+def test_a_command_that_waits_goes_on_through_a_restart(shell: Shell, gateway: GatewayProcess, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    wait = "until [ -e {} ]; do sleep 0.1; done"
+    script = f"echo begins; {wait.format(first)}; echo goes on; {wait.format(second)}; echo ends; exit 3"
+    with shell.running("run", "--", "sh", "-c", script) as process:
         wait_line(process, "begins", deadline_s=20)
         gateway.kill()
         gateway.start()
+        first.touch()
+        assert wait_line(process, "goes on") == "goes on\n"  # while the task runs, and once
+        second.touch()
         wait_line(process, "ends", deadline_s=30)
         assert process.wait(30) == 3
 
