@@ -96,7 +96,7 @@ PLACED_OPTIONS = (
     click.option("-n", "--processes", type=click.IntRange(1), metavar="P", help="processes of one job, -c cores each  [1, or one a node]"),
     click.option("-N", "--nodes", type=click.IntRange(1), metavar="N", help="on exactly N nodes, spread evenly  [wherever they fit]"),
     click.option("--partition", metavar="NAME", default="", help="where it runs  [that of the queue]"),
-    click.option("--exclusive", is_flag=True, help="no other job on its nodes"),
+    click.option("--exclusive", is_flag=True, help="alone on its nodes, with all their cores and resources"),
     click.option("-w", "--nodelist", type=NODES, metavar="NODES", default=(), help="only on these, as n1,n2 or n[1-3]"),
     click.option("-x", "--exclude", type=NODES, metavar="NODES", default=(), help="on none of these"),
     click.option("--begin", "begin_us", type=BEGIN, metavar="TIME", default=0, help=f"not before: {_BEGINS}"),

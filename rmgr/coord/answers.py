@@ -109,8 +109,8 @@ def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
         used[block.node].append(block)
         _count_others(snapshot, block, others)
         if block.allocation is not None and not block.done:
-            for name, processes in block.allocation.helpers:
-                helped[name].append((processes * block.allocation.threads, processes * block.allocation.memory_mib * MIB))
+            for (name, processes), cores in zip(block.allocation.helpers, block.allocation.cores[1:], strict=True):
+                helped[name].append((cores, processes * block.allocation.memory_mib * MIB))
     views = [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in sorted(snapshot.nodes.items())]
     return [replace(view, resources_used=_at_most(others[view.id], view.resources)) if view.resources else view for view in views]
 
@@ -120,11 +120,21 @@ def _count_others(snapshot: ClusterSnapshot, block: ClaimedBlock, others: dict[s
     known = snapshot.submissions.get(block.key.submission)
     needs = needs_of(known[0].request.resources) if known is not None else ()
     left = block.key.count - block.done.bit_count()
+    if left and block.allocation is not None and block.allocation.whole:
+        for node, _ in block.allocation.shares:
+            if node in snapshot.nodes:
+                others[node].update(snapshot.nodes[node].capacity.resources)
+        return
     if not needs or not left:
         return
     for node, times in block.allocation.shares if block.allocation is not None else ((block.node, left),):
         for name, count in needs:
             others[node][name] += count * times
+
+
+def _cores(block: ClaimedBlock) -> int:
+    """That one of its tasks has on the node that claimed it."""
+    return block.key.cores if block.allocation is None else block.allocation.cores[0]
 
 
 def _at_most(used: Counter[str], has: dict[str, int]) -> dict[str, int]:
@@ -143,7 +153,7 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
         state, reason = (NodeState.DRAINING if tasks else NodeState.DRAINED), drain.reason
     else:
         state, reason = NodeState.UP, ""
-    wanted = sum(block.key.cores * (block.key.count - block.done.bit_count()) for block in claimed) + sum(cores for cores, _ in helped)
+    wanted = sum(_cores(block) * (block.key.count - block.done.bit_count()) for block in claimed) + sum(cores for cores, _ in helped)
     memory = sum(block.key.memory_mib * MIB * min(block.key.count - block.done.bit_count(), record.capacity.cores) for block in claimed)
     memory += sum(size for _, size in helped)
     return NodeView(

@@ -93,6 +93,7 @@ def assign_ops(job: Assigned) -> list[Op]:
             cores=processes * allocation.threads,
             memory_mib=processes * allocation.memory_mib,
             processes=processes,
+            whole=bool(allocation.whole),
         )
         ops.append(Create(paths.hold_of(node, key.submission, key.first, key.attempt), encode_record(hold)))
     return ops

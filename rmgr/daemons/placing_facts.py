@@ -6,7 +6,7 @@ Pure. Numbers of nodes are this leader's own: what is recorded names nodes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rmgr.model.block import BlockKey
@@ -122,8 +122,10 @@ def job_of(submission: Submission, key: BlockKey, partition: str, now_us: int) -
 # -- placements ----------------------------------------------------------------------------------------------------------------
 
 
-def allocation_of(submission: Submission, placement: Placement, names: Names, now_us: int) -> Allocation:
-    """Nodes and ranks of a job that starts now; the first node is its head."""
+def allocation_of(
+    submission: Submission, placement: Placement, names: Names, now_us: int, nodes: Mapping[str, NodeRecord] | None = None
+) -> Allocation:
+    """Nodes and ranks of a job that starts now; the first node is its head. nodes: what they have, for one that gets all of it."""
     request, rigid = submission.request, submission.rigid or Rigid()
     counts = [(names.name(node), processes) for first, last, processes in placement for node in range(first, last + 1)]
     if rigid.nodes:
@@ -135,6 +137,7 @@ def allocation_of(submission: Submission, placement: Placement, names: Names, no
         memory_mib=-(-request.memory_bytes // MIB),
         started_us=now_us,
         planned_us=request.time_limit_us,
+        whole=tuple(nodes[name].capacity.cores for name, _ in counts) if rigid.exclusive and nodes is not None else (),
     )
 
 

@@ -244,12 +244,12 @@ class Orders:
         data = None if waiting is None or submission is None else self._data_of(waiting, found)
         if waiting is None or submission is None or data is None:
             return None
-        allocation = allocation_of(submission, start.placement, self._names, now_us)
-        versions = [(name, self._nodes.version_of(name)) for name, _ in allocation.shares]
-        record = self._nodes.records.get(allocation.head)
-        fences = tuple((name, version) for name, version in versions if version is not None)
-        if record is None or len(fences) < len(versions):
+        names = [self._names.name(node) for first, last, _ in start.placement for node in range(first, last + 1)]
+        fences = tuple((name, version) for name in names if (version := self._nodes.version_of(name)) is not None)
+        if len(fences) < len(names) or not all(name in self._nodes.records for name in names):
             return None
+        allocation = allocation_of(submission, start.placement, self._names, now_us, self._nodes.records)
+        record = self._nodes.records[allocation.head]
         return Assigned(
             queue=waiting.queue,
             key=waiting.key,

@@ -287,11 +287,11 @@ def _fitting(running: list[Running], suspended: list[Suspended], machine: list[N
     Cost: O(runs) where nothing is counted twice.
     """
     taken: Counter[int] = Counter()
+    has = {node.id: node.cores for node in machine}
     for run in running:
         for first, last, processes in run.placement:
             for node in range(first, last + 1):
-                taken[node] += processes * run.job.threads
-    has = {node.id: node.cores for node in machine}
+                taken[node] += has.get(node, 0) if run.job.exclusive else processes * run.job.threads
     full = {node for node, cores in taken.items() if cores > has.get(node, cores)}
     if not full:
         return running, []

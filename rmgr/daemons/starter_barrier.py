@@ -109,7 +109,7 @@ class Barriers:
 
     def _sit_down(self, block: ClaimedBlock) -> None:
         if block.seat is None or block.seat.owner is not block:
-            block.seat = self._node.lanes.open_for(block.info, None, *block.size)
+            block.seat = self._node.lanes.open_for(block.info, None, *self._node.lanes.size_of(block))
             if block.seat is not None:
                 block.seat.owner = block
 

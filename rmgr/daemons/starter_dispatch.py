@@ -270,7 +270,7 @@ class Dispatch:
 
     def _lane(self, block: ClaimedBlock, info: Info, kit: Kit, task_s: float | None, now_s: float) -> Lane | None:
         """An idle lane, else one that runs the same kind and has little left to do; None: wait."""
-        size = cores, memory_mib, needs = block.size
+        size = cores, memory_mib, needs = self._lanes.size_of(block)
         if block.data.serial:
             mine = next((lane for lane in self._lanes if lane.serial is block), None)
             if mine is not None:

@@ -177,7 +177,7 @@ class Holds:
         info = self._shared.records.get(hold.submission)
         if info is None:
             return True
-        cores, memory_mib = max(1, record.cores), record.memory_mib
+        cores, memory_mib = lanes.cores if record.whole else max(1, record.cores), record.memory_mib
         if cores > lanes.cores or memory_mib > lanes.memory_mib:
             hold.is_too_large = True
             self._log.error("hold_too_large", name=hold.name, cores=cores, memory_bytes=memory_mib << 20)
@@ -187,7 +187,7 @@ class Holds:
             if account is None or isinstance(account, Failure):
                 return True  # one that does not come: the start is revoked in time
             info.account = account
-        needs = tuple((name, count * max(1, record.processes)) for name, count in info.needs)
+        needs = lanes.all_resources if record.whole else tuple((name, count * max(1, record.processes)) for name, count in info.needs)
         if any(count > lanes.resources.get(name, 0) for name, count in needs):
             hold.is_too_large = True
             self._log.error("hold_too_large", name=hold.name, detail=f"resources {dict(needs)}")
@@ -222,7 +222,12 @@ class Holds:
             cores=lane.cores,
             memory_bytes=lane.memory_mib * MIB,
             exclusive=info.is_exclusive,
-            environ={"RMGR_NODE": self._node.name, "RMGR_CHECKPOINT_DIR": str(place / CHECKPOINTS)} | lane.variables,
+            environ={
+                "RMGR_NODE": self._node.name,
+                "RMGR_CHECKPOINT_DIR": str(place / CHECKPOINTS),
+                "RMGR_CPUS_ON_NODE": str(lane.cores),
+            }
+            | lane.variables,
         )
         argv = (sys.executable, "-I", "-S", ranks.__file__, str(place))
         item = CommandItem(seq=hold.seq, index=hold.index, attempt=hold.attempt, label=info.label(hold.index))

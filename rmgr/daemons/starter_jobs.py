@@ -236,7 +236,7 @@ class Jobs:
         place, saved = self._place(block), self.checkpoints.make(block)
         if allocation.helpers:
             return self._shape(block, allocation, shape, place, saved)
-        key = block.info, block.key.cores, block.key.memory_mib, allocation.shares, allocation.threads, place, saved
+        key = block.info, block.key.cores, block.key.memory_mib, allocation.shares, allocation.threads, allocation.whole, place, saved
         found = self._shapes.get(key)
         if found is None:
             if len(self._shapes) >= _SHAPES:
@@ -252,6 +252,7 @@ class Jobs:
             "RMGR_HOSTFILE": str(hosts),
             "RMGR_NPROCS": str(allocation.processes),
             "RMGR_THREADS": threads,
+            "RMGR_CPUS_ON_NODE": str(allocation.cores[0]),
             "RMGR_NODE": self._node.name,
             "RMGR_CHECKPOINT_DIR": str(saved),
             "RMGR_RANKS": str(place / "ranks"),

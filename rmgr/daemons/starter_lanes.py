@@ -18,7 +18,7 @@ from rmgr.adapters.accounts import Account
 from rmgr.adapters.process import NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_records import Info
-from rmgr.model.resources import Needs, lent_variables
+from rmgr.model.resources import Needs, lent_variables, needs_of
 from rmgr.model.states import Reason
 
 #: Idle workers of other kinds that a slot keeps warm.
@@ -152,6 +152,18 @@ class Lanes:
     def has_free(self, needs: Needs) -> bool:
         """So many pieces are lent to nobody."""
         return all(len(self._pieces.get(name, ())) >= count for name, count in needs)
+
+    @property
+    def all_resources(self) -> Needs:
+        """Beside cores and memory, all that the node has."""
+        return needs_of(self.resources)
+
+    def size_of(self, block: ClaimedBlock) -> tuple[int, int, Needs]:
+        """Cores, MiB and other resources of a task of it; a job that has its nodes for itself has all cores and resources."""
+        allocation = block.data.allocation
+        if allocation is None or not allocation.whole:
+            return block.size
+        return self.cores, block.key.memory_mib, self.all_resources
 
     def free_of(self, name: str) -> int:
         """Pieces of a resource that are lent to nobody."""

@@ -281,7 +281,8 @@ class Puller:
     def _is_draining(self) -> bool:
         """A block that does not fit beside what runs is claimed already, and waits for room."""
         lanes = self._node.lanes
-        if lanes.is_owed or any(block.is_placed and block.waits and not lanes.fits(*block.size) for block in self._node.blocks.values()):
+        placed = [block for block in self._node.blocks.values() if block.is_placed and block.waits]
+        if lanes.is_owed or any(not lanes.fits(*lanes.size_of(block)) for block in placed):
             return True  # an assignment outranks pulling
         if lanes.free_cores == 0:
             return False

@@ -202,7 +202,7 @@ class NodeAnswering:
                                 attempt=block.key.attempt,
                                 node=agent.name,
                                 started_us=now_us - int((now_s - lane.since_s) * 1e6),
-                                cores=block.key.cores,
+                                cores=agent.lanes.size_of(block)[0],
                                 memory_bytes=block.key.memory_mib * MIB,
                                 pid=lane.worker.pid if lane.worker is not None else lane.slot.pid,
                             )

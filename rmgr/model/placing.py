@@ -50,7 +50,8 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Where one attempt of a job stands. shares: (node, processes), the head first; on every node processes x threads cores.
 
     threads: cores of one process. memory_mib: of one process, 0 = not counted. started_us: when the leader placed it (its clock).
-    planned_us: how long it was planned for, 0 = no limit.
+    planned_us: how long it was planned for, 0 = no limit. whole: of a job that has its nodes for itself: all cores of each node, in the
+    order of `shares`; it has their other resources, too, but of the memory what it asked for.
     """
 
     shares: tuple[tuple[str, int], ...]
@@ -58,6 +59,12 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     memory_mib: int = 0
     started_us: int = 0
     planned_us: int = 0
+    whole: tuple[int, ...] = ()
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """On each node, in the order of `shares`."""
+        return self.whole or tuple(count * self.threads for _, count in self.shares)
 
     @property
     def head(self) -> str:
@@ -80,6 +87,7 @@ class NodeHold:
     """`/holds/<node>/<submission>.<index>.<attempt>`: a job that runs elsewhere has these cores here; its Starter never pulls into them.
 
     head: the node that runs the job. key: name of its block there. The hold goes when that block is gone.
+    cores: of its processes; whole: it has all of the node's, and all other resources.
     """
 
     head: str
@@ -87,6 +95,7 @@ class NodeHold:
     cores: int
     memory_mib: int = 0
     processes: int = 0
+    whole: bool = False
     newer: Newer = newer()
 
 

@@ -217,6 +217,7 @@ class Launch:
             "cwd": os.getcwd(),
             "first": first,
             "count": count,
+            "slots": dict(self._place.shares).get(node, count),
             "stdin": gets_stdin and not is_local,
             "binds": self._binds,
             "machine": socket.gethostname(),

@@ -191,9 +191,12 @@ class Crew:
     def start(self, spec: Mapping[str, Any], *, stdin: int | None = None) -> None:
         """Starts them all. stdin: of the first one; otherwise `spec["stdin"]` says whether it comes as frames.
 
-        `spec["binds"]`: each has processors of its own, where the job has some here.
+        `spec["binds"]`: each has processors of its own, where the job has some here. `spec["slots"]`: processes of the job here; where
+        it has more processors than they were asked for, all ranks have all of them.
         """
         binding = [int(cpu) for cpu in spec["environ"].get("RMGR_CPU_BIND", "").split(",") if cpu] if spec.get("binds") else []
+        if len(binding) > int(spec["environ"].get("RMGR_THREADS", "1")) * spec.get("slots", len(binding)):
+            binding = []
         for local in range(spec["count"]):
             number = spec["first"] + local
             environ = spec["environ"] | {"RMGR_RANK": str(number), "RMGR_LOCAL_RANK": str(local)}
@@ -445,7 +448,7 @@ class Host:
 
     def __init__(self, directory: str) -> None:
         self.selector = selectors.DefaultSelector()
-        own = ("RMGR_SLOT", "RMGR_NODE", "RMGR_CHECKPOINT_DIR", "CUDA_VISIBLE_DEVICES", "RMGR_CPU_BIND")
+        own = ("RMGR_SLOT", "RMGR_NODE", "RMGR_CHECKPOINT_DIR", "CUDA_VISIBLE_DEVICES", "RMGR_CPU_BIND", "RMGR_CPUS_ON_NODE")
         self.own = {name: value for name, value in os.environ.items() if name in own or name.startswith("RMGR_RESOURCE_")}
         self.directory = directory
         self._door = listen(os.path.join(directory, "ranks"))

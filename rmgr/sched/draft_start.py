@@ -14,16 +14,22 @@ from rmgr.sched.records import Hold
 
 UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
 TOO_LARGE = "needs {} x {} cores, {} are free"
+SCATTERED = "needs {} x {} cores, {} are free, but where it may run there is room for {} such processes"
+NOT_EMPTY = "needs {} x {} cores and its nodes for itself, {} nodes are empty"
 NO_SPANS = Why("nodes", "a placement is a tuple of spans: first node, last node, processes on each")
 HAS_HOLD = Why("hold", "it has been promised the cores of running jobs")
 
 
 def lacking(job: Job, pool: Pool) -> Why:
-    """Why the job, which does not fit, does not: the first resource without which it would, else cores."""
+    """Why the job, which does not fit, does not: the first resource without which it would, else cores, or where they are free."""
     if job.resources and isinstance(pool, NodePool):
         for name, count in job.resources:
             if pool.fits(replace(job, resources=tuple(one for one in job.resources if one[0] != name))):
                 return Why("resources", "needs {} x {} {}, {} are free", (job.processes, count, name, pool.free_of(name)))
+    if job.exclusive:
+        return Why("resources", NOT_EMPTY, (job.processes, job.threads, pool.idle_nodes))
+    if pool.free >= job.cpus and isinstance(pool, NodePool):
+        return Why("resources", SCATTERED, (job.processes, job.threads, pool.free, sum(pool.rooms(job))))
     return Why("resources", TOO_LARGE, (job.processes, job.threads, pool.free))
 
 
@@ -62,9 +68,10 @@ class Starting(View):
         elif placement is None:
             placement = pool.claim(job)
             if placement is None:
-                if job.resources:
+                free = pool.free
+                if job.resources or job.exclusive or free >= job.cpus:
                     return Insufficient(lacking(job, pool))
-                why_not = of_tuple(Why, ("resources", TOO_LARGE, (job.processes, job.threads, pool.free)))
+                why_not = of_tuple(Why, ("resources", TOO_LARGE, (job.processes, job.threads, free)))
                 return of_tuple(Insufficient, (why_not,))
             is_taken = True
         if not is_taken:

@@ -193,6 +193,14 @@ class Running(NamedTuple):
     placement: Placement
 
 
+def charged_cores(run: Running, nodes: Mapping[int, Node]) -> int:
+    """What its user is charged for: its processes' cores, or all of the nodes that it has for itself."""
+    if not run.job.exclusive:
+        return run.job.cpus
+    found = [nodes[node].cores for first, last, _ in run.placement for node in range(first, last + 1) if node in nodes]
+    return max(run.job.cpus, sum(found))
+
+
 class Reservation(NamedTuple):
     """A committed record: `job_id` is promised a start no later than `start_us`; nothing that starts now may take that away."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rmgr.errors import NotFound, StateConflict
-from rmgr.sched.job import Job, Node, Placement, Reservation, Running
+from rmgr.sched.job import Job, Node, Placement, Reservation, Running, charged_cores
 from rmgr.sched.partition import Partition
 from rmgr.sched.plan import (
     Decision,
@@ -184,7 +184,7 @@ class ClusterState:
         if run is None or job_id in part.gangs:
             raise StateConflict(f"job {job_id} does not run by itself in partition {partition}")
         part.suspend(run, now)
-        self._charge(run, now)
+        self._charge(part, run, now)
 
     def job_resumed(self, job_id: int, now: int, partition: str = "default") -> Running:
         """It goes on where it stood, with what was left of its limit. Raises: StateConflict unless it is suspended, its cores free."""
@@ -352,13 +352,13 @@ class ClusterState:
         if run is not None:
             part.drop_running(run)
             if self.usage_half_life_us:
-                self._charge(run, now)
+                self._charge(part, run, now)
             return run
         if job_id not in part.suspended:
             raise StateConflict(f"job {job_id} does not run in partition {part.name}")
         return part.drop_suspended(job_id)
 
-    def _charge(self, run: Running, now: int | None) -> None:
+    def _charge(self, part: Partition, run: Running, now: int | None) -> None:
         half_life = self.usage_half_life_us
         if not half_life:
             return
@@ -366,7 +366,7 @@ class ClusterState:
             raise ValueError(f"job {run.job.id} left its nodes: when? (now is needed where usage is kept)")
         who = (run.job.user, run.job.account)
         had = self.usage.get(who) or Usage(*who, 0, now)
-        self.usage[who] = had.charged(run.job.cpus, run.start_us, now, half_life)
+        self.usage[who] = had.charged(charged_cores(run, part.nodes), run.start_us, now, half_life)
 
     def _dequeue(self, part: Partition, job: Job) -> None:
         part.drop_job(job)

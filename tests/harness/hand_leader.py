@@ -24,9 +24,16 @@ def waiting(rig: Rig, number: int, queue: str = "batch") -> BlockKey:
 
 
 def put(
-    rig: Rig, number: int, shares: Sequence[tuple[str, int]] = (("n1", 1),), *, threads: int = 1, memory_mib: int = 0, queue: str = "batch"
+    rig: Rig,
+    number: int,
+    shares: Sequence[tuple[str, int]] = (("n1", 1),),
+    *,
+    threads: int = 1,
+    memory_mib: int = 0,
+    whole: tuple[int, ...] = (),
+    queue: str = "batch",
 ) -> place_ops.Assigned:
-    """ASSIGN of the job to these nodes (the first is its head), whose Starters must be registered."""
+    """ASSIGN of the job to these nodes (the first is its head), whose Starters must be registered. whole: see `Allocation`."""
     key = waiting(rig, number, queue)
     found = rig.zk.get(paths.pending_block(queue, key)).result(60)
     assert found is not None
@@ -44,7 +51,9 @@ def put(
         key=key,
         data=decode_block(found.data),
         version=found.version,
-        allocation=Allocation(shares=tuple(shares), threads=threads, memory_mib=memory_mib, started_us=time.time_ns() // 1000),
+        allocation=Allocation(
+            shares=tuple(shares), threads=threads, memory_mib=memory_mib, started_us=time.time_ns() // 1000, whole=whole
+        ),
         fences=tuple(fences),
         incarnation=record.incarnation,
         guid=uuid.uuid4().hex,

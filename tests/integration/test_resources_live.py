@@ -20,6 +20,13 @@ RANKS = """#!/bin/sh
 echo "script $RMGR_NODE $RMGR_RESOURCE_LICENCE $CUDA_VISIBLE_DEVICES"
 rmgr run sh -c 'echo "rank $RMGR_NODE $RMGR_RESOURCE_LICENCE"'
 """
+#: One process a node asks for one core, and has its nodes for itself.
+WHOLE = """#!/bin/sh
+#RMGR -N 2 --exclusive -t 5m
+say='$RMGR_NODE $RMGR_CPUS_ON_NODE $RMGR_THREADS $RMGR_RESOURCE_LICENCE $CUDA_VISIBLE_DEVICES'
+eval "echo \\"script $say\\""
+rmgr run sh -c "echo \\"rank $say\\"; while [ ! -e $GO ]; do sleep .1; done"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +36,7 @@ def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
     try:
         made.start()
         made.start_starter("n1", cores=4, options=("--resource", "gpu=2", "--resource", "licence=2"))
-        made.start_starter("n2", cores=1, options=("--resource", "gpu=0", "--resource", "licence=1"))
+        made.start_starter("n2", cores=2, options=("--resource", "gpu=0", "--resource", "licence=1"))
         made.wait_healthy(nodes=2, leader=True, deadline_s=60.0)
         yield made
     finally:
@@ -94,6 +101,23 @@ def test_each_rank_has_its_own_part_of_what_its_node_was_lent(sh: Shell) -> None
     assert sorted(told)[:3] == ["rank n1 0", "rank n1 1", "rank n2 0"], told
     assert sorted(told)[3:] in (["script n1 0,1 "], ["script n2 0 "]), told  # whichever node the leader has met first
     eventually(lambda: used(sh)["licence"] == 0, "all came back")
+
+
+def test_a_job_that_is_alone_on_its_nodes_has_all_that_they_have(sh: Shell, tmp_path_factory: pytest.TempPathFactory) -> None:
+    go = tmp_path_factory.mktemp("whole") / "go"
+    job = sh.submit("--env", f"GO={go}", sh.file("whole.sh", WHOLE))
+    eventually(lambda: len(sh.ok("logs", job).out.splitlines()) == 3, "its ranks run")
+    told = sh.ok("logs", job).out.splitlines()
+    ranks = {"rank n1 4 1 0,1 0,1", "rank n2 2 1 0 "}
+    assert set(told[1:]) == ranks, told
+    assert f"rank {told[0].removeprefix('script ')}" in ranks, told
+    nodes = sh.ok("nodes", "--json").json["nodes"]
+    assert [(node["cores_used"], node["resources_used"]) for node in nodes] == [(4, {"gpu": 2, "licence": 2}), (2, {"licence": 1})]
+    waits = sh.submit("--", "true")
+    assert "2 fitting nodes are busy" in sh.ok("explain", waits).out
+    go.touch()
+    assert (sh("wait", job).code, sh("wait", waits).code) == (0, 0)
+    eventually(lambda: used(sh) == {"gpu": 0, "licence": 0}, "all came back")
 
 
 def test_calls_of_a_task_queue_find_theirs(cluster: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,12 @@ def test_slots_and_ranks_have_processors_of_their_own(
         assert told(rig) == [f"0: {first}", f"0: [{first}]", f"1: {second}", f"1: [{second}]", f"all {first},{second}"], complaints(rig)
         unhold(rig, placed)  # type: ignore[arg-type]
 
+        script = f"exec > {rig.directory}/out; {RUN} -l sh -c 'echo $RMGR_CPU_BIND of $RMGR_CPUS_ON_NODE; {where}'"
+        alone = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
+        put(rig, alone, (("n1", 1),), whole=(2,))  # of one process and core, with the node for itself
+        rig.outcomes(alone, 1)
+        assert told(rig) == [f"0: {first},{second} of 2", f"0: [{first}, {second}]"]
+
         def bound(go: str) -> tuple[list[int], str]:
             while not os.path.exists(go):
                 time.sleep(0.01)

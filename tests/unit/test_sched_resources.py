@@ -57,6 +57,16 @@ def test_a_job_goes_where_its_resources_are_and_waits_while_they_are_taken() -> 
     draft.close()
 
 
+def test_what_keeps_a_job_waiting_beside_free_cores_is_said() -> None:
+    # Nodes of four cores: 2 and 4 of them are free, or 2 and 2.
+    alone, wide = Job(id=2, submit_us=0, processes=2, exclusive=True, spread=True), Job(id=3, submit_us=0, threads=3)
+    state = cluster(Job(id=1, submit_us=0, processes=2), Job(id=4, submit_us=0, processes=2), alone, wide, gpus=(0, 0))
+    state.job_started(1, ((0, 0, 2),), 0)
+    assert said(state, 2) == "resources: needs 2 x 1 cores and its nodes for itself, 1 nodes are empty"
+    state.job_started(4, ((1, 1, 2),), 0)
+    assert said(state, 3) == "resources: needs 1 x 3 cores, 4 are free, but where it may run there is room for 0 such processes"
+
+
 def test_what_no_node_ever_has_is_told_by_name() -> None:
     tape: Resources = (("gpu", 1), ("tape", 1))
     state = cluster(a_job(1, resources=(("gpu", 3),)), a_job(2, processes=3), a_job(3, resources=tape), a_job(4, 9, ()))

@@ -21,7 +21,7 @@ from itertools import chain
 from typing import ClassVar
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import Job
+from rmgr.sched.job import Job, charged_cores
 from rmgr.sched.parameters import about
 from rmgr.sched.partition import arrival
 from rmgr.sched.records import Usage
@@ -73,10 +73,11 @@ class FairShare:
             if use.account in accounts:
                 who = (use.account, use.user)
                 by_user[who] = by_user.get(who, 0) + use.decayed(now, half_life)
+        nodes = draft.nodes
         for run in draft.running():
             if run.job.account in accounts:
                 who = (run.job.account, run.job.user)
-                use = Usage(run.job.user, run.job.account, 0, now).charged(run.job.cpus, run.start_us, now, half_life)
+                use = Usage(run.job.user, run.job.account, 0, now).charged(charged_cores(run, nodes), run.start_us, now, half_life)
                 by_user[who] = by_user.get(who, 0) + use.core_us
         by_account: dict[str, int] = {}
         for (account, _), core_us in by_user.items():
