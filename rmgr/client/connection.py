@@ -68,11 +68,16 @@ class Connection:
     @property
     def is_usable(self) -> bool:
         """Not closed, and made in this process."""
-        return not self.is_closed and self.pid == os.getpid()
+        return not self.is_closed and not self.is_forked
+
+    @property
+    def is_forked(self) -> bool:
+        """It was made before a fork, by the parent of this process: nothing comes here."""
+        return self.pid != os.getpid()
 
     def trouble(self) -> str:
         """What is wrong at present, "" when nothing is known to be."""
-        if self.pid != os.getpid():
+        if self.is_forked:
             return "this connection belongs to the parent process: call rmgr.connect() after a fork"
         if self.is_closed:
             return "the connection was closed"

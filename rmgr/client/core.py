@@ -244,7 +244,9 @@ class Core(Tasks):
             self.lane.complete()
 
     def wait_done(self) -> None:
-        """Waits until every call has ended, and what it printed was written."""
+        """Waits until every call has ended, and what it printed was written. In a forked child they are its parent's to wait for."""
+        if self.connection.is_forked:
+            return
         with giving_slot_back():
             while left := [*self.unfinished(), *(self._throttle.waiting() if self._throttle is not None else ())]:
                 for future in left:

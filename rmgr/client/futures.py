@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _DONE = frozenset({CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED})
-#: Guards the change of state, and the making of a condition, of all futures without one.
-_lock = threading.Lock()
+#: Guards the change of state, and the making of a condition, of all futures without one. Reentrant: the garbage collector may
+#: run inside, and drop a `map` that nobody iterates any more, whose futures are then cancelled.
+_lock = threading.RLock()
 
 
 def renew_lock_after_fork() -> None:
     """In a forked child: another thread may have held the lock at the fork."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 class Source(Protocol):
@@ -55,11 +56,30 @@ class Source(Protocol):
     def trouble(self) -> str:
         """Why nothing comes at present, "" when nothing is known to be wrong."""
 
+    def check_waitable(self) -> None:
+        """Raises NotConnected where nothing will ever come: in a process that was forked from the one that submitted."""
+
+
+class Hook(Protocol):
+    """Told once when a future is done."""
+
+    @property
+    def is_void(self) -> bool:
+        """Nobody is there any more who wants to be told."""
+
+    def __call__(self, future: Future) -> None:
+        """On the Submitter's thread: it must only enqueue."""
+
 
 class _Waiters(list[Any]):
     """The waiters of `concurrent.futures.wait` and `as_completed`: in a task, they give the slot back while they wait."""
 
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self._source = source
+
     def append(self, waiter: Any) -> None:
+        self._source.check_waitable()
         wait = waiter.event.wait
         if "wait" not in waiter.event.__dict__:
 
@@ -111,7 +131,7 @@ class Future(BaseFuture[Any]):
             with _lock:
                 condition = self._own_condition
                 if condition is None:
-                    self._waiters = _Waiters()
+                    self._waiters = _Waiters(self._source)
                     if self._state not in _DONE:
                         self._done_callbacks = []
                     self._own_condition = condition = threading.Condition()
@@ -140,13 +160,18 @@ class Future(BaseFuture[Any]):
         """It was cancelled before it started."""
         self._finish(CANCELLED_AND_NOTIFIED, None, None)
 
-    def hook(self, hook: Callable[[Future], None]) -> bool:
-        """Calls `hook` when done, on the Submitter's thread (it must only enqueue). False: it is done already."""
+    def hook(self, hook: Hook) -> bool:
+        """Calls `hook` when done. False: it is done already. Hooks that have become void are let go."""
         with _lock:
             if self._state in _DONE:
                 return False
-            self._hooks = (*self._hooks, hook)
+            self._hooks = (*[known for known in self._hooks if not known.is_void], hook)
             return True
+
+    @property
+    def source(self) -> Source:
+        """Who made it."""
+        return self._source
 
     def _finish(self, state: str, settled: Settled | None, error: BaseException | None) -> None:
         with _lock:
@@ -237,6 +262,7 @@ class Future(BaseFuture[Any]):
     def _await(self, timeout: float | None) -> None:
         if timeout is not None and timeout <= 0:
             raise DeadlineExceeded(self._story("not done"))
+        self._source.check_waitable()
         condition = self._condition
         with giving_slot_back(), condition:
             if not condition.wait_for(lambda: self._state in _DONE, timeout):

@@ -360,6 +360,7 @@ class TaskQueue:
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything submitted is durable. Raises SubmitUnknown, QueueFull."""
         if self._tasks.lane is not None:
+            self._tasks.check_waitable()
             self._tasks.lane.flush(timeout)
 
     def close(self, *, timeout: float | None = 60.0) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from rmgr.client.connection import Connection
-from rmgr.client.futures import Future, settle
+from rmgr.client.futures import Future, Source, settle
 from rmgr.client.opening import Opening
 from rmgr.client.ports import First, LanePort, TaskSpec
 from rmgr.client.progress import Counts
@@ -360,23 +361,52 @@ class Tasks:
         """See `futures.Source`."""
         return self.connection.trouble()
 
+    def check_waitable(self) -> None:
+        """See `futures.Source`."""
+        if self.connection.is_forked:
+            self.connection_or_raise()
+
 
 def as_completed(futures: Iterable[Future], timeout_s: float | None) -> Iterator[Future]:
     """Futures as they end, each once; those that have ended first. Raises DeadlineExceeded."""
     deadline = Deadline(timeout_s)
     arrived: SimpleQueue[Future] = SimpleQueue()
+    tell = _Arrivals(arrived)
     seen: set[Future] = set()
+    source: Source | None = None
     for future in futures:
         if future not in seen:
             seen.add(future)
-            if not future.hook(arrived.put):
+            if not future.hook(tell):
                 arrived.put(future)
+            elif future.source is not source:
+                source = future.source
+                source.check_waitable()
     total = left = len(seen)
     seen.clear()
-    return _drain(arrived, left, total, deadline)
+    return _drain(arrived, left, total, deadline, source)
 
 
-def _drain(arrived: SimpleQueue[Future], left: int, total: int, deadline: Deadline) -> Iterator[Future]:
+class _Arrivals:
+    """Futures that have ended, for one `as_completed`. When nobody iterates it any more, nobody is told: who calls it again and again
+    for the next one that ends leaves nothing behind in the others."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: SimpleQueue[Future]) -> None:
+        self._queue = weakref.ref(queue)
+
+    @property
+    def is_void(self) -> bool:
+        return self._queue() is None
+
+    def __call__(self, future: Future) -> None:
+        queue = self._queue()
+        if queue is not None:
+            queue.put(future)
+
+
+def _drain(arrived: SimpleQueue[Future], left: int, total: int, deadline: Deadline, source: Source | None) -> Iterator[Future]:
     while left:
         try:
             ended = arrived.get_nowait()
@@ -385,7 +415,8 @@ def _drain(arrived: SimpleQueue[Future], left: int, total: int, deadline: Deadli
                 try:
                     ended = arrived.get(timeout=deadline.left())
                 except Empty:
-                    raise DeadlineExceeded(f"{left} (of {total}) futures unfinished") from None
+                    story = source.trouble() if source is not None else ""
+                    raise DeadlineExceeded(f"{left} (of {total}) futures unfinished" + (f"; {story}" if story else "")) from None
         left -= 1
         yield ended
         del ended

@@ -15,8 +15,10 @@ import pytest
 
 from rmgr.client.executor import BrokenExecutor, Executor
 from rmgr.client.futures import Future
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.client.tasks import as_completed
 from rmgr.client.throttle import Throttle
-from rmgr.errors import PickleFailed, RmgrError
+from rmgr.errors import NotConnected, PickleFailed, RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.outcome import INITIALIZER_FAILED, Outcome
 from rmgr.model.states import Reason, State
@@ -305,6 +307,8 @@ class _Source:
     def trouble(self) -> str:
         return ""
 
+    def check_waitable(self) -> None: ...
+
     def call_soon(self, callback: Callable[[], None]) -> None:
         callback()
 
@@ -319,6 +323,44 @@ def test_a_pending_future_is_small() -> None:
     futures = [Future(source, index) for index in range(1000)]  # type: ignore[arg-type]
     size = sum(sys.getsizeof(future) + sys.getsizeof(future.__dict__) for future in futures) / len(futures)
     assert size <= 500
+
+
+def test_who_asks_again_and_again_for_the_next_that_ends_leaves_nothing_behind() -> None:
+    futures = [Future(_Source(), index) for index in range(20)]  # type: ignore[arg-type]
+    for at, future in enumerate(futures[:10]):
+        loop = as_completed(futures[at:], 60)
+        future.break_off(KeyError())
+        assert next(loop) is future
+    untold = as_completed(futures[10:], 60)  # is kept
+    assert [len(future._hooks) for future in futures[10:]] == [2] * 10  # its own, and that of `loop`
+    futures[15].break_off(KeyError())
+    assert next(untold) is futures[15]
+
+
+def test_in_a_forked_child_every_wait_for_its_parents_tasks_says_so(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        executor = Executor(connection=connection)
+        future = executor.submit(square, 1)
+        queue = TaskQueue(square, connection=connection)
+        queue.submit_call(2)
+        connection.pid += 1  # as a child sees it
+        waits: list[Callable[[], object]] = [
+            future.result,
+            future.exception,
+            lambda: list(queue.as_completed([future])),
+            lambda: stdlib.wait([future]),
+            lambda: next(stdlib.as_completed([future])),
+            queue.wait_all,
+            queue.flush,
+        ]
+        for wait in waits:
+            with pytest.raises(NotConnected, match="belongs to the parent process"):
+                wait()
+        executor.shutdown()  # its parent's to wait for
+        connection.pid -= 1
+        while cluster.run_one():
+            pass
+        assert future.result(60) == 1
 
 
 def test_a_future_obeys_the_base_class(cluster: Cluster) -> None:
