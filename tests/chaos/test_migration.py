@@ -154,7 +154,7 @@ def migrate_all(chaos: Chaos, attempts: Mapping[int, int], *, killing: bool) -> 
 def is_asked(chaos: Chaos) -> bool:
     """An order to stop lies in the inbox of a node."""
     reads = [chaos.cluster.coordinator.children(paths.inbox_node(node)) for node in chaos.cores]
-    return any(paths.parse_start_order(guid) is None for read in reads for guid in read.result(10) or ())
+    return any(paths.parse_start_order(guid) is None for read in reads for guid in read.result(60) or ())
 
 
 def test_programs_that_are_moved_three_times_do_every_step_once_and_a_killed_leader_changes_nothing(

@@ -139,7 +139,7 @@ def test_results_are_those_of_the_committed_attempt(chaos: Chaos):
     try:
         with TaskQueue(work, connection=connection) as queue:
             futures = [queue.submit_call(str(chaos.ledger), 0.3) for _ in range(40)]
-            queue.flush(timeout=30)
+            queue.flush(timeout=60)
             chaos.submissions.append(queue.id)
             chaos.acknowledged += 40
             eventually("work runs", lambda: chaos.started() > 8, within=60)

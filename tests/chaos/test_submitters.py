@@ -154,7 +154,7 @@ def test_while_no_submitter_lives_the_leader_carries_out_the_rule(chaos: Chaos) 
     tasks = chaos.finish(within=90)
     assert any(view.attempt > 1 for view in tasks.values())
     with chaos.connection() as connection:
-        assert TaskQueue.attach(name, connection=connection).wait_all(timeout=30).counts["COMPLETED"] == chaos.acknowledged
+        assert TaskQueue.attach(name, connection=connection).wait_all(timeout=60).counts["COMPLETED"] == chaos.acknowledged
 
 
 def test_a_submitter_that_sleeps_through_its_session_is_told_that_another_went_on(chaos: Chaos) -> None:

@@ -76,7 +76,7 @@ class LocalAccounts:
 def _patiently(*command: str) -> None:
     end_s = time.monotonic() + _LOCKED_S
     while True:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if ended.returncode == 0:
             return
         if "lock" not in ended.stderr or time.monotonic() > end_s:

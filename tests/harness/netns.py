@@ -111,4 +111,4 @@ class Machines:
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20.0)
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=60.0)

@@ -91,7 +91,7 @@ class WatchdogProcess:
     def metric(self, name: str) -> float:
         """A value from its metrics page."""
         address = self.events("watchdog_listens")[-1]["address"]
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as page:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as page:
             for line in page.read().decode().splitlines():
                 if line.startswith(f"{name} "):
                     return float(line.split()[1])

@@ -188,7 +188,7 @@ def test_run_streams_while_the_command_runs(sh: Shell) -> None:
     with sh.running("run", "--", "sh", "-c", f"echo first; while [ -e {gate} ]; do sleep 0.05; done; echo second") as process:
         assert wait_line(process, "first") == "first\n"
         gate.unlink()
-        assert process.communicate(timeout=30)[0] == "second\n"
+        assert process.communicate(timeout=60)[0] == "second\n"
         assert process.returncode == 0
 
 
@@ -231,7 +231,7 @@ def test_logs_of_running_work_and_of_the_past(sh: Shell) -> None:
     with sh.running("logs", "-f", number) as process:
         wait_line(process, "early")
         gate.unlink()
-        assert process.communicate(timeout=30)[0] == "late\n"
+        assert process.communicate(timeout=60)[0] == "late\n"
         assert process.returncode == 5
     assert sh.ok("logs", number).out == "early\nlate\n"
     assert sh.ok("logs", number, "--tail", "1").out == "late\n"
@@ -255,7 +255,7 @@ def test_ctrl_c_once_detaches_and_says_how_to_go_on(sh: Shell) -> None:
     with sh.running("run", "--", "sh", "-c", f"echo begun; while [ -e {gate} ]; do sleep 0.05; done; echo done") as process:
         wait_line(process, "begun")
         interrupt(process)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
         assert process.returncode == 130
     assert "rmgr logs -f " in err
     number = err.rpartition("rmgr cancel ")[2].strip()
@@ -271,7 +271,7 @@ def test_ctrl_c_twice_cancels(sh: Shell) -> None:
         assert process.stderr is not None
         assert "detached" in process.stderr.readline()
         interrupt(process)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
         assert process.returncode == 130
     number = err.split("cancelled ")[-1].strip()
     assert sh("wait", number).code == 130

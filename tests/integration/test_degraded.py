@@ -70,7 +70,7 @@ def test_the_python_api_is_refused_likewise(sh: Shell) -> None:
 
 def test_a_gateway_starts_without_the_store_and_measures_that(storeless: DevCluster, tmp_path: Path) -> None:
     with GatewayProcess(storeless.daemon_environment("submitter", "g1"), tmp_path) as gateway:
-        text = urllib.request.urlopen(f"http://{gateway.metrics}/metrics", timeout=30).read().decode()
+        text = urllib.request.urlopen(f"http://{gateway.metrics}/metrics", timeout=60).read().decode()
         assert "rmgr_store_up 0.0" in text
 
 

@@ -125,7 +125,7 @@ def test_who_sends_nonsense_or_does_not_read_loses_the_line(loop: Loop) -> None:
     assert not line.send(Hint("n1", "block", b""))
     deaf = dial(f"127.0.0.1:{server.port}", credentials=None, key_id="", loop=loop, **Post().callbacks())
     blocked = threading.Event()
-    loop.call(lambda: blocked.wait(20))  # nobody reads
+    loop.call(lambda: blocked.wait(60))  # nobody reads
     try:
         sent = 0
         while deaf.send(Hint("n1", "block", bytes(60_000))):  # never waits
@@ -239,21 +239,21 @@ def line_to(rig: Rig, loop: Loop, post: Post) -> Line:
 
 
 def wait_for_mark(rig: Rig) -> None:
-    wait_for(lambda: rig.zk.stat(paths.idle("n1")).result(10) is not None, "the mark")
+    wait_for(lambda: rig.zk.stat(paths.idle("n1")).result(60) is not None, "the mark")
 
 
 def prepared(rig: Rig, number: int) -> tuple[BlockKey, BlockData, Callable[[], Any]]:
     """The next task of a submission: its key, what stands in its znode, and its HAND."""
-    found = rig.zk.get(paths.tail(number)).result(10)
+    found = rig.zk.get(paths.tail(number)).result(60)
     tail = decode_record(found.data, Tail)
     key = BlockKey(priority=0, seq=ops.HANDED_SEQ, submission=number, first=tail.next, count=1, attempt=1, cores=1, memory_mib=0)
     data = BlockData(base=key.first)
 
     def commit() -> Any:
-        fence = rig.zk.stat(paths.node("n1")).result(10).version
+        fence = rig.zk.stat(paths.node("n1")).result(60).version
         grown = Tail(next=tail.next + 1, complete=True, enqueued=str(found.version))
         multi = ops.hand(number, tail=grown, tail_version=found.version, key=key, data=data, node="n1", node_version=fence)
-        return rig.zk.commit(multi).result(10)
+        return rig.zk.commit(multi).result(60)
 
     return key, data, commit
 
@@ -275,7 +275,7 @@ def test_what_is_announced_runs_and_its_outcome_is_told_with_its_number(rig: Rig
     wait_for(lambda: len([one for one in post.came if isinstance(one, Told)]) >= 1, "news")
     ahead = {one.serial: one for one in post.came if isinstance(one, Ahead)}
     for told in [one for one in post.came if isinstance(one, Told)]:
-        fragment = rig.zk.get(paths.fragment(number, told.number)).result(10)
+        fragment = rig.zk.get(paths.fragment(number, told.number)).result(60)
         assert fragment.data == ahead[told.serial].fragment
         assert told.submission == number
 
@@ -402,7 +402,7 @@ def test_one_task_after_another_gets_a_line_and_survives_its_end(client: Client,
     count = len(client.results.outcomes)
     assert [one.index for one in client.results.outcomes] == list(range(count))
     number = client.lane.number
-    committed = [decode_fragment(rig.zk.get(paths.fragment(number, at)).result(10).data).outcomes for at in range(count)]
+    committed = [decode_fragment(rig.zk.get(paths.fragment(number, at)).result(60).data).outcomes for at in range(count)]
     assert [one.index for outcomes in committed for one in outcomes] == list(range(count))
 
 

@@ -30,7 +30,7 @@ def environment(zookeeper: ZooKeeperServer, chroot: str, directory: Path, failpo
 def metrics_answer(service: Service, event: str) -> bool:
     """Another thread of the daemon is alive and serves."""
     address = next(json.loads(line)["address"] for line in service.log.read_text().splitlines() if f'"{event}"' in line)
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as page:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as page:
         return page.status == 200
 
 
@@ -61,7 +61,7 @@ def test_a_watchdog_and_a_starter_tell_systemd_the_truth(zookeeper: ZooKeeperSer
             service.until("it beats", lambda service=service: len(service.times("WATCHDOG=1")) >= 3)
         # The Starter stalls when it claims the task, the leader when it closes the submission.
         submit = [sys.executable, "-m", "rmgr.cli.main", "submit", "--", "true"]
-        subprocess.run(submit, env={**os.environ, **variables, "RMGR_FAILPOINT": ""}, check=True, capture_output=True, timeout=30)
+        subprocess.run(submit, env={**os.environ, **variables, "RMGR_FAILPOINT": ""}, check=True, capture_output=True, timeout=60)
         with ThreadPoolExecutor(2) as both:
             list(both.map(check_stall, (watchdog, starter), ("watchdog_listens", "starter_listens")))
         assert starter.stop() == 0

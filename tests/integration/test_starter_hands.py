@@ -27,17 +27,17 @@ def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp
 
 def hand(rig: Rig, number: int, *, cores: int = 1) -> Outcome:
     """The next task of a submission, straight to node n1."""
-    found = rig.zk.get(paths.tail(number)).result(10)
+    found = rig.zk.get(paths.tail(number)).result(60)
     tail = decode_record(found.data, Tail)
     key = BlockKey(priority=0, seq=0, submission=number, first=tail.next, count=1, attempt=1, cores=cores, memory_mib=0)
-    fence = rig.zk.stat(paths.node("n1")).result(10).version
+    fence = rig.zk.stat(paths.node("n1")).result(60).version
     grown = Tail(next=tail.next + 1, complete=True, enqueued=str(found.version))
     multi = ops.hand(number, tail=grown, tail_version=found.version, key=key, data=BlockData(base=key.first), node="n1", node_version=fence)
-    return rig.zk.commit(multi).result(10)
+    return rig.zk.commit(multi).result(60)
 
 
 def has_mark(rig: Rig) -> bool:
-    return rig.zk.stat(paths.idle("n1")).result(10) is not None
+    return rig.zk.stat(paths.idle("n1")).result(60) is not None
 
 
 def test_a_hungry_node_runs_what_it_is_handed_one_after_another(rig: Rig) -> None:
@@ -80,7 +80,7 @@ def test_a_cancel_right_behind_it_is_not_lost(rig: Rig) -> None:
     assert isinstance(hand(rig, number), Committed)
     rig.write(paths.inbox("n1", "guid"), InboxOrder(order=Order.CANCEL, submission=number))
     assert rig.outcomes(number, 2)[1].state is State.CANCELLED
-    wait_for(lambda: rig.zk.stat(paths.inbox("n1", "guid")).result(10) is None, "the order crossed off")
+    wait_for(lambda: rig.zk.stat(paths.inbox("n1", "guid")).result(60) is None, "the order crossed off")
 
 
 def test_what_an_older_incarnation_was_handed_fails_and_may_run_again(rig: Rig) -> None:
@@ -90,8 +90,8 @@ def test_what_an_older_incarnation_was_handed_fails_and_may_run_again(rig: Rig) 
     wait_for(lambda: has_mark(rig), "the mark")
     first.stop()
     if not has_mark(rig):
-        fence = rig.zk.stat(paths.node("n1")).result(10).version
-        assert isinstance(rig.zk.commit(ops.mark_idle("n1", fence, idle=True)).result(10), Committed)
+        fence = rig.zk.stat(paths.node("n1")).result(60).version
+        assert isinstance(rig.zk.commit(ops.mark_idle("n1", fence, idle=True)).result(60), Committed)
     assert isinstance(hand(rig, number), Committed)
     rig.start()
     wait_for(lambda: rig.failed(number), "a failed attempt")

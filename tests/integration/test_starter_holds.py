@@ -63,7 +63,7 @@ def test_a_hold_that_was_replaced_between_two_looks_is_taken_anew(rig: Rig) -> N
     rig.write(path, NodeHold(head="n2", key="k", cores=1))
     before = wait_for(lambda: agent.jobs.holds.get(f"{job}.0.1"), "the hold to have its core")
     data = encode_record(NodeHold(head="n3", key="k", cores=2))
-    outcome = rig.zk.commit(Multi(name="TEST", ops=(Delete(path), Create(path, data)), proof=Holds(path, data))).result(10)
+    outcome = rig.zk.commit(Multi(name="TEST", ops=(Delete(path), Create(path, data)), proof=Holds(path, data))).result(60)
     assert isinstance(outcome, Committed)
     ready = rig.starters[0].parts.starter.ask(lambda: agent.jobs.holds.when_ready(f"{job}.0.1", head="n3", cores=2))
     assert ready.result(30) is not before
@@ -148,11 +148,11 @@ def test_a_helper_that_only_registers_again_keeps_its_part_and_one_that_begins_a
     holds = rig.starters[1].parts.starter.ask(lambda: list(helper.agent("n2").jobs.holds))
     assert ([hold.is_ready for hold in holds], rig.failed(number)) == ([True], {})
     # What a Starter writes that has died in between; this one takes it for a fence.
-    found = rig.zk.get(paths.node("n2")).result(10)
+    found = rig.zk.get(paths.node("n2")).result(60)
     assert found is not None
     data = encode_record(replace(again, incarnation=again.incarnation + 1, life="another"))
     multi = Multi(name="TEST", ops=(Set(paths.node("n2"), data, found.version),), proof=Holds(paths.node("n2"), data))
-    assert isinstance(rig.zk.commit(multi).result(10), Committed)
+    assert isinstance(rig.zk.commit(multi).result(60), Committed)
     wait_for(lambda: rig.failed(number), "its attempt failed")
     assert [record.reason for record in rig.failed(number).values()] == [Reason.NODE_LOST]
     assert rig.wait_registered("n2", incarnation=again.incarnation + 2).life not in {first.life, "another"}

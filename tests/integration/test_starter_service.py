@@ -54,7 +54,7 @@ def test_output_is_followed_while_it_grows_and_to_its_end(rig: Rig, tmp_path: Pa
         (tmp_path / "go1").touch()
         wait_for(lambda: text["stdout"] == b"one\ntwo\n", "the second line followed")
         (tmp_path / "go2").touch()
-        assert ended.wait(20)
+        assert ended.wait(60)
         thread.join(60)
     assert text["stderr"] == b"three\n"
     assert text["stdout"] == b"one\ntwo\n" + b"".join(b"%d\n" % n for n in range(1, 2001))
@@ -92,7 +92,7 @@ def test_metrics_are_served_and_the_process_leaves_nothing_behind(rig: Rig, tmp_
     rig.outcomes(number, 20)
     lines = [json.loads(line) for line in rig.log_of("n1").splitlines()]
     address = next(line["address"] for line in lines if line["event"] == "starter_listens")
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as reply:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as reply:
         text = reply.read().decode()
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(values['rmgr_starter_tasks_completed_total{state="COMPLETED"}']) == 20

@@ -84,7 +84,7 @@ def test_a_wait_says_what_it_waits_for(sh: Shell) -> None:
 
 def test_an_open_task_queue_says_that_it_is_open(sh: Shell, connection: Connection) -> None:
     with TaskQueue(len, connection=connection) as queue:
-        assert queue.submit_call(b"abc").result(timeout=30) == 3
+        assert queue.submit_call(b"abc").result(timeout=60) == 3
         said = sh.ok("explain", str(queue.id)).out
         assert "all 1 tasks have ended; its TaskQueue is still open for more" in said
         assert f"rmgr cancel {queue.id}" in said
