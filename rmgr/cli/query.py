@@ -102,13 +102,15 @@ class Query:
         return self._ask(ask, local, ask)
 
     def what_if(self, record: Submission) -> WhatIfView | None:
-        """Where and when it would run; None, with a note, when the leader cannot say."""
+        """Where and when it would run; None, with a note, when the leader cannot say. Raises: Infeasible for what its policy ends."""
         from rmgr.coord.records import encode_record
-        from rmgr.errors import RmgrError
+        from rmgr.errors import Infeasible, RmgrError
 
         try:
             leader = self._find_leader()
             return leader.what_if(encode_record(record)) if leader is not None else None
+        except Infeasible:
+            raise
         except RmgrError as error:
             self._session.note(f"where and when it would run is not known: {error.message}")
             return None

@@ -99,7 +99,7 @@ class LeaderAnswering:
         return answers.explain(snapshot, submission, index)
 
     def what_if(self, record: bytes) -> WhatIfView:
-        """Where and when the submission of this record would run. Raises NotFound, Unavailable, UsageError."""
+        """Where and when the submission of this record would run. Raises NotFound, Infeasible, Unavailable, UsageError."""
         from rmgr.daemons.placing_what_if import copied, tried
 
         submission = decode_record(record, Submission, "the request")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.daemons.placing_facts import Names, allocation_of, allows, job_of, node_mark
 from rmgr.daemons.placing_view import said
-from rmgr.errors import RmgrError
+from rmgr.errors import Infeasible, RmgrError
 from rmgr.model.block import NO_SEQ, BlockKey
 from rmgr.model.placing import MAX_INDEX, Rigid
 from rmgr.model.resources import MIB
@@ -21,7 +21,7 @@ from rmgr.model.submission import Submission
 from rmgr.model.views import ShareView, WhatIfView
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import UNLIMITED_US, Job
-from rmgr.sched.plan import Plan, Route, Start, WakeAt, Why
+from rmgr.sched.plan import Plan, Reject, Route, Start, WakeAt, Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.snapshot import Snapshot
 from rmgr.sched.state import ClusterState
@@ -76,7 +76,10 @@ def copied(placer: Placer, submission: Submission) -> Trial | None:
 
 
 def tried(trial: Trial, clock: Callable[[], float] = time.monotonic) -> WhatIfView:
-    """Plays the copy forward until the job starts, nothing can change any more, or the time is up. Cost: a pass for each event."""
+    """Plays the copy forward until the job starts, nothing can change any more, or the time is up. Cost: a pass for each event.
+
+    Raises: Infeasible for one that the policy ends.
+    """
     end_s, first, route = clock() + LIMIT_S, Why("", ""), ""
     state = ClusterState.restored(trial.snapshot, trial.half_life_us)
     if all(node.closed for node in trial.snapshot.nodes if node.partition == trial.job.partition):
@@ -88,6 +91,9 @@ def tried(trial: Trial, clock: Callable[[], float] = time.monotonic) -> WhatIfVi
         for decision in plan.decisions:
             if type(decision) is Route and decision.job_id == job.id:
                 route = decision.to
+            if type(decision) is Reject and decision.job_id == job.id:
+                why = said(decision.why)
+                raise Infeasible(f"it would end at once, FAILED: {why}", hint="ask for less with -n, -c or -t; rmgr policy show")
             if type(decision) is Start and decision.job_id == job.id:
                 shares = allocation_of(trial.submission, decision.placement, trial.names, now_us).shares
                 nodes = tuple(ShareView(node=name, processes=count) for name, count in shares)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rmgr.daemons.placing_facts import Names, job_of
 from rmgr.daemons.placing_what_if import Trial, tried
+from rmgr.errors import Infeasible
 from rmgr.model.block import NO_SEQ, BlockKey
 from rmgr.model.placing import Rigid
 from rmgr.model.resources import Request
 from rmgr.model.submission import Submission, Work
 from rmgr.model.views import ShareView
 from rmgr.sched.job import Job, Node, Running
-from rmgr.sched.pipeline import configured
+from rmgr.sched.pipeline import configured, pipeline_from
 from rmgr.sched.snapshot import Snapshot
 
 NOW = 1_000_000_000
@@ -49,6 +52,13 @@ def shares(*pairs: tuple[str, int]) -> tuple[ShareView, ...]:
 def test_what_fits_now_starts_at_once() -> None:
     found = tried(trial(Rigid(processes=6), run(1, 0, 4, 60)))
     assert (found.at_once, found.start_us, found.nodes) == (True, NOW, shares(("n2", 4), ("n3", 2)))
+
+
+def test_what_no_class_admits_is_said_to_fail() -> None:
+    stages = pipeline_from({"stage": [{"policy": "queue_select"}], "queue": [{"name": "small", "max_cpus": 2}]}).stages
+    assert tried(replace(trial(Rigid(processes=2)), stages=stages)).route == "small"
+    with pytest.raises(Infeasible, match="FAILED: no queue admits 3 processes"):
+        tried(replace(trial(Rigid(processes=3)), stages=stages))
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "easy", "conservative", "connection_reservation"])
