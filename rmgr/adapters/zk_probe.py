@@ -115,7 +115,7 @@ def explain(hosts: str, looks: Sequence[Look], waited_s: float) -> RmgrError:
     sentences = "; ".join(look.sentence for look in looks) if len(looks) > 1 else "".join(f"it {look.what}" for look in looks)
     if Finding.SERVES in found:
         return CoordinationUnavailable(
-            f"ZooKeeper at {hosts} gave no session within {waited_s:g} s: {sentences}",
+            f"ZooKeeper at {hosts} gave no session within {round(waited_s, 1):g} s: {sentences}",
             hint="it is overloaded, or the way there loses data: try again with a longer --timeout; its log tells more",
         )
     if Finding.TLS in found:
@@ -129,7 +129,7 @@ def explain(hosts: str, looks: Sequence[Look], waited_s: float) -> RmgrError:
         return CoordinationUnavailable(f"ZooKeeper at {hosts} has no quorum: {sentences}", hint=hint)
     if found & {Finding.SILENT, Finding.CLOSES}:
         hint = "does it hang, is a firewall in between, is TLS on at both ends? rmgr doctor looks closer"
-        return CoordinationUnavailable(f"ZooKeeper at {hosts} gave no session within {waited_s:g} s: {sentences}", hint=hint)
+        return CoordinationUnavailable(f"ZooKeeper at {hosts} gave no session within {round(waited_s, 1):g} s: {sentences}", hint=hint)
     return NotConnected(f"no ZooKeeper at {hosts}: {sentences}", hint="start a cluster with `rmgr dev`, or name one with --zk or RMGR_ZK")
 
 

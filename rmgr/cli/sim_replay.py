@@ -92,7 +92,7 @@ def _opening(entry: object, log: Path) -> Any:
     from rmgr.sched.event_log import Opening
 
     if not isinstance(entry, Opening):
-        raise UsageError(f"{log}: the log is empty", hint="rmgr sim run --record writes such logs")
+        raise UsageError(f"{log}: the log is empty", hint="rmgr sim run --record and rmgr admin export-events write such logs")
     return entry
 
 

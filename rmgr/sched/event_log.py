@@ -114,7 +114,7 @@ def decode(line: str) -> Entry:
     """Raises: LogError naming the field that is wrong."""
     try:
         plain = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LogError(f"no JSON: {error}") from error
     if not isinstance(plain, dict):
         raise LogError(f"an object is expected, not {type(plain).__name__}")

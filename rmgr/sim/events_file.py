@@ -68,7 +68,7 @@ class _Line:
         self._where = where
         try:
             found = json.loads(text, parse_float=Decimal)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{where}: no JSON: {error}", hint=_HINT) from error
         if not isinstance(found, dict):
             raise UsageError(f"{where}: an event is an object, as {{...}}, not {type(found).__name__}", hint=_HINT)

@@ -65,9 +65,9 @@ def read_log(path: str | Path, *, whole: bool = True) -> Generator[Entry, None, 
                     entry = decode(line.decode("utf-8"))
                 except (LogError, UnicodeDecodeError) as error:
                     cut = not line.endswith(b"\n")
-                    raise UsageError(f"{where}: {error}", hint=_CUT if cut else "rmgr sim run --record writes such logs") from error
+                    raise UsageError(f"{where}: {error}", hint=_CUT if cut else _WRITERS) from error
                 if (number == 1) is not isinstance(entry, Opening):
-                    raise UsageError(f"{where}, field log: a log begins with it, once", hint="rmgr sim run --record writes such logs")
+                    raise UsageError(f"{where}, field log: a log begins with it, once", hint=_WRITERS)
                 if isinstance(entry, Opening):
                     yield entry
                     continue
@@ -91,11 +91,12 @@ def read_log(path: str | Path, *, whole: bool = True) -> Generator[Entry, None, 
             raise UsageError(f"{path}: the gz file is damaged or ends in the middle, after line {number}", hint=_CUT) from error
         return
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="name a log of rmgr sim run --record") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint=_WRITERS) from error
     if whole:
         raise UsageError(f"{path} has no end: it was cut off after line {number}, or is still being written", hint=_CUT)
 
 
+_WRITERS = "rmgr sim run --record and rmgr admin export-events write such logs"
 _CUT = "--partial replays what is there"
 
 

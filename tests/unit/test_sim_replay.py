@@ -98,6 +98,7 @@ def test_another_policy_stands_beside_the_recorded_one(log: Path, tmp_path: Path
         (lambda lines: lines[:200], "has no end: it was cut off after line 200"),
         (lambda lines: [*lines[:200], lines[200][:25]], "line 201: no JSON"),
         (lambda lines: [*lines[:-2], lines[-1]], "passes stand before it"),
+        (lambda lines: [lines[0], "[" * 100_000], "line 2: no JSON"),
         (lambda lines: lines[1:], "line 1, field log: a log begins with it"),
         (lambda lines: [], "cut off after line 0"),
         (
