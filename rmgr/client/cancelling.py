@@ -75,8 +75,7 @@ def _take_out(
     parent = paths.held(submission.queue) if held else paths.pending(submission.queue)
     names = coordinator.children(parent, timeout_s=_left(deadline_s)).result(_left(deadline_s) + 1) or []
     found: list[tuple[BlockKey, list[int]]] = []
-    for name in names:
-        key = paths.parse_block(name)
+    for _, key in paths.blocks_in(names):
         if key.submission == submission.id:
             mine = [index for index in range(key.first, key.end) if index in wanted]
             if mine:

@@ -235,7 +235,7 @@ def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: floa
     wanted: list[str] = []
     for parent in (paths.pending(submission.queue), paths.held(submission.queue)):
         names = _awaited(coordinator.children(parent, timeout_s=timeout_s), timeout_s) or []
-        wanted += [f"{parent}/{name}" for name in names if (key := paths.parse_block(name)).submission == submission.id and key.attempt > 1]
+        wanted += [f"{parent}/{name}" for name, key in paths.blocks_in(names) if key.submission == submission.id and key.attempt > 1]
     found = fetch(wanted, coordinator.get, timeout_s=timeout_s)
     return [
         (paths.parse_block(path.rpartition("/")[2]), decode_block(item.data))

@@ -214,11 +214,11 @@ class Registry:
         """Goes on with what this process still has, fails what an older one left."""
         names = self._wait(self._coordinator.children(paths.running_node(agent.name))) or []
         standing: dict[BlockKey, Stamped] = {}
-        reads = [(name, self._coordinator.get(f"{paths.running_node(agent.name)}/{name}")) for name in names]
-        for name, read in reads:
+        reads = [(key, self._coordinator.get(f"{paths.running_node(agent.name)}/{name}")) for name, key in paths.blocks_in(names)]
+        for key, read in reads:
             found = self._wait(read)
-            if found is not None:
-                standing[paths.parse_block(name)] = found
+            if found is not None and self._is_block(agent, key, found):
+                standing[key] = found
         for block in [block for key, block in agent.blocks.items() if key not in standing]:
             self._log.info("block_dropped", node=agent.name, block=paths.block_name(block.key), why="it was decided without us")
             agent.drop_block(block)
@@ -252,6 +252,15 @@ class Registry:
                 agent.drop_block(block)
             else:
                 block.version += 1
+
+    def _is_block(self, agent: NodeAgent, key: BlockKey, found: Stamped) -> bool:
+        """Whoever may hand work over may write what is none: it must not keep the node from coming back."""
+        try:
+            decode_block(found.data)
+        except msgspec.MsgspecError as error:
+            self._log.error("block_unreadable", node=agent.name, block=paths.block_name(key), error=str(error))
+            return False
+        return True
 
     def _adopt(self, agent: NodeAgent, fence: int, block: ClaimedBlock, found: Stamped) -> Future[Any]:
         data = msgspec.structs.replace(decode_block(found.data), incarnation=agent.incarnation, stamp=uuid.uuid4().hex[:12])

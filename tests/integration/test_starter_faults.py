@@ -15,8 +15,9 @@ from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_wire import end_session
 from rmgr.coord import paths
 from rmgr.coord.leader_ops import fence
-from rmgr.coord.multi import Committed
+from rmgr.coord.multi import Committed, Create, Exists, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.block import BlockKey
 from rmgr.model.node import EpochRecord
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, OnDisconnect
@@ -74,6 +75,9 @@ def test_after_a_lost_session_running_work_is_adopted_and_its_result_committed(r
     ledger, go = tmp_path / "ledger", tmp_path / "go"
     number = rig.submit(ledgered(ledger, go), [b""] * 2)
     wait_for(lambda: len(lines(ledger)) == 2, "both to run")
+    odd = BlockKey(priority=0, seq=1, submission=number, first=0, count=1, attempt=7, cores=1, memory_mib=0)
+    for path in (f"{paths.running_node('n1')}/noise", paths.running_block("n1", odd)):  # no blocks: submitters may create there
+        rig.zk.commit(Multi(name="ODD", ops=(Create(path, b"\xc1"),), proof=Exists(path))).result(60)
     expire(rig, running)
     rig.wait_registered(incarnation=2)
     wait_for(lambda: running.agent().incarnation == 2, "registered")
