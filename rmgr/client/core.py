@@ -24,7 +24,7 @@ from rmgr.client.tasks import HELD_BYTES, Tasks
 from rmgr.client.throttle import Call, Throttle
 from rmgr.client.waiting import giving_slot_back
 from rmgr.coord.ports import Store
-from rmgr.errors import RemoteTraceback, RmgrError
+from rmgr.errors import NotConnected, RemoteTraceback, RmgrError
 from rmgr.model.node import NodeState
 from rmgr.model.outcome import INITIALIZER_FAILED, Fragment, Outcome
 from rmgr.model.states import Reason, State
@@ -153,6 +153,8 @@ class Core(Tasks):
     def on_dead(self, error: RmgrError) -> None:
         """See `ports.Listener`."""
         super().on_dead(error)
+        if isinstance(error, NotConnected):
+            error = NotConnected("the connection was closed before this call was sent: it will not run")
         if self._throttle is not None:
             for future in self._throttle.take_back():
                 future.break_off(error)

@@ -224,12 +224,14 @@ class Engine:
             callback()
 
     def close(self, *, timeout_s: float = 5.0) -> None:
-        """See `ports.SubmitterPort`. Idempotent."""
+        """See `ports.SubmitterPort`. Idempotent. What was added is sent first, if that takes no longer than `timeout_s`."""
         if self._closed.is_set():
             return
         self._closed.set()
         if os.getpid() != self.pid:
             return  # a forked child: threads and sockets are the parent's
+        if threading.current_thread() is not self._thread:
+            self._flush(timeout_s)
         self.post(self._end_lanes)
         self._mailbox.close()
         if threading.current_thread() is not self._thread:
@@ -326,9 +328,21 @@ class Engine:
     def _all(self) -> list[Lane]:
         return [lane for lanes in self._lanes.values() for lane in lanes]
 
+    def _flush(self, timeout_s: float) -> None:
+        end_s = time.monotonic() + timeout_s
+        owned: Future[list[Lane]] = Future()
+        self.post(lambda: owned.set_result([lane for lane in self._all() if lane.owned]))
+        try:
+            for lane in owned.result(timeout_s):
+                with contextlib.suppress(RmgrError):  # whoever waits for its tasks is told with the end of the lane
+                    lane.flush(max(0.0, end_s - time.monotonic()))
+        except TimeoutError:
+            _LOG.warning("not_flushed: the Submitter is busy")
+
     def _end_lanes(self) -> None:
         for lane in self._all():
-            lane.die(NotConnected(f"the connection was closed; submission {lane.number} goes on without it"))
+            lost = f" as far as it was sent: tasks from {lane.number}_{lane.first_unsent} on may never run" if lane.has_unsent else ""
+            lane.die(NotConnected(f"the connection was closed; submission {lane.number} goes on without it{lost}"))
 
     def _on_session(self, state: SessionState) -> None:
         self._state = state

@@ -99,6 +99,16 @@ class Lane:
         return self._sender.buffer.next_index
 
     @property
+    def has_unsent(self) -> bool:
+        """Not all that was added is known to be durable."""
+        return self.owned and self._sender.sent < self.next_index
+
+    @property
+    def first_unsent(self) -> int:
+        """Index of the first task that is not known to be durable."""
+        return self._sender.sent
+
+    @property
     def reign(self) -> str:
         """Guid under which tasks are submitted now."""
         return self.engine.guid

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from typing import Any
 
 import pytest
 
 from rmgr.client.control import cancel_submission, hold_submission, release_submission
+from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord import keys, paths
 from rmgr.coord.ports import Encoding
@@ -18,6 +20,7 @@ from rmgr.errors import (
     DeadlineExceeded,
     Infeasible,
     KeyExists,
+    NotConnected,
     NotFound,
     PermissionDenied,
     QueueFull,
@@ -294,6 +297,34 @@ def test_a_request_that_cannot_be_met_is_refused_at_once(
             TaskQueue(double, connection=connection, **options)  # type: ignore[arg-type]
         assert words in str(caught.value)
         assert cluster.coordinator.children(f"{paths.SUBS}/0").result(60) is None
+
+
+def test_what_was_added_is_sent_before_a_connection_closes(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        queue = TaskQueue(double, connection=connection)
+        futures = queue.map(None, range(10))
+        coordinator: Any = connection.coordinator
+        coordinator.pause()
+        futures += queue.map(None, range(3000))
+        threading.Timer(0.1, coordinator.resume).start()
+        connection.close(timeout=60)
+    assert sum(key.count for key in cluster.pending()) == len(futures) == 3010
+    with pytest.raises(NotConnected, match=r"submission 1 goes on without it$"):
+        futures[-1].result(60)
+
+
+def test_what_could_not_be_sent_before_a_connection_closed_is_told(cluster: Cluster) -> None:
+    with cluster.connect() as connection:
+        full = TaskQueue(double, queue="small", connection=connection)
+        full.map(None, range(600))
+        last = full.submit_call(7)
+        capped = Executor(1, connection=connection)
+        calls = [capped.submit(double, x) for x in range(3)]
+        connection.close(timeout=0.1)
+    with pytest.raises(NotConnected, match=r"tasks from 1_[0-9]+ on may never run"):
+        last.result(60)
+    with pytest.raises(NotConnected, match="closed before this call was sent"):
+        calls[-1].result(60)
 
 
 def test_nothing_can_be_added_after_close_or_cancel(cluster: Cluster) -> None:
