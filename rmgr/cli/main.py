@@ -6,13 +6,14 @@ import difflib
 import gc
 import io
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
 
 import click
 
-from rmgr.cli import errors
+from rmgr.cli import IS_PROGRAM, errors
 from rmgr.cli.command import TableGroup, global_options
 from rmgr.cli.context import Session
 
@@ -155,6 +156,8 @@ cli = _Table(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script; ends the process with an exit code of cli.md section 6."""
+    if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     words = sys.argv[1:] if argv is None else argv
     is_brief = not _LONG.intersection(words)
     if is_brief:

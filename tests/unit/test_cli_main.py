@@ -204,3 +204,21 @@ def test_a_wait_that_ran_out_names_what_goes_on() -> None:
         with pytest.raises(errors.DeadlineExceeded) as caught:
             Session(timeout_s=0.0, followed=followed).left_s()
         assert told in caught.value.hint
+
+
+def test_ctrl_c_while_modules_are_imported_prints_no_traceback() -> None:
+    """Unless somebody has it ignored (nohup, a script's `&`), and never in programs that are not `rmgr`."""
+    script = (
+        "import signal, sys; from signal import SIGINT; sys.argv = [{name!r}]; signal.signal(SIGINT, signal.{before}); import rmgr.cli\n"
+        "told = [signal.getsignal(SIGINT)]; from rmgr.cli import main\n"
+        "main._nothing_is_left = lambda: False; main.run = lambda _: told.append(signal.getsignal(SIGINT)) or 0\n"
+        "try: main.main([])\nfinally: sys.exit(0 if told == [signal.{during}, signal.{after}] else 9)"
+    )
+    for name, *handlers in (
+        ("/usr/bin/rmgr", "default_int_handler", "SIG_DFL", "default_int_handler"),
+        ("/usr/bin/rmgr", "SIG_IGN", "SIG_IGN", "SIG_IGN"),
+        ("pytest", "default_int_handler", "default_int_handler", "default_int_handler"),
+    ):
+        words = dict(zip(("before", "during", "after"), handlers, strict=True))
+        ended = subprocess.run([sys.executable, "-c", script.format(name=name, **words)], timeout=60, check=False)
+        assert ended.returncode == 0, (name, handlers)
