@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rmgr.coord import paths
+
 #: Caps checked before anything is sent: an oversized request looks like a lost connection, not like an error.
 MAX_OPS = 200
 #: A job on hundreds of nodes is put there by one multi: a check and a hold each.
@@ -17,7 +19,6 @@ MAX_MULTI_BYTES = 256 * 1024
 MAX_ZNODE_BYTES = 16 * 1024
 #: What the scheduler remembers of a partition grows with its jobs: one znode a partition, read once a reign.
 MAX_PLACING_BYTES = 128 * 1024
-_PLACING = "/jobs/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ Op = Check | Create | Set | Delete
 
 def most_bytes(path: str) -> int:
     """How much a znode may hold."""
-    return MAX_PLACING_BYTES if path.startswith(_PLACING) else MAX_ZNODE_BYTES
+    return MAX_PLACING_BYTES if path.startswith(f"{paths.JOBS}/") else MAX_ZNODE_BYTES
 
 
 def size_of(op: Op) -> int:
