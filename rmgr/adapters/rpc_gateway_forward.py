@@ -5,7 +5,6 @@ Messages pass as bytes. Only the methods listed here exist, and only daemons tha
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import ERROR_KEY, OPTIONS, TARGET_KEY, fail
 from rmgr.adapters.rpc_auth import caller_of, open_channel, speaking_for
 from rmgr.adapters.rpc_channels import IDLE_OPTIONS, Channels
+from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.errors import QueueFull, RmgrError, Unavailable
 from rmgr.model.identity import Role
 
@@ -24,7 +24,7 @@ NODE_METHODS = ("Running", "Stats")
 NODE_STREAMS = ("Logs",)
 #: Logs followed at once through one gateway: each holds a thread.
 MAX_STREAMS = 100
-_DEFAULT_S = 5.0
+_DEFAULT_S, _LONGEST_S = 5.0, 60.0
 _NEVER_S = 1e8
 
 
@@ -55,7 +55,7 @@ class Forwarder:
         options = (*OPTIONS, *IDLE_OPTIONS)
         self._leaders = Channels(lambda endpoint: open_channel(endpoint, credentials, Role.WATCHDOG, options))
         self._nodes = Channels(lambda endpoint: open_channel(endpoint, credentials, Role.STARTER, options))
-        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
+        self._streams = Shares(MAX_STREAMS)
 
     @property
     def handlers(self) -> list[grpc.GenericRpcHandler]:
@@ -79,7 +79,7 @@ class Forwarder:
             call = self._channel(endpoint, service).unary_unary(f"/rmgr.v1.{service}/{name}")
             self._routes.count("passed_on", name)
             try:
-                return call(request, timeout=_left_s(context) or _DEFAULT_S, metadata=speaking_for(caller_of(context)))
+                return call(request, timeout=min(_left_s(context) or _DEFAULT_S, _LONGEST_S), metadata=speaking_for(caller_of(context)))
             except grpc.RpcError as error:
                 return self._failed(context, endpoint, error)
 
@@ -88,8 +88,9 @@ class Forwarder:
     def _stream(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Iterator[Any]]:
         def pass_on(request: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
             endpoint = self._target(context, route)
-            if not self._streams.acquire(blocking=False):
-                fail(context, QueueFull(f"{MAX_STREAMS} logs are followed through this gateway already"))
+            user = caller_of(context).user
+            if not self._streams.take(user):
+                fail(context, QueueFull(f"{len(self._streams)} logs are followed through this gateway already"))
             try:
                 begin = self._channel(endpoint, service).unary_stream(f"/rmgr.v1.{service}/{name}")
                 call = begin(request, timeout=_left_s(context), metadata=speaking_for(caller_of(context)))
@@ -104,7 +105,7 @@ class Forwarder:
                 finally:
                     call.cancel()
             finally:
-                self._streams.release()
+                self._streams.give_back(user)
 
         return pass_on
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -12,6 +11,7 @@ import grpc
 from rmgr.adapters.rpc import fail
 from rmgr.adapters.rpc_auth import caller_of
 from rmgr.adapters.rpc_gateway_server import Gate
+from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_gateway_store import MESSAGE_BYTES, PAGE_KEYS
 from rmgr.coord.keys import is_by_content
 from rmgr.coord.ports import Encoding, Store
@@ -31,7 +31,7 @@ class Rows:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._room = threading.BoundedSemaphore(MAX_CALLS)
+        self._room = Shares(MAX_CALLS)
 
     @property
     def handler(self) -> grpc.GenericRpcHandler:
@@ -213,7 +213,7 @@ class Rows:
 class _Call:
     """One call: who makes it, how much time is left; holds a place and turns errors into statuses."""
 
-    def __init__(self, gate: Gate, room: threading.BoundedSemaphore, context: grpc.ServicerContext) -> None:
+    def __init__(self, gate: Gate, room: Shares, context: grpc.ServicerContext) -> None:
         self._gate = gate
         self._room = room
         self._context = context
@@ -241,13 +241,13 @@ class _Call:
         self._gate.count(what, kind, amount)
 
     def __enter__(self) -> Self:
-        if not self._room.acquire(timeout=min(1.0, self.left_s())):
+        if not self._room.take(self._caller.user, min(1.0, self.left_s())):
             self._gate.count("refused", "StoreBusy")
-            fail(self._context, QueueFull(f"{MAX_CALLS} calls to the store are under way in this gateway"))
+            fail(self._context, QueueFull(f"{len(self._room)} calls to the store are under way in this gateway"))
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._room.release()
+        self._room.give_back(self._caller.user)
         if isinstance(error, RmgrError):
             self._gate.count("refused", type(error).__name__)
             fail(self._context, error)

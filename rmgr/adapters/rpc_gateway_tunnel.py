@@ -21,9 +21,10 @@ import grpc
 
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import OPTIONS, TARGET_KEY
-from rmgr.adapters.rpc_auth import open_channel
+from rmgr.adapters.rpc_auth import caller_of, open_channel
 from rmgr.adapters.rpc_errors import fail, rebuild
 from rmgr.adapters.rpc_gateway_forward import Forwarder
+from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.errors import QueueFull, RmgrError, Unavailable, VersionMismatch
 from rmgr.model.identity import Role
 from rmgr.v1 import tunnel_pb2, tunnel_pb2_grpc
@@ -42,8 +43,7 @@ class Tunnels:
 
     def __init__(self, forwarder: Forwarder, *, most: int = MAX_TUNNELS) -> None:
         self._forwarder = forwarder
-        self._most = most
-        self._room = threading.BoundedSemaphore(most)
+        self._room = Shares(most)
 
     @property
     def handler(self) -> Any:
@@ -61,8 +61,9 @@ class Tunnels:
 
     def _open(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         endpoint = self._forwarder.starter(context)
-        if not self._room.acquire(blocking=False):
-            fail(context, QueueFull(f"{self._most} terminals are open through this gateway already"))
+        user = caller_of(context).user
+        if not self._room.take(user):
+            fail(context, QueueFull(f"{len(self._room)} terminals are open through this gateway already"))
         try:
             link = _dial(endpoint, context)
             if not context.add_callback(link.end):
@@ -75,7 +76,7 @@ class Tunnels:
                 link.end()
                 link.let_go()
         finally:
-            self._room.release()
+            self._room.give_back(user)
 
 
 def _dial(endpoint: str, context: grpc.ServicerContext) -> _Link:

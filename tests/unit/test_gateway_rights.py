@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import msgspec
 import pytest
 
+from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.trust import identify
 from rmgr.client.entry import entry_multi
 from rmgr.client.submitting import token_digest
@@ -376,3 +378,18 @@ def test_the_schedulers_log_is_for_operators() -> None:
             check_rows(person, verb, [row], owner_of)
     with pytest.raises(PermissionDenied, match="reading the scheduler's log is for operators"):
         check_rows(ANNA, "GET", [row], owner_of)
+
+
+def test_nobody_takes_all_places_of_a_gateway() -> None:
+    shares = Shares(8)
+    assert [shares.take("anna") for _ in range(8)] == [True] * 6 + [False] * 2
+    assert [shares.take("ben") for _ in range(3)] == [True, True, False]
+    assert len(shares) == 8
+    giver = threading.Timer(0.05, shares.give_back, ["anna"])
+    giver.start()
+    assert shares.take("ben", timeout_s=60)
+    giver.join()
+    for user in ("anna",) * 5 + ("ben",) * 3:
+        shares.give_back(user)
+    assert len(shares) == 0
+    assert [Shares(most).of_one for most in (1, 2, 4)] == [1, 2, 3]
