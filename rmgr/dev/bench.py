@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rmgr.adapters.zk_wire import four_letter
 from rmgr.client.connection import Connection, connect
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.dev.cluster import DevCluster
@@ -93,25 +94,29 @@ def connected(cluster: DevCluster) -> Iterator[Connection]:
         connection.close()
 
 
+Measured = tuple[str, str, Callable[[], float]]
+
+
 def paired(
-    plan: Plan, *, what: str, unit: str, baseline: tuple[str, Callable[[], float]], ours: tuple[str, str, Callable[[], float]]
+    plan: Plan, *, what: str, unit: str, baseline: tuple[str, Callable[[], float]], ours: Measured, also: Measured | None = None
 ) -> list[Row]:
-    """Measures baseline and rmgr in turn and makes their two rows.
+    """Measures baseline and rmgr in turn and makes their rows.
 
     Args:
-        baseline: (name, measurement). ours: (name, setup, measurement). A measurement returns a rate.
+        baseline: (name, measurement). ours, also: (name, setup, measurement). A measurement returns a rate.
     """
     theirs: list[float] = []
-    mine: list[float] = []
+    systems = [ours] if also is None else [ours, also]
+    mine: list[list[float]] = [[] for _ in systems]
     for number in range(1, plan.repetitions + 1):
         plan.progress(f"{what}: repetition {number} of {plan.repetitions}")
         theirs.append(baseline[1]())
-        mine.append(ours[2]())
-    ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
-    return [
-        row(baseline[0], "the same run", what, unit, theirs, ratio=1.0),
-        row(ours[0], ours[1], what, unit, mine, ratio=statistics.median(ratios)),
-    ]
+        for (_, _, measure), values in zip(systems, mine, strict=True):
+            values.append(measure())
+    rows = [row(baseline[0], "the same run", what, unit, theirs, ratio=1.0)]
+    for (name, setup, _), values in zip(systems, mine, strict=True):
+        rows.append(row(name, setup, what, unit, values, ratio=statistics.median(a / b for a, b in zip(values, theirs, strict=True))))
+    return rows
 
 
 def row(system: str, setup: str, what: str, unit: str, values: Sequence[float], *, ratio: float | None = None, **detail: float) -> Row:
@@ -132,3 +137,12 @@ def percentile(values: Sequence[float], share: float) -> float:
     """The value below which `share` of `values` lie (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def zookeeper_counts(cluster: DevCluster) -> tuple[float, float]:
+    """(requests that came to its first server, transactions of all) since its start."""
+    host, _, port = cluster.state.zookeeper.partition("/")[0].split(",")[0].partition(":")
+    lines = (four_letter(host, int(port), "mntr") + four_letter(host, int(port), "srvr")).splitlines()
+    requests = next(float(line.split("\t")[1]) for line in lines if line.startswith("zk_packets_received"))
+    zxid = next(int(line.split()[1], 16) for line in lines if line.startswith("Zxid:"))
+    return requests, float(zxid & 0xFFFFFFFF)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.bench import SETUP, Bench, Plan, Row, row, two_slots
@@ -35,30 +35,59 @@ class _Spent:
     cluster_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figure:
+    """What one repetition measured. ratio: to the rate with an empty queue of the same repetition."""
+
+    what: str
+    unit: str
+    value: float
+    ratio: float | None = None
+    detail: dict[str, float] = field(default_factory=dict)
+
+
 def backlog(plan: Plan) -> list[Row]:
     """1,000,000 no-op tasks queued while the node is drained, then run; 100,000 in 2,000 submissions; and an empty queue beside them.
 
-    The processor's time a task stands beside each rate: it tells more on a busy machine.
+    The processor's time a task stands beside each rate: it tells more on a busy machine. Each repetition has a cluster of its own:
+    memory that earlier tasks have left behind would hide what these take (and so the client's is measured by the first alone).
     """
-    with two_slots(plan) as bench:
-        _run(_fill(bench, 1, 2_000))
-        # First: memory that earlier tasks have left behind would hide what these take.
-        many, drained = _queued(plan, bench, _FEW, plan.count(_TASKS), is_first=True)
-        rates = []
-        for number in range(1, plan.repetitions + 1):
-            plan.progress(f"empty queue: repetition {number} of {plan.repetitions}")
-            count = plan.count(_EMPTY)
-            started = time.perf_counter()
-            with _spending(bench) as spent:
-                _run(_fill(bench, 1, count))
-            rates.append(count / (time.perf_counter() - started))
-        empty = row("rmgr", SETUP, "run with an empty queue", "tasks/s", rates, ratio=1.0, **_each(spent, plan.count(_EMPTY)))
-        small, slow = _queued(plan, bench, min(_SMALL, plan.count(_SMALL_TASKS)), plan.count(_SMALL_TASKS))
+    found: dict[str, list[_Figure]] = {}
+    for number in range(1, plan.repetitions + 1):
+        plan.progress(f"backlog: repetition {number} of {plan.repetitions}")
+        with two_slots(plan) as bench:
+            for figure in _figures(plan, bench, is_first=number == 1):
+                found.setdefault(figure.what, []).append(figure)
+    return [_row(figures) for figures in found.values()]
+
+
+def _row(figures: list[_Figure]) -> Row:
+    one = figures[0]
+    ratio = None if one.ratio is None else statistics.median(figure.ratio or 0.0 for figure in figures)
+    detail = {name: statistics.median(figure.detail[name] for figure in figures) for name in one.detail}
+    return row("rmgr", SETUP, one.what, one.unit, [figure.value for figure in figures], ratio=ratio, **detail)
+
+
+def _figures(plan: Plan, bench: Bench, *, is_first: bool) -> list[_Figure]:
+    """Of one repetition. is_first: of this process."""
+    _run(_fill(bench, 1, 2_000))
+    # First: memory that earlier tasks have left behind would hide what these take.
+    many, drained = _queued(plan, bench, _FEW, plan.count(_TASKS), weighs=True, weighs_client=is_first)
+    count = plan.count(_EMPTY)
+    plan.progress(f"{count} tasks, empty queue")
+    started = time.perf_counter()
+    with _spending(bench) as spent:
+        _run(_fill(bench, 1, count))
+    rate = count / (time.perf_counter() - started)
+    empty = _Figure(what="run with an empty queue", unit="tasks/s", value=rate, ratio=1.0, detail=_each(spent, count))
+    small, slow = _queued(plan, bench, min(_SMALL, plan.count(_SMALL_TASKS)), plan.count(_SMALL_TASKS))
     return [empty, *many, _against(drained, empty), *small, _against(slow, empty)]
 
 
-def _queued(plan: Plan, bench: Bench, submissions: int, total: int, *, is_first: bool = False) -> tuple[list[Row], Row]:
-    """Fills the queue of a drained node, and runs it: (rows of what it took to fill it, the row of running it)."""
+def _queued(
+    plan: Plan, bench: Bench, submissions: int, total: int, *, weighs: bool = False, weighs_client: bool = False
+) -> tuple[list[_Figure], _Figure]:
+    """Fills the queue of a drained node, and runs it: (what it took to fill it, how it ran). weighs: the memory, too."""
     what = f"{total} tasks in {submissions} submissions"
     plan.progress(what)
     _command(bench, "drain", "n1", "--reason", "bench")
@@ -67,25 +96,25 @@ def _queued(plan: Plan, bench: Bench, submissions: int, total: int, *, is_first:
     with _spending(bench) as spent:
         queues = _fill(bench, submissions, total)
     accepted = total / (time.perf_counter() - started)
-    rows = [row("rmgr", SETUP, f"submit {what}", "tasks/s", [accepted], **_each(spent, total))]
-    if is_first:  # later on there is garbage of earlier tasks that new ones take the place of
-        heap, memory = (_zookeeper_bytes(bench) - zookeeper) / total, (_client_bytes() - client) / total
-        rows += [
-            row("rmgr", SETUP, f"{what}, ZooKeeper's heap in use", "B/task", [heap]),
-            row("rmgr", SETUP, f"{what}, client's memory", "B/future", [memory]),
-        ]
+    figures = [_Figure(what=f"submit {what}", unit="tasks/s", value=accepted, detail=_each(spent, total))]
+    if weighs:
+        heap = (_zookeeper_bytes(bench) - zookeeper) / total
+        figures.append(_Figure(what=f"{what}, ZooKeeper's heap in use", unit="B/task", value=heap))
+    if weighs_client:
+        memory = (_client_bytes() - client) / total
+        figures.append(_Figure(what=f"{what}, client's memory", unit="B/future", value=memory))
     started = time.perf_counter()
     with _spending(bench) as spent:
         _command(bench, "resume", "n1")
         _run(queues)
     rate = total / (time.perf_counter() - started)
-    return rows, row("rmgr", SETUP, f"run {what}", "tasks/s", [rate], **_each(spent, total))
+    return figures, _Figure(what=f"run {what}", unit="tasks/s", value=rate, detail=_each(spent, total))
 
 
-def _against(drained: Row, empty: Row) -> Row:
-    """The row with its ratio to the rate with an empty queue, and that of the processor's time (above 1: less of it with a backlog)."""
-    ratio, cpu = drained.rate / empty.rate, sum(empty.detail.values()) / max(1e-9, sum(drained.detail.values()))
-    return row(drained.system, drained.setup, drained.what, drained.unit, [drained.rate], ratio=ratio, **drained.detail, cpu_ratio=cpu)
+def _against(drained: _Figure, empty: _Figure) -> _Figure:
+    """With its ratio to the rate with an empty queue, and that of the processor's time (above 1: less of it with a backlog)."""
+    cpu = sum(empty.detail.values()) / max(1e-9, sum(drained.detail.values()))
+    return replace(drained, ratio=drained.value / empty.value, detail={**drained.detail, "cpu_ratio": cpu})
 
 
 def _fill(bench: Bench, submissions: int, tasks: int) -> list[TaskQueue]:

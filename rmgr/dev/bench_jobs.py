@@ -30,8 +30,7 @@ from rmgr.client.engine import Engine
 from rmgr.client.ports import First, LanePort, TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.dev.bench import Plan, Row, connected, percentile, row
-from rmgr.dev.bench_scale import zookeeper_counts
+from rmgr.dev.bench import Plan, Row, connected, percentile, row, zookeeper_counts
 from rmgr.dev.bench_tasks import no_op
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.live_workload import send

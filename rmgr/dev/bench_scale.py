@@ -12,9 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from rmgr.adapters.zk_wire import four_letter
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.dev.bench import Plan, Row, connected, row
+from rmgr.dev.bench import Plan, Row, connected, row, zookeeper_counts
 from rmgr.dev.bench_losses import losses
 from rmgr.dev.bench_tasks import no_op
 from rmgr.dev.children import Child
@@ -161,15 +160,6 @@ def _used(cluster: DevCluster, processes: Sequence[Child], tasks: int) -> Used:
         time.monotonic(),
         tasks,
     )
-
-
-def zookeeper_counts(cluster: DevCluster) -> tuple[float, float]:
-    """(requests that came, transactions made) since its start."""
-    host, _, port = cluster.state.zookeeper.partition("/")[0].partition(":")
-    lines = (four_letter(host, int(port), "mntr") + four_letter(host, int(port), "srvr")).splitlines()
-    requests = next(float(line.split("\t")[1]) for line in lines if line.startswith("zk_packets_received"))
-    zxid = next(int(line.split()[1], 16) for line in lines if line.startswith("Zxid:"))
-    return requests, float(zxid & 0xFFFFFFFF)
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------------------

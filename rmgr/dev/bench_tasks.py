@@ -14,7 +14,7 @@ from functools import partial
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.dev.bench import SETUP, SLOTS, Bench, Plan, Row, paired, percentile, row, two_slots
+from rmgr.dev.bench import SETUP, SLOTS, Bench, Plan, Row, paired, percentile, row, two_slots, zookeeper_counts
 from rmgr.dev.cluster import OWN_CASSANDRA
 
 _REPLICATED = "3 ZooKeepers (fsync), 1 Cassandra, 2 slots"
@@ -43,16 +43,27 @@ def tasks(plan: Plan) -> list[Row]:
 
 def _tasks(plan: Plan, bench: Bench, setup: str) -> list[Row]:
     count = plan.count(_TASKS)
+    connection = bench.connection
+    transactions: list[float] = []
+
+    def by_map() -> float:
+        _, before = zookeeper_counts(bench.cluster)
+        rate = _rate(count, lambda: _by_map(connection, count))
+        transactions.append((zookeeper_counts(bench.cluster)[1] - before) / count)
+        return rate
+
     with ProcessPoolExecutor(SLOTS) as pool:
         list(pool.map(no_op, range(100)))
-        _by_map(bench.connection, 500)
+        _by_map(connection, 500)
         rows = paired(
             plan,
             what="no-op tasks by map",
             unit="tasks/s",
             baseline=("ProcessPoolExecutor(2).map", lambda: _rate(count, lambda: list(pool.map(no_op, range(count))))),
-            ours=("rmgr TaskQueue.map", setup, lambda: _rate(count, lambda: _by_map(bench.connection, count))),
+            ours=("rmgr TaskQueue.map", setup, by_map),
+            also=("rmgr Executor.map", setup, lambda: _rate(count, lambda: _by_executor_map(connection, count))),
         )
+        rows.append(row("rmgr TaskQueue.map", setup, "ZooKeeper transactions of no-op tasks by map", "per task", transactions))
         rows += paired(
             plan,
             what="no-op tasks, one future a call",
@@ -61,7 +72,8 @@ def _tasks(plan: Plan, bench: Bench, setup: str) -> list[Row]:
                 "ProcessPoolExecutor(2).submit",
                 lambda: _rate(count, lambda: [f.result() for f in [pool.submit(no_op, i) for i in range(count)]]),
             ),
-            ours=("rmgr Executor.submit", setup, lambda: _rate(count, lambda: _by_submit(bench.connection, count))),
+            ours=("rmgr Executor.submit", setup, lambda: _rate(count, lambda: _by_submit(connection, count))),
+            also=("rmgr TaskQueue.submit_call", setup, lambda: _rate(count, lambda: _by_submit_call(connection, count))),
         )
     return rows
 
@@ -75,6 +87,19 @@ def _rate(count: int, work: object) -> float:
 def _by_map(connection: Connection, count: int) -> None:
     with TaskQueue(no_op, connection=connection) as queue:
         results = [future.result(timeout=300) for future in queue.map(no_op, range(count))]
+    if results != list(range(count)):
+        raise AssertionError("wrong results")
+
+
+def _by_executor_map(connection: Connection, count: int) -> None:
+    with Executor(connection=connection) as executor:
+        if list(executor.map(no_op, range(count), timeout=300)) != list(range(count)):
+            raise AssertionError("wrong results")
+
+
+def _by_submit_call(connection: Connection, count: int) -> None:
+    with TaskQueue(no_op, connection=connection) as queue:
+        results = [future.result(timeout=300) for future in [queue.submit_call(value) for value in range(count)]]
     if results != list(range(count)):
         raise AssertionError("wrong results")
 
