@@ -8,6 +8,8 @@ from __future__ import annotations
 
 #: Work claimed beyond what runs, in seconds of all slots.
 AHEAD_S = 0.2
+#: Tasks claimed beyond what runs, for each of their kind that has ended.
+GROWTH = 8
 #: Work handed to a slot in one message, in seconds of that slot.
 BATCH_S = 0.03
 #: A slot with less than this to do is handed more.
@@ -73,9 +75,11 @@ def claim_size(
         return count if free > 0 else 0
     if at_most_once or task_s is None:
         return min(count, max(0, free))
-    ahead = int((AHEAD_S * slots - ahead_s) / task_s) if ahead_s < AHEAD_S * slots else 0
-    # Growing at most twofold bounds what a submission with a few quick tasks in front of long ones can hoard.
-    return min(count, max(free, min(ahead, 2 * ended + slots)), 2 * ended + slots)
+    if ahead_s >= AHEAD_S * slots:
+        return min(count, free)
+    # What a submission with a few quick tasks in front of long ones can hoard is bounded by how many have ended.
+    ahead = min(AHEAD_S * slots - ahead_s, (GROWTH * ended + slots) * task_s - ahead_s)
+    return min(count, max(free, int(ahead / task_s)))
 
 
 def wants_more(*, free: int, slots: int, ahead_s: float) -> bool:

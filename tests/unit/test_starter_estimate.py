@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rmgr.daemons.starter_estimate import AHEAD_S, BATCH_S, BATCH_TASKS, OVERHEAD_S, TaskTimes, batch_size, claim_size, wants_more
+from rmgr.daemons.starter_estimate import AHEAD_S, BATCH_S, BATCH_TASKS, GROWTH, OVERHEAD_S, TaskTimes, batch_size, claim_size, wants_more
 
 
 def size(**given: object) -> int:
@@ -31,10 +31,13 @@ def test_long_tasks_are_not_claimed_before_a_slot_is_free() -> None:
     assert size(task_s=10.0, ended=50, free=1) == 1
 
 
-def test_what_is_claimed_ahead_at_most_doubles() -> None:
-    assert size(task_s=30e-6, ended=2) == 6
-    assert size(task_s=30e-6, ended=6) == 14
-    assert size(task_s=30e-6, ended=5000) == 256
+def test_what_is_claimed_ahead_is_bounded_by_what_has_ended_however_many_claims_make_it_up() -> None:
+    quick = 2**-15
+    assert size(task_s=quick, ended=2, free=0) == 2 * GROWTH + 2
+    assert size(task_s=quick, ended=2, free=0, ahead_s=10 * quick) == 2 * GROWTH + 2 - 10
+    assert size(task_s=quick, ended=2, free=0, ahead_s=(2 * GROWTH + 2) * quick) == 0
+    assert size(task_s=quick, ended=2, free=1, ahead_s=(2 * GROWTH + 2) * quick) == 1
+    assert size(task_s=quick, ended=5000) == 256
 
 
 def test_at_most_once_is_claimed_no_larger_than_the_free_slots_though_quick() -> None:
