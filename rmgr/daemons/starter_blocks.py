@@ -46,7 +46,7 @@ class Part:
     outcomes: tuple[Outcome, ...]
     failed: tuple[tuple[int, FailedRange], ...]
     data: BlockData  #: of the running znode afterwards
-    written: tuple[Any, ...] = ()  #: `outcomes` as they are written
+    written: Any = ()  #: `outcomes` as they are written
     row: str = ""  #: store key of the outcomes
     row_bytes: bytes = b""
     orders: tuple[str, ...] = ()
@@ -233,8 +233,8 @@ class ClaimedBlock:
         needs_row = len(encoded) > MAX_INLINE_BYTES
         if MAX_INLINE_BYTES < len(encoded) <= INLINE_FRAGMENTS * MAX_INLINE_BYTES:
             few = len(outcomes) * MAX_INLINE_BYTES * 9 // 10 // len(encoded)
-            if few and len(encode_outcomes(written[:few])) <= MAX_INLINE_BYTES:
-                outcomes, written, rest, needs_row = outcomes[:few], written[:few], list(outcomes[few:]), False
+            if few and len(first := encode_outcomes(written[:few])) <= MAX_INLINE_BYTES:
+                outcomes, encoded, rest, needs_row = outcomes[:few], first, list(outcomes[few:]), False
         failed: list[tuple[int, FailedRange]] = []
         left: list[tuple[int, FailedRange]] = []
         size = 0
@@ -245,7 +245,7 @@ class ClaimedBlock:
         part = Part(
             outcomes=outcomes,
             failed=tuple(failed),
-            written=written,
+            written=msgspec.Raw(encoded),  # once for its size, its signature and its commit
             data=self._marked([outcome.index for outcome in outcomes] + [index for index, _ in failed]),
             row=keys.fragment(self.key.submission, hashlib.sha256(encoded).hexdigest()) if needs_row else "",
             row_bytes=encoded if needs_row else b"",
