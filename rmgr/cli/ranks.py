@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from rmgr.cli.command import command
@@ -9,7 +13,31 @@ from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
 from rmgr.errors import UsageError
 
+if TYPE_CHECKING:
+    from rmgr.runner.rank_client import Place
+
 _SETTINGS = {"allow_interspersed_args": False}
+
+
+def _of_the_job(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option that scripts of other systems give to their ranks, and that is the whole job's here."""
+
+    def refuse(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            hint = f"give {names[-1]} to rmgr submit; each rank has its part"
+            raise UsageError(f"{names[-1]} is for the whole job, not for its ranks", hint=hint)
+
+    return click.option(*names, hidden=True, expose_value=False, callback=refuse)
+
+
+def _check_shape(place: Place, processes: int | None, nodes: int | None, cores: int | None) -> None:
+    """-N and -c may say again what the job has. Raises: UsageError, NotInJob."""
+    spread, threads = place.spread(processes or place.processes), int(os.environ.get("RMGR_THREADS", "1"))
+    if nodes not in {None, len(spread)}:
+        told = ", ".join(f"{node} ({count})" for node, _, count in spread)
+        raise UsageError(f"-N {nodes}: its ranks are on {told}", hint="without -N: node after node, each as many as the job has there")
+    if cores not in {None, threads}:
+        raise UsageError(f"-c {cores}: each process of the job has {threads}", hint=f"give -c {cores} to rmgr submit")
 
 
 @command(
@@ -24,14 +52,32 @@ _SETTINGS = {"allow_interspersed_args": False}
 @click.option("-n", "--processes", type=click.IntRange(min=1), default=None, help="How many ranks (default: all processes of the job).")
 @click.option("-l", "--label", is_flag=True, help="Begin each line of output with its rank.")
 @click.option("-K", "--kill-on-bad-exit", is_flag=True, help="End all ranks when one of them fails.")
+@click.option("-N", "--nodes", type=click.IntRange(min=1), default=None, hidden=True)
+@click.option("-c", "--cores", type=click.IntRange(min=1), default=None, hidden=True)
+@_of_the_job("-t", "--time")
+@_of_the_job("-w", "--nodelist")
+@_of_the_job("-x", "--exclude")
+@_of_the_job("--mem")
+@_of_the_job("--gpus")
+@_of_the_job("--resource")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="CMD...")
-def ranks(session: Session, words: tuple[str, ...], processes: int | None, label: bool, kill_on_bad_exit: bool) -> None:  # noqa: ARG001
+def ranks(
+    session: Session,  # noqa: ARG001
+    words: tuple[str, ...],
+    processes: int | None,
+    label: bool,
+    kill_on_bad_exit: bool,
+    nodes: int | None,
+    cores: int | None,
+) -> None:
     """Starts one process a rank on all nodes of the job around it; standard input goes to rank 0."""
     from rmgr.runner import rank_client
 
     if not words:
         raise UsageError("there is no command to run", hint="rmgr run ./solver")
     try:
+        if nodes or cores:
+            _check_shape(rank_client.Place.of(os.environ), processes, nodes, cores)
         code = rank_client.run(words, processes=processes or 0, label=label, kill_on_bad_exit=kill_on_bad_exit)
     except rank_client.NotInJob as error:
         raise UsageError(str(error)) from None

@@ -31,6 +31,7 @@ _STREAM_TICK_S = 0.05
     rmgr run -- make test
     rmgr run -c 4 --mem 8G -- ./train --epochs 3
     rmgr run --array 1-4 -- sh -c 'echo $RMGR_ARRAY_INDEX'     each line with its task before it
+    rmgr run -n 4 -- rmgr run ./solver                         CMD runs once, on the first node: rmgr run in it starts 4 ranks
     rmgr run -N 2 --pty bash                                   a shell on the first of two nodes; rmgr run in it is on both
     rmgr run --json -- ./step | jq -r .data""",
     exits=f"{WORK_EXITS}\nCtrl-C detaches (the work goes on), twice within 2 s cancels",

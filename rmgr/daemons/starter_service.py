@@ -222,7 +222,7 @@ class NodeAnswering:
                     node=agent.name,
                     cores_used=agent.lanes.cores - agent.lanes.free_cores,
                     memory_used_bytes=(agent.lanes.memory_mib - agent.lanes.free_memory_mib) * MIB,
-                    running=sum(1 for _ in agent.lanes),
+                    running=sum(1 for _ in agent.lanes) + sum(hold.is_ready for hold in agent.jobs.holds),
                     load=load,
                     disk_free_bytes=free,
                     spooled_bytes=spooled,

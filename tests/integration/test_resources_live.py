@@ -113,6 +113,7 @@ def test_a_job_that_is_alone_on_its_nodes_has_all_that_they_have(sh: Shell, tmp_
     assert f"rank {told[0].removeprefix('script ')}" in ranks, told
     nodes = sh.ok("nodes", "--json").json["nodes"]
     assert [(node["cores_used"], node["resources_used"]) for node in nodes] == [(4, {"gpu": 2, "licence": 2}), (2, {"licence": 1})]
+    assert [node["running"] for node in nodes] == [1, 1]  # its part of a job runs on a node, too, where the script does not
     waits = sh.submit("--", "true")
     assert "2 fitting nodes are busy" in sh.ok("explain", waits).out
     go.touch()

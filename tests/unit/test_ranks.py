@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rmgr.errors import UsageError
 from rmgr.runner import rank_client, ranks
 
 
@@ -97,3 +98,18 @@ def test_large_input_and_output_pass_through_another_node(place: dict[str, str],
     assert ended.returncode == 4
     assert agent(place, "b", "true", input=data).returncode == 0  # what nobody reads holds up nothing
     assert agent(place, "a", "cat", input=b"here").stdout == b"here"
+
+
+def test_options_of_a_step_say_again_what_the_job_has_or_are_told_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmgr.cli import ranks as typed
+
+    monkeypatch.setenv("RMGR_THREADS", "2")
+    place = rank_client.Place(here="a", shares=(("a", 1), ("b", 2)), door="")
+    typed._check_shape(place, None, 2, 2)
+    typed._check_shape(place, 1, 1, None)
+    with pytest.raises(UsageError, match=r"-N 1: its ranks are on a \(1\), b \(2\)"):
+        typed._check_shape(place, None, 1, None)
+    with pytest.raises(UsageError, match="-c 3: each process of the job has 2"):
+        typed._check_shape(place, None, None, 3)
+    with pytest.raises(UsageError, match="--time is for the whole job, not for its ranks"):
+        typed.ranks.make_context("run", ["-t", "5m", "true"])
