@@ -325,7 +325,9 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         queue = snapshot.settings.queue(submission.queue)
         if queue is not None and queue.dispatch is Dispatch.PLACE and queue.state != "stopped":
             views = [view for view in nodes(snapshot) if view.partition == queue.partition]
-            if any(view.state == NodeState.UP for view in views):
+            if cap := _cap(submission, job):
+                why += cap
+            elif any(view.state == NodeState.UP for view in views):
                 more, start_us = placed_whys(snapshot, submission, queue, position)
                 why += more + _resource_whys(snapshot, submission, queue) + allowed_whys(views, submission.rigid)
                 why += room_whys(views, submission.request, submission.rigid, queue.partition)
@@ -357,8 +359,8 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
         detail = f"none of the {len(up)} nodes that are up fits {request.cores} cores, {request.memory_bytes // MIB} MiB"
         detail += "".join(f", {count} {name}" for name, count in needs)
         return [WhyView(what="nodes", id=queue.partition, detail=detail + (f"; drained: {', '.join(drained)}" if drained else ""))]
-    if submission.max_running and job.counts[State.RUNNING] >= submission.max_running:
-        return [WhyView(what="limit", id=str(job.id), detail=f"at most {submission.max_running} of its tasks run at once")]
+    if cap := _cap(submission, job):
+        return cap
     free = [view for view in fitting if view.cores - view.cores_used >= request.cores]
     ahead = sum(
         other.counts[State.INITIAL]
@@ -372,6 +374,13 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
         return [WhyView(what="resources", id=queue.name, detail=f"{lacking}; {ahead} tasks stand before it in queue {queue.name}")]
     detail = f"all {len(fitting)} fitting nodes are busy; {ahead} tasks stand before it in queue {queue.name}"
     return [WhyView(what="resources", id=queue.name, detail=detail)]
+
+
+def _cap(submission: Submission, job: JobView) -> list[WhyView]:
+    """Said while as many of its tasks run as it allows itself (`--array 1-9%2`)."""
+    if not submission.max_running or job.counts[State.RUNNING] < submission.max_running:
+        return []
+    return [WhyView(what="limit", id=str(job.id), detail=f"at most {submission.max_running} of its tasks run at once")]
 
 
 def _resource_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueSpec) -> list[WhyView]:

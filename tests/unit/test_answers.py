@@ -223,6 +223,8 @@ def test_explain_names_what_blocks():
     assert "rmgr release 42" in why(explain(snapshot(submissions=held, claimed=()), 42, None))[0][1]
     capped = {42: (replace(SUB, max_running=2), progress(4))}
     assert ("limit", "at most 2 of its tasks run at once") in why(explain(snapshot(submissions=capped), 42, None))
+    placed = {42: (replace(capped[42][0], queue="batch"), progress(4))}  # its tasks run on the one core of a node each, two of them
+    assert why(explain(snapshot(submissions=placed), 42, None))[-1] == ("limit", "at most 2 of its tasks run at once")
 
 
 def test_explain_names_the_dependency():
