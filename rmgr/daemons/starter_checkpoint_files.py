@@ -19,7 +19,7 @@ import msgspec
 
 from rmgr.adapters.accounts import Account, acting
 from rmgr.checkpoint import CONTROL
-from rmgr.errors import DataLost, ValueTooLarge
+from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from rmgr.model.units import format_size
 
 #: Bytes of one piece, and files so small that they share one.
@@ -121,11 +121,16 @@ class Listing:
 
 
 def scan(directory: Path, account: Account | None) -> Listing:
-    """Everything below a directory but `.rmgr`. Raises: OSError; ValueTooLarge for more than `MAX_FILES`."""
+    """Everything below a directory but `.rmgr`.
+
+    Raises: OSError; StateConflict when no directory stands there any more; ValueTooLarge for more than `MAX_FILES`.
+    """
     listing = Listing()
     reader = account.uid if account is not None else os.geteuid()
     home, todo = f"{directory}/", [""]
     with acting(account):
+        if not _is_directory(directory):
+            raise StateConflict("the job has removed its checkpoint directory, or put something else in its place")
         while todo:
             below = todo.pop()
             with os.scandir(directory / below) as found:
@@ -151,6 +156,14 @@ def scan(directory: Path, account: Account | None) -> Listing:
                     if len(listing.entries) > MAX_FILES:
                         raise ValueTooLarge(f"there are more than {MAX_FILES} files in its checkpoint directory")
     return listing
+
+
+def _is_directory(path: Path) -> bool:
+    """Links are not followed: what they lead to was not saved by the job."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _seen(path: str, name: str, status: os.stat_result, home: str) -> Seen | None:

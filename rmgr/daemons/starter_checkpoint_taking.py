@@ -18,7 +18,7 @@ from rmgr.errors import RmgrError, StateConflict, StoreUnavailable
 from rmgr.model.frames import NO_OUTPUT
 
 #: What `take` says of directories without files.
-NOTHING = "nothing was saved"
+NOTHING = "nothing was saved: its checkpoint directory has no files"
 
 
 def check(parts: Sequence[Part], store: Store, limit: int) -> None:

@@ -177,9 +177,7 @@ def test_too_much_and_what_changes_is_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ValueTooLarge, match="more than 0 files"):
         scan(home, None)
     with pytest.raises(DataLost, match="format 2"):
-        files.decode_manifest(
-            b'{"format":2,"sub":1,"index":0,"attempt":1,"n":1,"made_us":1,"nodes":[],"size_bytes":0,"files":[]}'
-        )
+        files.decode_manifest(b'{"format":2,"sub":1,"index":0,"attempt":1,"n":1,"made_us":1,"nodes":[],"size_bytes":0,"files":[]}')
 
 
 def test_what_work_has_put_in_place_of_its_directory_goes_and_nothing_behind_it(tmp_path: Path) -> None:
@@ -187,6 +185,8 @@ def test_what_work_has_put_in_place_of_its_directory_goes_and_nothing_behind_it(
     (tmp_path / "link").symlink_to(kept)
     (tmp_path / "file").touch()
     for name in ("link", "file", "nothing"):
+        with pytest.raises(StateConflict, match="removed its checkpoint directory"):
+            files.scan(tmp_path / name, None)
         remove_tree(tmp_path / name)
     assert list(tmp_path.iterdir()) == [kept]
     assert (kept / "script").exists()
