@@ -325,10 +325,12 @@ class NodeKeeper:
                 self._fence({name: cases[name]})
             return
         if not isinstance(outcome, Committed):
-            pause_s = _RETRY_S if isinstance(outcome, Unknown) else 0.0
             for name in standing:
+                if isinstance(outcome, Unknown):
+                    self._cases[name].timer = self._desk.after(_RETRY_S, partial(self._due, name, cases[name]))
+                    continue
                 del self._cases[name]
-                self._desk.after(pause_s, partial(self._fetch, name))  # it has registered again, or nobody knows: look once more
+                self._fetch(name)  # it has registered again: look once more
             return
         for at, (name, case) in enumerate(cases.items(), start=1):
             self._cases.pop(name, None)
