@@ -173,8 +173,9 @@ class Session:
             return
         from rmgr.cli.render import paint, printable
 
-        sys.stderr.write(paint(f"rmgr: {printable(text)}", "dim", sys.stderr) + "\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a terminal that was closed: what the command does is worth more than the note
+            sys.stderr.write(paint(f"rmgr: {printable(text)}", "dim", sys.stderr) + "\n")
+            sys.stderr.flush()
 
     def detail(self, text: str) -> None:
         """A note for those who asked for more with -v."""

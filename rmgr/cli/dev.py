@@ -110,6 +110,11 @@ def dev(
         except KeyboardInterrupt:
             if detach or state is None:
                 raise
+        except BaseException:  # as a reader of the output that has gone
+            if state is not None and not detach:
+                with _deaf():
+                    made.stop()
+            raise
         session.note("stopping the cluster")
         with _deaf():
             made.stop()
