@@ -57,13 +57,13 @@ class Connection:
         return self.functions.register(function, timeout_s=timeout)
 
     def close(self, *, timeout: float = 5.0) -> None:
-        """Lets go; submitted work goes on without this process. Idempotent."""
+        """Lets go; submitted work goes on without this process. What was not sent yet is sent first, if `timeout` allows. Idempotent."""
         self.is_closed = True
         with _lock:
             for key in [key for key, known in _connections.items() if known is self]:
                 del _connections[key]
         if self.pid == os.getpid():
-            self.submitter.close(timeout_s=timeout)
+            self.submitter.close(timeout_s=timeout, sends=True)
 
     @property
     def is_usable(self) -> bool:

@@ -223,14 +223,14 @@ class Engine:
         except RuntimeError:  # the interpreter is going down: nobody else will call it
             callback()
 
-    def close(self, *, timeout_s: float = 5.0) -> None:
-        """See `ports.SubmitterPort`. Idempotent. What was added is sent first, if that takes no longer than `timeout_s`."""
+    def close(self, *, timeout_s: float = 5.0, sends: bool = False) -> None:
+        """See `ports.SubmitterPort`. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
         if os.getpid() != self.pid:
             return  # a forked child: threads and sockets are the parent's
-        if threading.current_thread() is not self._thread:
+        if sends and threading.current_thread() is not self._thread:
             self._flush(timeout_s)
         self.post(self._end_lanes)
         self._mailbox.close()

@@ -153,5 +153,5 @@ class SubmitterPort(Protocol):
     def listen(self, listener: Callable[[SessionState], None]) -> None:
         """Adds a listener to the session's state; it is told the present one at once."""
 
-    def close(self, *, timeout_s: float = 5.0) -> None:
-        """Lets go of everything; what is durable goes on without it."""
+    def close(self, *, timeout_s: float = 5.0, sends: bool = False) -> None:
+        """Lets go of everything; what is durable goes on without it. sends: first sends what waits, if that takes no longer."""
