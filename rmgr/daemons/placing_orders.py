@@ -152,7 +152,7 @@ class Orders:
             if type(decision) is not Start or decision.job_id in left:  # one that moves starts when it is back
                 state.carried_out(decision, now_us)
                 if type(decision) is Reject and decision.job_id not in left:
-                    self._refuse(decision.job_id, said(decision.why))
+                    self._refuse(decision.job_id, said(decision.why, self._book.submissions))
                 elif isinstance(decision, Suspend | Resume):
                     asked.append(self._paused(state, decision))
                 continue
@@ -167,7 +167,7 @@ class Orders:
             state.carried_out(decision, now_us)
             jobs.append((decision.job_id, assigned))
         for job, (run, move) in left.items():
-            order = stop_order(job, why=POLICY, detail=said(move.why), kill=type(move) is Preempt)
+            order = stop_order(job, why=POLICY, detail=said(move.why, self._book.submissions), kill=type(move) is Preempt)
             guid = uuid.uuid4().hex[:12]
             asked.append(Asked(job, guid, order, self._stops.begin(state, run, guid, now_us)))
         for job, _ in jobs:
@@ -196,7 +196,10 @@ class Orders:
             self._book.stays[job] = (run.start_us, run.end_us)
         submission, index = task_of(job)
         order = InboxOrder(
-            order=Order.SUSPEND if stops else Order.RESUME, submission=submission, index=index, detail=said(decision.why)[:500]
+            order=Order.SUSPEND if stops else Order.RESUME,
+            submission=submission,
+            index=index,
+            detail=said(decision.why, self._book.submissions)[:500],
         )
         return Asked(job, uuid.uuid4().hex[:12], order)
 
