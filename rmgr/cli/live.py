@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rmgr.cli.follow import End
 from rmgr.cli.stored_logs import read_ended, unseen
 from rmgr.coord.keys import STREAMS
-from rmgr.errors import NotFound, QueueFull, RmgrError, Unavailable
+from rmgr.errors import NotFound, RmgrError, Unavailable
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
@@ -196,9 +196,9 @@ class LiveOutput:
                     break
         except NotFound:
             pass  # the attempt is over: what is missing comes from the store
-        except (Unavailable, QueueFull):  # the node is gone, or the gateway: while the task runs there it is asked for again
+        except RmgrError:  # the node is gone, or the gateway is, or full: while the task runs there it is asked for again
             stream.is_cut = True
-        except (RmgrError, ValueError):
+        except ValueError:
             pass  # the channel was closed under it
         finally:
             stream.is_over = True
