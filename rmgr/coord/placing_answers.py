@@ -16,6 +16,7 @@ from rmgr.model.views import FaultView, PlacedView, PolicyView, WhyView
 STOPPING, SUSPENDED = "stopping", "suspended"
 #: Jobs of one submission whose waits are told one by one.
 _MOST = 5
+_GAVE_BACK = "gave a job back that it had not begun (rmgr nodes shows why); it is tried again"
 #: What a policy calls the thing that a job waits for -> the reason that `jobs` shows.
 REASONS = {"begin": Reason.BEGIN_TIME, "policy": Reason.NO_POLICY, "limits": Reason.LIMIT, "after": Reason.DEPENDENCY}
 
@@ -135,5 +136,9 @@ def placed_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueS
     whys += [
         WhyView(what="fault", id=name, detail=f"policy {name} was skipped {count} times, the last time because {error}")
         for name, count, error in part.faults
+    ]
+    whys += [
+        WhyView(what="node", id=node, detail=f"{node} {_GAVE_BACK} in {left_s:.0f} s")
+        for node, left_s in part.resting[:_MOST]
     ]
     return whys, min((view.expected_start_us for _, view in mine if view.expected_start_us), default=0)

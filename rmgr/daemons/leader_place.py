@@ -26,6 +26,7 @@ from rmgr.daemons.placing_pass import Faults, Passes
 from rmgr.daemons.placing_pipeline import configuration
 from rmgr.daemons.placing_rebuild import Rebuild
 from rmgr.daemons.placing_record import Recording
+from rmgr.daemons.placing_rests import Rests
 from rmgr.daemons.placing_stops import Stops
 from rmgr.daemons.placing_view import view_of
 from rmgr.errors import ConfigError, StateConflict, WrongCluster
@@ -78,6 +79,7 @@ class Placer:
         self.stops = Stops(desk, self)
         self._orders = Orders(desk, self.book, self.names, nodes, self.stops, self.watch_head)
         self.asks = Asks(desk, self, self._orders, nodes)
+        self.rests = Rests(desk, self.nodes_changed)
         self._record = Recording(desk)
         self._rebuild_of: Rebuild | None = None
         self._stages: tuple[Stage, ...] = ()
@@ -313,6 +315,7 @@ class Placer:
     def _node(self, name: str) -> Node:
         record, nodes = self._nodes.records[name], self._nodes
         closed = record.state is not NodeState.UP or record.guid not in nodes.alive or name in nodes.drains
+        closed = closed or self.rests.rests(name)
         marks = (mark for mark in self._marks if allows(mark, name))
         return node_of(record, self.names.id(name), closed=closed, marks=marks)
 
@@ -344,6 +347,7 @@ class Placer:
 
     def _ended(self, state: ClusterState, job: int, now_us: int) -> None:
         placed = self.book.leave(job)
+        self.rests.left(job, placed)
         self.watch_head(placed.node)
         self._orders.release(job, placed)
         if self.stops.vacated(job, placed):
@@ -391,6 +395,8 @@ class Placer:
                 self._tell_nodes(state)
             job = marked(job, extra)
             self.book.wait(queue, job.partition, name, key)
+            if self.rests.came(known, key):
+                self._tell_nodes(state)
             if stop is not None:
                 self.stops.returned(state, job, now_us)
                 continue

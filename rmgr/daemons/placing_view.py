@@ -129,15 +129,17 @@ def _complete_us(part: Partition, hold: Hold) -> int:
 
 def _partitions(placer: Placer) -> dict[str, PartitionView]:
     found = {}
-    faults = placer.faults
+    faults, resting = placer.faults, placer.rests.resting()
     for partition in sorted({queue.partition for queue in placer.queues.values()} | set(placer.problems)):
         names = placer.stage_names(partition)
+        part = placer.state.partitions.get(partition) if placer.state is not None else None
         found[partition] = PartitionView(
             policy=placer.policies.get(partition, ""),
             passes=placer.passes,
             last_pass_s=placer.last_pass_s,
             faults=tuple((name, faults.counts[name], faults.last[name]) for name in names if faults.counts[name]),
             problem=placer.problems.get(partition, ""),
+            resting=tuple((node, left_s) for node, left_s in resting.items() if part is not None and placer.names.id(node) in part.nodes),
         )
     return found
 

@@ -238,6 +238,7 @@ class PartitionView:
     last_pass_s: float = 0.0
     faults: tuple[tuple[str, int, str], ...] = ()
     problem: str = ""  #: why nobody places there: the configured pipeline cannot be used
+    resting: tuple[tuple[str, float], ...] = ()  #: nodes that gave jobs back unbegun, and after how many seconds they are tried again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rmgr.coord import keys, operator_ops, paths, request_ops, stop_ops
+from rmgr.coord import keys, operator_ops, ops, paths, request_ops, stop_ops
 from rmgr.coord.records import decode_block, decode_record
 from rmgr.model.block import BlockKey
 from rmgr.model.node import Drain, InboxOrder, Order
@@ -110,6 +110,17 @@ class Cluster:
         node = next(iter(self.where(number)))
         self.nodes.complete(node, self._key(node, number))
         self.rest()
+
+    def give_back(self, number: int) -> str:
+        """RETURN, as a Starter commits it whose disk is full. Returns its node."""
+        node = next(iter(self.where(number)))
+        key = self._key(node, number)
+        found = self.bench.outside.get(paths.running_block(node, key)).result(60)
+        assert found is not None
+        version, data = self.nodes.versions[node], decode_block(found.data)
+        multi, _ = ops.give_back(node, version, "batch", key, data, found.version, first=key.first, name="RETURN")
+        committed(self.nodes.coordinator, multi)
+        return node
 
     def another_leader(self) -> None:
         self.leaders += 1
@@ -413,3 +424,40 @@ def test_a_leader_may_die_at_any_commit_of_what_it_was_asked(after: bool) -> Non
         other, others, cluster = asked_all_day(dies_at=at, after=after)
         assert cluster.leaders == 2, at
         assert (other, len(others)) == (where, 4), at
+
+
+def test_a_node_that_gives_jobs_back_unbegun_is_left_alone_for_longer_and_longer(cluster: Cluster) -> None:
+    others = [cluster.submit(), cluster.submit()]
+    job = cluster.submit()
+    assert cluster.where(job) == {"n3": 2}
+    for rest_s in (1, 2, 4):
+        assert cluster.give_back(job) == "n3"
+        cluster.bench.advance(rest_s - 0.1)
+        assert cluster.where(job) == {}
+        assert cluster.bench.leader is not None
+        assert [node for node, _ in cluster.bench.leader.placer.view().partitions["default"].resting] == ["n3"]
+        cluster.bench.advance(0.2)
+        assert cluster.where(job) == {"n3": 2}
+    cluster.give_back(job)  # 8 s
+    cluster.end(others[0])
+    assert cluster.where(job) == {"n1": 2}
+    last = cluster.submit()
+    cluster.bench.advance(5)
+    assert cluster.where(last) == {}
+    cluster.bench.advance(2)
+    assert cluster.where(last) == {"n3": 2}
+
+
+def test_a_node_rests_for_a_second_again_when_it_was_well_for_a_while_and_not_for_jobs_that_end(cluster: Cluster) -> None:
+    others = [cluster.submit(), cluster.submit()]
+    job = cluster.submit()
+    cluster.give_back(job)
+    cluster.bench.advance(1.1)
+    cluster.bench.advance(20)
+    cluster.give_back(job)
+    cluster.bench.advance(1.1)
+    assert cluster.where(job) == {"n3": 2}
+    cluster.end(others[1])
+    cluster.end(job)
+    assert cluster.bench.leader is not None
+    assert not cluster.bench.leader.placer.view().partitions["default"].resting
