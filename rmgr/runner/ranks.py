@@ -33,8 +33,7 @@ OUT, ERR, EXIT, FAILED, TAKEN = 11, 12, 13, 14, 15
 USED = 16
 #: Before `FAILED` of all of them (text): they used more memory than the job has on that node. The Starter of the asking side listens.
 STARVED = 18
-#: Before the end of a rank of a launch with a bundle: a file that a rank has left beside it (name, NUL, content), to be put
-#: beside the bundle of the asking side.
+#: Before the end of a rank of a launch with a bundle: a file that it has left beside it (name, NUL, content), for the asking side.
 LEFT = 17
 #: How the names of such files begin.
 LEFT_PREFIX = "left."
@@ -367,6 +366,12 @@ def _descendants(roots: list[int]) -> list[int]:
 # -- the program ---------------------------------------------------------------------------------------------------------------
 
 
+def _passed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the asking side that mean something on another node: not the pieces of its resources that the job was lent there."""
+    theirs = (*_THEIRS, "CUDA_VISIBLE_DEVICES") if "RMGR_RESOURCE_GPU" in environ else _THEIRS
+    return {name: value for name, value in environ.items() if name not in theirs and not name.startswith("RMGR_RESOURCE_")}
+
+
 class _Launch:
     """One connection."""
 
@@ -419,20 +424,18 @@ class _Launch:
             self._host.end(self)
             return
         for kind, number, rest in self._cutter.feed(data):
-            match kind:
-                case _ if kind == SPEC:
-                    spec = json.loads(rest)
-                    environ = {name: value for name, value in spec["environ"].items() if name not in _THEIRS}
-                    spec["environ"] = self._host.shared(spec) | environ | self._host.own | self._bundle()
-                    self.crew.start(spec)
-                case _ if kind == BUNDLE:
-                    self._keep(rest)
-                case _ if kind == STDIN:
-                    self.crew.write(number, rest)
-                case _ if kind == SIGNAL:
-                    self.crew.signal(number)
-                case _ if kind == KILL:
-                    self.crew.kill()
+            if kind == SPEC:
+                spec = json.loads(rest)
+                spec["environ"] = self._host.shared(spec) | _passed_on(spec["environ"]) | self._host.own | self._bundle()
+                self.crew.start(spec)
+            elif kind == BUNDLE:
+                self._keep(rest)
+            elif kind == STDIN:
+                self.crew.write(number, rest)
+            elif kind == SIGNAL:
+                self.crew.signal(number)
+            elif kind == KILL:
+                self.crew.kill()
 
     def _keep(self, piece: bytes) -> None:
         self.directory = self.directory or tempfile.mkdtemp(prefix="bundle-", dir=self._host.directory)
