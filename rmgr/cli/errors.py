@@ -81,16 +81,15 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
 
 def flush(code: int) -> int:
     """Writes out what is buffered; a reader that has gone is no error worth a traceback at exit."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return code or BROKEN_PIPE
-    except OSError as error:  # a full disk behind stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _tell(f"the output could not be written: {error.strerror}", "", verbose=0)
-        return code or 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else Python tries once more at its end, and ends with 120
+            is_gone = isinstance(error, BrokenPipeError)
+            if not is_gone and stream is sys.stdout:  # a full disk behind it
+                _tell(f"the output could not be written: {error.strerror}", "", verbose=0)
+            code = code or (BROKEN_PIPE if is_gone else 1)
     return code
 
 

@@ -168,6 +168,19 @@ def test_closed_streams_and_other_encodings_end_no_command(closed: str, told: by
     assert (ended.returncode, told in ended.stdout, bool(ended.stdout)) == (7, True, bool(told))
 
 
+@pytest.mark.parametrize("names", ["stdout", "stderr", "stdout, sys.stderr"])
+def test_readers_that_are_gone_are_told_by_one_exit_code(names: str) -> None:
+    """Python itself would try to write the rest once more, and end with 120."""
+    lines = (
+        "import os, sys; from rmgr.cli import errors; there, here = os.pipe(); os.close(there)",
+        f"for stream in (sys.{names},): os.dup2(here, stream.fileno()); stream.write('unread')",
+        "sys.exit(errors.flush(0))",
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environ, timeout=60, check=False, capture_output=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (141, b"", b"")
+
+
 def test_a_json_word_of_the_work_is_not_ours() -> None:
     assert main.asked_for_json(["submit", "--json", "--", "x"])
     assert not main.asked_for_json(["submit", "--", "x", "--json"])
