@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,26 @@ def live_cluster(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory
         yield cluster
 
 
+def end_work(cluster: DevCluster) -> None:
+    """What a test has left running would take the cores that the next one needs; one that failed has left what its second go needs."""
+    words = ("cancel", "--state", "INITIAL,HELD,STARTING,RUNNING,SUSPENDED")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RMGR_")} | cluster.environment()
+    subprocess.run([sys.executable, "-m", "rmgr.cli.main", *words], env=environment, timeout=60, check=False, capture_output=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Before the second go of a test that has failed."""
+    cluster = getattr(item, "funcargs", {}).get("live_cluster")
+    if cluster is not None and getattr(item, "has_failed", False):
+        end_work(cluster)
+
+
+def pytest_exception_interact(node: pytest.Item) -> None:
+    """The test has failed."""
+    node.has_failed = True  # type: ignore[attr-defined]
+
+
 @pytest.fixture(scope="module")
 def live(live_cluster: DevCluster) -> Iterator[DevCluster]:
     """The shared cluster, found by `rmgr.connect()` and by every program started here."""
@@ -34,6 +56,7 @@ def live(live_cluster: DevCluster) -> Iterator[DevCluster]:
     try:
         yield live_cluster
     finally:
+        end_work(live_cluster)
         for name in mine:
             os.environ.pop(name, None)
         os.environ.update(old)

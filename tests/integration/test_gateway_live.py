@@ -91,6 +91,8 @@ def test_output_is_seen_while_the_task_runs(shell: Shell) -> None:
     with shell.running("run", "--", "sh", "-c", "echo first; sleep 300; echo last") as process:
         wait_line(process, "first")
         process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert "detached" in process.stderr.readline()  # two signals at once may arrive as one
         process.send_signal(signal.SIGINT)
         process.wait(60)
     number = shell.submit("--", "sh", "-c", "echo one; sleep 30")
