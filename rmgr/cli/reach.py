@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 #: A part that does not answer for so long is mentioned on stderr.
 SILENCE_S = 1.0
 
-#: The first answer of a store: time for a second node of it where the first one asked does not answer (a request waits 4 s).
-_FIRST_READ_S = 8.0
+#: A read that shows that the store is there: time for a second node of it where the first one asked does not answer (a request waits 4 s).
+STORE_READ_S = 8.0
 
 
 def leader_at_a_glance(session: Session) -> EpochRecord | None:
@@ -125,7 +125,7 @@ def open_data_store(session: Session) -> Store:
         raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH or RMGR_STORE   (rmgr dev sets it)")
     store = open_store(config.cluster.store, create=False)
     try:
-        timeout_s = min(_FIRST_READ_S, session.left_s(_FIRST_READ_S) or _FIRST_READ_S)
+        timeout_s = min(STORE_READ_S, session.left_s(STORE_READ_S) or STORE_READ_S)
         belong_together(session, store=remembered(store, timeout_s=timeout_s) or "")
     except BaseException:
         store.close()

@@ -143,9 +143,10 @@ def send(session: Session, draft: Draft) -> Sent:
 
 def _check_store(session: Session) -> None:
     """Work that is accepted while its outputs could not be stored would only fill the nodes' disks. Raises StoreUnavailable."""
+    from rmgr.cli.reach import STORE_READ_S
     from rmgr.client.bootstrap import not_submitted, require_store
 
-    timeout_s = min(5.0, session.left_s(5.0) or 5.0)
+    timeout_s = min(STORE_READ_S, session.left_s(STORE_READ_S) or STORE_READ_S)
     try:
         store = session.data_store()
     except StoreUnavailable as error:
