@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import random
 import re
@@ -118,7 +119,7 @@ class WaryPlan(TokenAwarePolicy):
         now_s = time.monotonic()
         last = []
         for host in super().make_query_plan(working_keyspace, query):
-            if self._slow_until.get(host, 0.0) > now_s:
+            if self._slow_until.get(host, -math.inf) > now_s:
                 last.append(host)
             else:
                 yield host

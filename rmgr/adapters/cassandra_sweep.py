@@ -11,6 +11,7 @@ what it would have freed stays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from uuid import UUID
 
@@ -127,7 +128,7 @@ class Register:
 
     def requests(self, scopes: Iterable[str], now_s: float) -> list[Request]:
         """Writes of those scopes that are due."""
-        due = [scope for scope in sorted(scopes) if self._known.get(scope, 0.0) <= now_s]
+        due = [scope for scope in sorted(scopes) if self._known.get(scope, -math.inf) <= now_s]
         return [ask("set_scope", layout.register_of(scope), scope, now_ms(), self._clock.next_us(), 0) for scope in due]
 
     def written(self, scopes: Iterable[str], now_s: float) -> None:
@@ -135,5 +136,5 @@ class Register:
         if len(self._known) > 10_000:
             self._known.clear()
         for scope in scopes:
-            if self._known.get(scope, 0.0) <= now_s:
+            if self._known.get(scope, -math.inf) <= now_s:
                 self._known[scope] = now_s + REGISTER_AGAIN_S

@@ -9,6 +9,7 @@ the link and the server are replaced. Two ways to run:
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -44,7 +45,7 @@ class _MemoryLink:
 
     def __init__(self, owner: MemoryCoordinator, tree: MemoryTree, session_timeout_s: float, clock: Callable[[], float]) -> None:
         self.session_timeout_s = session_timeout_s
-        self.last_answer_s = 0.0
+        self.last_answer_s = -math.inf
         self._owner = owner
         self._tree = tree
         self._clock = clock

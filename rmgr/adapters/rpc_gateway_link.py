@@ -8,6 +8,7 @@ SUSPENDED from there loses nothing here. Answers are delivered in the order of t
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import random
@@ -99,7 +100,7 @@ class GatewayLink:
 
     def __init__(self, owner: Owner, gateways: Gateways, *, session_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.session_timeout_s = session_timeout_s
-        self.last_answer_s = 0.0
+        self.last_answer_s = -math.inf
         self.last_error = ""
         self.refusal: RmgrError | None = None  #: what the gateway said when it turned this client away
         self.is_welcome = False
@@ -350,7 +351,7 @@ class GatewayLink:
                 pid=os.getpid(),
             )
         )
-        pinged_s = 0.0
+        pinged_s = -math.inf
         while True:
             message = pb.Asks()
             every_s = max(0.2, self.session_timeout_s / 8)

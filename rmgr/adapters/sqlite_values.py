@@ -8,6 +8,7 @@ Once its row is committed nobody changes a file; replaced and deleted ones go wi
 from __future__ import annotations
 
 import io
+import math
 import os
 import sqlite3
 import stat
@@ -45,7 +46,7 @@ class ValueFiles:
         self._readers = readers
         self._lock = threading.Lock()
         self._free: list[int] = []
-        self._free_until_ms = 0
+        self._free_until_ms = -math.inf
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import sqlite3
 import threading
@@ -81,7 +82,7 @@ class Writer:
         self._connection: sqlite3.Connection | None = None
         self._group: list[Write] = []  # taken and not ended
         self._wal_pages = 0
-        self._checked_at = 0.0
+        self._checked_at = -math.inf
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._loop, name="store-writer", daemon=True)
         self._thread.start()

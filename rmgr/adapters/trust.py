@@ -6,6 +6,7 @@ was revoked is known by the transaction of the revocation: what was committed be
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -51,7 +52,7 @@ class Trust:
         self._revoked: dict[str, int] | None = None  #: key id -> transaction of its revocation; None: not read yet
         self._reading = False
         self._again = False  #: they changed while they were being read
-        self._read_s = 0.0
+        self._read_s = -math.inf  #: when the list of revocations was asked for that `_revoked` is (monotonic)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """`listener` is called (on any thread) whenever an answer has come."""
@@ -151,7 +152,7 @@ class Trust:
 
     def _changed(self) -> None:
         with self._lock:
-            self._read_s = 0.0
+            self._read_s = -math.inf
             self._again = True
         self._refresh()
 
@@ -189,7 +190,7 @@ class Trust:
     def _take(self, revoked: dict[str, int]) -> None:
         with self._lock:
             again = self._again  # the watch of this list is spent: nothing else would tell of what came after it
-            self._revoked, self._read_s, self._reading = revoked, 0.0 if again else time.monotonic(), False
+            self._revoked, self._read_s, self._reading = revoked, -math.inf if again else time.monotonic(), False
         if again:
             self._refresh()
         self._wake()

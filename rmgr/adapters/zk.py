@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import ssl
 import struct
@@ -123,13 +124,13 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 class _Connection(ConnectionHandler):  # type: ignore[misc]
     """kazoo's connection with batched reads and writes, short timeouts and the lease clock."""
 
-    last_answer_s = 0.0
+    last_answer_s = -math.inf
 
     def __init__(self, client: _Client, retry: KazooRetry) -> None:
         super().__init__(client, retry, logger=_LOG)
         self._silence_s = client.session_timeout_s / 3
         self._rest = b""
-        self._last_read_s = 0.0
+        self._last_read_s = -math.inf
         self._woken = False
         self._outbox = Outbox()
         self._history = History(client)

@@ -7,6 +7,7 @@ follower that lags; after a wipe nobody would ever connect again. Only who leads
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import Protocol
 
@@ -33,7 +34,7 @@ class History:
     def __init__(self, client: Seer) -> None:
         self._client = client
         self._suspected = False
-        self._looked_s = 0.0
+        self._looked_s = -math.inf
 
     def refused(self, host: str, port: int) -> None:
         """A server has ended the handshake: looks at it, at most once a second. Cost: up to 0.5 s of the link's thread."""

@@ -6,6 +6,7 @@ after a sixth of the session timeout to the millisecond (kazoo: up to 0.4 s earl
 
 from __future__ import annotations
 
+import math
 import select
 import time
 from collections import deque
@@ -18,7 +19,7 @@ class Pings:
     def __init__(self) -> None:
         self.awaited_s: deque[float] = deque()  #: when the pings went out whose answers are still to come
         self._every_s = 0.0
-        self._due_s = 0.0
+        self._due_s = -math.inf
 
     def begin(self, every_s: float) -> None:
         """Another connection. every_s: between what was sent last and a ping, and from there to the look whether it was answered."""

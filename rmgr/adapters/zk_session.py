@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -63,7 +64,7 @@ class SessionCoordinator(abc.ABC):
         self._usable = threading.Event()
         self._dead_since_s: float | None = None
         self._revivals = 0
-        self._answered_before_s = 0.0
+        self._answered_before_s = -math.inf
         self._guard = Guard(self._lock, self.guard, clock)
         self._link_lock = threading.Lock()  # who replaces the link, or ends the last one; never taken while another lock is held
         self._link = self._open(None)

@@ -6,6 +6,7 @@ command handles them where Ctrl-C arrives.
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Sequence
@@ -183,7 +184,7 @@ class Follow:
                 raise item.dead
             if fragment is not None:
                 ends += _ends(item, fragment, outcomes)
-            end = 0.0  # take what else is there, wait no more
+            end = -math.inf  # take what else is there, wait no more
         return ends
 
     def wait_all(self) -> None:

@@ -6,6 +6,7 @@ One thread a streamed task; what arrives passes through a queue to the command's
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -95,7 +96,7 @@ class LiveOutput:
         self._look_s = now + self._wait_s
         with contextlib.suppress(Unavailable):
             for node, endpoint in nodes_of(self._session, self._number):
-                if self._silent_s.get(endpoint, 0.0) < now:
+                if self._silent_s.get(endpoint, -math.inf) < now:
                     self._look_at(node, endpoint)
 
     def ended(self, end: End) -> Iterator[Piece]:

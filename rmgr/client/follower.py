@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -119,7 +120,7 @@ class Follower:
         self._timer: Any = None
         self._watched = -1  # this fragment's watch stands
         self._ahead: tuple[Ahead, Fragment] | None = None  # what a Starter is committing, and would be believed
-        self._told_s = 0.0
+        self._told_s = -math.inf
         self._resting = False
 
     # -- the owner's side

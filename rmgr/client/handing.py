@@ -8,6 +8,7 @@ queued as ever, and the next tries wait longer. When several in a row were taken
 
 from __future__ import annotations
 
+import math
 import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ class Handing:
         self._known: tuple[int, NodeRecord] | None = None  #: version and record of `_node`
         self._asking = False
         self._refusals = self._taken = 0
-        self._not_before_s = 0.0
+        self._not_before_s = -math.inf
 
     def target(self, packed: list[Packed]) -> tuple[str, int] | None:
         """(node, version of its record) to hand these blocks to, None: queue them."""

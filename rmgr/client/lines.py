@@ -7,6 +7,7 @@ the dialling; the line's own thread only posts.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from concurrent.futures import Future
 from functools import partial
@@ -52,7 +53,7 @@ class Lines:
         address = record.line
         if not address or address in self._lines or len(self._lines) >= _MOST:
             return
-        if time.monotonic() < self._not_before_s.get(address, 0.0):
+        if time.monotonic() < self._not_before_s.get(address, -math.inf):
             return
         self._not_before_s[address] = time.monotonic() + _PAUSE_S
         if self._loop is None:

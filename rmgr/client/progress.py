@@ -5,6 +5,7 @@ Fed with counts, it draws at most ten times a second; it also tells, once, when 
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import deque
@@ -94,9 +95,10 @@ class ProgressDisplay:
         self._trouble = trouble
         self._rate = Rate()
         self._counts = Counts(total=0, final=0)
-        self._drawn_s = 0.0
+        self._drawn_s = -math.inf
         self._said = ""
         self._silent_since_s: float | None = None
+        self._is_trouble_told = False
         self._bar: Any = None
         self._task: Any = None
 
@@ -141,13 +143,13 @@ class ProgressDisplay:
     def _look_for_trouble(self, now: float) -> None:
         trouble = self._trouble()
         if not trouble:
-            if self._silent_since_s is not None and self._silent_since_s < 0:
+            if self._is_trouble_told:
                 self._write("rmgr: the cluster answers again")
-            self._silent_since_s = None
+            self._silent_since_s, self._is_trouble_told = None, False
         elif self._silent_since_s is None:
             self._silent_since_s = now
-        elif 0 <= self._silent_since_s < now - _SILENCE_S:
-            self._silent_since_s = -1.0
+        elif not self._is_trouble_told and self._silent_since_s < now - _SILENCE_S:
+            self._is_trouble_told = True
             self._write(f"rmgr: {trouble}; still waiting")
 
     def _draw(self) -> None:

@@ -6,6 +6,7 @@ The token makes it idempotent: whatever was lost on the way, the same token lead
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import time
 import uuid
@@ -43,7 +44,7 @@ class Numbers:
 
     def __init__(self) -> None:
         self._next: tuple[int, int] | None = None
-        self._not_before_s = 0.0
+        self._not_before_s = -math.inf
 
     def take(self) -> tuple[int, int] | None:
         """(number, version of /ids) to try; None: read them."""

@@ -10,6 +10,7 @@ Sweeps, caps, dependencies and the end are the leader's alone: what has ended ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -118,10 +119,10 @@ class Facts:
     applied: int = 0
     base: int = 0
     owner_alive: bool = False
-    active_s: float = 0.0
+    active_s: float = -math.inf
     ended_s: float | None = None
     swept: bool = True
-    sweep_s: float = 0.0
+    sweep_s: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class Coordinator(Protocol):
         """Negotiated session timeout T."""
 
     def last_answer_s(self) -> float:
-        """Monotonic time at which the last *answered* request was sent: what a lease is counted from."""
+        """Monotonic time at which the last *answered* request was sent, -inf before the first: what a lease is counted from."""
 
     def commit(self, multi: Multi, *, timeout_s: float = 10.0) -> Future[Outcome]:
         """Carries out `multi`; commits of one client are carried out in the order in which they were given.

@@ -7,6 +7,7 @@ store; `rows` remembers them for the summary at the end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
@@ -57,7 +58,7 @@ class Followed:
         self.active_s = desk.clock()
         self.ended_s: float | None = None
         self.swept = True
-        self.sweep_s = 0.0
+        self.sweep_s = -math.inf
         self.held_tasks = 0
         self.doing: set[Duty] = set()
         self.retry_s: dict[Duty, tuple[float, float]] = {}
@@ -191,7 +192,7 @@ class Followed:
             self._record.stop()
         old, self.submission, self.version = self.submission, submission, version
         if old is None or old.phase is not submission.phase:
-            self.swept, self.sweep_s = submission.phase is Phase.CLOSED, 0.0
+            self.swept, self.sweep_s = submission.phase is Phase.CLOSED, -math.inf
         self._touch()
 
     def put_tail(self, tail: Tail, version: int) -> None:
@@ -262,7 +263,7 @@ class Followed:
                 submission.phase is Phase.OPEN and not found.version and not submission.max_running
             )
         elif old.phase is not submission.phase:
-            self.swept, self.sweep_s = False, 0.0
+            self.swept, self.sweep_s = False, -math.inf
         self._touch()
 
     def _on_tail(self) -> None:

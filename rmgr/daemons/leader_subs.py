@@ -6,6 +6,7 @@ the memory, the order of loading after a take-over, dependencies, and the retrie
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -266,7 +267,7 @@ class SubmissionKeeper:
         plan = keeping.plan(followed.facts(owner_alive=alive), self._settings(), now_s=now_s, now_us=self._desk.wall_us())
         again = [] if plan.again_s is None else [plan.again_s]
         for duty in plan.duties:
-            due_s = followed.retry_s.get(duty, (0.0, 0.0))[0]
+            due_s = followed.retry_s.get(duty, (-math.inf, 0.0))[0]
             if duty in followed.doing:
                 continue
             if due_s > now_s:
@@ -305,7 +306,7 @@ class SubmissionKeeper:
         if success:
             followed.retry_s.pop(duty, None)
         else:
-            delay_s = min(_LONGEST_RETRY_S, followed.retry_s.get(duty, (0.0, _RETRY_S / 2))[1] * 2)
+            delay_s = min(_LONGEST_RETRY_S, followed.retry_s.get(duty, (-math.inf, _RETRY_S / 2))[1] * 2)
             followed.retry_s[duty] = (self._desk.clock() + delay_s * random.uniform(0.5, 1.0), delay_s)
         if self.followed.get(followed.number) is followed and not (success and isinstance(duty, Weigh)):
             self._mark(followed)

@@ -58,7 +58,7 @@ class Ask:
     sent: bool = False
     order: Mirror[Stamped] | None = None
     block: str = ""
-    gone_s: float = 0.0
+    gone_s: float | None = None
     before: keys.Checkpoint | None = None
     parts: list[Ask] | None = None
     error: RmgrError | None = None
@@ -197,7 +197,7 @@ class Asks:
 
     def _is_young(self, ask: Ask, limit_s: float) -> bool:
         """It is not known for so long that the job has left its nodes: what follows may not be seen yet."""
-        if not ask.gone_s:
+        if ask.gone_s is None:
             ask.gone_s = self.desk.clock()
             self.desk.after(limit_s + 0.1, self.placer.wake)
         return self.desk.clock() - ask.gone_s < limit_s

@@ -6,6 +6,7 @@ came of a commit has the time of its answer, and only a list that was asked for 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,14 +30,14 @@ class Waiting:
 
 @dataclass(slots=True)
 class Placed:
-    """A job under `/running/<head>`. since_s: when the commit that put it there was answered (desk's clock), 0 = it was read."""
+    """A job under `/running/<head>`. since_s: when the commit that put it there was answered (desk's clock), -inf = it was read."""
 
     queue: str
     partition: str
     key: BlockKey
     name: str
     allocation: Allocation
-    since_s: float = 0.0
+    since_s: float = -math.inf
     is_lost: bool = False  #: its head was told that a node of it is gone
 
     @property

@@ -7,6 +7,7 @@ come in the order of the questions: what our answered commits have taken by the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from rmgr.coord.multi import Stat
@@ -31,7 +32,7 @@ class LongList(Mirror[list[str]]):
         self._noted: int | None = None  # creations when the list that is on its way was asked for
         self._creates: int | None = None  # when `value` was, None: it is short, or nobody looked
         self._count = self._took_then = self._took_before = 0
-        self._moved_s = 0.0
+        self._moved_s = -math.inf
 
     def refresh(self) -> None:
         """See `Mirror.refresh`."""

@@ -5,6 +5,7 @@ And what follows a placed job of several nodes: holds that its end leaves behind
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 from collections.abc import Callable, Sequence
@@ -80,7 +81,7 @@ class Orders:
         self._names = names
         self._nodes = nodes
         self._done: Callable[[str], None] | None = None
-        self._begun_s = 0.0
+        self._begun_s = -math.inf
         self._waits = 0  # answers that are to come
         self._problem = ""
         self._blocks: dict[int, Stamped | None] = {}

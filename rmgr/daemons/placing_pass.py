@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -38,7 +39,7 @@ class Faults:
 
     def served(self, stages: tuple[Stage, ...], now_s: float) -> tuple[Stage, ...]:
         """Without those of policies that are left out for a while."""
-        return tuple(stage for stage in stages if self.benched_until_s.get(stage.policy.name, 0.0) <= now_s)
+        return tuple(stage for stage in stages if self.benched_until_s.get(stage.policy.name, -math.inf) <= now_s)
 
 
 class _Named:

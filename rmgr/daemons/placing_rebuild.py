@@ -228,7 +228,7 @@ class Rebuild:
         for job_, run in stopping.items():
             guid = asked[job_].guid if job_ in asked else ""
             placer.stops.adopt(Stop(job=job_, placed=book.placed[job_], guid=guid, run=run, route=routes.get(job_, "")))
-        pinned = [run.job for run in running if not placer.may_move(run.job.id) or book.pins.get(run.job.id, 0) > now_us]
+        pinned = [run.job for run in running if not placer.may_move(run.job.id) or book.pins.get(run.job.id, now_us) > now_us]
         return ClusterState.restored(
             Snapshot(
                 nodes=tuple(machine),

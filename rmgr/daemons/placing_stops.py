@@ -7,6 +7,7 @@ the order's znode, the block under `/running`, the block that STOP leaves under 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -52,7 +53,7 @@ class Stop:
     is_gone: bool = False
     is_back: bool = False
     is_ended: bool = False
-    back_s: float = 0.0
+    back_s: float = -math.inf
     is_refused: bool = False
     why: str = ""  #: it was refused, as its node tells it
 

@@ -115,16 +115,16 @@ def _blocker(why: Why, records: Records = _NO_RECORDS) -> str:
 
 def _promised(state: ClusterState | None, plan: Plan) -> Mapping[int, int]:
     """Job -> the start that it was promised (us); not behind a run without a limit, of which nobody knows when it ends."""
-    found = {decision.job_id: decision.start_us for decision in plan.decisions if type(decision) is Reserve}
+    found: dict[int, int | None] = {decision.job_id: decision.start_us for decision in plan.decisions if type(decision) is Reserve}
     for part in state.partitions.values() if state is not None else ():
         found |= {job: held.start_us for job, held in part.reservations.items()}
         found |= {job: _complete_us(part, hold) for job, hold in part.holds.items()}
-    return {job: at_us for job, at_us in found.items() if at_us < UNLIMITED_US}
+    return {job: at_us for job, at_us in found.items() if at_us is not None and at_us < UNLIMITED_US}
 
 
-def _complete_us(part: Partition, hold: Hold) -> int:
-    """When the last run that it waits for must have ended, 0 when it waits for none any more."""
-    return max((part.running[share.run_id].end_us for share in hold.waits_for if share.run_id in part.running), default=0)
+def _complete_us(part: Partition, hold: Hold) -> int | None:
+    """When the last run that it waits for must have ended, None when it waits for none any more."""
+    return max((part.running[share.run_id].end_us for share in hold.waits_for if share.run_id in part.running), default=None)
 
 
 def _partitions(placer: Placer) -> dict[str, PartitionView]:

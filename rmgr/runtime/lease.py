@@ -7,6 +7,7 @@ L < T: with L + (time to kill) + tick < 0.95 T his work is dead before anybody m
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -49,7 +50,7 @@ class Lease:
         self._clock = clock
         self._suspended = suspended or suspended_s
         self._seen_s = self._suspended()
-        self._woke_s = float("-inf")  # when the last suspension was noticed
+        self._woke_s = -math.inf  # when the last suspension was noticed
         self._slept_s = 0.0  # by those that no answer has followed
 
     @property
@@ -58,9 +59,9 @@ class Lease:
         return self._share * self._coordinator.session_timeout_s
 
     def valid_until_s(self) -> float:
-        """The end of the lease on `clock`; 0.0 before the first answer."""
+        """The end of the lease on `clock`; -inf before the first answer."""
         last_s = self._coordinator.last_answer_s()
-        return 0.0 if last_s == 0.0 else last_s + self.length_s - self._slept_since_s(last_s)
+        return last_s + self.length_s - self._slept_since_s(last_s)
 
     def remaining_s(self) -> float:
         """Seconds left, 0.0 when it is over."""

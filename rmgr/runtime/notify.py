@@ -8,6 +8,7 @@ systemd restarts the service even when the stall guard itself cannot run any mor
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import time
@@ -31,7 +32,7 @@ class Notifier:
         self._beat_s = beat_s
         self._clock = clock
         self._socket: socket.socket | None = None
-        self._due_s = 0.0
+        self._due_s = -math.inf
         self._ready = self._stopping = False
         self._status = ""
         if address:

@@ -7,6 +7,7 @@ read from it or written to it: every call fails at once with `StoreUnavailable`,
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -67,7 +68,7 @@ class WatchedStore:
         self.failure: StoreUnavailable | None = None  #: why `meet` did not meet it
         self._trouble = ""
         self._away_since: datetime | None = None
-        self._away_since_s = 0.0
+        self._away_since_s = math.inf
         self._look_now = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()  #: of one look

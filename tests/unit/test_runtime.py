@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -26,7 +27,7 @@ from rmgr.runtime.stall import EXIT_CODE, StallGuard
 
 class Session:
     session_timeout_s = 6.0
-    last = 0.0
+    last = -math.inf
 
     def last_answer_s(self) -> float:
         return self.last

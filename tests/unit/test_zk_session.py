@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Any
@@ -15,7 +16,7 @@ class Wire:
 
     session_timeout_s = 4.0
     session = (0, b"")
-    last_answer_s = 0.0
+    last_answer_s = -math.inf
     last_error = ""
 
     def __init__(self) -> None:
