@@ -356,6 +356,7 @@ def cluster(session: Session) -> Checks:
     """Leader, WatchDogs, nodes, clocks, queues."""
     from rmgr.client.snapshot import read_snapshot
     from rmgr.coord import answers
+    from rmgr.coord.node_answers import state_words
 
     timeout_s = session.left_s(20.0) or 20.0
     facts = read_snapshot(session.coordinator(), None, timeout_s=timeout_s)
@@ -381,7 +382,7 @@ def cluster(session: Session) -> Checks:
     )
     views = answers.nodes(facts)
     up = [view for view in views if view.state == "up"]
-    bad = [f"{view.id} {view.state}" for view in views if view.state in {"lost", "fenced"}]
+    bad = [f"{view.id} {state_words(view)}" for view in views if view.state in {"lost", "fenced", "quarantined"}]
     detail = f"{len(up)} of {len(views)} up" + (f"; {', '.join(bad[:10])}" if bad else "")
     fix = "start a Starter: rmgr starter" if not up else f"look at the Starter's log on {bad[0].split()[0]}, start it again" if bad else ""
     yield Check(name="nodes", ok=bool(up), detail=detail, fix=fix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmgr.cli.render import Column, age, clock, elapsed
+from rmgr.model.node import NodeState
 from rmgr.model.states import State
 from rmgr.model.units import format_duration, format_size
 from rmgr.model.views import JobView, NodeView, QueueView
@@ -115,11 +116,16 @@ def _resources(node: NodeView) -> str:
     return " ".join(f"{name}:{_used(node.resources_used.get(name, 0), count)}" for name, count in sorted(node.resources.items()))
 
 
+def _node_state(node: NodeView) -> str:
+    """As `state_words`, in the reader's own time."""
+    return f"{node.state} until {clock(node.until_us)}" if node.state == NodeState.QUARANTINED and node.until_us else str(node.state)
+
+
 def node_columns(now_us: int) -> tuple[Column, ...]:
     """`rmgr nodes`: used/total in the resource columns."""
     return (
         Column(name="NODE", text=lambda n: n.id, is_id=True),
-        Column(name="STATE", text=lambda n: str(n.state), state=True),
+        Column(name="STATE", text=_node_state, state=True),
         Column(name="CORES", text=lambda n: _used(n.cores_used, n.cores), order=lambda n: n.cores, right=True),
         Column(name="MEM", text=_memory, order=lambda n: n.memory_bytes, right=True),
         Column(name="GRES", text=_resources),

@@ -37,6 +37,7 @@ STATE_STYLES = {
     "drained": "yellow",
     "closed": "yellow",
     "stopped": "yellow",
+    "quarantined": "red",
     "fenced": "red",
     "lost": "red",
     "down": "dim",

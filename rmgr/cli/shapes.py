@@ -140,6 +140,8 @@ def node(view: NodeView) -> dict[str, Any]:
         "seen": iso(view.seen_us),
         "endpoint": view.endpoint,
         "version": view.version,
+        "trouble": view.trouble,
+        "until": iso(view.until_us),
     }
 
 

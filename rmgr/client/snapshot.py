@@ -20,7 +20,7 @@ from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress
 from rmgr.errors import CoordinationUnavailable, DataLost, NotFound, PermissionDenied, WrongCluster
 from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import Drain, EpochRecord, Meta, NodeRecord
+from rmgr.model.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Paged, Submission, Tail
@@ -70,12 +70,14 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
     Raises CoordinationUnavailable.
     """
     tops = fetch([paths.META, paths.CONFIG, paths.EPOCH], coordinator.get, timeout_s=timeout_s)
-    lists = fetch([paths.WATCHDOGS, paths.STARTERS, paths.NODES, paths.DRAINS, paths.SUBS], coordinator.children, timeout_s=timeout_s)
-    watchdogs, starters, node_names, drained, buckets = ([] if names is None else names for names in lists)
+    parents = [paths.WATCHDOGS, paths.STARTERS, paths.NODES, paths.DRAINS, paths.TROUBLES, paths.SUBS]
+    lists = fetch(parents, coordinator.children, timeout_s=timeout_s)
+    watchdogs, starters, node_names, drained, troubled, buckets = ([] if names is None else names for names in lists)
     meta, settings, epoch = tops
     epoch_record = decode_record(epoch.data, EpochRecord, paths.EPOCH) if epoch else None
     nodes = _records(coordinator, [paths.node(name) for name in node_names], NodeRecord, timeout_s)
     drains = _records(coordinator, [paths.drain(name) for name in drained], Drain, timeout_s)
+    troubles = _records(coordinator, [paths.trouble(name) for name in troubled], Trouble, timeout_s)
     numbers: list[int] = []
     for names in fetch([f"{paths.SUBS}/{bucket}" for bucket in buckets], coordinator.children, timeout_s=timeout_s):
         numbers += [int(name) for name in names or () if name.isdecimal()]
@@ -104,6 +106,7 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
         nodes={record.node: record for record in nodes},
         alive=frozenset(paths.entry_guid(name) for name in starters),
         drains={record.node: record for record in drains},
+        troubles={record.node: record for record in troubles},
         waiting=waiting,
     )
 

@@ -70,6 +70,8 @@ TABLE: Mapping[str, Rights] = {
     f"{paths.NODES}/*": _line(starter=R | W),
     paths.DRAINS: _line(operators=C | D),  # DRAIN, RESUME
     f"{paths.DRAINS}/*": _line(operators=W),
+    paths.TROUBLES: _line(starter=R | C | D),  # TROUBLE
+    f"{paths.TROUBLES}/*": _READ,
     paths.HOLDS: _READ,
     paths.SUBS: _line(submitters=R | C),  # SUBMIT: the directory of a thousand
     f"{paths.SUBS}/*": _line(submitters=R | C),

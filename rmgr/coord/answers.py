@@ -9,13 +9,13 @@ import shlex
 from collections import Counter, defaultdict
 from dataclasses import replace
 
-from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere, room_whys
+from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere, quarantined, room_whys
 from rmgr.coord.placing_answers import REASONS, first_routes, first_waits, moving_state, placed_whys, policy_views, route_whys, stop_whys
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
 from rmgr.errors import NotFound
 from rmgr.model.array import shown_index
-from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.node import NodeRecord, NodeState, TroubleKind
 from rmgr.model.queue import Dispatch, QueueSpec
 from rmgr.model.resources import MIB, Needs, needs_of
 from rmgr.model.states import Reason, State
@@ -143,7 +143,9 @@ def _at_most(used: Counter[str], has: dict[str, int]) -> dict[str, int]:
 
 def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[ClaimedBlock], helped: list[tuple[int, int]]) -> NodeView:
     alive = record.guid in snapshot.alive
-    drain = snapshot.drains.get(record.node)
+    drain, trouble = snapshot.drains.get(record.node), snapshot.troubles.get(record.node)
+    if trouble is not None and (trouble.incarnation != record.incarnation or record.state is not NodeState.UP or not alive):
+        trouble = None
     tasks = running_count((block.key, block.done) for block in claimed) + len(helped)
     if record.state is NodeState.FENCED:
         state, reason = (NodeState.DOWN, "stopped") if record.reason == "stopped" else (NodeState.FENCED, record.reason)
@@ -151,6 +153,10 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
         state, reason = NodeState.LOST, "its Starter does not answer"
     elif drain is not None:
         state, reason = (NodeState.DRAINING if tasks else NodeState.DRAINED), drain.reason
+    elif trouble is not None and trouble.kind == TroubleKind.QUARANTINE:
+        state, reason = NodeState.QUARANTINED, trouble.reason
+    elif trouble is not None:
+        state, reason = (NodeState.DRAINING if tasks else NodeState.DRAINED), trouble.reason
     else:
         state, reason = NodeState.UP, ""
     wanted = sum(_cores(block) * (block.key.count - block.done.bit_count()) for block in claimed) + sum(cores for cores, _ in helped)
@@ -176,6 +182,8 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
         seen_us=record.registered_us if alive else 0,  # when a dead one was last alive is not recorded
         version=record.version,
         resources=dict(record.capacity.resources),
+        trouble=trouble.kind if trouble is not None else "",
+        until_us=trouble.until_us if trouble is not None else 0,
     )
 
 
@@ -245,6 +253,7 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
         problems.append("no WatchDog leads: pulled work goes on, jobs are not placed, losses are not noticed (start one: rmgr watchdog)")
     if not states[NodeState.UP]:
         problems.append(nobody_up_anywhere(views))
+    problems += quarantined(views)
     problems += [f"node {view.id} is lost" for view in views if view.state == NodeState.LOST]
     policies = policy_views(snapshot)
     problems += [f"nobody places the jobs of partition {item.partition}: {item.problem}" for item in policies if item.problem]
@@ -257,6 +266,7 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
         nodes={
             "up": states[NodeState.UP],
             "draining": states[NodeState.DRAINING] + states[NodeState.DRAINED],
+            "quarantined": states[NodeState.QUARANTINED],
             "fenced": states[NodeState.FENCED] + states[NodeState.LOST],
             "down": states[NodeState.DOWN],
         },

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rmgr.model.node import NodeState
 from rmgr.model.placing import Rigid
 from rmgr.model.resources import Request, needs_of
+from rmgr.model.units import utc
 from rmgr.model.views import NodeView, WhyView
 
 #: Nodes that are named; of more, how many.
@@ -14,21 +15,40 @@ _SHOWN = 8
 _DRAINED = frozenset({NodeState.DRAINING, NodeState.DRAINED})
 
 
+def state_words(view: NodeView) -> str:
+    """State of a node in words: `up`, `quarantined until 2026-11-22T16:04:12Z`."""
+    return f"{view.state} until {utc(view.until_us)}" if view.state == NodeState.QUARANTINED and view.until_us else str(view.state)
+
+
+def quarantined(views: Sequence[NodeView]) -> list[str]:
+    """A sentence for each node that is quarantined."""
+    return [f"node {view.id} is {state_words(view)}: {view.reason}" for view in views if view.state == NodeState.QUARANTINED]
+
+
+def _resumable(views: Sequence[NodeView]) -> list[str]:
+    """Nodes that an operator has drained."""
+    return [view.id for view in views if view.state in _DRAINED and not view.trouble]
+
+
 def nobody_up(views: Sequence[NodeView], partition: str) -> str:
     """Why no node of the partition takes work, and what to type. views: its nodes, none of them up."""
-    drained = [view for view in views if view.state in _DRAINED]
+    drained, out = _resumable(views), [view for view in views if view.trouble]
     if not views:
         return f"no node of partition {partition} is up: it has none yet; rmgr starter on a machine adds one"
     if len(drained) == len(views):
-        hint = f"rmgr resume {drained[0].id}"
+        hint = f"rmgr resume {drained[0]}"
+    elif out:
+        hint = "they come back by themselves once that is over" + (f", or rmgr resume {drained[0]}" if drained else "") + "; rmgr nodes"
     else:
-        hint = "start their Starters" + (f", or rmgr resume {drained[0].id}" if drained else "") + "; rmgr nodes"
+        hint = "start their Starters" + (f", or rmgr resume {drained[0]}" if drained else "") + "; rmgr nodes"
     return f"no node of partition {partition} is up: {_told(views)}: {hint}"
 
 
 def nobody_up_anywhere(views: Sequence[NodeView]) -> str:
     """The same, of a whole cluster."""
-    drained = [view.id for view in views if view.state in _DRAINED]
+    drained = _resumable(views)
+    if any(view.trouble for view in views):
+        return f"no node takes work: {_told(views)} (they come back by themselves once that is over; rmgr nodes)"
     if drained:
         return f"no node takes work: {_told(views)} (rmgr resume {drained[0]}, or start another one: rmgr starter)"
     return "no node is up: nothing can run (start one: rmgr starter)"
@@ -60,8 +80,9 @@ def room_whys(views: Sequence[NodeView], request: Request, rigid: Rigid | None, 
     if _fits(rooms, rigid):
         return []
     gone = [view for view, _ in able if view.state != NodeState.UP]
-    drained = [view.id for view in gone if view.state in _DRAINED]
-    hint = f"rmgr resume {drained[0]}" if drained else "start their Starters; rmgr nodes" if gone else "rmgr nodes"
+    drained = _resumable(gone)
+    starts = gone and not any(view.trouble for view in gone)
+    hint = f"rmgr resume {drained[0]}" if drained else "start their Starters; rmgr nodes" if starts else "rmgr nodes"
     detail = f"the nodes that are up have room for {sum(rooms)} of its {rigid.processes} processes"
     if sum(rooms) >= rigid.processes:
         detail = f"too few nodes are up for {rigid.processes} processes, spread over {rigid.nodes} nodes"
@@ -88,7 +109,7 @@ def _told(views: Sequence[NodeView]) -> str:
 
 
 def _state(view: NodeView) -> str:
-    return f"{view.state} ({view.reason})" if view.reason else view.state
+    return f"{state_words(view)} ({view.reason})" if view.reason else state_words(view)
 
 
 def _more(count: int) -> str:

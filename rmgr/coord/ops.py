@@ -17,7 +17,7 @@ from rmgr.coord.multi import Check, Create, Delete, Exists, Gone, GoneOrHolds, H
 from rmgr.coord.records import encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.coord.seal import narrowed
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey, runs
-from rmgr.model.node import NodeRecord, StarterEntry
+from rmgr.model.node import NodeRecord, StarterEntry, Trouble
 from rmgr.model.outcome import FailedRange, Fragment
 from rmgr.model.submission import Phase, Submission, Tail
 
@@ -322,6 +322,16 @@ def mark_idle(node: str, node_version: int, *, idle: bool) -> Multi:
     fence = fence_check(node, node_version)
     op: Op = Create(path) if idle else Delete(path)
     return Multi(name="IDLE", ops=(fence, op), proof=Exists(path) if idle else Gone(path), guard=fence)
+
+
+def trouble(node: str, node_version: int, record: Trouble | None, *, stands: bool) -> Multi:
+    """TROUBLE: says why the node takes no work, or (None) that it does again. stands: there is a record, which goes."""
+    path = paths.trouble(node)
+    fence = fence_check(node, node_version)
+    data = encode_record(record) if record is not None else b""
+    made: tuple[Op, ...] = (Create(path, data),) if record is not None else ()
+    gone: tuple[Op, ...] = (Delete(path),) if stands else ()
+    return Multi(name="TROUBLE", ops=(fence, *gone, *made), proof=Holds(path, data) if record is not None else Gone(path), guard=fence)
 
 
 def obey(node: str, node_version: int, *guids: str) -> Multi:

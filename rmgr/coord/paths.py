@@ -11,6 +11,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /submitters/s-<guid>-<seq>   ES   liveness of a Submitter
     /nodes/<node>                     the node's record                           version = STARTER FENCE
     /drains/<node>                    operator's drain
+    /troubles/<node>                  why its Starter takes no work there at present
     /holds/<node>/<sub>.<index>.<attempt>  cores of a placed job whose head is elsewhere
     /subs/<id//1000>/<id>             a submission's record
         /gate                         exists = its blocks may be claimed
@@ -49,6 +50,7 @@ STARTERS = "/starters"
 SUBMITTERS = "/submitters"
 NODES = "/nodes"
 DRAINS = "/drains"
+TROUBLES = "/troubles"
 HOLDS = "/holds"
 SUBS = "/subs"
 TOKENS = "/tokens"
@@ -69,7 +71,7 @@ SCHEMA_LOCK = "/locks/schema"
 #: Made once when a cluster is set up.
 SKELETON = (
     *(WATCHDOGS, STARTERS, SUBMITTERS, NODES, DRAINS, HOLDS, SUBS, TOKENS, QUEUES, RUNNING, INBOX, IDLE, JOBS),
-    *(REQUESTS, IDENTITIES, REVOKED, JOINS, SECRETS),
+    *(REQUESTS, IDENTITIES, REVOKED, JOINS, SECRETS, TROUBLES),
 )
 
 _KEY = re.compile(r"^(\d{7})\.(\d{10})\.(\d{10})\.(\d{3})\.(\d{6})\.(\d{5})\.(\d{9})-(\d{10})$")
@@ -115,6 +117,11 @@ def node(name: str) -> str:
 def drain(name: str) -> str:
     """The operator's drain of a node."""
     return f"{DRAINS}/{name}"
+
+
+def trouble(name: str) -> str:
+    """Why a node takes no work at present, as its Starter says."""
+    return f"{TROUBLES}/{name}"
 
 
 def hold(name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rmgr.coord.view import Progress
 from rmgr.model.block import BlockKey
-from rmgr.model.node import Drain, EpochRecord, NodeRecord
+from rmgr.model.node import Drain, EpochRecord, NodeRecord, Trouble
 from rmgr.model.placing import Allocation
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Submission
@@ -53,5 +53,6 @@ class ClusterSnapshot:
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()
     drains: Mapping[str, Drain] = field(default_factory=dict)
+    troubles: Mapping[str, Trouble] = field(default_factory=dict)
     waiting: Mapping[int, int] = field(default_factory=dict)
     placing: PlacingView = PlacingView()

@@ -168,5 +168,6 @@ class Leader:
             nodes=dict(self.nodes.records),
             alive=self.nodes.alive,
             drains=dict(self.nodes.drains),
+            troubles=dict(self.nodes.troubles),
             waiting={item.number: sum(seen.count for seen in item.failed.values()) for item in known if item.failed},
         )

@@ -21,7 +21,7 @@ from rmgr.daemons.leader_clear import Clearer
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import names_below
 from rmgr.errors import WrongCluster
-from rmgr.model.node import Drain, NodeRecord, NodeState, StarterEntry
+from rmgr.model.node import Drain, NodeRecord, NodeState, StarterEntry, Trouble
 from rmgr.model.queue import ClusterSettings
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.timers import Timer
@@ -65,6 +65,7 @@ class NodeKeeper:
     ) -> None:
         self.records: dict[str, NodeRecord] = {}
         self.drains: dict[str, Drain] = {}
+        self.troubles: dict[str, Trouble] = {}
         self.alive: frozenset[str] = frozenset()
         self.mass: MassLoss | None = None
         self._desk = desk
@@ -75,8 +76,9 @@ class NodeKeeper:
         self._names = names_below(desk, paths.NODES, self._on_names)
         self._starters = names_below(desk, paths.STARTERS, self._on_starters)
         self._drained = names_below(desk, paths.DRAINS, self._on_drains)
+        self._troubled = names_below(desk, paths.TROUBLES, self._on_troubles)
         self._revoked = names_below(desk, paths.REVOKED, self._look_soon)
-        self._starters.is_chatty = self._drained.is_chatty = True
+        self._starters.is_chatty = self._drained.is_chatty = self._troubled.is_chatty = True
         self._cases: dict[str, _Case] = {}
         self._clearer = Clearer(desk, queue_of, self._turn, self._fetch)
         self._window = LossWindow(settings().mass_loss_share, window_s)
@@ -91,12 +93,14 @@ class NodeKeeper:
         """Reads everything; records before entries (see `coord/liveness.py`)."""
         self._names.refresh()
         self._drained.refresh()
+        self._troubled.refresh()
         self._revoked.refresh()
 
     def resync(self) -> None:
         """Compares memory with znodes, watches or not."""
         self._names.refresh()
         self._drained.refresh()
+        self._troubled.refresh()
         self._revoked.refresh()
         for name in self._slice(sorted(self.records)):
             self._fetch(name, drift=True)
@@ -110,8 +114,14 @@ class NodeKeeper:
 
     def hurry(self) -> bool:
         """Whether nothing is being read."""
-        waits = [mirror.hurry() for mirror in (self._names, self._starters, self._drained, self._revoked)]
+        waits = [mirror.hurry() for mirror in (self._names, self._starters, self._drained, self._troubled, self._revoked)]
         return not any(waits) and not self._unread
+
+    def takes_work(self, name: str) -> bool:
+        """The node is up, nobody drains it, and its Starter takes what is placed there."""
+        record, trouble = self.records[name], self.troubles.get(name)
+        is_up = record.state is NodeState.UP and record.guid in self.alive and name not in self.drains
+        return is_up and (trouble is None or trouble.incarnation != record.incarnation)
 
     def version_of(self, name: str) -> int | None:
         """The node's fence; None for an unknown one."""
@@ -202,6 +212,19 @@ class NodeKeeper:
     def _on_drain(self, name: str, found: Stamped | None) -> None:
         if found is not None:
             self.drains[name] = decode_record(found.data, Drain, paths.drain(name))
+            self._changed()
+
+    def _on_troubles(self) -> None:
+        names = self._troubled.value or []
+        for name in [known for known in self.troubles if known not in names]:
+            del self.troubles[name]
+        for name in names:
+            self._desk.get(paths.trouble(name), partial(self._on_trouble, name))
+        self._changed()
+
+    def _on_trouble(self, name: str, found: Stamped | None) -> None:
+        if found is not None:
+            self.troubles[name] = decode_record(found.data, Trouble, paths.trouble(name))
             self._changed()
 
     # -- what follows from them

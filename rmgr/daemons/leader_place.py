@@ -30,7 +30,6 @@ from rmgr.daemons.placing_rests import Rests
 from rmgr.daemons.placing_stops import Stops
 from rmgr.daemons.placing_view import view_of
 from rmgr.errors import ConfigError, StateConflict, WrongCluster
-from rmgr.model.node import NodeState
 from rmgr.model.placing import MAX_INDEX, job_id, task_of
 from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.submission import Submission
@@ -314,8 +313,7 @@ class Placer:
 
     def _node(self, name: str) -> Node:
         record, nodes = self._nodes.records[name], self._nodes
-        closed = record.state is not NodeState.UP or record.guid not in nodes.alive or name in nodes.drains
-        closed = closed or self.rests.rests(name)
+        closed = not nodes.takes_work(name) or self.rests.rests(name)
         marks = (mark for mark in self._marks if allows(mark, name))
         return node_of(record, self.names.id(name), closed=closed, marks=marks)
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rmgr.coord.placing_answers import STOPPING, SUSPENDED
 from rmgr.model.array import shown_index
 from rmgr.model.placing import MAX_INDEX, job_label, task_of
+from rmgr.model.units import utc
 from rmgr.model.views import HeldView, PartitionView, PlacedView, PlacingView
 from rmgr.sched.holds import by_node
 from rmgr.sched.job import UNLIMITED_US
@@ -76,7 +76,7 @@ def said(why: Why, records: Records = _NO_RECORDS) -> str:
     def put(found: re.Match[str]) -> str:
         fact = next(facts, "")
         if found["us"] and isinstance(fact, int):
-            return found["before"] + _time(fact)
+            return found["before"] + utc(fact)
         if found["before"]:
             return found["before"] + ", ".join(_shown(part, records) for part in str(fact).split(", "))
         return str(fact) + (found["us"] or "")
@@ -95,13 +95,6 @@ def label(job: int, records: Records = _NO_RECORDS) -> str:
 
 def _shown(fact: str, records: Records) -> str:
     return label(int(fact), records) if fact.isdigit() and int(fact) >= MAX_INDEX else fact
-
-
-def _time(at_us: int) -> str:
-    try:
-        return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):
-        return "the end of time"
 
 
 def _blocker(why: Why, records: Records = _NO_RECORDS) -> str:

@@ -34,6 +34,7 @@ from rmgr.daemons.starter_pull import IdleMark, Puller
 from rmgr.daemons.starter_shared import Shared
 from rmgr.daemons.starter_stage import Stager
 from rmgr.daemons.starter_strikes import Strikes
+from rmgr.daemons.starter_trouble import TroubleMark
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.resources import MIB, Capacity, NodeAttributes
@@ -81,6 +82,7 @@ class NodeAgent:
         self.logs = LiveLogs(shared.io)
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: who wants no new work here -> why
+        self._trouble = TroubleMark(self, shared)
         self.next_s = 0.0  #: monotonic time of the next `settle` that is needed without a new fact, 0.0 = none
         self._shared = shared
         self._mark_wrong_s = 0.0
@@ -175,6 +177,7 @@ class NodeAgent:
         self.idle = IdleMark(present=idle)
         self._mark_wrong_s = 0.0
         self._returning.clear()
+        self._trouble.reset()
         self.puller.reset()
         self.hands.reset()
         self.orders.reset()
@@ -209,12 +212,7 @@ class NodeAgent:
     def settle(self, boards: Sequence[Board], hungry_nodes: frozenset[str], now_s: float) -> None:
         """Does what can be done now; only while the Starter is registered and its lease is valid."""
         self.next_s = 0.0
-        if self.strikes.is_out(now_s) and "quarantine" not in self.drains:
-            self.drains["quarantine"] = f"too many failures of the node itself: {self.strikes.last}"
-            self.log.error("node_quarantined", why=self.strikes.last)
-        elif "quarantine" in self.drains and not self.strikes.is_out(now_s):
-            del self.drains["quarantine"]
-            self.log.info("node_released", why="quarantine is over")
+        self._trouble.settle(now_s)
         self.hands.settle(boards, now_s)
         if self.hands.due_s:
             self._at(self.hands.due_s)

@@ -20,7 +20,7 @@ class Strikes:
         self.last = ""
         self._own: deque[float] = deque(maxlen=OWN)
         self._starts: dict[str, float] = {}
-        self._out_until_s = 0.0
+        self.out_until_s = float("-inf")  #: the node takes no work before this (monotonic)
 
     def add(self, what: str, detail: str, now_s: float) -> None:
         """The node failed at `what`; for `start_failed` the detail begins with the submission and a colon."""
@@ -41,9 +41,9 @@ class Strikes:
 
     def is_out(self, now_s: float) -> bool:
         """The node takes no work at present."""
-        return now_s < self._out_until_s
+        return now_s < self.out_until_s
 
     def _out(self, now_s: float) -> None:
-        self._out_until_s = now_s + OUT_S
+        self.out_until_s = now_s + OUT_S
         self._own.clear()
         self._starts.clear()

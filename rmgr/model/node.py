@@ -15,6 +15,7 @@ class NodeState(StrEnum):
     UP = "up"
     DRAINING = "draining"
     DRAINED = "drained"
+    QUARANTINED = "quarantined"  #: too many failures of the node itself: it takes no work for a while
     FENCED = "fenced"
     LOST = "lost"  #: its Starter's entry is gone, not yet fenced
     DOWN = "down"  #: ended in good order
@@ -67,6 +68,32 @@ class Drain:
     reason: str
     user: str
     since_us: int
+
+
+class TroubleKind(StrEnum):
+    """What keeps a Starter from taking work."""
+
+    QUARANTINE = "quarantine"
+    DISK = "disk"
+    STORE = "store"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """`/troubles/<node>`: its Starter takes no new work there, and says why. One of another incarnation than the node's record is old.
+
+    until_us: when it will try again by itself (wall clock), 0 = when the cause is gone.
+    """
+
+    format: int = 1
+    node: str
+    incarnation: int
+    kind: str  #: a `TroubleKind`, or one that a newer release knows
+    reason: str
+    since_us: int
+    until_us: int = 0
+    newer: Newer = newer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

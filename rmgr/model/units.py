@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 from rmgr.errors import UsageError
 
@@ -19,6 +20,14 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")
 _CLOCK = re.compile(r"^(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?$")
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?$", re.IGNORECASE)
 _SIZE_UNIT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def utc(time_us: int) -> str:
+    """A moment (us since the epoch) for texts that are made far from their reader: `2026-11-22T16:04:12Z`."""
+    try:
+        return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return "the end of time"
 
 
 def parse_duration_us(text: str) -> int:

@@ -110,6 +110,8 @@ class NodeView:
     version: str = ""  #: rmgr version of its Starter
     resources: dict[str, int] = field(default_factory=dict)  #: beside cores and memory, by name: how many it has, how many are in use
     resources_used: dict[str, int] = field(default_factory=dict)
+    trouble: str = ""  #: what keeps its Starter from taking work (`TroubleKind`), "" = nothing; `reason` says more
+    until_us: int = 0  #: when it tries again by itself, 0 = when the cause is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

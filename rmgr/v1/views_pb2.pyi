@@ -82,7 +82,7 @@ class JobView(_message.Message):
     def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_us: _Optional[int] = ..., started_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., exit_code: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ..., priority: _Optional[int] = ..., cpu_us: _Optional[int] = ..., max_rss_kib: _Optional[int] = ..., work: _Optional[str] = ..., command: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., after: _Optional[_Iterable[str]] = ..., processes: _Optional[int] = ..., expected_start_us: _Optional[int] = ..., resources: _Optional[_Mapping[str, int]] = ..., account: _Optional[str] = ..., run_us: _Optional[int] = ..., lost: _Optional[int] = ..., route: _Optional[str] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("id", "state", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "running", "load", "incarnation", "pid", "host", "reason", "partition", "site", "speed", "features", "endpoint", "seen_us", "version", "resources", "resources_used")
+    __slots__ = ("id", "state", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "running", "load", "incarnation", "pid", "host", "reason", "partition", "site", "speed", "features", "endpoint", "seen_us", "version", "resources", "resources_used", "trouble", "until_us")
     class ResourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,8 @@ class NodeView(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_USED_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_US_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     cores: int
@@ -139,7 +141,9 @@ class NodeView(_message.Message):
     version: str
     resources: _containers.ScalarMap[str, int]
     resources_used: _containers.ScalarMap[str, int]
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ..., version: _Optional[str] = ..., resources: _Optional[_Mapping[str, int]] = ..., resources_used: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    trouble: str
+    until_us: int
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ..., version: _Optional[str] = ..., resources: _Optional[_Mapping[str, int]] = ..., resources_used: _Optional[_Mapping[str, int]] = ..., trouble: _Optional[str] = ..., until_us: _Optional[int] = ...) -> None: ...
 
 class QueueView(_message.Message):
     __slots__ = ("id", "partition", "dispatch", "policy", "state", "pending", "running", "held_tasks", "limits", "held")

@@ -50,7 +50,7 @@ def test_status_of_a_healthy_cluster(sh: Shell, cluster: DevCluster) -> None:
     assert view["healthy"] is True
     assert view["leader"]["pid"] == cluster.process("w1").pid
     assert set(view["leader"]) >= {"id", "host", "pid", "epoch", "since"}
-    assert view["nodes"] == {"up": 2, "draining": 0, "fenced": 0, "down": 0}
+    assert view["nodes"] == {"up": 2, "draining": 0, "quarantined": 0, "fenced": 0, "down": 0}
     assert "healthy" in sh.ok("status").out
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from rmgr.coord.answers import explain, jobs, nodes, queues, status
-from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere, room_whys
+from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere, room_whys, state_words
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.task_answers import task_views
 from rmgr.coord.view import Progress
 from rmgr.errors import NotFound
 from rmgr.model.block import BlockData, BlockKey, PastAttempt
-from rmgr.model.node import Drain, EpochRecord, NodeRecord, NodeState
+from rmgr.model.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.placing import Allocation, Rigid
 from rmgr.model.queue import ClusterSettings, PipelineSpec
@@ -22,6 +22,9 @@ from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Condition, Dependency, Phase, Submission, Tail, Work
 from rmgr.model.views import FaultView, HeldView, NodeView, PartitionView, PlacedView, PlacingView, PolicyView, WhyView
 
+UNTIL_US = 1_700_000_000_000_000
+OUT = Trouble(node="n1", incarnation=1, kind="quarantine", reason="slot_not_opened: no memory", since_us=1, until_us=UNTIL_US)
+FULL = Trouble(node="n1", incarnation=1, kind="disk", reason="the disk is full", since_us=1)
 SUB = Submission(id=42, name="x", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("echo", "a b")), submitted_us=5)
 NODE = NodeRecord(node="n1", incarnation=1, state=NodeState.UP, guid="g1", capacity=Capacity(cores=4, memory_bytes=8 << 30))
 
@@ -77,11 +80,30 @@ def test_ended_jobs_are_shown_when_asked_for():
         ({"nodes": {"n1": replace(NODE, state=NodeState.FENCED, reason="stopped")}}, "down", "stopped"),
         ({"drains": {"n1": Drain(node="n1", reason="fan", user="op", since_us=1)}}, "draining", "fan"),
         ({"drains": {"n1": Drain(node="n1", reason="fan", user="op", since_us=1)}, "claimed": ()}, "drained", "fan"),
+        ({"troubles": {"n1": OUT}}, "quarantined", "slot_not_opened: no memory"),
+        ({"troubles": {"n1": FULL}}, "draining", "the disk is full"),
+        ({"troubles": {"n1": replace(FULL, kind="of a newer release")}, "claimed": ()}, "drained", "the disk is full"),
+        ({"troubles": {"n1": replace(OUT, incarnation=0)}}, "up", ""),
+        ({"troubles": {"n1": OUT}, "alive": frozenset()}, "lost", "its Starter does not answer"),
     ],
 )
 def test_a_node_says_what_is_wrong_with_it(changes, state, reason):
     (view,) = nodes(snapshot(**changes))
     assert (view.state, view.reason) == (state, reason)
+
+
+def test_status_nodes_and_explain_say_alike_until_when_a_node_is_quarantined():
+    facts = snapshot(troubles={"n1": OUT}, claimed=(), submissions={42: (SUB, progress(4))})
+    words = "quarantined until 2023-11-14T22:13:20Z"
+    (view,) = nodes(facts)
+    assert (state_words(view), view.until_us, view.trouble) == (words, UNTIL_US, "quarantine")
+    told = status(facts, zookeeper={"ok": True}, store={"ok": True}, now_us=1)
+    assert not told.healthy
+    assert f"node n1 is {words}: slot_not_opened: no memory" in told.problems
+    assert (told.nodes["up"], told.nodes["quarantined"]) == (0, 1)
+    (why,) = explain(facts, 42, None).why
+    assert f"n1 {words} (slot_not_opened: no memory)" in why.detail
+    assert "rmgr resume" not in why.detail, "an operator's resume does not end it"
 
 
 def test_cores_in_use_never_exceed_the_node():
