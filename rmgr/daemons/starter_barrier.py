@@ -6,6 +6,7 @@ gives the block back to its queue when the start is not complete within the clus
 
 from __future__ import annotations
 
+import math
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -88,7 +89,7 @@ class Barriers:
             self._node.return_unstarted(block)
         else:
             for helper in waiting:
-                if helper not in barrier.asked and now_s >= barrier.retry_s.get(helper, 0.0):
+                if helper not in barrier.asked and now_s >= barrier.retry_s.get(helper, -math.inf):
                     self._ask(barrier, helper)
         return False
 

@@ -10,6 +10,7 @@ One multi of a block is in flight at a time; what ends meanwhile goes with the n
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +96,7 @@ class ClaimedBlock:
     writing: int = 0
     arrived: list[Outcome] = field(default_factory=list)
     failed: list[tuple[int, FailedRange]] = field(default_factory=list)
-    arrived_s: float = 0.0  #: when the oldest of them came
+    arrived_s: float = -math.inf  #: when the oldest of them came
     sending: Part | Return | Noted | None = None
     info: Any = None  #: what its daemon knows of its submission
     seal: Seal | None = None  #: of `payloads`, as claimed
@@ -211,7 +212,7 @@ class ClaimedBlock:
     # -- commits ----------------------------------------------------------------------------------------------------------
 
     def due_s(self, *, task_s: float | None, slots: int) -> float | None:
-        """When its next COMPLETE is due (monotonic; 0 = now), None when there is nothing to commit or one is in flight.
+        """When its next COMPLETE is due (monotonic; -inf = now), None when there is nothing to commit or one is in flight.
 
         At once, unless the rest of the block ends within `GATHER_S` anyway: then one commit carries it all; and unless its
         tasks are short: a commit for each few of them costs ZooKeeper and all who follow more than the tasks.
@@ -220,9 +221,9 @@ class ClaimedBlock:
             return None
         left = self.unfinished
         if left == 0 or task_s is None:
-            return 0.0
+            return -math.inf
         if left * task_s > GATHER_S * slots:
-            return 0.0 if task_s > SHORT_S else self.arrived_s + FEW_S
+            return -math.inf if task_s > SHORT_S else self.arrived_s + FEW_S
         return self.arrived_s + GATHER_S
 
     def take_part(self) -> Part:

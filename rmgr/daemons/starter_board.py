@@ -89,8 +89,7 @@ class Board:
         self._at = 0
         self._cards: dict[str, Candidate] = {}
         self._paused_s: dict[int, float] = {}
-        self._read_s = 0.0
-        self._next_read_s = 0.0
+        self._read_s = self._next_read_s = -math.inf
         self._reading = False
         self._watched = False
         self._watches = 0
@@ -139,7 +138,7 @@ class Board:
             card = self._card(self._names[at])
             if card is None or card.is_taken or card.gone or card.is_unsuitable or card.name in passed or card.key.submission in without:
                 continue
-            if self._paused_s.get(card.key.submission, 0.0) > now_s:
+            if self._paused_s.get(card.key.submission, -math.inf) > now_s:
                 continue
             if few and card.key.priority != few[0].key.priority:
                 break
@@ -264,7 +263,7 @@ class Board:
 
     def next_look_s(self) -> float:
         """When reading the list can tell something again."""
-        return max(self._next_read_s, 0.0 if self._stale else self._read_s + _EXHAUSTED_S)
+        return self._next_read_s if self._stale else max(self._next_read_s, self._read_s + _EXHAUSTED_S)
 
     def _read(self, now_s: float, *, watch: bool) -> None:
         self._reading, self._stale = True, False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -36,7 +37,7 @@ class Case:
     orders: list[str] = field(default_factory=list)
     made_us: int = 0  #: the same however often it is written: a row never changes
     phase: Phase = Phase.MEASURING
-    end_s: float = 0.0
+    end_s: float = -math.inf
     copies: int = 0
     is_over: bool = False
     ending: Ending | None = None

@@ -6,6 +6,7 @@ allows `backfill_pull`. One that lacks only another resource than cores and memo
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -298,7 +299,7 @@ class Dispatch:
         indices = block.hand_out(count)
         send = self._send_calls if kit.spec is not None else self._send_commands
         sent = send(lane, block, kit, indices)
-        if not lane.tasks or lane.since_s == 0.0 or len(lane.tasks) == len(indices):
+        if not lane.tasks or lane.since_s == -math.inf or len(lane.tasks) == len(indices):
             lane.since_s = now_s
         if not sent:  # the worker is going: its end is on the way
             for seq in [seq for seq, task in lane.tasks.items() if task[0] is block and task[1] in indices]:

@@ -6,6 +6,7 @@ Level-triggered: `get` answers what is here, or None and sees to it that it come
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import time
 from collections import OrderedDict
@@ -77,7 +78,7 @@ class Fetched(Generic[V]):
     def get(self, key: str) -> V | Failure | None:
         """The value, why there is none, or None: it is on its way. Owner's thread only. Cost: O(1)."""
         found = self._here.get(key)
-        if found is None or (type(found) is Failure and time.monotonic() - self._failed_s.get(key, 0.0) > _FAILURE_S):
+        if found is None or (type(found) is Failure and time.monotonic() - self._failed_s.get(key, -math.inf) > _FAILURE_S):
             if key not in self._coming:
                 self._coming.add(key)
                 self._io.run(lambda store: self._load(store, key), lambda result: self._arrived(key, result), is_read=True)

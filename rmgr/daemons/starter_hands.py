@@ -10,6 +10,7 @@ was lost with its connection fires, a CLAIM that finds the mark gone looks, and 
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -46,7 +47,7 @@ _HINTED_S = 0.03
 class Hands:
     """What one node is handed.
 
-    Attributes: due_s: when `settle` is needed again without a new fact (monotonic), 0.0 = never.
+    Attributes: due_s: when `settle` is needed again without a new fact (monotonic), inf = never.
     """
 
     def __init__(self, node: NodeAgent, shared: Shared, *, log: Any) -> None:
@@ -56,7 +57,7 @@ class Hands:
         self._post: Callable[[Callable[[], None]], None] = shared.post
         self._log = log
         self._generation = 0
-        self.due_s = 0.0
+        self.due_s = math.inf
         self.hints = Hints(node, shared, read=self._hinted)
         self.reset()
 
@@ -66,7 +67,7 @@ class Hands:
         self._watched = self._listing = self._again = False
         self._reading: set[BlockKey] = set()
         self._met: dict[BlockKey, tuple[ClaimedBlock, int]] = {}
-        self._look_s = self._watch_s = 0.0
+        self._look_s, self._watch_s = math.inf, -math.inf  # looks never, watches at once
         self.hints.reset()
         self._next: BlockKey | None = None  #: what comes next, if it goes on as before
 
@@ -78,13 +79,13 @@ class Hands:
     def settle(self, boards: Sequence[Board], now_s: float) -> None:
         """Watches the mark while it stands; takes what has come."""
         idle = self._node.idle
-        self.due_s = 0.0
+        self.due_s = math.inf
         if idle.present and not idle.changing and not self._watched:
             if now_s >= self._watch_s:
                 self._watch()
             else:
                 self.due_s = self._watch_s
-        if self._look_s and now_s >= self._look_s:
+        if now_s >= self._look_s:
             self.look()
         for key in list(self._met):
             self._take(key, boards)
@@ -102,7 +103,7 @@ class Hands:
 
     def look(self, key: BlockKey | None = None, asked: Future[Stamped | None] | None = None) -> None:
         """The mark has gone: is there a block? asked: `key` is being read."""
-        self._look_s = 0.0
+        self._look_s = math.inf
         if self._listing:
             self._again = True
             return
@@ -140,7 +141,7 @@ class Hands:
                 idle.present = False  # it went with it
             self._read(generation, key, done)
         else:
-            self._watch_s = 0.0  # it came too early, or came to nothing: as without it
+            self._watch_s = -math.inf  # it came too early, or came to nothing: as without it
 
     def _list(self) -> None:
         self._again = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -17,7 +18,7 @@ class DiskWatch:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._next_s = 0.0
+        self._next_s = -math.inf
         self._why = ""
 
     @property

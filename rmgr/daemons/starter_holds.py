@@ -6,6 +6,7 @@ while one does not. When a hold goes, everything that ran in it is killed, and w
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import uuid
@@ -55,8 +56,8 @@ class Hold:
     place: Path | None = None  #: its private directory, with the socket of that program
     is_reading: bool = False
     is_stale: bool = False  #: something has changed since it was asked for
-    retry_s: float = 0.0  #: of reading
-    again_s: float = 0.0  #: when it may be taken again, should what serves it have ended
+    retry_s: float = -math.inf  #: of reading
+    again_s: float = -math.inf  #: when it may be taken again, should what serves it have ended
     is_too_large: bool = False
     life: str = ""  #: of the node, when it was taken
     incarnation: int = 0

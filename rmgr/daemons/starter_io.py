@@ -7,6 +7,7 @@ else goes wrong (missing rows, a full disk) is handed to the caller as the excep
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -41,12 +42,12 @@ class StoreIO:
 
     def __init__(self, store: Store, post: Callable[[Callable[[], None]], None], *, threads: int = 4) -> None:
         self.store = store
-        self.down_since_s = 0.0  #: monotonic time since which the store does not answer, 0.0 = it does
-        self.starved_since_s = 0.0  #: since when something that is to be read waits for it, 0.0 = nothing does
+        self.down_since_s: float | None = None  #: monotonic time since which the store does not answer, None = it does
+        self.starved_since_s: float | None = None  #: since when something that is to be read waits for it, None = nothing does
         self._post = post
         self._jobs: deque[_Job] = deque()
         self._parked: deque[_Job] = deque()  #: met a store that was away
-        self._retry_s = 0.0
+        self._retry_s = -math.inf
         self._pause_s = _FIRST_PAUSE_S
         self._is_trying = False  #: one that was parked is on its way
         self._arrived = threading.Condition()
@@ -126,9 +127,9 @@ class StoreIO:
         now_s = time.monotonic()
         with self._arrived:
             self._busy -= 1
-            self.down_since_s = self.down_since_s or now_s
+            self.down_since_s = now_s if self.down_since_s is None else self.down_since_s
             if job.is_read:
-                self.starved_since_s = self.starved_since_s or now_s
+                self.starved_since_s = now_s if self.starved_since_s is None else self.starved_since_s
             if was_parked:
                 self._is_trying = False
             self._parked.append(job)
@@ -146,7 +147,7 @@ class StoreIO:
                 self._jobs.extendleft(reversed(self._parked))
                 self._parked.clear()
                 self._pause_s = _FIRST_PAUSE_S
-                self.down_since_s = self.starved_since_s = 0.0
+                self.down_since_s = self.starved_since_s = None
                 self._arrived.notify_all()
         if not self._closing.is_set():
             self._post(lambda: job.done(result))

@@ -6,6 +6,7 @@ is what a pulled block is; only that it starts before all of them, and that noth
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -70,7 +71,7 @@ class _Coming:
 
     key: BlockKey
     is_reading: bool = False
-    retry_s: float = 0.0
+    retry_s: float = -math.inf
     data: BlockData | None = None
     version: int = 0
 

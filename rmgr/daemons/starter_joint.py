@@ -6,6 +6,7 @@ its own read. A job alone waits for nobody; where others of its submission run, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ class Joint:
 
     Args:
         over: is told each block that is over. reread: each whose znode is not what it should be.
-    Attributes: due_s: when `flush` is needed again without a new fact (monotonic), 0.0 = never.
+    Attributes: due_s: when `flush` is needed again without a new fact (monotonic), inf = never.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Joint:
         self._shared = shared
         self._over = over
         self._reread = reread
-        self.due_s = 0.0
+        self.due_s = math.inf
 
     def flush(self, now_s: float) -> list[ClaimedBlock]:
         """Commits the ends of jobs; returns the blocks whose ends are committed each by itself. Cost: O(blocks)."""
@@ -69,21 +70,21 @@ class Joint:
                 ready.setdefault((block.key.submission, block.key.attempt), []).append(block)
             else:
                 rest.append(block)
-        self.due_s = 0.0
+        self.due_s = math.inf
         for group, blocks in ready.items():
             if group in flying:
                 continue
-            due_s = self._due_s(blocks) if group in running and len(blocks) < MOST else 0.0
+            due_s = self._due_s(blocks) if group in running and len(blocks) < MOST else -math.inf
             if due_s <= now_s:
                 self._commit(blocks)
-            elif not self.due_s or due_s < self.due_s:
-                self.due_s = due_s
+            else:
+                self.due_s = min(self.due_s, due_s)
         return rest
 
     def _due_s(self, blocks: Sequence[ClaimedBlock]) -> float:
         """When they go at the latest."""
         task_s = self._shared.times.of(blocks[0].kind)
-        return min(block.arrived_s for block in blocks) + GATHER_S if task_s is not None and task_s < SHORT_S else 0.0
+        return min(block.arrived_s for block in blocks) + GATHER_S if task_s is not None and task_s < SHORT_S else -math.inf
 
     def _commit(self, blocks: Sequence[ClaimedBlock]) -> None:
         some, size = [], 0

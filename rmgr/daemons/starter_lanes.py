@@ -7,6 +7,7 @@ resources, whose single pieces have numbers, it keeps what it was lent as long a
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import insort
 from collections import deque
@@ -46,7 +47,7 @@ class Lane:
     info: Info | None = None
     serial: ClaimedBlock | None = None
     tasks: dict[int, Task] = field(default_factory=dict)
-    since_s: float = 0.0
+    since_s: float = -math.inf
     blocked_seq: int = 0
     shape: tuple[int, int, Needs] = (0, 0, ())  #: cores, memory and other resources of its tasks, also while it is blocked
     asked: WorkerSpec | None = None  #: what `spec` was before it got the variables of what is lent

@@ -104,7 +104,7 @@ class Starter:
         self._log = log
         self._lease = Lease(coordinator)
         self._session = SessionState.LOST
-        self._retry_register_s = 0.0
+        self._retry_register_s: float | None = None  #: monotonic time of the next try, None = at once
         self._backoff = Backoff(0.1, 2.0)
         self._was_acting = self._was_quiet = False
         self._round_s = _QUIET_ROUND_S  #: the service manager may want beats more often
@@ -114,9 +114,9 @@ class Starter:
         self._signals = 0
         self._told_to_stop = False
         self._killed: set[Any] = set()
-        self._quiet_since_s = 0.0
+        self._quiet_since_s: float | None = None
         self._finished = False
-        self._renewed_s = 0.0
+        self._renewed_s: float | None = None  #: None = no exclusive work is here
         self._spooled = 0  #: bytes, as the metric shows
         self._hold_watches = {name: self._watch_holds(name) for name in agents}
         self._watches = self._make_watches()
@@ -201,9 +201,9 @@ class Starter:
         until_s = now_s + min(self._round_s, _QUIET_ROUND_S if self._is_quiet else _ROUND_S)
         if self._was_acting:
             until_s = min(until_s, self._lease.valid_until_s())
-            until_s = min([until_s, *(agent.next_s for agent in self.agents.values() if agent.next_s)])
-            until_s = min(until_s, self._renewed_s + self._lease.length_s / 8) if self._renewed_s else until_s
-        elif self._retry_register_s:
+            until_s = min([until_s, *(agent.next_s for agent in self.agents.values())])
+            until_s = min(until_s, self._renewed_s + self._lease.length_s / 8) if self._renewed_s is not None else until_s
+        elif self._retry_register_s is not None:
             until_s = min(until_s, self._retry_register_s)
         if self._stop_s is not None:
             until_s = min(until_s, now_s + 0.1)
@@ -217,7 +217,8 @@ class Starter:
 
     def _settle(self) -> None:
         now_s = time.monotonic()
-        if not self._committer.is_registered and self._session is SessionState.CONNECTED and now_s >= self._retry_register_s:
+        is_due = self._retry_register_s is None or now_s >= self._retry_register_s
+        if not self._committer.is_registered and self._session is SessionState.CONNECTED and is_due:
             self._register()
             now_s = time.monotonic()
         acting = self._committer.is_registered and self._lease.is_valid()
@@ -251,7 +252,7 @@ class Starter:
         if state is SessionState.LOST:
             self._unregister("the session is gone")
         elif state is SessionState.CONNECTED:
-            self._retry_register_s = 0.0
+            self._retry_register_s = None
 
     def on_fenced(self, node: str) -> None:
         """A fence has moved: everything of that node is dead to the cluster."""
@@ -287,7 +288,7 @@ class Starter:
             self._log.warning("not_registered", error=str(error))
         else:
             self._backoff.reset()
-            self._retry_register_s = 0.0
+            self._retry_register_s = None
             self._metrics.registrations.inc()
             self._lease.rearm()
             for board in self._boards:
@@ -299,9 +300,9 @@ class Starter:
         """Exclusive work lives as long as the lease that its spawner was told of."""
         infos = {work.info for agent in self.agents.values() for works in (agent.blocks.values(), agent.jobs.holds) for work in works}
         if not any(info is not None and info.is_exclusive for info in infos):
-            self._renewed_s = 0.0
+            self._renewed_s = None
             return
-        if self._renewed_s and now_s - self._renewed_s < self._lease.length_s / 8 * 0.9:
+        if self._renewed_s is not None and now_s - self._renewed_s < self._lease.length_s / 8 * 0.9:
             return
         self._renewed_s = now_s
         end_ns = time.clock_gettime_ns(_BOOTTIME) + int(self._lease.remaining_s() * 1e9)
@@ -398,9 +399,9 @@ class Starter:
         starved_s = self._io.starved_since_s
         pending = self._io.pending_bytes
         why = ""
-        if pending >= (self._spool_cap // 2 if is_drained and self._io.down_since_s else self._spool_cap):
+        if pending >= (self._spool_cap // 2 if is_drained and self._io.down_since_s is not None else self._spool_cap):
             why = f"outputs that wait for the data store fill the spool ({format_size(pending)} of {format_size(self._spool_cap)})"
-        elif starved_s and now_s - starved_s > _STARVED_S:
+        elif starved_s is not None and now_s - starved_s > _STARVED_S:
             why = "the data store does not answer, so inputs of work cannot be read"
         for agent in self.agents.values():
             if why and "store" not in agent.drains:
@@ -423,14 +424,14 @@ class Starter:
     def _progress_stop(self, now_s: float, *, acting: bool) -> None:
         assert self._stop_s is not None
         if acting:
-            self._quiet_since_s = 0.0
-        elif not self._quiet_since_s:
+            self._quiet_since_s = None
+        elif self._quiet_since_s is None:
             self._quiet_since_s = now_s
         agents = self.agents.values()
         too_late_s = self._stop_s + _KILL_GRACE_S + _LAST_COMMITS_S
         if all(agent.is_empty for agent in agents) and not self._committer.in_flight:
             self._finished = True
-        elif (self._quiet_since_s and now_s - self._quiet_since_s > _NO_CONTACT_S) or now_s > too_late_s:
+        elif (self._quiet_since_s is not None and now_s - self._quiet_since_s > _NO_CONTACT_S) or now_s > too_late_s:
             self._log.warning("stopped_with_work", total=sum(len(agent.blocks) for agent in agents))
             self._finished = True
         elif now_s >= self._stop_s:

@@ -6,6 +6,7 @@ event can be lost by being handled at the wrong moment.
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 import zlib
@@ -83,11 +84,11 @@ class NodeAgent:
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: who wants no new work here -> why
         self._trouble = TroubleMark(self, shared)
-        self.next_s = 0.0  #: monotonic time of the next `settle` that is needed without a new fact, 0.0 = none
+        self.next_s = math.inf  #: monotonic time of the next `settle` that is needed without a new fact, inf = none
         self._shared = shared
-        self._mark_wrong_s = 0.0
-        self._split_s = 0.0
-        self._given_s = 0.0
+        self._mark_wrong_s: float | None = None
+        self._split_s: float | None = None
+        self._given_s = -math.inf
         self._returning: set[BlockKey] = set()
         self._stager = Stager(
             shared.io,
@@ -175,7 +176,7 @@ class NodeAgent:
         """A new registration stands; the blocks that were adopted are in `blocks`."""
         self.incarnation = incarnation
         self.idle = IdleMark(present=idle)
-        self._mark_wrong_s = 0.0
+        self._mark_wrong_s = None
         self._returning.clear()
         self._trouble.reset()
         self.puller.reset()
@@ -211,11 +212,10 @@ class NodeAgent:
 
     def settle(self, boards: Sequence[Board], hungry_nodes: frozenset[str], now_s: float) -> None:
         """Does what can be done now; only while the Starter is registered and its lease is valid."""
-        self.next_s = 0.0
+        self.next_s = math.inf
         self._trouble.settle(now_s)
         self.hands.settle(boards, now_s)
-        if self.hands.due_s:
-            self._at(self.hands.due_s)
+        self._at(self.hands.due_s)
         if self.is_draining:
             self._give_back_unstarted()
         try:
@@ -226,8 +226,7 @@ class NodeAgent:
             self._at(now_s + 1.0)
         if not self.is_draining and self._shared.io.pending_bytes < self._shared.spool_cap:
             self.puller.run(boards, now_s)
-            if self.puller.retry_s:
-                self._at(self.puller.retry_s)
+            self._at(self.puller.retry_s)
         else:
             self.puller.is_hungry = False
         self._flush(now_s)
@@ -246,8 +245,7 @@ class NodeAgent:
             self._busy.set(busy)
 
     def _at(self, at_s: float) -> None:
-        if not self.next_s or at_s < self.next_s:
-            self.next_s = at_s
+        self.next_s = min(self.next_s, at_s)
 
     def _ended(self, state: State | None, count: int, seconds: float) -> None:
         if state is State.COMPLETED:
@@ -265,8 +263,7 @@ class NodeAgent:
 
     def _flush(self, now_s: float) -> None:
         rest = self._joint.flush(now_s)
-        if self._joint.due_s:
-            self._at(self._joint.due_s)
+        self._at(self._joint.due_s)
         for block in rest:
             key = block.key
             due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self.lanes.cores // key.cores))
@@ -373,11 +370,11 @@ class NodeAgent:
         """The mark comes with a COMPLETE and goes with a CLAIM where there is one; else by itself after a moment."""
         hungry = self.puller.is_hungry
         if hungry == self.idle.present:
-            self._mark_wrong_s = 0.0
+            self._mark_wrong_s = None
             return
         if self.idle.changing or self.puller.in_flight:
             return
-        self._mark_wrong_s = self._mark_wrong_s or now_s
+        self._mark_wrong_s = now_s if self._mark_wrong_s is None else self._mark_wrong_s
         at_s = self._mark_wrong_s + (_IDLE_DELAY_S if hungry or self.is_draining else _SATED_DELAY_S)
         if now_s < at_s:
             self._at(at_s)
@@ -412,14 +409,14 @@ class NodeAgent:
         """Half of the largest tail goes back to the queue, where the hungry find it."""
         others = len(hungry) - (self.name in hungry)
         if not others or self.is_draining:
-            self._split_s = 0.0
+            self._split_s = None
             return
         stalled = self._dispatch.is_stalled(now_s)
         free = [block for block in self.blocks.values() if block.sending is None and block.tail(1)]
         long_waiting = [block for block in free if self._worth(block, stalled=stalled)]
         if not long_waiting:
             return
-        if not self._split_s:
+        if self._split_s is None:
             self._split_s = now_s + _STAGGER_S * (zlib.crc32(f"{self.name}{min(hungry)}".encode()) % 100) / 100
         if now_s < self._split_s:
             self._at(self._split_s)

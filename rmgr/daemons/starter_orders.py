@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -37,7 +38,7 @@ class _Active:
     guid: str
     order: InboxOrder
     starts: BlockKey | None = None
-    since_s: float = 0.0
+    since_s: float = -math.inf
     crossing: bool = False
 
 
@@ -67,7 +68,7 @@ class Orders:
         self._reading: set[str] = set()
         self._listing = False
         self._watched = False
-        self._listed_s = 0.0
+        self._listed_s = -math.inf
         self._generation = 0
 
     def reset(self) -> None:

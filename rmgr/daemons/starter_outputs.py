@@ -7,6 +7,7 @@ result is the finished outcome; only then may a COMPLETE carry it.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import threading
 import uuid
@@ -48,7 +49,7 @@ class Flushed:
     sizes: list[int] = field(default_factory=lambda: [0, 0])
     parts: list[int] = field(default_factory=lambda: [0, 0])
     lock: threading.Lock = field(default_factory=threading.Lock)  #: held while parts are written
-    next_s: float = 0.0  #: monotonic time of the next flush
+    next_s: float = -math.inf  #: monotonic time of the next flush
     every_s: float = 2.0
     is_flushing: bool = False
 

@@ -134,7 +134,7 @@ class Puller:
         self._without: set[int] = set()  #: submissions that need one of them
         self._seen: _Appetite | None = None
         self.is_hungry = False  #: slots are free and nothing can be claimed
-        self.retry_s = 0.0  #: monotonic time at which `run` is worth calling again, 0.0 = when something changes
+        self.retry_s = math.inf  #: monotonic time at which `run` is worth calling again, inf = when something changes
 
     @property
     def in_flight(self) -> int:
@@ -159,7 +159,7 @@ class Puller:
     def run(self, boards: Sequence[Board], now_s: float) -> None:
         """One pass over the queues, highest rank first."""
         self.is_hungry = False
-        self.retry_s = 0.0
+        self.retry_s = math.inf
         empty = True
         self._seen = None
         self._lacking.clear()
@@ -331,8 +331,8 @@ class Puller:
         return _Appetite(max(0, cores), max(0, memory_mib), ahead_s, others)
 
     def _retry(self, at_s: float | None) -> None:
-        if at_s is not None and (not self.retry_s or at_s < self.retry_s):
-            self.retry_s = at_s
+        if at_s is not None:
+            self.retry_s = min(self.retry_s, at_s)
 
     # -- the claim -----------------------------------------------------------------------------------------------------------
 

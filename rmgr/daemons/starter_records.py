@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -47,7 +48,7 @@ class Info:
     origin: Submission | None = None  #: the record as it lies in ZooKeeper, which is what its user signed
     spec: bytes = b""  #: digest of what is signed of it, once it was needed
     is_closed: bool = False
-    read_s: float = 0.0  #: monotonic time at which `is_closed` was seen
+    read_s: float = -math.inf  #: monotonic time at which `is_closed` was seen
     needs: Needs = field(init=False)  #: other resources of one process
     kind: str | int = field(init=False)  #: what its commands share with others that take similar times: script and arguments
 
@@ -184,7 +185,7 @@ class Records:
 
     def is_refused(self, submission: int) -> bool:
         """It cannot be read at present (gone, a newer format, bad): leave its blocks alone for some seconds."""
-        return time.monotonic() < self._refused_s.get(submission, 0.0)
+        return time.monotonic() < self._refused_s.get(submission, -math.inf)
 
     def is_open(self, submission: int, age_s: float) -> bool | None:
         """Whether it was open `age_s` seconds ago or later; None: it is being looked at."""

@@ -89,14 +89,15 @@ class NodeAnswering:
         streams = [name for name in keys.STREAMS if stream in ("", name)]
         at = dict(zip(keys.STREAMS, offsets, strict=True))
         seen = 0
-        ending_s = 0.0
+        ending_s: float | None = None
         while is_active():
             found = self._find(submission, index)
             if found is None or (attempt and found.attempt != attempt) or (seen and found.attempt != seen):
                 if not seen:
                     raise NotFound(f"task {submission}_{index} does not run on this node", hint=f"rmgr logs {submission}_{index}")
                 # It has ended, and its output is still on the way to the store (or there never was any).
-                ending_s = ending_s or time.monotonic() + (_SETTLE_S if found is None and self._is_here(submission, index) else 0.0)
+                if ending_s is None:
+                    ending_s = time.monotonic() + (_SETTLE_S if found is None and self._is_here(submission, index) else 0.0)
                 if time.monotonic() >= ending_s:
                     yield LogPiece(stream="", data=b"", offset=0, attempt=seen, ended=True)
                     return

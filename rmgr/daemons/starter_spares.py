@@ -6,6 +6,7 @@ Only what is as it was made is kept (the caller sees to that), and not for long:
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Hashable
@@ -24,7 +25,7 @@ class Spares:
         self._after = after
         self._remove = remove
         self._free: dict[Hashable, list[Path]] = {}
-        self._wanted_s = 0.0
+        self._wanted_s = -math.inf
         self._is_looking = False
 
     def take(self, kind: Hashable) -> Path | None:
@@ -78,7 +79,7 @@ class Untouched:
 
     def is_as_made(self, place: Path) -> bool:
         """Nobody has left anything in it, or changed it, since it was made."""
-        made, lent_s = self._made.get(place), self._lent_s.get(place, 0.0)
+        made, lent_s = self._made.get(place), self._lent_s.get(place, -math.inf)
         try:
             return made is not None and marks_of(place) == made[0] and (lent_s > made[1] or not os.listdir(place))
         except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 #: Failures of slots, files, spool within the window that put the node out.
@@ -20,7 +21,7 @@ class Strikes:
         self.last = ""
         self._own: deque[float] = deque(maxlen=OWN)
         self._starts: dict[str, float] = {}
-        self.out_until_s = float("-inf")  #: the node takes no work before this (monotonic)
+        self.out_until_s = -math.inf  #: the node takes no work before this (monotonic)
 
     def add(self, what: str, detail: str, now_s: float) -> None:
         """The node failed at `what`; for `start_failed` the detail begins with the submission and a colon."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class ClusterRoutes:
         self._leader = ""
         self._leader_is_known = False
         self._nodes: frozenset[str] = frozenset()
-        self._nodes_read_s = 0.0
+        self._nodes_read_s = -math.inf
 
     def leader(self, wanted: str) -> str:
         """See `Routes`. Cost: nothing while `/epoch` does not change."""

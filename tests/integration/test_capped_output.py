@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import uuid
@@ -105,7 +106,7 @@ def test_a_follower_that_is_behind_gets_a_line_for_the_dropped_middle_once(flood
 def test_what_is_flushed_of_it_holds_no_hole_and_goes_on_to_the_end(flood: Flood) -> None:
     flood.logs.flush([flood.lane], time.monotonic())  # type: ignore[list-item]
     until(lambda: not flood.logs._flushed[flood.seq].is_flushing)
-    flood.logs._flushed[flood.seq].next_s = 0.0
+    flood.logs._flushed[flood.seq].next_s = -math.inf
     flood.logs.flush([flood.lane], time.monotonic())  # type: ignore[list-item]
     flushed = flood.logs.take(flood.seq)
     assert flushed is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import pickle
 import random
 from dataclasses import replace
@@ -72,7 +73,7 @@ def test_the_last_part_deletes_the_block() -> None:
     assert block.due_s(task_s=None, slots=2) is None, "one multi of a block at a time"
     assert isinstance(block.committed(), Part)
     assert not block.is_over
-    assert block.due_s(task_s=None, slots=2) == 0.0
+    assert block.due_s(task_s=None, slots=2) == -math.inf
     multi = block.complete(block.take_part(), 7, "s2")
     assert multi.ops[1] == Delete(paths.running_block("n1", block.key), 1)
     block.committed()
@@ -108,11 +109,11 @@ def test_outcomes_wait_only_for_a_block_that_ends_within_the_gathering_time() ->
     block = a_block(100)
     block.hand_out(100)
     finish(block, [10])
-    assert block.due_s(task_s=None, slots=2) == 0.0
-    assert block.due_s(task_s=1.0, slots=2) == 0.0
+    assert block.due_s(task_s=None, slots=2) == -math.inf
+    assert block.due_s(task_s=1.0, slots=2) == -math.inf
     assert block.due_s(task_s=0.0001, slots=2) == pytest.approx(1.0 + GATHER_S)
     finish(block, list(range(11, 110)))
-    assert block.due_s(task_s=0.0001, slots=2) == 0.0
+    assert block.due_s(task_s=0.0001, slots=2) == -math.inf
 
 
 def test_a_tail_is_given_back_once_and_another_one_later() -> None:
