@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from functools import partial
@@ -87,7 +88,7 @@ class Fences:
         self.seen_s: dict[str, float] = {}
         self._cluster = cluster
         self._nodes = nodes
-        self._looked_s = 0.0
+        self._looked_s = -math.inf
         self._look()
 
     @property

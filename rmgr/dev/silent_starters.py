@@ -8,6 +8,7 @@ input `{"alive": n}`, how many sessions stand. Killing the process is killing al
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import socket
@@ -61,7 +62,7 @@ class Silent:
         self.link.setblocking(False)
         self.link.connect_ex((spec.host, spec.port))
         self.is_registered = False
-        self.ping_s = 0.0
+        self.ping_s = -math.inf
         self._received = bytearray()
         self._hear: Callable[[bytes], None] = self._introduced
 

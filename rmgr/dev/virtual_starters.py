@@ -160,7 +160,7 @@ class VirtualWorker:
         """See `Worker`."""
         runner = self.slot.runner
         with self._lock:
-            at_s = max(time.monotonic(), self._queue[-1][0] if self._queue else 0.0)
+            at_s = max(time.monotonic(), self._queue[-1][0]) if self._queue else time.monotonic()
             for item in batch.items:
                 at_s += runner.task_s
                 self._queue.append((at_s, item.seq, item.payload))

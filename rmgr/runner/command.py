@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import math
 import os
 import resource
 import signal
@@ -86,10 +87,10 @@ class Launcher:
         self._script: list[str] = []
         self._shared = dict(os.environ)  #: nothing changes it later
         self._spare = ""  #: a work directory as new
-        self._spare_until = 0  #: when it goes, 0 = a command may follow at once
+        self._spare_until: int | None = None  #: when it goes (ns), None = a command may follow at once
         self._made: tuple[int, ...] = ()  #: its marks when it was made
         self._named = 0  #: its attributes when it was made
-        self._aged_ns = 0  #: a command that begins later cannot change it unseen by its marks
+        self._aged_ns = math.inf  #: a command that begins later cannot change it unseen by its marks
         self._at = directory  #: the present directory of this process
         self.removers: set[int] = set()  #: processes that remove work directories
 
@@ -100,7 +101,7 @@ class Launcher:
                 self._prepare(batch)
             except OSError as error:
                 raise StartFailed(f"script or input cannot be written on {self._node}: {error.strerror}", 126, error.errno) from None
-        self._spare_until = 0
+        self._spare_until = None
         environ = command_environment(self._base, batch.shape, item)
         directory, owns = item.directory, not item.directory
         if owns:
@@ -348,18 +349,18 @@ class Launcher:
         """No command follows at present: if none does in a moment, no work directory stays."""
         if not self._spare:
             return
-        if not self._spare_until:
+        if self._spare_until is None:
             self._spare_until = now + _SPARE_NS
         elif now >= self._spare_until:
-            directory, self._spare, self._spare_until = self._spare, "", 0
+            directory, self._spare, self._spare_until = self._spare, "", None
             self._leave(directory)
 
     @property
-    def tidies_ns(self) -> int:
-        """When `tidy` is to be called again, 0 = it need not be."""
+    def tidies_ns(self) -> int | None:
+        """When `tidy` is to be called again, None = it need not be."""
         return self._spare_until
 
-    def _leave(self, directory: str, *, again: bool = False, began_ns: int = 0) -> None:
+    def _leave(self, directory: str, *, again: bool = False, began_ns: float = -math.inf) -> None:
         """Leaves and removes a work directory; a big one in the background.
 
         again: it may be the next command's if it is as it was made. began_ns: when the command began that had it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -67,10 +68,10 @@ class Commands:
         self._current: Running | None = None
         self._exit: tuple[int, resource.struct_rusage] | None = None  # of a command whose processes are not all gone yet
         self._ending: Ending | None = None
-        self._suspended_ns = 0
+        self._suspended_ns: int | None = None
         self._shift_ns = 0  # by how much suspensions move the time limit
         self._ends: list[CommandEnd] = []
-        self._ends_since = 0
+        self._ends_since = -math.inf
         self._capped = 0
         self.lease_end_ns = 0
 
@@ -149,7 +150,7 @@ class Commands:
     def suspend(self, now: int) -> None:
         """Stops it in place; its time limit stands still too."""
         current = self._current
-        if current is not None and not self._suspended_ns:
+        if current is not None and self._suspended_ns is None:
             self._suspended_ns = now
             if current.group is None or not current.group.freeze(True):
                 send_all(current.pid, signal.SIGSTOP)
@@ -157,9 +158,9 @@ class Commands:
     def resume(self, now: int) -> None:
         """Continues it."""
         current = self._current
-        if current is not None and self._suspended_ns:
+        if current is not None and self._suspended_ns is not None:
             self._shift_ns += now - self._suspended_ns
-            self._suspended_ns = 0
+            self._suspended_ns = None
             if current.group is not None:
                 current.group.freeze(False)
             send_all(current.pid, signal.SIGCONT)
@@ -188,7 +189,7 @@ class Commands:
             if group is not None and memory:
                 group.set_memory(memory)
             self._board.start(item.seq, now)
-            self._shift_ns = self._suspended_ns = 0
+            self._shift_ns, self._suspended_ns = 0, None
             affinity.bind(batch.shape.environ.get(affinity.VARIABLE, ""))  # this process, and so the command
             try:
                 self._current = self._launcher.start(batch, item, group)
@@ -223,7 +224,7 @@ class Commands:
                 self.kill(Reason.LEASE_LOST)
                 return None
             moments.append(self.lease_end_ns)
-        if shape.limit_us and self._ending is None and not self._suspended_ns:
+        if shape.limit_us and self._ending is None and self._suspended_ns is None:
             end = current.started_ns + shape.limit_us * 1000 + self._shift_ns
             if now >= end:
                 self.stop(0, Reason.TIME_LIMIT, shape.grace_us, now)
@@ -266,10 +267,10 @@ class Commands:
 
     # -- telling -------------------------------------------------------------------------------------------------------
 
-    def next_report(self) -> int | None:
+    def next_report(self) -> float | None:
         """When `report` has something to tell at the latest (ns)."""
         moments = [self._ends_since + _REPORT_NS] if self._ends else []
-        if self._launcher.tidies_ns:
+        if self._launcher.tidies_ns is not None:
             moments.append(self._launcher.tidies_ns)
         if self._current is not None and not self._current.is_told:
             moments.append(self._current.started_ns + _TELL_NS)

@@ -160,7 +160,7 @@ class Launch:
         self._codes: dict[int, int] = {}
         self._total = total
         self._names = {first + at: node for node, first, count in spread for at in range(count)}
-        self._kill_s = 0.0
+        self._kill_s: float | None = None
         self._first_bad = 0  #: code of the rank for which the others were ended
         self._signals: list[tuple[int, int]] = []
         self._wake_r, self._wake_w = os.pipe()
@@ -196,14 +196,14 @@ class Launch:
 
     def _turn(self) -> None:
         waits = [self._crew.tick_s] if self._crew.tick_s is not None else []
-        if self._kill_s:
+        if self._kill_s is not None:
             waits.append(max(0.0, self._kill_s - time.monotonic()))
         for key, _ in self._selector.select(min(waits, default=None)):
             if key.fd in self._selector.get_map():
                 key.data()
         if self._crew.tick_s is not None:
             self._crew.reap()
-        if self._kill_s and time.monotonic() >= self._kill_s:
+        if self._kill_s is not None and time.monotonic() >= self._kill_s:
             self._kill()
 
     # -- starting ----------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class Launch:
         self._kill_s = time.monotonic() + _GRACE_S
 
     def _kill(self) -> None:
-        self._kill_s = 0.0
+        self._kill_s = None
         self._crew.kill()
         for remote in self._remotes:
             with contextlib.suppress(OSError):

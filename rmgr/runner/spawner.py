@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import contextlib
 import gc
+import math
 import mmap
 import os
 import selectors
@@ -57,8 +58,8 @@ class Spawner:
         # Pages of it exist as far as a message has ever been long; a new one for each message would cost four system calls.
         self._buffer = memoryview(mmap.mmap(-1, _RECEIVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._closing = False
-        self._dirty_since = 0
-        self._next_tick = 0
+        self._dirty_since: int | None = None
+        self._next_tick = -math.inf
         self._soon: int | None = None
         features = ["subreaper"] if become_subreaper() else []
         features += [name for name in ("cgroup", "freezer", "pids") if getattr(setup, name)]
@@ -105,7 +106,7 @@ class Spawner:
             now = time.clock_gettime_ns(CLOCK)
             if now >= self._next_tick or (self._soon is not None and now >= self._soon):
                 self._tick(now)
-            if not self._dirty_since and not self._closing and self._commands.advance():
+            if self._dirty_since is None and not self._closing and self._commands.advance():
                 self._look(now)
             self._commands.report(now)
             if self._closing and self._commands.is_idle and not self._workers:
@@ -118,7 +119,7 @@ class Spawner:
                     with contextlib.suppress(BlockingIOError):
                         os.read(key.fd, 4096)
                     if key.fd == self._poke_r:
-                        self._next_tick = 0
+                        self._next_tick = -math.inf
 
     def _timeout(self) -> float:
         until = self._next_tick
@@ -132,11 +133,11 @@ class Spawner:
         calm = self._workers.calm(now)
         self._soon = self._workers.check(now)
         self._look(now)
-        if self._dirty_since:
+        if self._dirty_since is not None:
             self._clean(now)
         calm = calm and self._commands.is_idle
         self._next_tick = now + (
-            _LINGER_TICK_NS if self._commands.lingers or self._dirty_since else _SLOW_TICK_NS if calm else _TICK_NS
+            _LINGER_TICK_NS if self._commands.lingers or self._dirty_since is not None else _SLOW_TICK_NS if calm else _TICK_NS
         )
 
     def _look(self, now: int) -> None:
@@ -281,16 +282,16 @@ class Spawner:
         killed, left = kill_strangers(self._children, self._known(), forks=self._forks)
         if killed:
             self._surprise("leftovers", f"{killed} processes killed")
-        if left and not self._dirty_since:
+        if left and self._dirty_since is None:
             self._dirty_since = time.clock_gettime_ns(CLOCK)
-            self._next_tick = 0
+            self._next_tick = -math.inf
         return killed
 
     def _clean(self, now: int) -> None:
         """Something did not die: again, and then the whole slot."""
         _, left = kill_strangers(self._children, self._known(), forks=self._forks)
         if not left:
-            self._dirty_since = 0
+            self._dirty_since = None
         elif now - self._dirty_since > _STUBBORN_NS:
             self._surprise("escaped", f"{left} processes cannot be killed")
             self._commands.report(now, at_once=True)

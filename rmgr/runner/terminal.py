@@ -105,14 +105,14 @@ class _Session:
 
     def run(self) -> int:
         self._reap()  # it may have ended before its end could be heard of
-        end_s = 0.0
+        end_s: float | None = None
         while self._code is None:
-            for key, events in self._selector.select(max(0.0, end_s - time.monotonic()) if end_s else None):
+            for key, events in self._selector.select(max(0.0, end_s - time.monotonic()) if end_s is not None else None):
                 if key.fd in self._selector.get_map():
                     key.data(events)
-            if self._is_left and not end_s:
+            if self._is_left and end_s is None:
                 end_s = time.monotonic() + _LEAVE_S
-            elif end_s and time.monotonic() >= end_s:
+            elif end_s is not None and time.monotonic() >= end_s:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._pid, signal.SIGKILL)
                 end_s = time.monotonic() + _LEAVE_S

@@ -10,6 +10,7 @@ import ctypes
 import faulthandler
 import gc
 import io
+import math
 import mmap
 import os
 import resource
@@ -95,7 +96,7 @@ class Worker:
         self._results = Results(directory)
         self._encoder = msgspec.msgpack.Encoder()
         self._size = self._count = 0
-        self._unsent_since = 0
+        self._unsent_since = -math.inf
         self._skipped: list[int] = []
         self._send_lock, self._receive_lock = threading.Lock(), threading.Lock()
         self._granted = 0

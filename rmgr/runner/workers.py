@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import signal
@@ -49,9 +50,9 @@ class Watched:
     stopping: Stopping | None = None
     killed_for: tuple[int, Reason] | None = None  #: (seq it was meant for, why)
     limit_seq: int = 0  #: the task whose limit has been acted on
-    suspended_ns: int = 0  #: since when; 0 = it is not
+    suspended_ns: int | None = None  #: since when; None = it is not
     shift: tuple[int, int] = (0, 0)  #: (seq, ns by which its suspensions move its time limit)
-    busy_ns: int = 0
+    busy_ns: float = -math.inf  #: when its worker was last found at work
     capped: set[int] = field(default_factory=set)
 
 
@@ -181,7 +182,7 @@ class Workers:
                 continue
             if board.exclusive:
                 soonest = _sooner(soonest, self.lease_end_ns)
-            if board.limit_ns and watched.limit_seq != seq and not watched.suspended_ns:
+            if board.limit_ns and watched.limit_seq != seq and watched.suspended_ns is None:
                 end = started + board.limit_ns + (watched.shift[1] if watched.shift[0] == seq else 0)
                 if now >= end:
                     watched.limit_seq = seq
@@ -214,7 +215,7 @@ class Workers:
         watched.board.terminate(current, reason)
         send(watched.pid, signal.SIGTERM)
         send_all(watched.pid, signal.SIGTERM, watched.group, leader_too=False)
-        if watched.suspended_ns:
+        if watched.suspended_ns is not None:
             self.resume(watched, now)
 
     def kill(self, watched: Watched, reason: Reason, seq: int) -> None:
@@ -232,18 +233,18 @@ class Workers:
 
     def suspend(self, watched: Watched, now: int) -> None:
         """Stops it in place; its time limit stands still too."""
-        if not watched.suspended_ns:
+        if watched.suspended_ns is None:
             watched.suspended_ns = now
             if watched.group is None or not watched.group.freeze(True):
                 send_all(watched.pid, signal.SIGSTOP)
 
     def resume(self, watched: Watched, now: int) -> None:
         """Continues it."""
-        if watched.suspended_ns:
+        if watched.suspended_ns is not None:
             seq = watched.board.seq
             before = watched.shift[1] if watched.shift[0] == seq else 0
             watched.shift = (seq, before + now - watched.suspended_ns)
-            watched.suspended_ns = 0
+            watched.suspended_ns = None
             if watched.group is not None:
                 watched.group.freeze(False)
             send_all(watched.pid, signal.SIGCONT)
