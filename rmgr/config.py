@@ -83,7 +83,8 @@ class StarterConfig:
     advertise: str = ""  #: HOST[:PORT] where others reach it; default: where it listens, or the host name if that is everywhere
     #: port for direct lines of clients, on the host of `listen`: news of single tasks, some of a millisecond earlier; 0 = any, -1 = none
     line_port: int = 0
-    metrics: str = "127.0.0.1:0"
+    #: HOST:PORT, or an address alone: port 9720, or the next of ten that is free
+    metrics: str = "127.0.0.1"
     stop_grace_s: float = 30.0  #: SIGTERM: how long running work may take to finish
     log_cap_bytes: int = 64 * 1024 * 1024  #: output kept of one stream of one task
     spool_cap_bytes: int = 1024 * 1024 * 1024  #: finished outputs kept while the store is away
@@ -97,7 +98,7 @@ class WatchdogConfig:
 
     listen: str = "127.0.0.1:0"
     advertise: str = ""  #: as a Starter's
-    metrics: str = "127.0.0.1:0"
+    metrics: str = "127.0.0.1"  #: as a Starter's; 9710
     resync_s: float = 20.0  #: full comparison of memory and znodes
 
 
@@ -106,7 +107,7 @@ class SubmitterConfig:
     """A Submitter gateway (section [submitter])."""
 
     listen: str = "127.0.0.1:0"
-    metrics: str = "127.0.0.1:0"
+    metrics: str = "127.0.0.1"  #: as a Starter's; 9730
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

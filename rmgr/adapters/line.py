@@ -14,12 +14,11 @@ import selectors
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rmgr.adapters.channel import Loop
-from rmgr.adapters.pki import identity_of
+from rmgr.adapters.tls import ServerContext, context_of, peer_of
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.frames import FrameError, FrameReader, encode
 from rmgr.model.identity import Identity, Role
@@ -158,9 +157,9 @@ def dial(
         _tune(made)
         peer = None
         if credentials is not None:
-            context = _context(credentials, ssl.PROTOCOL_TLS_CLIENT)
+            context = context_of(credentials, ssl.PROTOCOL_TLS_CLIENT)
             made = context.wrap_socket(made, server_hostname=f"{Role.STARTER}.rmgr")
-            peer = _peer_of(made)
+            peer = peer_of(made)
             if peer.cluster != credentials.identity.cluster or peer.key_id != key_id:
                 raise PermissionDenied(f"{address} is answered by {peer.role} {peer.name}, not by the Starter that registered it")
         return Line(loop, made, peer=peer, **callbacks)
@@ -193,7 +192,7 @@ class LineServer:
         self._on_message = on_message
         self._lines: set[Line] = set()
         self._greeting: set[socket.socket] = set()
-        self._shown: tuple[int, ssl.SSLContext] | None = None
+        self._context = ServerContext(credentials) if credentials is not None else None
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._sock = socket.create_server(address, family=family, backlog=64)
         self._sock.setblocking(False)
@@ -232,11 +231,11 @@ class LineServer:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             _tune(sock)
-        if self._credentials is None:
+        if self._context is None:
             self._welcome(sock, None)
             return
         try:
-            sock = self._own_context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            sock = self._context.current().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         except (OSError, ConfigError):
             sock.close()
             return
@@ -256,7 +255,7 @@ class LineServer:
             return
         assert self._credentials is not None
         try:
-            peer = _peer_of(sock)
+            peer = peer_of(sock)
         except PermissionDenied:
             self._turn_away(sock)
             return
@@ -284,14 +283,6 @@ class LineServer:
         else:
             self._on_message(line, message)
 
-    def _own_context(self) -> ssl.SSLContext:
-        """That of the certificate as it is now: a renewed one needs no restart."""
-        assert self._credentials is not None
-        stamp = Path(self._credentials.path("tls.crt")).stat().st_mtime_ns
-        if self._shown is None or self._shown[0] != stamp:
-            self._shown = stamp, _context(self._credentials, ssl.PROTOCOL_TLS_SERVER)
-        return self._shown[1]
-
 
 def _tune(sock: socket.socket) -> None:
     """What is said leaves at once, and a line to a machine that is gone ends within two minutes."""
@@ -305,22 +296,3 @@ def _tune(sock: socket.socket) -> None:
     ):
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _context(credentials: Credentials, protocol: int) -> ssl.SSLContext:
-    """Both ends show certificates of the cluster's authority; nobody else's word counts."""
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_mode = ssl.CERT_REQUIRED
-    try:
-        context.load_verify_locations(cadata=credentials.ca_pem.decode())
-        context.load_cert_chain(credentials.path("tls.crt"), credentials.path("tls.key"))
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"{credentials.directory}: {error}", hint="[security] dir must name a complete bundle: rmgr doctor") from error
-    return context
-
-
-def _peer_of(sock: Any) -> Identity:
-    """Whose certificate the other end has shown. Raises PermissionDenied."""
-    shown: Iterable[tuple[str, str]] = (sock.getpeercert() or {}).get("subjectAltName", ())
-    return identity_of([name for kind, name in shown if kind == "URI"])

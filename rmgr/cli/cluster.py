@@ -179,6 +179,7 @@ def _draw_status(view: StatusView) -> None:
             else paint("none", "red", out),
         ),
         ("watchdogs", str(view.watchdogs)),
+        *([("metrics", f"{leader.metrics} (of nodes: rmgr nodes -o +metrics)")] if leader and leader.metrics else []),
         ("zookeeper", _part(view.zookeeper)),
         ("store", _part(view.store)),
         ("nodes", ", ".join(f"{count} {state}" for state, count in view.nodes.items() if count) or "none"),
@@ -203,5 +204,7 @@ def _placing(view: PolicyView) -> str:
 
 def _part(facts: dict[str, object]) -> str:
     word = paint("ok", "green", sys.stdout) if facts.get("ok") else paint("NOT OK", "red", sys.stdout)
-    rest = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in {"ok", "problem"} and value not in {"", None})
+    named = [str(facts["url"])] if facts.get("url") else []
+    others = (name for name in facts if name not in {"ok", "problem", "url", "kind"})
+    rest = ", ".join([*named, *(f"{name} {facts[name]}" for name in others if facts[name] not in {"", None})])
     return f"{word}  {printable(rest)}".rstrip()

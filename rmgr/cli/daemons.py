@@ -27,7 +27,8 @@ def _log_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _listen_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = click.option("--metrics", metavar="HOST:PORT", help="Prometheus metrics; port 0 = any free one  [127.0.0.1:0]")(function)
+    told = "Prometheus metrics and /healthz; an address alone: the daemon's own port (rmgr nodes -o +metrics)  [127.0.0.1]"
+    function = click.option("--metrics", metavar="HOST[:PORT]", help=told)(function)
     return click.option("--listen", metavar="HOST:PORT", help="gRPC; port 0 = any free one  [127.0.0.1:0]")(function)
 
 

@@ -142,6 +142,7 @@ def node(view: NodeView) -> dict[str, Any]:
         "version": view.version,
         "trouble": view.trouble,
         "until": iso(view.until_us),
+        "metrics": view.metrics,
     }
 
 
@@ -196,6 +197,7 @@ def leader(view: LeaderView | None) -> dict[str, Any] | None:
         "since": iso(view.since_us),
         "endpoint": view.endpoint,
         "version": view.version,
+        "metrics": view.metrics,
     }
 
 

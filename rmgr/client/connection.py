@@ -138,7 +138,6 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.client.engine import Engine
     from rmgr.client.lines import Lines
     from rmgr.client.secured import engine_options
-    from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of, zookeeper_options
 
     credentials = credentials_of(config)
@@ -147,9 +146,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
     try:
         data = open_store(cluster.store, **({"create": False} if cluster.store.startswith("sqlite:") else {}))
         try:
-            owner = remembered(data, timeout_s=timeout_s)
-            meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
-            check_store(meta, owner)
+            meta = verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
             secured = engine_options(coordinator, credentials, config.security, meta.cluster_id, meta.oldest)
             engine = Engine(coordinator, data, lines=lambda engine: Lines(engine, credentials), protocol=meta.protocol, **secured)
             return Connection(engine, config, coordinator, credentials)
@@ -168,7 +165,6 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.client.bootstrap import verify
     from rmgr.client.engine import Engine
     from rmgr.client.secured import engine_options
-    from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of
 
     cluster = config.cluster
@@ -178,9 +174,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     )
     data = GatewayStore(cluster.gateway, credentials=credentials)
     try:
-        owner = remembered(data, timeout_s=timeout_s)
-        meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
-        check_store(meta, owner)
+        meta = verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
         secured = engine_options(coordinator, credentials, config.security, meta.cluster_id, meta.oldest)
         return Connection(Engine(coordinator, data, protocol=meta.protocol, **secured), config, coordinator, credentials)
     except BaseException:

@@ -184,6 +184,7 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
         resources=dict(record.capacity.resources),
         trouble=trouble.kind if trouble is not None else "",
         until_us=trouble.until_us if trouble is not None else 0,
+        metrics=record.metrics if alive else "",
     )
 
 
@@ -248,6 +249,7 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
             since_us=record.since_us,
             endpoint=record.endpoint,
             version=record.version,
+            metrics=record.metrics,
         )
     else:
         problems.append("no WatchDog leads: pulled work goes on, jobs are not placed, losses are not noticed (start one: rmgr watchdog)")

@@ -41,16 +41,15 @@ def rule(reason: Reason, block: BlockData, *, alone: bool, backoff_us: int, max_
     """Whether tasks of `block`, whose attempt ended FAILED with `reason`, may run again.
 
     A loss (NODE_LOST, DATA_LOST, LEASE_LOST) runs again if `resubmit`; it counts against the task only when it was
-    `alone` in its block, and the `max_losses`-th makes it POISON; of lost data it stays DATA_LOST, for no node was harmed.
-    The work's own failure runs again `retries` times, with exponential back-off from `backoff_us` (doubled each time, at
-    most 64-fold). Anything else is final.
+    `alone` in its block, and the `max_losses`-th makes it POISON. The work's own failure runs again `retries` times,
+    with exponential back-off from `backoff_us` (doubled each time, at most 64-fold). Anything else is final.
     """
     if reason in LOSSES:
         if not block.resubmit:
             return GiveUp(reason)
         losses = block.losses + (1 if alone else 0)
         if losses >= max_losses:
-            return GiveUp(Reason.DATA_LOST if reason is Reason.DATA_LOST else Reason.POISON)
+            return GiveUp(Reason.POISON)
         return Again(msgspec.structs.replace(block, losses=losses), 0)
     if reason in OWN_FAILURES:
         if block.failures >= block.retries:

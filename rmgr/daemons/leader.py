@@ -59,7 +59,6 @@ class Leader:
         self.placer.start()
         self._watchdogs.refresh()
         self._requests.start()
-        self._release.look()
         self._desk.after(self._jitter(), self._resync)
 
     def close(self) -> None:

@@ -1,26 +1,78 @@
-"""How somebody who asks for a daemon's measurements is answered: Prometheus' own HTTP, loaded with the first question (2 MiB)."""
+"""Answers one HTTP request for a daemon's measurements or its health; loaded with the first question (2 MiB)."""
 
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler
+from urllib.parse import parse_qs, urlsplit
 
-from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import CollectorRegistry
 
-
-def answering(registry: CollectorRegistry, host: str, port: int) -> Callable[[socket.socket, Any], None]:
-    """What answers on a connection that was accepted at host:port, in a thread of its own."""
-    http = ThreadingWSGIServer((host, port), _Silent, bind_and_activate=False)
-    http.socket.close()  # connections come from elsewhere
-    http.server_name, http.server_port = host, port
-    http.setup_environ()
-    http.set_app(make_wsgi_app(registry))
-    return http.process_request
+#: Largest request: a scraper's headers are some hundred bytes.
+_MOST_BYTES = 8192
+_CHUNK = 64 * 1024
+_WORDS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_PLAIN = "text/plain; charset=utf-8"
+_HELP = "GET /metrics: measurements, for Prometheus\nGET /healthz: 200 while this daemon can work, 503 and the reason while it cannot\n"
 
 
-class _Silent(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nobody wants a line for each look."""
+def answer(sock: socket.socket, registry: CollectorRegistry, health: Callable[[], str], end_s: float) -> None:
+    """Reads one request from `sock`, answers it and says that the connection ends.
+
+    Args: health: why the daemon cannot work, "" while it can. end_s: monotonic time by which all of it is done.
+    Raises: OSError (TimeoutError) when the other end is too slow, or has gone.
+    """
+    head = _read_head(sock, end_s)
+    try:
+        method, target, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
+        where = urlsplit(target)
+    except ValueError:
+        _send(sock, end_s, 400, _PLAIN, _HELP.encode())
+        return
+    if method not in {"GET", "HEAD"}:
+        status, kind, body = 405, _PLAIN, _HELP.encode()
+    elif where.path == "/healthz":
+        why = health()
+        status, kind, body = (503 if why else 200), _PLAIN, f"{why or 'ok'}\n".encode()
+    elif where.path in {"/metrics", "/"}:
+        status, (kind, body) = 200, _measurements(registry, head, where.query)
+    else:
+        status, kind, body = 404, _PLAIN, _HELP.encode()
+    _send(sock, end_s, status, kind, body, is_shown=method == "GET")
+
+
+def _measurements(registry: CollectorRegistry, head: bytes, query: str) -> tuple[str, bytes]:
+    """As Prometheus' own exposition answers: the form that is accepted, all measurements or those of `?name[]=`."""
+    fields = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    accept = next((value.strip().decode("latin-1") for name, _, value in fields if name.strip().lower() == b"accept"), "")
+    encoder, kind = choose_encoder(accept)
+    names = parse_qs(query).get("name[]")
+    return kind, encoder(registry.restricted_registry(names) if names else registry)
+
+
+def _read_head(sock: socket.socket, end_s: float) -> bytes:
+    head = b""
+    while b"\r\n\r\n" not in head:
+        sock.settimeout(_left_s(end_s))
+        chunk = sock.recv(4096)
+        if not chunk or len(head) > _MOST_BYTES:
+            raise ConnectionError("no request came")
+        head += chunk
+    return head
+
+
+def _send(sock: socket.socket, end_s: float, status: int, kind: str, body: bytes, *, is_shown: bool = True) -> None:
+    head = f"HTTP/1.1 {status} {_WORDS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    data = memoryview(head.encode() + (body if is_shown else b""))
+    while data:
+        sock.settimeout(_left_s(end_s))
+        data = data[sock.send(data[:_CHUNK]) :]
+
+
+def _left_s(end_s: float) -> float:
+    left_s = end_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("too slow")
+    return left_s

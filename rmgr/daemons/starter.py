@@ -24,7 +24,7 @@ from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import read_settings
 from rmgr.config import Config, StarterConfig
 from rmgr.coord.ports import Coordinator, Store
-from rmgr.daemons.metrics_place import serve_metrics
+from rmgr.daemons.metrics_place import MetricsPlace
 from rmgr.daemons.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.starter_accounts import open_to_users, policy_of, runs_as_user
 from rmgr.daemons.starter_binding import processors_of
@@ -44,12 +44,13 @@ from rmgr.daemons.starter_registry import Identity, Registry
 from rmgr.daemons.starter_service import NodeAnswering
 from rmgr.daemons.starter_terminal import TerminalAnswering
 from rmgr.daemons.starter_trust import Gate
+from rmgr.daemons.working import Working
 from rmgr.errors import ConfigError
 from rmgr.model.identity import Role
 from rmgr.model.ids import check_name
 from rmgr.model.node import Meta
 from rmgr.model.resources import CUDA, GPU, Capacity, NodeAttributes
-from rmgr.runtime.advertise import advertised
+from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
@@ -86,7 +87,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
         store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s)
         try:
             meta, credentials = recognise(coordinator, credentials, config, known, wait_s=_META_WAIT_S, log=log)
-            store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+            store.belong_to(meta.cluster_id)
             where = {"zookeeper": coordinator.hosts, "store": config.cluster.store, "directory": str(directory)}
             log.info("starter_started", cluster_id=meta.cluster_id, **where)
             if credentials is not None:
@@ -177,6 +178,7 @@ def build(
     *,
     endpoint: str = "",
     line: str = "",
+    metrics_at: str = "",
     progress: Callable[[], None] = lambda: None,
     cgroups: CgroupConfig | None = None,
     store_note: Callable[[], str] = str,
@@ -276,7 +278,7 @@ def build(
     for name, runner in zip(names, runners, strict=True):
         agents[name] = NodeAgent(name, shared, runner, capacity=capacity, attributes=attributes, files=directory / name / "stage")
     key_id = credentials.identity.key_id if credentials is not None else ""
-    identity = Identity(endpoint=endpoint, line=line, key_id=key_id)
+    identity = Identity(endpoint=endpoint, line=line, key_id=key_id, metrics=metrics_at)
     registry = Registry(coordinator, committer, identity, progress=progress, is_stopping=stopping, log=log)
     disk = DiskWatch(directory)
     starter = Starter(
@@ -343,6 +345,7 @@ def _serve(
     agents: dict[str, NodeAgent] = {}
     lines = _open_lines(config.starter, agents, credentials, trust, log)
     endpoint = advertised(server.endpoint, config.starter.advertise)
+    measured = MetricsPlace(config.starter.metrics, Role.STARTER)
     parts = build(
         config,
         names,
@@ -353,6 +356,7 @@ def _serve(
         log,
         endpoint=endpoint,
         line=f"{endpoint.rpartition(':')[0]}:{lines.port}" if lines is not None else "",
+        metrics_at=advertised_metrics(measured.address, config.starter.advertise),
         progress=guard.progress,
         cgroups=CgroupConfig(),
         store_note=store.note,
@@ -375,9 +379,10 @@ def _serve(
     )
     server.add_generic(handler_of(RanksAnswering(parts.starter)))
     server.add_generic(rpc_terminal.handler_of(TerminalAnswering(parts.starter, operators=config.security.operators, log=log)))
-    address, end_metrics = serve_metrics(config.starter.metrics, parts.metrics.registry)
+    working = Working(coordinator, store, guard, parts.starter.unable)
+    end_metrics = measured.serve(parts.metrics.registry, working.trouble, credentials=credentials, trust=trust)
     server.start()
-    log.info("starter_listens", endpoint=server.endpoint, address=address)
+    log.info("starter_listens", endpoint=server.endpoint, address=measured.address)
     signals = SignalLetters(lambda _signal: parts.starter.stop(), patience=2)
     signals.install()
     set_for_daemon()

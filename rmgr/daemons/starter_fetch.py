@@ -19,7 +19,7 @@ from rmgr.coord.ports import Store
 from rmgr.daemons.starter_arguments import Arguments, read_arguments
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_uploads import Uploads
-from rmgr.errors import DataLost, NotFound, PermissionDenied, RowGone
+from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
 from rmgr.runner.kernel import NODE_TROUBLE
@@ -35,24 +35,11 @@ _HASH = re.compile(r"[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """It cannot be had: what that means for the work that needs it.
-
-    blames_node: it may be this node's fault. is_final: no other attempt, here or elsewhere, would find it.
-    is_refusal: the node refuses to run it, which is audited.
-    """
+    """It cannot be had: what that means for the work that needs it. blames_node: it may be this node's fault."""
 
     reason: Reason
     error: str
     blames_node: bool = True
-    is_final: bool = False
-    is_refusal: bool = False
-
-    @classmethod
-    def of(cls, error: Exception, words: str) -> Failure:
-        """What `error` means for the work; `words` are shown to its user."""
-        theirs = isinstance(error, PermissionDenied | DataLost | NotFound)
-        gone, refused = isinstance(error, RowGone), isinstance(error, PermissionDenied)
-        return cls(reason_of(error), words, blames_node=not theirs, is_final=gone, is_refusal=refused)
 
 
 def reason_of(error: Exception) -> Reason:
@@ -76,7 +63,7 @@ class Blob:
 class Fetched(Generic[V]):
     """A cache of what `load(store, key)` returns; the least recently used are forgotten.
 
-    load: raises DataLost or RowGone (with a sentence) when it cannot be had.
+    load: raises DataLost or LookupError (with a sentence) when it cannot be had.
     """
 
     def __init__(self, io: StoreIO, wake: Callable[[], None], load: Callable[[Store, str], V], *, keep: int) -> None:
@@ -102,7 +89,8 @@ class Fetched(Generic[V]):
     def _arrived(self, key: str, result: V | Exception) -> None:
         self._coming.discard(key)
         if isinstance(result, Exception):
-            self._here[key] = Failure.of(result, str(result))
+            reason = reason_of(result)
+            self._here[key] = Failure(reason, str(result), blames_node=reason is not Reason.UNTRUSTED)
             self._failed_s[key] = time.monotonic()
         else:
             self._here[key] = result
@@ -133,7 +121,7 @@ class Fetcher:
     def _blob(self, store: Store, key: str) -> Blob:
         found = store.get(key)
         if found is None:
-            raise RowGone(f"{key} is not in the data store")
+            raise LookupError(f"{key} is not in the data store")
         data = found[0]
         check_content(key, hashlib.sha256(data).hexdigest())
         if len(data) <= MAX_INLINE_FUNCTION:
@@ -146,7 +134,7 @@ class Fetcher:
     def _file(self, store: Store, key: str) -> str:
         chunks = store.stream(key)
         if chunks is None:
-            raise RowGone(f"{key} is not in the data store")
+            raise LookupError(f"{key} is not in the data store")
         return self._write(key, chunks)
 
     def _write(self, key: str, chunks: object) -> str:

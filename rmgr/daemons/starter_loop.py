@@ -127,6 +127,13 @@ class Starter:
         """It was told to stop."""
         return self._stop_s is not None or self._told_to_stop
 
+    def unable(self) -> str:
+        """Why no node of it takes new work, "" while one does, or only an operator drains it. From any thread."""
+        if not self._was_acting:
+            return f"nothing is claimed: {self._why_not()}"
+        whys = [[why for who, why in list(agent.drains.items()) if who != "operator"] for agent in self.agents.values()]
+        return "; ".join(dict.fromkeys(why for each in whys for why in each)) if all(whys) else ""
+
     # -- from any thread -------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:

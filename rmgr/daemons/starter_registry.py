@@ -55,6 +55,7 @@ class Identity:
     pid: int = os.getpid()
     key_id: str = ""  #: of its signing key, "" in an open cluster
     line: str = ""  #: host:port for direct lines, "" = none
+    metrics: str = ""  #: host:port of measurements
 
 
 class Registry:
@@ -153,6 +154,7 @@ class Registry:
                 key_id=self._identity.key_id,
                 takes_handed=True,
                 line=self._identity.line,
+                metrics=self._identity.metrics,
                 life=agent.jobs.holds.life,
             )
             for agent, record in zip(agents, records, strict=True)

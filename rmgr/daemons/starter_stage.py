@@ -23,7 +23,7 @@ from rmgr.coord.records import decode_keyed
 from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_arguments import Piece
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_fetch import Failure, reason_of
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
@@ -251,7 +251,8 @@ class Stager:
         if isinstance(result, Staged):
             state.here[index] = result
         elif index in block.ready:
-            self._on_unstartable(block, block.take_ready([index]), Failure.of(result, _sentence(result)))
+            why = Failure(reason_of(result), _sentence(result), blames_node=not isinstance(result, PermissionDenied))
+            self._on_unstartable(block, block.take_ready([index]), why)
         self._wake()
 
     def _remove(self, staged: Staged) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_unpack import unpack
-from rmgr.errors import PermissionDenied, RowGone
+from rmgr.errors import NotFound, PermissionDenied
 from rmgr.model.submission import MAX_UPLOAD_BYTES
 
 #: Bytes of uploads kept on a node.
@@ -52,7 +52,7 @@ class Uploads:
     def place(self, store: Store, sha256: str, target: Path, *, name: str, is_dir: bool) -> None:
         """Puts an upload at `target`: a file of mode 755, or a directory with what was in it.
 
-        Raises: RowGone; PermissionDenied when the bytes are not those of the hash, or an archive reaches out; DataLost, OSError,
+        Raises: NotFound; PermissionDenied when the bytes are not those of the hash, or an archive reaches out; DataLost, OSError,
             StoreUnavailable.
         """
         with self._kept(store, keys.upload(sha256)) as source:
@@ -83,7 +83,7 @@ class Uploads:
     def _fetch(self, store: Store, key: str, path: Path) -> int:
         chunks = store.stream(key)
         if chunks is None:
-            raise RowGone(f"{key} is not in the data store")
+            raise NotFound(f"{key} is not in the data store")
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         part, digest, size = path.with_suffix(".part"), hashlib.sha256(), 0
         try:

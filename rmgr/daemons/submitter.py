@@ -27,12 +27,13 @@ from rmgr.config import Config
 from rmgr.coord.multi import Multi
 from rmgr.coord.ports import SessionState, Store
 from rmgr.daemons import submitter_rights, submitter_rows
-from rmgr.daemons.metrics_place import serve_metrics
+from rmgr.daemons.metrics_place import MetricsPlace
 from rmgr.daemons.people import audited, person_of
 from rmgr.daemons.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_owners import Owners
 from rmgr.daemons.submitter_routes import ClusterRoutes
+from rmgr.daemons.working import Working
 from rmgr.errors import CoordinationUnavailable
 from rmgr.log import audit
 from rmgr.model.identity import Role
@@ -200,7 +201,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
         store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s, create=False)
         try:
             meta, credentials = recognise(coordinator, credentials, config, known, wait_s=wait_s, log=log)
-            store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+            store.belong_to(meta.cluster_id)
             log.info("submitter_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
             return _serve(config, coordinator, store, meta, log, credentials)
         finally:
@@ -232,9 +233,9 @@ def _serve(
         server.add_generic(handler)
     metrics.sessions.set_function(lambda: len(sessions))
     metrics.store_up.set_function(lambda: store.is_up)
-    address, end_metrics = serve_metrics(config.submitter.metrics, metrics.registry)
+    measured = MetricsPlace(config.submitter.metrics, Role.SUBMITTER)
     server.start()
-    log.info("submitter_listens", endpoint=server.endpoint, address=address)
+    log.info("submitter_listens", endpoint=server.endpoint, address=measured.address)
     stop = threading.Event()
     signals = SignalLetters(lambda _signal: stop.set())
     signals.install()
@@ -250,6 +251,8 @@ def _serve(
             renewed=lambda fresh: gateway.renew(zookeeper_options(config, fresh, insecure=True)),
         ).start()
     watch = Watch(coordinator, meta, server, metrics, log)
+    working = Working(coordinator, store, guard)
+    end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)
     try:
         while not stop.wait(_LOOK_S):
             guard.progress()

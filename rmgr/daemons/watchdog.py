@@ -30,13 +30,14 @@ from rmgr.daemons.leader import Leader
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.daemons.leader_view import LeaderAnswering
-from rmgr.daemons.metrics_place import serve_metrics
+from rmgr.daemons.metrics_place import MetricsPlace
 from rmgr.daemons.watchdog_election import Candidacy
 from rmgr.daemons.watchdog_join import Joining
+from rmgr.daemons.working import Working
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.identity import Role
 from rmgr.model.node import EpochRecord, Meta
-from rmgr.runtime.advertise import advertised
+from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.lease import Lease
@@ -68,7 +69,16 @@ class Watchdog:
     """
 
     def __init__(
-        self, coordinator: Coordinator, store: Store, meta: Meta, *, endpoint: str, resync_s: float, log: Any, metrics: LeaderMetrics
+        self,
+        coordinator: Coordinator,
+        store: Store,
+        meta: Meta,
+        *,
+        endpoint: str,
+        resync_s: float,
+        log: Any,
+        metrics: LeaderMetrics,
+        metrics_at: str = "",
     ) -> None:
         self.guid = uuid.uuid4().hex[:12]
         self.meta = meta
@@ -92,6 +102,7 @@ class Watchdog:
             pid=os.getpid(),
             version=mine.version,
             protocol=mine.protocol,
+            metrics=metrics_at,
         )
         self._candidacy = Candidacy(
             coordinator,
@@ -122,6 +133,10 @@ class Watchdog:
 
         self._mailbox.put(run)
         return future
+
+    def unable(self) -> str:
+        """Why it neither leads nor could take over, "" while it does one of both. From any thread."""
+        return "" if self.leader is not None or self._candidacy.is_standing else "not standing for election"
 
     # -- the loop
 
@@ -284,7 +299,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
             meta = bootstrap(coordinator, config.cluster.cluster_id or known)
             if credentials is not None and (mended := secure_tree(coordinator).mended):
                 log.warning("tree_secured", count=mended)
-            store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+            store.belong_to(meta.cluster_id)
             log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
             return _serve(config, coordinator, store, meta, log, metrics, credentials)
         finally:
@@ -305,7 +320,17 @@ def _serve(
     trust = open_trust(coordinator, credentials)
     server = open_server(config.watchdog.listen, credentials, trust, log, threads=_RPC_THREADS)
     endpoint = advertised(server.endpoint, config.watchdog.advertise)
-    watchdog = Watchdog(coordinator, store, meta, endpoint=endpoint, resync_s=config.watchdog.resync_s, log=log, metrics=metrics)
+    measured = MetricsPlace(config.watchdog.metrics, Role.WATCHDOG)
+    watchdog = Watchdog(
+        coordinator,
+        store,
+        meta,
+        endpoint=endpoint,
+        resync_s=config.watchdog.resync_s,
+        log=log,
+        metrics=metrics,
+        metrics_at=advertised_metrics(measured.address, config.watchdog.advertise),
+    )
     hosts = config.cluster.hosts_and_chroot()[0]
     server.add_leader(
         LeaderAnswering(
@@ -322,14 +347,15 @@ def _serve(
     if credentials is not None:
         server.add_generic(rpc_join.handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
     metrics.store_up.set_function(lambda: store.is_up)
-    address, end_metrics = serve_metrics(config.watchdog.metrics, metrics.registry)
     server.start()
-    log.info("watchdog_listens", endpoint=server.endpoint, address=address)
+    log.info("watchdog_listens", endpoint=server.endpoint, address=measured.address)
     signals = SignalLetters(lambda _signal: watchdog.stop())
     signals.install()
     set_for_daemon()
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the WatchDog's loop", on_progress=notifier.beat).start()
+    working = Working(coordinator, store, guard, watchdog.unable)
+    end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)
     try:
         watchdog.serve(guard, notifier if notifier.is_on else None)
     finally:

@@ -46,6 +46,7 @@ class NodeRecord:
     life: str = ""  #: another one since all that ran on the node was killed: a new process, or after a fence
     takes_handed: bool = False  #: it looks for blocks that a Submitter hands it while it shows its hunger mark
     line: str = ""  #: host:port for direct lines (`adapters/line.py`), "" = it has none
+    metrics: str = ""  #: host:port of its Starter's measurements and `/healthz`
     newer: Newer = newer()
 
 
@@ -110,6 +111,7 @@ class EpochRecord:
     candidate: str = ""  #: name of its entry in /watchdogs
     version: str = ""  #: rmgr version of the WatchDog
     protocol: int = 1
+    metrics: str = ""  #: host:port of its measurements and `/healthz`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,6 @@ class Meta:
     created_us: int = 0
     protocol: int = 1  #: that every process of the cluster speaks; raised by the leader once all daemons do
     oldest: int = 1  #: the oldest protocol that may join
-    store_bound_us: int = 0  #: when a data store was first seen bound to this cluster; 0 = not yet
     newer: Newer = newer()
 
 

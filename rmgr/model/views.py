@@ -112,6 +112,7 @@ class NodeView:
     resources_used: dict[str, int] = field(default_factory=dict)
     trouble: str = ""  #: what keeps its Starter from taking work (`TroubleKind`), "" = nothing; `reason` says more
     until_us: int = 0  #: when it tries again by itself, 0 = when the cause is gone
+    metrics: str = ""  #: host:port of its Starter's measurements and `/healthz`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +154,7 @@ class LeaderView:
     since_us: int
     endpoint: str = ""
     version: str = ""
+    metrics: str = ""  #: host:port of its measurements and `/healthz`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

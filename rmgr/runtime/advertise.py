@@ -8,6 +8,14 @@ import socket
 _EVERYWHERE = frozenset({"", "*", "0.0.0.0", "::", "[::]"})  # noqa: S104 - compared with, not bound to
 
 
+def advertised_metrics(address: str, advertise: str = "") -> str:
+    """The same of where measurements are served; `advertise` is of gRPC, and only its host counts."""
+    if address.rpartition(":")[0] not in _EVERYWHERE:
+        return address
+    is_bare = advertise.endswith("]") or ":" not in advertise
+    return advertised(address, advertise if is_bare else advertise.rpartition(":")[0])
+
+
 def advertised(endpoint: str, advertise: str = "") -> str:
     """The HOST:PORT that a daemon listening on `endpoint` tells the others.
 

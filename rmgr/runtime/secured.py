@@ -95,11 +95,11 @@ def open_zookeeper(config: Config, credentials: Credentials | None, *, insecure:
 def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str, insecure: bool) -> None:
     """Raises ConfigError where other machines could reach what nobody guards, unless `--insecure` was typed.
 
-    Args: listen, metrics: HOST:PORT. gRPC is guarded where there are credentials; metrics are plain HTTP and never are.
+    Args: listen, metrics: HOST:PORT. Both are guarded by TLS where there are credentials.
     """
-    if insecure:
+    if insecure or credentials is not None:
         return
-    if credentials is None and not is_loopback(listen):
+    if not is_loopback(listen):
         raise ConfigError(
             f"--listen {listen}: other machines reach this daemon there, and nobody is asked who he is",
             hint="listen on 127.0.0.1, name credentials with [security] dir (rmgr admin init makes them), "
@@ -108,7 +108,8 @@ def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str
     if not is_loopback(metrics):
         raise ConfigError(
             f"--metrics {metrics}: other machines read them there, and nobody is asked who he is",
-            hint="serve them on 127.0.0.1, or type --insecure where everybody on the network may read the names of nodes and queues",
+            hint="serve them on 127.0.0.1, name credentials with [security] dir (then TLS is spoken, and a certificate asked for), "
+            "or type --insecure where everybody on the network may read the names of nodes and queues",
         )
 
 

@@ -60,6 +60,11 @@ class StallGuard:
         if self._on_progress is not None:
             self._on_progress()
 
+    @property
+    def silent_s(self) -> float:
+        """How long ago the loop came round. From any thread."""
+        return self._clock() - self._last_s
+
     def start(self) -> Self:
         """Starts the guard's thread."""
         self.progress()

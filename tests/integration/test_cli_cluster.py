@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from commands import Shell, cluster_and_shell, wait_line
 
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.identity import Role
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,20 @@ def test_status_of_a_healthy_cluster(sh: Shell, cluster: DevCluster) -> None:
     assert view["leader"]["pid"] == cluster.process("w1").pid
     assert set(view["leader"]) >= {"id", "host", "pid", "epoch", "since"}
     assert view["nodes"] == {"up": 2, "draining": 0, "quarantined": 0, "fenced": 0, "down": 0}
-    assert "healthy" in sh.ok("status").out
+    shown = sh.ok("status").out
+    for words in ("healthy", f"ok  sqlite:{cluster.directory}/store.db", f"{view['leader']['metrics']} (of nodes: rmgr nodes -o +metrics)"):
+        assert words in shown
+    assert (view["store"]["kind"], view["store"]["url"]) == ("sqlite", cluster.state.store)
+
+
+def test_every_daemon_says_where_its_measurements_are_and_that_it_can_work(sh: Shell) -> None:
+    nodes = sh.ok("nodes", "--json").json["nodes"]
+    places = [sh.ok("status", "--json").json["leader"]["metrics"], *(node["metrics"] for node in nodes)]
+    assert len(set(places)) == 3
+    assert all(place in sh.ok("nodes", "-o", "+metrics").out for place in places[1:])
+    for place in places:
+        with urllib.request.urlopen(f"http://{place}/healthz", timeout=30) as answer:
+            assert (answer.status, answer.read()) == (200, b"ok\n")
 
 
 def modules_of(sh: Shell, *words: str) -> set[str]:
@@ -328,31 +341,6 @@ def test_a_store_of_another_cluster_or_none_at_all_is_refused(sh: Shell, tmp_pat
         assert (refused.code, refused.error["code"]) == (5, "UNAVAILABLE")
         assert told in refused.error["message"]
     assert sh.ok("jobs", "-a", "--json").json["jobs"] == before  # what could not be waited for was not submitted
-
-
-def test_an_empty_store_is_refused_by_a_cluster_that_has_used_one_until_the_loss_is_accepted(
-    cluster: DevCluster, sh: Shell, tmp_path: Path
-) -> None:
-    from rmgr.adapters.stores import open_store
-
-    url = f"sqlite:{tmp_path / 'emptied.db'}"
-    open_store(url).close()
-    refused = sh("run", "--store", url, "--json", "--", "true")
-    assert (refused.code, refused.error["code"]) == (5, "UNAVAILABLE")
-    assert "the data store is empty, but cluster" in refused.error["message"]
-    assert "rmgr admin init-store --accept-loss" in refused.error["hint"]
-    for role in (Role.WATCHDOG, Role.STARTER, Role.SUBMITTER):
-        assert cluster.security is not None
-        bundle = str(cluster.security.bundle(role, "another"))
-        ended = Shell(sh.home, {**sh.environment, "RMGR_SECURITY_DIR": bundle})(role, "--store", url)
-        assert (ended.code, "the data store is empty, but cluster" in ended.err) == (5, True), ended
-    told = sh("doctor", "--store", url)
-    assert told.code != 0
-    assert "--accept-loss" in told.out
-    accepted = sh.ok("admin", "init-store", "--store", url, "--accept-loss")
-    assert "is the empty store of cluster" in accepted.err
-    assert "was not emptied" in sh.ok("admin", "init-store", "--store", url, "--accept-loss").err
-    assert sh("store", "ls", "--store", url).code == 0
 
 
 def test_names_of_the_cluster_are_completed(sh: Shell) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,9 @@ def test_a_gateway_starts_without_the_store_and_measures_that(storeless: DevClus
     with GatewayProcess(storeless.daemon_environment("submitter", "g1"), tmp_path) as gateway:
         text = urllib.request.urlopen(f"http://{gateway.metrics}/metrics", timeout=60).read().decode()
         assert "rmgr_store_up 0.0" in text
+        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+            urllib.request.urlopen(f"http://{gateway.metrics}/healthz", timeout=60)
+        assert "data store: " in refused.value.read().decode()
 
 
 def test_a_keyspace_without_tables_ends_a_daemon_with_what_to_type(

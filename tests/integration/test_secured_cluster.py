@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import Ended, Shell
+from commands import Ended, Shell, wait_line
 
-from rmgr.adapters.credentials import load_ca, write_files
+from rmgr.adapters.credentials import Credentials, load_ca, write_files
 from rmgr.adapters.pki import issue
 from rmgr.adapters.rpc import LeaderClient, NodeClient
+from rmgr.adapters.tls import context_of
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.identity import Role
@@ -115,9 +118,21 @@ def test_no_daemon_listens_to_the_network_unguarded(cluster: DevCluster, tmp_pat
     for options in (("--listen", "0.0.0.0:0"), ("--metrics", "0.0.0.0:0")):
         ended = unguarded(role, *options)
         assert (ended.code, "--insecure" in ended.err, "nobody is asked" in ended.err) == (2, True, True), ended
-    guarded = shell(cluster, tmp_path, cluster.daemon_environment(role, "x1")["RMGR_SECURITY_DIR"])
-    ended = guarded(role, "--listen", "0.0.0.0:0", "--metrics", "0.0.0.0:0")
-    assert (ended.code, "--metrics" in ended.err) == (2, True)
+
+
+def test_a_guarded_daemon_shows_its_measurements_to_other_machines_by_tls_only(cluster: DevCluster, tmp_path: Path) -> None:
+    bundle = cluster.daemon_environment("watchdog", "w9")["RMGR_SECURITY_DIR"]
+    with shell(cluster, tmp_path, bundle).running("watchdog", "--metrics", "0.0.0.0", "--log-format", "json") as process:
+        address = json.loads(wait_line(process, "watchdog_listens", stream="stderr"))["address"]
+        here = f"localhost:{address.rpartition(':')[2]}"
+        with pytest.raises(OSError, match=r"."):
+            urllib.request.urlopen(f"http://{here}/healthz", timeout=30)
+        owner = context_of(Credentials.load(cluster.environment()["RMGR_SECURITY_DIR"]), ssl.PROTOCOL_TLS_CLIENT)
+        owner.check_hostname = False  # a scraper is told to expect watchdog.rmgr
+        with urllib.request.urlopen(f"https://{here}/metrics", timeout=30, context=owner) as answer:
+            assert "rmgr_leader" in answer.read().decode()
+        process.terminate()
+        assert process.wait(30) == 0
 
 
 def test_a_daemon_needs_the_bundle_of_its_own_role(cluster: DevCluster, tmp_path: Path) -> None:
