@@ -66,3 +66,9 @@ def _cassandra(rest: str, _create: bool, options: dict[str, Any]) -> Store:
 
 
 _OPENERS: dict[str, Callable[[str, bool, dict[str, Any]], Store]] = {"sqlite": _sqlite, "memory": _memory, "cassandra": _cassandra}
+
+
+def shown(url: str) -> dict[str, object]:
+    """Kind and place of a store, for people, without the options that name files of keys; passwords no URL may hold (`check_url`)."""
+    kind = url.partition(":")[0]
+    return {"kind": kind, "url": url.partition("?")[0] if kind == "cassandra" else url}

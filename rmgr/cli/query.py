@@ -213,6 +213,7 @@ class Query:
         return self._find_leader() is not None
 
     def _own_status(self, facts: ClusterSnapshot) -> StatusView:
+        from rmgr.adapters.stores import shown
         from rmgr.cli.render import now_us
         from rmgr.coord import answers
         from rmgr.errors import RmgrError
@@ -220,7 +221,7 @@ class Query:
         coordinator = self._session.coordinator()
         zookeeper = {"ok": True, "hosts": coordinator.hosts, "session_timeout_s": coordinator.session_timeout_s}
         cluster = self._session.config().cluster
-        store: dict[str, object] = {"ok": False, "url": f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store}
+        store: dict[str, object] = {"ok": False, **shown(f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store)}
         try:
             problem = self._session.data_store().health()
             store |= {"ok": problem is None} | ({"problem": problem} if problem else {})

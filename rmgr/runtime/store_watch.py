@@ -16,10 +16,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rmgr.adapters.store_rules import fetch, get_hashed, remembered
-from rmgr.adapters.stores import open_store
+from rmgr.adapters.stores import open_store, shown
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
-from rmgr.runtime.release import emptied
 
 T = TypeVar("T")
 
@@ -40,7 +39,7 @@ def meet_store(url: str, *, log: Any, patience_s: float, create: bool = True) ->
     Raises: `ConfigError`, `UsageError`; `StoreUnavailable` for a file only: a server that is away is waited for later.
     """
     is_file = url.startswith("sqlite:")
-    store = WatchedStore(partial(open_store, url, create=create), log=log, calm_s=CALM_S if is_file else SERVER_CALM_S)
+    store = WatchedStore(partial(open_store, url, create=create), log=log, calm_s=CALM_S if is_file else SERVER_CALM_S, url=url)
     try:
         known = store.meet(wait_s=patience_s if is_file else FIRST_S)
         if is_file and store.failure is not None:
@@ -56,17 +55,18 @@ class WatchedStore:
 
     Args:
         opener: opens the real store; tried again and again while it raises StoreUnavailable.
+        url: of the real store, for people.
     """
 
-    def __init__(self, opener: Callable[[], Store], *, log: Any, calm_s: float = CALM_S, away_s: float = AWAY_S) -> None:
+    def __init__(self, opener: Callable[[], Store], *, log: Any, calm_s: float = CALM_S, away_s: float = AWAY_S, url: str = "") -> None:
         self._opener = opener
+        self._shown = shown(url) if url else {}
         self._log = log
         self._calm_s = calm_s
         self._away_s = away_s
         self._store: Store | None = None
         self._cluster_id = ""
         self._is_ours = True  #: False: it is not known, or known not to be
-        self._was_bound = False  #: the cluster has used it: from then on an empty one is refused
         self.failure: StoreUnavailable | None = None  #: why `meet` did not meet it
         self._trouble = ""
         self._away_since: datetime | None = None
@@ -95,18 +95,17 @@ class WatchedStore:
                 self._tell(_sentence(error))
                 return None
 
-    def belong_to(self, cluster_id: str, *, was_bound: bool = False) -> None:
-        """From now on the store must be this cluster's; binds a new one. Then a thread looks at it.
+    def belong_to(self, cluster_id: str) -> None:
+        """From now on the store must be this cluster's; binds a new one. Then it is looked at by a thread.
 
-        Args:
-            was_bound: the cluster has bound its store before (`Meta.store_bound_us`), so an empty store has lost its data.
         Raises: `WrongCluster`, `ConfigError` when that can be told now.
         """
-        self._cluster_id, self._was_bound = cluster_id, was_bound
+        self._cluster_id = cluster_id
         self._is_ours = False
         if not self._trouble:
             try:
-                self._bind(self._opened(), timeout_s=_HEALTH_S * 2)
+                self._opened().bind_cluster(cluster_id, timeout_s=_HEALTH_S * 2)
+                self._is_ours = True
             except StoreUnavailable as error:
                 self._tell(_sentence(error))
         self._thread = threading.Thread(target=self._watch, name="store-watch", daemon=True)
@@ -125,12 +124,13 @@ class WatchedStore:
         return not self._trouble
 
     def facts(self) -> dict[str, object]:
-        """For `rmgr status`: ok, and while it does not serve since when (ISO 8601) and why."""
+        """For `rmgr status`: ok, kind and url; while it does not serve since when (ISO 8601) and why."""
         since, trouble = self._away_since, self._trouble
         if not trouble:
-            return {"ok": True}
+            return {"ok": True, **self._shown}
         told = f"away since {since:%H:%M:%S} UTC: {trouble}" if since else trouble
-        return {"ok": False, "since": since.isoformat(timespec="seconds").replace("+00:00", "Z") if since else None, "problem": told}
+        iso = since.isoformat(timespec="seconds").replace("+00:00", "Z") if since else None
+        return {"ok": False, **self._shown, "since": iso, "problem": told}
 
     def note(self) -> str:
         """One clause for people, "" while it serves."""
@@ -266,9 +266,8 @@ class WatchedStore:
             if problem := store.health(timeout_s=_HEALTH_S):
                 return problem
             if self._trouble or not self._is_ours:  # it was away: is it still the same one?
-                self._bind(store, timeout_s=_HEALTH_S)
-            elif not remembered(store, timeout_s=_HEALTH_S):  # emptied under us: work that waits must not run without its inputs
-                raise emptied(self._cluster_id)
+                store.bind_cluster(self._cluster_id, timeout_s=_HEALTH_S)
+                self._is_ours = True
         except WrongCluster as error:
             self._is_ours = False
             return _sentence(error)
@@ -277,12 +276,6 @@ class WatchedStore:
         except Exception as error:  # noqa: BLE001 - loop boundary of the thread: a surprise of an adapter must not end the watch
             return f"{type(error).__name__}: {error}"
         return ""
-
-    def _bind(self, store: Store, *, timeout_s: float) -> None:
-        if self._was_bound and not remembered(store, timeout_s=timeout_s):
-            raise emptied(self._cluster_id)
-        store.bind_cluster(self._cluster_id, timeout_s=timeout_s)
-        self._is_ours = self._was_bound = True
 
     def _tell(self, trouble: str) -> None:
         if self._closing.is_set():
