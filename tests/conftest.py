@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,11 +14,16 @@ from hypothesis import HealthCheck, settings
 
 from rmgr.dev import cassandra as cassandra_server
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, missing_parts
+from rmgr.runner import dispositions
 
 if TYPE_CHECKING:
     from rmgr.adapters.zk import ZkCoordinator
     from tests.harness.cassandra_nodes import SharedNode
 
+
+if threading.current_thread() is threading.main_thread():
+    # Started by a script's `&` or by nohup this process ignores signals that tests send to their children: those begin with the defaults.
+    dispositions.begin(deaf_to=signal.valid_signals())
 
 #: Everywhere, as Hypothesis has it by itself only where CI is set: an example may take long, the machine may have stood still meanwhile.
 settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])

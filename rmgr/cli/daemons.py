@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.params import DURATION, RESOURCE, SIZE, one_of
+from rmgr.runner import dispositions
 
 _EXITS = """\
 0 stopped in good order (SIGTERM, SIGINT)
@@ -41,6 +43,7 @@ def _security_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
     """Loads the configuration with the options on top and hands over to the daemon."""
+    dispositions.begin(deaf_to=(signal.SIGHUP,))
     log = {"level": values.get("log_level"), "format": values.get("log_format")}
     own = {key: value for key, value in values.items() if not key.startswith("log_l") and not key.startswith("log_f")}
     insecure = own.pop("insecure", False)  # never from a file or a variable: it must be typed

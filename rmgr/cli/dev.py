@@ -20,6 +20,7 @@ from rmgr.cli.params import RESOURCE
 from rmgr.cli.render import Column, Layout, emit, paint, table
 from rmgr.errors import NotFound, StateConflict
 from rmgr.model.resources import checked_resources
+from rmgr.runner import dispositions
 
 if TYPE_CHECKING:
     from rmgr.dev.cluster import DevCluster, DevState
@@ -266,7 +267,7 @@ def _find(directory: str | None) -> DevState | None:
 
 @contextlib.contextmanager
 def _signals_as_interrupt() -> Any:
-    """SIGTERM and SIGHUP (a closed terminal) stop the cluster as Ctrl-C does."""
+    """SIGTERM and SIGHUP (a closed terminal) stop the cluster as Ctrl-C does; under nohup it outlives the terminal."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -274,7 +275,9 @@ def _signals_as_interrupt() -> Any:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    dispositions.begin(deaf_to=signal.valid_signals())  # ZooKeeper's and Cassandra's Java begins with what is set here
+    stops = [signal.SIGTERM] if dispositions.is_deaf_to(signal.SIGHUP) else [signal.SIGTERM, signal.SIGHUP]
+    before = {number: signal.signal(number, interrupt) for number in stops}
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ from rmgr.cli.options import Work
 from rmgr.cli.wait import PATIENCE_S, tell_why
 from rmgr.errors import NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, UsageError, VersionMismatch
 from rmgr.model.placing import Rigid
-from rmgr.runner import ranks, terminal
+from rmgr.runner import dispositions, ranks, terminal
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
@@ -172,7 +172,8 @@ class _Seat:
     def _enter(self) -> None:
         """Keys are the command's from now on, Ctrl-C too."""
         self._saved = termios.tcgetattr(0)
-        for signum in (signal.SIGTERM, signal.SIGHUP):
+        hangup = () if dispositions.is_deaf_to(signal.SIGHUP) else (signal.SIGHUP,)
+        for signum in (signal.SIGTERM, *hangup):
             self._old[signum] = signal.signal(signum, _ended_by)
         self._old[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda _signum, _frame: self._send_size())
         tty.setraw(0, termios.TCSADRAIN)

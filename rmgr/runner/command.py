@@ -21,6 +21,7 @@ from typing import NoReturn
 from rmgr.model.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
 from rmgr.model.states import Reason
 from rmgr.runner.contain import Group
+from rmgr.runner.dispositions import PYTHONS_OWN
 from rmgr.runner.environment import command_environment, shared_variables
 from rmgr.runner.kernel import CLOCK, NODE_TROUBLE, oom_kills, prefer_for_oom
 from rmgr.runner.outputs import open_output, settle, take
@@ -31,7 +32,8 @@ _SPARE_NS = 300_000_000
 #: Work directories with at most this many plain files are emptied in place, others by `rm` in the background.
 _FEW = 32
 _OOM_SCORE = 800
-_DEFAULT_SIGNALS = [number for name in ("SIGPIPE", "SIGXFSZ") if (number := getattr(signal, name, None)) is not None]
+#: Ignored by the spawner; a command begins with their defaults.
+_DEFAULT_SIGNALS = [*PYTHONS_OWN, signal.SIGINT]
 
 
 class StartFailed(Exception):
@@ -299,7 +301,7 @@ class Launcher:
                 group.enter()
             prefer_for_oom(_OOM_SCORE)
             signal.set_wakeup_fd(-1)
-            for signum in (*_DEFAULT_SIGNALS, signal.SIGTERM, signal.SIGCHLD, signal.SIGINT):
+            for signum in (*_DEFAULT_SIGNALS, signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(signum, signal.SIG_DFL)
             os.dup2(os.open(self._stdin, os.O_RDONLY), 0)
             os.dup2(out, 1)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from rmgr.runner import ranks
+from rmgr.runner import dispositions, ranks
 
 #: Ranks that are ended because one has failed get this long between SIGTERM and SIGKILL.
 _GRACE_S = 2.0
@@ -172,12 +172,13 @@ class Launch:
         """The highest code of all ranks, or of the rank for which the others were ended; 125 when a node was lost."""
         os.set_blocking(self._wake_r, False)
         self._selector.register(self._wake_r, selectors.EVENT_READ, self._on_signals)
-        old = {signum: signal.signal(signum, self._caught) for signum in _FORWARDED}
+        forwarded = [signum for signum in _FORWARDED if signum != signal.SIGHUP or not dispositions.is_deaf_to(signum)]  # nohup rmgr run
+        old = {signum: signal.signal(signum, self._caught) for signum in forwarded}
         mask: set[int] | None = None  # of this thread before
         try:
             for node, first, count in self._spread:
                 self._start(node, first, count)
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # not before: ranks would have it, too
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # not before: ranks would have it, too
             threading.Thread(target=self._catch, args=(_spawner(),), name="signals", daemon=True).start()
             while len(self._codes) < self._total:
                 self._turn()

@@ -27,6 +27,7 @@ import cloudpickle  # noqa: F401 - loaded before the fork, so that every worker 
 from rmgr.model import frames
 from rmgr.model.frames import FrameError, FrameReader, Setup, ToSpawner
 from rmgr.model.states import Reason
+from rmgr.runner import dispositions
 from rmgr.runner.board import Board, create_board
 from rmgr.runner.command import Launcher
 from rmgr.runner.commands import Commands
@@ -380,6 +381,7 @@ def main(fd: int) -> None:
         os.environ["PYTHONPATH"] = path
     elif path is not None:
         os.environ.pop("PYTHONPATH", None)
+    dispositions.begin()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(fd, False)
     control = socket.socket(fileno=fd)

@@ -125,11 +125,17 @@ class Rig:
         return running
 
     def spawn(
-        self, node: str = "n1", *, env: dict[str, str] | None = None, options: Sequence[str] = (), cores: int = 2
+        self,
+        node: str = "n1",
+        *,
+        env: dict[str, str] | None = None,
+        options: Sequence[str] = (),
+        cores: int = 2,
+        before: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        """A Starter as a process of its own."""
+        """A Starter as a process of its own. before: a command that executes the words after it."""
         command = [
-            sys.executable, "-m", "rmgr.cli.main", "--zk", f"{self.hosts}{self.chroot}", "--store", self.store_url,
+            *before, sys.executable, "-m", "rmgr.cli.main", "--zk", f"{self.hosts}{self.chroot}", "--store", self.store_url,
             "starter", "--node", node, "--cores", str(cores), "--mem", "1G", "--work-dir", str(self.directory / "work" / node),
             "--stop-grace", "5s", *options,
         ]  # fmt: skip

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,10 +77,10 @@ class Shell:
         return self.ok("submit", "--parsable", *words).out.strip()
 
     @contextmanager
-    def running(self, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """A command that goes on while the test does something; killed at the end if need be."""
+    def running(self, *words: str, before: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+        """A command that goes on while the test does something; killed at the end if need be. before: executes it."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "rmgr.cli.main", *words],
+            [*before, sys.executable, "-m", "rmgr.cli.main", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -102,18 +102,19 @@ class Shell:
 
 
 def wait_line(process: subprocess.Popen[str], text: str, *, stream: str = "stdout", deadline_s: float = 60.0) -> str:
-    """Reads stdout (or stderr) until a line with `text` has come."""
-    end = time.monotonic() + deadline_s
+    """Reads stdout (or stderr) until a line with `text` has come; a process that does not say it in time is killed."""
     source = process.stdout if stream == "stdout" else process.stderr
     assert source is not None
     lines = []
-    while time.monotonic() < end:
-        line = source.readline()
-        if text in line:
-            return line
-        if not line:
-            break
-        lines.append(line)
+    too_late = threading.Timer(deadline_s, process.kill)  # reading has no deadline of its own
+    too_late.start()
+    try:
+        while line := source.readline():
+            if text in line:
+                return line
+            lines.append(line)
+    finally:
+        too_late.cancel()
     raise AssertionError(f"{text!r} did not come after {lines} (exit code {process.poll()})")
 
 
