@@ -88,6 +88,8 @@ class StarterConfig:
     stop_grace_s: float = 30.0  #: SIGTERM: how long running work may take to finish
     log_cap_bytes: int = 64 * 1024 * 1024  #: output kept of one stream of one task
     spool_cap_bytes: int = 1024 * 1024 * 1024  #: finished outputs kept while the store is away
+    #: on disk, of all nodes of the process: uploads, input files and work directories made of them
+    staging_cap_bytes: int = 16 * 1024 * 1024 * 1024
     python: str = ""  #: interpreter of workers; default: this one
     checkpoint_max_bytes: int = 1024 * 1024 * 1024  #: of one job on all its nodes; what is larger is not stored
 

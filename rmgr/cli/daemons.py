@@ -77,6 +77,7 @@ def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
 @click.option("--stop-grace", "stop_grace_s", type=DURATION, metavar="DURATION", help="SIGTERM: how long running work may take  [30s]")
 @click.option("--log-cap", "log_cap_bytes", type=SIZE, metavar="SIZE", help="output kept of one stream of one task  [64M]")
 @click.option("--spool-cap", "spool_cap_bytes", type=SIZE, metavar="SIZE", help="outputs kept while the store is away  [1G]")
+@click.option("--staging-cap", "staging_cap_bytes", type=SIZE, metavar="SIZE", help="disk for uploads and input files of work  [16G]")
 @click.option("--python", metavar="PATH", help="interpreter of workers  [this one]")
 @_listen_options
 @_security_options

@@ -41,6 +41,7 @@ from rmgr.daemons.starter_node import NodeAgent, Shared
 from rmgr.daemons.starter_ranks import RanksAnswering
 from rmgr.daemons.starter_records import Records, expander
 from rmgr.daemons.starter_registry import Identity, Registry
+from rmgr.daemons.starter_room import Room
 from rmgr.daemons.starter_service import NodeAnswering
 from rmgr.daemons.starter_terminal import TerminalAnswering
 from rmgr.daemons.starter_trust import Gate
@@ -232,7 +233,9 @@ def build(
     def fenced(node: str) -> None:
         starter.on_fenced(node)
 
-    fetcher = Fetcher(io, nothing, directory / "blobs")
+    room = Room(own.staging_cap_bytes)
+    metrics.staged_bytes.set_function(lambda: room.used_bytes)
+    fetcher = Fetcher(io, nothing, directory / "blobs", room)
     if users is not None:
         open_to_users(directory, names)
     settings = read_settings(coordinator)

@@ -97,12 +97,14 @@ class Dispatch:
         self._output_cap = output_cap
         self._on_unstartable = on_unstartable
         self._kits: dict[BlockKey, Kit] = {}
+        self._coming: set[BlockKey] = set()  #: blocks whose kits are on their way
         self.is_held_up = False  #: the first block that waits does not fit: nothing may be claimed meanwhile
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
         block.is_dropped = True
         self._kits.pop(block.key, None)
+        self._coming.discard(block.key)
         self._stager.forget(block)
         if self._jobs is not None and block.is_placed:
             self._jobs.forget(block)
@@ -125,6 +127,7 @@ class Dispatch:
                 continue
             kit = self._kit(block)
             if kit is None:
+                self._coming.add(block.key)
                 is_reserved = is_reserved or block.is_placed
                 continue
             if isinstance(kit, Failure):
@@ -146,6 +149,13 @@ class Dispatch:
         self.is_held_up = is_reserved
         if is_crowded:
             self.recall_all()  # what waits behind running tasks would keep their slots
+
+    def kept(self, block: ClaimedBlock) -> int:
+        """How many of its waiting tasks, from the front on, are not given away: their files are here, or on their way to a free slot."""
+        key = block.key
+        if key in self._coming:
+            return self._lanes.slots_for(key.cores) if self._lanes.fits(key.cores, key.memory_mib) else 0
+        return self._stager.kept(block, time.monotonic())
 
     def _fetch_ahead(self) -> None:
         """While the slots are busy the next arguments come from the store, some MiB of them: memory and disk stay bounded."""
@@ -189,6 +199,7 @@ class Dispatch:
             made = self._own(made, info)
         if isinstance(made, Kit):
             self._kits[key] = made
+            self._coming.discard(key)
         return made
 
     def _own(self, kit: Kit, info: Info) -> Kit | Failure | None:

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_arguments import Arguments, read_arguments
 from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_room import Room
 from rmgr.daemons.starter_uploads import Uploads
 from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.frames import MAX_INLINE_FUNCTION
@@ -101,9 +102,9 @@ class Fetched(Generic[V]):
 
 
 class Fetcher:
-    """All that is fetched for work on this node. `directory`: where files are kept."""
+    """All that is fetched for work on this node. `directory`: where files are kept. `room`: for uploads, and what is staged."""
 
-    def __init__(self, io: StoreIO, wake: Callable[[], None], directory: Path) -> None:
+    def __init__(self, io: StoreIO, wake: Callable[[], None], directory: Path, room: Room | None = None) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         #: store key -> bytes, in a file when they are large
@@ -112,7 +113,7 @@ class Fetcher:
         self.files: Fetched[str] = Fetched(io, wake, self._file, keep=512)
         #: store key -> arguments of a block
         self.rows: Fetched[Arguments] = Fetched(io, wake, self._row, keep=8)
-        self.uploads = Uploads(directory / "uploads")
+        self.uploads = Uploads(directory / "uploads", room=room)
 
     def function(self, sha256_key: str) -> Blob | Failure | None:
         """The pickled function of a batch: inline when small, else a file."""

@@ -34,6 +34,7 @@ class StarterMetrics:
         self.checkpoints = Counter("rmgr_starter_checkpoints", "checkpoints, by what became of them", ["outcome"], registry=registry)
         self.slots_busy = Gauge("rmgr_starter_slots_busy", "cores in use", ["node"], registry=registry)
         self.spooled_bytes = Gauge("rmgr_starter_spooled_bytes", "results that wait for the data store", registry=registry)
+        self.staged_bytes = Gauge("rmgr_starter_staged_bytes", "disk that uploads and staged files take", registry=registry)
         self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)
         self.loop_errors = Counter("rmgr_starter_loop_errors", "letters whose handling raised (always 0)", registry=registry)
         self.pass_seconds = Histogram("rmgr_starter_pass_seconds", "time of one turn of the loop", registry=registry)

@@ -97,6 +97,8 @@ class NodeAgent:
             directory=files,
             on_unstartable=self._unstartable,
             uploads=shared.fetcher.uploads,
+            blocks=self.blocks,
+            log=self.log,
             accounts=accounts,
         )
         self._joint = Joint(self, shared, over=self._over, reread=self.reread)
@@ -401,6 +403,8 @@ class NodeAgent:
         """Its waiting tasks would take long enough here."""
         if not block.ready or block.data.serial or block.is_placed or block.info.needs:
             return False  # the hungry need not have what it needs
+        if len(block.ready) <= self._dispatch.kept(block):
+            return False
         task_s = self._shared.times.of(block.kind)
         slots = max(1, self.lanes.cores // block.key.cores)
         return stalled or task_s is None or len(block.ready) * task_s / slots > _SPLIT_WORTH_S
@@ -424,7 +428,7 @@ class NodeAgent:
         self._split_s = now_s + _STAGGER_S
         self._given_s = now_s
         block = max(long_waiting, key=lambda one: (one.tail(256), one.key.sort_key()))
-        count = split_share(block.tail(256), others)
+        count = split_share(min(block.tail(256), len(block.ready) - self._dispatch.kept(block)), others)
         self.give_back(block, count, name="SPLIT", held=False)
 
     def _give_back_unstarted(self) -> None:
@@ -479,6 +483,8 @@ class NodeAgent:
         else:
             block.cancelled[index] = words
         waiting = block.take_ready(None if index is None else (index,))
+        for one in waiting:
+            self._stager.done(block, one)
         if waiting:
             block.settle([cancelled(one, words) for one in waiting], now_s)
         self.stop_tasks(block, None if index is None else frozenset((index,)), Reason.USER_CANCEL, grace_us)

@@ -1,18 +1,22 @@
 """What single tasks need before they start: values of their input keys, work directories with files in them.
 
 Tasks at the head of a block are staged a few at a time on IO threads, ahead of the lanes; a block whose tasks need
-nothing passes through untouched.
+nothing passes through untouched. What is staged or being staged stays on this node (`kept`); what nobody waits for any more
+is given up where it stands. While the room for staged files is full, the first task without room is the next to get it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -27,8 +31,10 @@ from rmgr.daemons.starter_fetch import Failure, reason_of
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
+from rmgr.daemons.starter_room import GivenUpError, NoRoom, Share, Wish, disk_bytes, on_disk
 from rmgr.daemons.starter_uploads import Uploads
-from rmgr.errors import NotFound, PermissionDenied, RmgrError
+from rmgr.errors import NotFound, PermissionDenied, RmgrError, ValueTooLarge
+from rmgr.model.block import BlockKey
 from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
 from rmgr.model.submission import Command
 
@@ -36,6 +42,10 @@ from rmgr.model.submission import Command
 _AHEAD = 16
 #: Input values up to this many bytes travel in the message, larger ones as files.
 _INLINE_INPUT = 256 * 1024
+#: A staged task that has waited for a slot this long, and as long as its staging took, may be given away: to stage it again is no loss.
+_PATIENCE_S = 1.0
+#: A task without room asks again when some was given back, and after this long: what was given back meanwhile was not counted.
+_ASK_AGAIN_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,13 +56,27 @@ class Staged:
     directory: str = ""
     files: tuple[str, ...] = ()
     outputs: int = 0
+    disk_bytes: int = 0  #: taken of the room
+    took_s: float = 0.0
+    since_s: float = 0.0  #: when it was ready (monotonic)
 
 
 @dataclass(slots=True)
 class _State:
     needed: bool
+    is_fetched: bool = False  #: a task of it was staged: its uploads are on this node
     here: dict[int, Staged] = field(default_factory=dict)
-    coming: set[int] = field(default_factory=set)
+    coming: dict[int, Wish] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Short:
+    """The task that gets the next room. given: `Room.given` when there was none for it, at since_s (monotonic)."""
+
+    block: ClaimedBlock
+    index: int
+    given: int
+    since_s: float
 
 
 class Stager:
@@ -62,6 +86,7 @@ class Stager:
         wake: tells the owner that something was staged. directory: for files and work directories.
         accounts: whose the files are to be, None = the Starter's.
         on_unstartable: tells (block, indices, failure) of tasks that cannot be started. uploads: of all nodes of the Starter.
+        blocks: the node's claimed blocks, in the order in which they start (the owner's own dictionary).
     """
 
     def __init__(
@@ -73,12 +98,18 @@ class Stager:
         directory: Path,
         on_unstartable: Callable[[ClaimedBlock, list[int], Failure], None],
         uploads: Uploads,
+        blocks: Mapping[BlockKey, ClaimedBlock],
+        log: Any,
         accounts: Accounts | None = None,
     ) -> None:
         self._io = io
         self._accounts = accounts
         self._inputs = inputs
         self._uploads = uploads
+        self._room = uploads.room
+        self._blocks = blocks
+        self._log = log
+        self._short: _Short | None = None
         self._wake = wake
         self._directory = directory
         self._on_unstartable = on_unstartable
@@ -95,7 +126,7 @@ class Stager:
                 return False
             command: Command | None = block.info.record.command
             needed = block.data.keyed or (command is not None and bool(command.uploads or command.input_files))
-            state = self._states[block] = _State(needed)
+            state = self._states[block] = _State(needed, is_fetched=command is None or not command.uploads)
         return state.needed
 
     def startable(self, block: ClaimedBlock) -> int:
@@ -108,15 +139,31 @@ class Stager:
             if index not in state.here:
                 break
             count += 1
-        for index in islice(block.ready, _AHEAD):
-            if index not in state.here and index not in state.coming:
-                state.coming.add(index)
+        for index in islice(block.ready, _AHEAD if state.is_fetched else 1):  # the others would wait for the same uploads, each on a thread
+            if index not in state.here and index not in state.coming and self._may_begin(block, index):
+                wish = state.coming[index] = Wish()
                 self._io.run(
-                    lambda store, index=index: self._stage(store, block, index),  # type: ignore[misc]
-                    lambda result, index=index: self._staged(block, state, index, result),  # type: ignore[misc]
+                    lambda store, index=index, wish=wish: self._stage(store, block, index, wish),  # type: ignore[misc]
+                    lambda result, index=index, wish=wish: self._staged(block, state, index, wish, result),  # type: ignore[misc]
                     is_read=True,
                 )
         return count
+
+    def kept(self, block: ClaimedBlock, now_s: float) -> int:
+        """How many of its waiting tasks, from the front on, are not to be given to another node: up to the last one that is
+        staged, being staged, or the next to get room. Cost: O(tasks staged ahead)."""
+        state = self._states.get(block)
+        if state is None or not state.needed:
+            return 0
+        kept = 0
+        for count, index in enumerate(islice(block.ready, _AHEAD), 1):
+            staged = state.here.get(index)
+            if staged is not None:
+                is_kept = now_s - staged.since_s <= max(_PATIENCE_S, staged.took_s)
+            else:
+                is_kept = index in state.coming or self._is_short(block, index)
+            kept = count if is_kept else kept
+        return kept
 
     def take(self, block: ClaimedBlock, index: int) -> Staged | None:
         """What a staged task starts with."""
@@ -124,20 +171,27 @@ class Stager:
         return state.here.get(index) if state is not None else None
 
     def done(self, block: ClaimedBlock, index: int) -> None:
-        """The task is over: its files go."""
+        """The task is over, or not this node's any more: its files go, those that are on their way as well."""
         state = self._states.get(block)
-        staged = state.here.pop(index, None) if state is not None else None
+        if state is None:
+            return
+        wish = state.coming.pop(index, None)
+        if wish is not None:
+            wish.is_wanted = False
+        if self._is_short(block, index):
+            self._short = None
+        staged = state.here.pop(index, None)
         if staged is not None:
             self._remove(staged)
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
-        state = self._states.pop(block, None)
+        state = self._states.get(block)
         if state is not None:
-            for staged in state.here.values():
-                self._remove(staged)
-            state.here.clear()
+            for index in (*state.here, *state.coming, *((self._short.index,) if self._short is not None else ())):
+                self.done(block, index)
             state.needed = False
+            del self._states[block]
 
     def outputs_of(self, block: ClaimedBlock, index: int) -> tuple[str, ...]:
         """Output keys of a task in the keyed form."""
@@ -167,20 +221,33 @@ class Stager:
 
     # -- on an IO thread --------------------------------------------------------------------------------------------------------
 
-    def _stage(self, store: Store, block: ClaimedBlock, index: int) -> Staged:
-        account = self._accounts.resolve(block.info.record.user) if self._accounts is not None else None
-        call = block.data.keyed
-        staged = self._stage_call(store, block, index) if call else self._stage_command(store, block.info.record.command)
-        if account is not None:
-            try:
+    def _stage(self, store: Store, block: ClaimedBlock, index: int, wish: Wish) -> Staged:
+        begun_s = time.monotonic()
+        info = block.info
+        share = Share(self._room, wish, f"task {block.key.submission}_{info.label(index) if info.array is not None else index}")
+        account = self._accounts.resolve(info.record.user) if self._accounts is not None else None
+        staged = Staged()
+        try:
+            if block.data.keyed:
+                staged = self._stage_call(store, block, index, share)
+            else:
+                staged = self._stage_command(store, info.record.command, share)
+            if account is not None:
                 for path in filter(None, (*staged.files, staged.directory)):
                     hand_over(Path(path), account)
-            except OSError:
-                self._remove_now(staged)
-                raise
+            staged.disk_bytes = sum(disk_bytes(Path(path)) for path in filter(None, (*staged.files, staged.directory)))
+            if not wish.is_wanted:
+                raise GivenUpError
+        except BaseException:
+            _remove_files(staged)
+            share.settle(0)
+            raise
+        share.settle(staged.disk_bytes)
+        staged.since_s = time.monotonic()
+        staged.took_s = staged.since_s - begun_s
         return staged
 
-    def _stage_call(self, store: Store, block: ClaimedBlock, index: int) -> Staged:
+    def _stage_call(self, store: Store, block: ClaimedBlock, index: int, share: Share) -> Staged:
         payload = block.payload(index)
         keyed = decode_keyed(payload.read() if isinstance(payload, Piece) else payload)
         rows = self._inputs.rows(store, keyed.inputs)
@@ -188,19 +255,20 @@ class Stager:
         files: list[str] = []
         try:
             for user_key, row in zip(keyed.inputs, rows, strict=True):
-                inputs.append(self._input(store, user_key, row, files))
+                inputs.append(self._input(store, user_key, row, files, share))
             call = msgspec.msgpack.encode(KeyedCall(tuple(inputs), len(keyed.outputs)))
             if len(call) > MAX_INLINE_PAYLOAD:
                 path = self._new_file()
                 files.append(path)
+                share.making(on_disk(len(call)))
                 Path(path).write_bytes(call)
                 return Staged(payload=path, files=tuple(files), outputs=len(keyed.outputs))
         except BaseException:
-            self._remove_now(Staged(files=tuple(files)))
+            _remove_files(Staged(files=tuple(files)))
             raise
         return Staged(payload=call, files=tuple(files), outputs=len(keyed.outputs))
 
-    def _input(self, store: Store, user_key: str, row: str, files: list[str]) -> KeyedInput:
+    def _input(self, store: Store, user_key: str, row: str, files: list[str], share: Share) -> KeyedInput:
         head = store.head(row)
         if head is None:
             raise NotFound(f"the value of the input key {user_key!r} is gone")
@@ -210,31 +278,39 @@ class Stager:
             if value is None:
                 raise NotFound(f"the value of the input key {user_key!r} is gone")
             return KeyedInput(data=value[0], pickled=pickled)
+        share.making(on_disk(head[0]))
         files.append(self._new_file())
         if self._accounts is not None:
-            _to_file(store, row, files[-1])  # handed over to its user; what is fetched may be the store's own
+            _to_file(store, row, files[-1], share)  # handed over to its user; what is fetched may be the store's own
         elif (found := fetch(store, row, files[-1])) is None:
             raise NotFound(f"the value of the input key {user_key!r} is gone")
         elif found[0] is not None:
             Path(files[-1]).write_bytes(found[0])
         return KeyedInput(pickled=pickled, path=files[-1])
 
-    def _stage_command(self, store: Store, command: Command) -> Staged:
-        directory = self._directory / uuid.uuid4().hex
-        directory.mkdir(mode=0o755 if self._accounts is None else 0o700)
-        try:
-            if command.input_files:  # first: no link of an upload is there yet
-                rows = self._inputs.rows(store, [key for key, _ in command.input_files])
-                for row, (_, name) in zip(rows, command.input_files, strict=True):
+    def _stage_command(self, store: Store, command: Command, share: Share) -> Staged:
+        with contextlib.ExitStack() as stack:
+            kept = []
+            for upload in command.uploads:
+                used = self._uploads.kept(store, upload.sha256, name=upload.name, held_bytes=share.held_bytes)
+                kept.append(stack.enter_context(used))
+                share.held_bytes += kept[-1].disk_bytes
+            rows = self._inputs.rows(store, [key for key, _ in command.input_files])
+            sizes = [on_disk(_size(store, row)) for row in rows]
+            share.take(sum(one.copy_bytes for one in kept) + sum(sizes))
+            directory = self._directory / uuid.uuid4().hex
+            directory.mkdir(mode=0o755 if self._accounts is None else 0o700)
+            try:
+                for row, size, (_, name) in zip(rows, sizes, command.input_files, strict=True):  # first: no link of an upload is there yet
                     target = inside(directory, name)
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    _to_file(store, row, str(target))
-            for upload in command.uploads:
-                target = directory / _plain(upload.name)
-                self._uploads.place(store, upload.sha256, target, name=upload.name, is_dir=upload.is_dir)
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
+                    share.making(size)
+                    _to_file(store, row, str(target), share)
+                for upload, one in zip(command.uploads, kept, strict=True):
+                    self._uploads.copy(one, directory / _plain(upload.name), name=upload.name, is_dir=upload.is_dir, check=share.making)
+            except BaseException:
+                shutil.rmtree(directory, ignore_errors=True)
+                raise
         return Staged(directory=str(directory))
 
     def _new_file(self) -> str:
@@ -242,17 +318,51 @@ class Stager:
 
     # -- back on the owner's thread ----------------------------------------------------------------------------------------------
 
-    def _staged(self, block: ClaimedBlock, state: _State, index: int, result: Staged | Exception) -> None:
-        state.coming.discard(index)
-        if not state.needed:  # the block is over
+    def _staged(self, block: ClaimedBlock, state: _State, index: int, wish: Wish, result: Staged | Exception) -> None:
+        if not wish.is_wanted:  # it was given up just when it was ready
             if isinstance(result, Staged):
                 self._remove(result)
             return
+        del state.coming[index]
+        if isinstance(result, NoRoom):
+            self._wait_for_room(block, index)
+            return
+        if self._is_short(block, index):
+            self._short = None
         if isinstance(result, Staged):
             state.here[index] = result
+            state.is_fetched = True
         elif index in block.ready:
-            why = Failure(reason_of(result), _sentence(result), blames_node=not isinstance(result, PermissionDenied))
+            is_his = isinstance(result, (PermissionDenied, ValueTooLarge))
+            why = Failure(reason_of(result), _sentence(result), blames_node=not is_his)
             self._on_unstartable(block, block.take_ready([index]), why)
+        self._wake()
+
+    # -- when the room is full -------------------------------------------------------------------------------------------------
+
+    def _may_begin(self, block: ClaimedBlock, index: int) -> bool:
+        """While a task waits for room no other one takes it away, and it asks again only when something was given back."""
+        short = self._short
+        if short is None:
+            return True
+        is_due = short.given != self._room.given or time.monotonic() > short.since_s + _ASK_AGAIN_S
+        return is_due and self._is_short(block, index)
+
+    def _is_short(self, block: ClaimedBlock, index: int) -> bool:
+        return self._short is not None and self._short.block is block and self._short.index == index
+
+    def _wait_for_room(self, block: ClaimedBlock, index: int) -> None:
+        """It is the next to get room. Tasks behind it that have not begun give theirs back: they might wait for its cores."""
+        order = {other: number for number, other in enumerate(self._blocks.values())}
+        place = order.get(block, len(order)), index
+        if self._short is None:
+            why = "staged files fill their room on this node's disk ([starter] staging_cap_bytes)"
+            self._log.warning("staging_waits", task_id=f"{block.key.submission}_{index}", why=why, limit=self._room.cap_bytes)
+        if self._short is None or place <= (order.get(self._short.block, len(order)), self._short.index):
+            self._short = _Short(block, index, self._room.given, time.monotonic())
+        for other, state in self._states.items():
+            for later in [one for one in state.here if one in other.ready and (order.get(other, len(order)), one) > place]:
+                self._remove(state.here.pop(later))
         self._wake()
 
     def _remove(self, staged: Staged) -> None:
@@ -260,10 +370,16 @@ class Stager:
             self._io.run(lambda _store: self._remove_now(staged), lambda _result: None)
 
     def _remove_now(self, staged: Staged) -> None:
-        for path in staged.files:
-            Path(path).unlink(missing_ok=True)
-        if staged.directory:
-            remove_tree(Path(staged.directory))
+        _remove_files(staged)
+        taken, staged.disk_bytes = staged.disk_bytes, 0
+        self._room.settle(taken, 0)
+
+
+def _remove_files(staged: Staged) -> None:
+    for path in staged.files:
+        Path(path).unlink(missing_ok=True)
+    if staged.directory:
+        remove_tree(Path(staged.directory))
 
 
 def inside(directory: Path, name: str) -> Path:
@@ -281,12 +397,20 @@ def _plain(name: str) -> str:
     return name
 
 
-def _to_file(store: Store, row: str, path: str) -> None:
+def _size(store: Store, row: str) -> int:
+    """Bytes of a value, 0 when it is gone."""
+    head = store.head(row)
+    return head[0] if head is not None else 0
+
+
+def _to_file(store: Store, row: str, path: str, share: Share) -> None:
     chunks = store.stream(row)
     if chunks is None:
         raise NotFound(f"{row} is not in the data store")
     with open(path, "wb") as file:
-        file.writelines(chunks)
+        for chunk in chunks:
+            share.making(0)  # raises once nobody waits for it
+            file.write(chunk)
 
 
 def _sentence(error: Exception) -> str:

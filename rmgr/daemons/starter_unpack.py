@@ -11,22 +11,26 @@ import contextlib
 import os
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from rmgr.daemons.starter_room import on_disk
 from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.submission import MAX_UPLOAD_MEMBERS
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: What a directory or a link takes on disk, at most as a rule.
+_ENTRY_BYTES = 4096
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def unpack(archive: str | Path, target: Path, *, name: str, max_bytes: int) -> None:
+def unpack(archive: str | Path, target: Path, *, name: str, max_bytes: int, check: Callable[[int], None] = lambda _: None) -> None:
     """Unpacks a tar archive below `target`, an existing directory that nobody else can reach yet.
 
     Args:
-        name: of the upload, for messages. max_bytes: of all files together.
+        name: of the upload, for messages. max_bytes: of all files that are made, second names included (each is a file of its own).
+        check: called before each member is made with what it takes on disk; raises when it is not to be.
     Raises: PermissionDenied naming a member that leads out, is no file, directory or link, or is too much; DataLost for bytes
         that are no archive; OSError.
     """
@@ -42,13 +46,15 @@ def unpack(archive: str | Path, target: Path, *, name: str, max_bytes: int) -> N
                     raise PermissionDenied(f"the upload {name} is larger unpacked than it may be ({member.name})")
                 if not parts:
                     continue
+                if not member.islnk():
+                    check(on_disk(member.size) if member.isreg() else _ENTRY_BYTES)
                 if member.issym():
                     links.append((parts, _link(member, parts, name)))
                 elif member.isdir():
                     with _inside(root, (*parts,), name):
                         pass
                 elif member.isreg() or member.islnk():
-                    _file(tar, member, root, parts, name)
+                    left -= _file(tar, member, root, parts, name, left, check)
                 else:
                     raise PermissionDenied(f"the upload {name} has {member.name}, which is no file, directory or link")
         for parts, to in links:
@@ -62,16 +68,24 @@ def unpack(archive: str | Path, target: Path, *, name: str, max_bytes: int) -> N
         os.close(root)
 
 
-def _file(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int, parts: tuple[str, ...], name: str) -> None:
+def _file(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, root: int, parts: tuple[str, ...], name: str, left: int, check: Callable[[int], None]
+) -> int:
+    """Makes a file; returns the bytes of a second name, which the archive does not hold. left: how many those may be."""
     if member.islnk():  # another name of a file that stands before it in the archive: becomes a file of its own
         source = _parts(member.linkname, name)
         with _inside(root, source[:-1], name) as parent, os.fdopen(_open_old(parent, source, name), "rb") as content:
-            _write(content, root, parts, os.fstat(content.fileno()).st_mode, name)
-        return
+            stat = os.fstat(content.fileno())
+            if stat.st_size > left:
+                raise PermissionDenied(f"the upload {name} is larger unpacked than it may be ({member.name})")
+            check(on_disk(stat.st_size))
+            _write(content, root, parts, stat.st_mode, name)
+        return stat.st_size
     content = tar.extractfile(member)  # type: ignore[assignment]
     assert content is not None, "a regular file"
     with content:
         _write(content, root, parts, member.mode, name)
+    return 0
 
 
 def _write(content: IO[bytes], root: int, parts: tuple[str, ...], mode: int, name: str) -> None:

@@ -10,12 +10,13 @@ import hashlib
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
+from rmgr.daemons.starter_room import Room, disk_bytes, on_disk
 from rmgr.daemons.starter_unpack import unpack
 from rmgr.errors import NotFound, PermissionDenied
 from rmgr.model.submission import MAX_UPLOAD_BYTES
@@ -28,11 +29,24 @@ _MODE = 0o755
 
 
 @dataclass(slots=True)
-class _Entry:
+class Kept:
+    """An upload on this node. size: of its bytes, -1 = not here. disk_bytes: taken for it. unpacked_bytes: of a copy so far."""
+
     path: Path
     fetching: threading.Lock = field(default_factory=threading.Lock)
-    size: int = -1  #: -1 = not here
+    size: int = -1
+    disk_bytes: int = 0
+    unpacked_bytes: int = 0
     users: int = 0
+
+    @property
+    def copy_bytes(self) -> int:
+        """What a copy in a work directory will take, an estimate for a directory that was never unpacked here."""
+        return max(self.unpacked_bytes, on_disk(self.size))
+
+
+def _go_on(_disk_bytes: int) -> None:
+    """It is wanted, and there is room."""
 
 
 class Uploads:
@@ -40,47 +54,86 @@ class Uploads:
 
     Args:
         directory: made when needed; its own. cap_bytes: kept at most (what is in use may be more).
+        room: what is kept is taken from it, and thrown out for others who need it.
     """
 
-    def __init__(self, directory: Path, *, cap_bytes: int = CAP_BYTES) -> None:
+    def __init__(self, directory: Path, *, cap_bytes: int = CAP_BYTES, room: Room | None = None) -> None:
         self._directory = directory
         self._cap_bytes = cap_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: OrderedDict[str, Kept] = OrderedDict()
+        self.room = room or Room()
+        self.room.throw_out = self._throw_out
         self.fetched = 0  #: from the store, so far
 
     def place(self, store: Store, sha256: str, target: Path, *, name: str, is_dir: bool) -> None:
-        """Puts an upload at `target`: a file of mode 755, or a directory with what was in it.
+        """Puts an upload at `target`: a file of mode 755, or a directory with what was in it. Raises: as `kept` and `copy`."""
+        with self.kept(store, sha256, name=name) as upload:
+            self.copy(upload, target, name=name, is_dir=is_dir)
 
-        Raises: NotFound; PermissionDenied when the bytes are not those of the hash, or an archive reaches out; DataLost, OSError,
-            StoreUnavailable.
+    def copy(self, upload: Kept, target: Path, *, name: str, is_dir: bool, check: Callable[[int], None] = _go_on) -> None:
+        """A copy of what is kept; its room is the caller's business.
+
+        Args: check: called before each file with what that takes on disk; raises when it is not to be made.
+        Raises: PermissionDenied when an archive reaches out; DataLost, OSError.
         """
-        with self._kept(store, keys.upload(sha256)) as source:
-            if is_dir:
-                target.mkdir(exist_ok=True)
-                unpack(source, target, name=name, max_bytes=_MAX_UNPACKED)
-            else:
-                shutil.copyfile(source, target)  # its own: a task may write into it
-                target.chmod(_MODE)
+        if not is_dir:
+            check(on_disk(upload.size))
+            shutil.copyfile(upload.path, target)  # its own: a task may write into it
+            target.chmod(_MODE)
+            return
+        made_bytes = 0
+
+        def counted(disk_bytes: int) -> None:
+            nonlocal made_bytes
+            made_bytes += disk_bytes
+            check(disk_bytes)
+
+        target.mkdir(exist_ok=True)
+        try:
+            unpack(upload.path, target, name=name, max_bytes=_MAX_UNPACKED, check=counted)
+        finally:
+            upload.unpacked_bytes = max(upload.unpacked_bytes, made_bytes)  # the next one asks for all of it at once
 
     @contextlib.contextmanager
-    def _kept(self, store: Store, key: str) -> Iterator[Path]:
+    def kept(self, store: Store, sha256: str, *, name: str, held_bytes: int = 0) -> Iterator[Kept]:
+        """An upload that stays here until the end of the block; fetched first if it is not here.
+
+        Args: held_bytes: of room, which the same task has already.
+        Raises: NotFound; PermissionDenied when the bytes are not those of the hash; NoRoom, ValueTooLarge (see `Room.take`);
+            DataLost, OSError, StoreUnavailable.
+        """
+        key = keys.upload(sha256)
         with self._lock:
-            entry = self._entries.setdefault(key, _Entry(self._directory / key.rpartition("/")[2]))
+            entry = self._entries.setdefault(key, Kept(self._directory / key.rpartition("/")[2]))
             self._entries.move_to_end(key)
             entry.users += 1
         try:
             with entry.fetching:
                 if entry.size < 0:
-                    entry.size = self._fetch(store, key, entry.path)
-                    self.fetched += 1
-            yield entry.path
+                    self._fetch(store, key, entry, name, held_bytes)
+            yield entry
         finally:
             with self._lock:
                 entry.users -= 1
                 self._make_room()
+            self.room.freed()
 
-    def _fetch(self, store: Store, key: str, path: Path) -> int:
+    def _fetch(self, store: Store, key: str, entry: Kept, name: str, held_bytes: int) -> None:
+        head = store.head(key)
+        if head is None:
+            raise NotFound(f"{key} is not in the data store")
+        need_bytes = on_disk(head[0])
+        self.room.take(need_bytes, f"the upload {name}", held_bytes=held_bytes)
+        really_bytes = 0
+        try:
+            entry.size = self._read(store, key, entry.path)
+            self.fetched += 1
+            entry.disk_bytes = really_bytes = disk_bytes(entry.path)
+        finally:
+            self.room.settle(need_bytes, really_bytes)
+
+    def _read(self, store: Store, key: str, path: Path) -> int:
         chunks = store.stream(key)
         if chunks is None:
             raise NotFound(f"{key} is not in the data store")
@@ -106,5 +159,19 @@ class Uploads:
             if entry.users or (entry.size >= 0 and total <= self._cap_bytes):
                 continue
             total -= max(0, entry.size)
-            entry.path.unlink(missing_ok=True)
-            del self._entries[key]
+            self._drop(key, entry)
+
+    def _throw_out(self, short_bytes: int) -> None:
+        """Others need that much: the least recently used go, as far as nobody uses them."""
+        with self._lock:
+            for key, entry in list(self._entries.items()):
+                if short_bytes <= 0:
+                    return
+                if not entry.users:
+                    short_bytes -= entry.disk_bytes
+                    self._drop(key, entry)
+
+    def _drop(self, key: str, entry: Kept) -> None:
+        entry.path.unlink(missing_ok=True)
+        del self._entries[key]
+        self.room.settle(entry.disk_bytes, 0)

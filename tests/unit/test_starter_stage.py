@@ -1,0 +1,255 @@
+"""Staging on one node: what stays here, what is given up, and what happens when the room for staged files is full."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import queue
+import tarfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from rmgr.adapters.memory_store import MemoryStore
+from rmgr.coord import keys
+from rmgr.daemons import starter_stage
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_inputs import Inputs
+from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_records import Info
+from rmgr.daemons.starter_room import NoRoom, Room, disk_bytes
+from rmgr.daemons.starter_stage import Stager
+from rmgr.daemons.starter_uploads import Uploads
+from rmgr.errors import PermissionDenied, ValueTooLarge
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.queue import QueueSpec
+from rmgr.model.states import Reason
+from rmgr.model.submission import Command, Submission, Upload, Work
+
+MIB = 1024 * 1024
+DEADLINE_S = 30.0
+
+
+class Gated(MemoryStore):
+    """A store whose values come once their gate is open; it counts them."""
+
+    def __init__(self) -> None:
+        super().__init__(uuid.uuid4().hex)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.streams = self.heads = 0
+
+    def stream(self, key: str, **options: float) -> Iterator[bytes] | None:  # type: ignore[override]
+        self.streams += 1
+        assert self.gate.wait(DEADLINE_S)
+        return super().stream(key, **options)  # type: ignore[arg-type]
+
+    def head(self, key: str, **options: float) -> Any:  # type: ignore[override]
+        self.heads += 1
+        return super().head(key, **options)
+
+    def upload(self, name: str, data: bytes, *, is_dir: bool = False) -> Upload:
+        digest = hashlib.sha256(data).hexdigest()
+        self.put(keys.upload(digest), data)
+        return Upload(name=name, sha256=digest, is_dir=is_dir)
+
+
+class Node:
+    """A Stager with its threads; letters are handled by `until`."""
+
+    def __init__(self, directory: Path, cap_bytes: int) -> None:
+        self.store = Gated()
+        self.letters: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.io = StoreIO(self.store, self.letters.put)
+        self.room = Room(cap_bytes)
+        self.uploads = Uploads(directory / "uploads", room=self.room)
+        self.stage = directory / "stage"
+        self.blocks: dict[BlockKey, ClaimedBlock] = {}
+        self.refused: list[tuple[list[int], Failure]] = []
+        self.most = 0
+        self.stager = Stager(
+            self.io,
+            Inputs(None),  # type: ignore[arg-type]
+            wake=lambda: None,
+            directory=self.stage,
+            on_unstartable=lambda _block, indices, why: self.refused.append((indices, why)),
+            uploads=self.uploads,
+            blocks=self.blocks,
+            log=structlog.get_logger(),
+        )
+
+    def block(self, submission: int, *uploads: Upload, count: int = 1) -> ClaimedBlock:
+        key = BlockKey(priority=0, seq=1, submission=submission, first=0, count=count, attempt=1, cores=1, memory_mib=0)
+        made = ClaimedBlock.claimed("n1", "q", key, BlockData())
+        record = Submission(
+            id=submission, name="x", user="u", queue="q", work=Work.COMMAND, command=Command(argv=("true",), uploads=uploads)
+        )
+        made.info = Info(record, QueueSpec(name="q"), None)
+        self.blocks[key] = made
+        return made
+
+    def until(self, condition: Callable[[], Any], *blocks: ClaimedBlock) -> None:
+        """Handles letters and looks at `blocks`, as a node does, until `condition` holds."""
+        while not condition():
+            for block in blocks:
+                self.stager.startable(block)
+            self.most = max(self.most, disk_bytes(self.stage) + disk_bytes(self.uploads._directory))
+            self.letters.get(timeout=DEADLINE_S)()
+
+    def quiet(self) -> None:
+        """Everything that was begun has ended."""
+        while not (self.io.is_idle and self.letters.empty()):
+            self.letters.get(timeout=DEADLINE_S)()
+
+    def is_here(self, block: ClaimedBlock, index: int = 0) -> bool:
+        return self.stager.take(block, index) is not None
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path, 4 * MIB + MIB // 2)
+    yield made
+    made.store.gate.set()
+    made.io.close()
+
+
+def test_what_is_being_staged_and_what_is_staged_is_kept_for_as_long_as_staging_took(node: Node) -> None:
+    block = node.block(1, node.store.upload("x", bytes(100)), count=40)
+    assert node.stager.kept(block, 0.0) == 0
+    node.store.gate.clear()
+    node.until(lambda: node.store.streams, block) if node.stager.startable(block) else None
+    assert node.stager.kept(block, 1e9) == 1, "one is being staged: the others would wait for the same upload"
+    node.store.gate.set()
+    node.until(lambda: node.stager.startable(block) == 16, block)
+    since_s = node.stager.take(block, 0).since_s  # type: ignore[union-attr]
+    assert node.stager.kept(block, since_s) == 16
+    assert node.stager.kept(block, since_s + 60) == 0, "no slot was free for them all the time"
+    assert node.store.streams == 1
+
+
+def test_what_arrives_for_a_task_that_was_given_away_is_removed(node: Node) -> None:
+    block = node.block(1, node.store.upload("x", bytes(MIB)), count=2)
+    node.store.gate.clear()
+    node.stager.startable(block)
+    node.stager.done(block, 0)
+    block.take_ready([0])
+    node.store.gate.set()
+    node.quiet()
+    assert list(node.stage.iterdir()) == []
+    node.until(lambda: node.is_here(block, 1), block)
+    node.stager.forget(block)
+    node.quiet()
+    assert list(node.stage.iterdir()) == []
+    assert node.room.used_bytes == disk_bytes(node.uploads._directory / block.info.record.command.uploads[0].sha256)
+
+
+def test_when_the_room_is_full_the_next_task_waits_until_another_has_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starter_stage, "_ASK_AGAIN_S", 3600.0)
+    one, two = node.store.upload("one", bytes(MIB)), node.store.upload("two", bytes([1]) * MIB)
+    running = [node.block(1, one), node.block(2, two), node.block(3, two)]
+    for block in running:
+        node.until(lambda block=block: node.is_here(block), block)  # type: ignore[misc]
+        block.take_ready()
+    waiting, behind = node.block(4, two), node.block(5, two)
+    node.until(lambda: node.stager._short is not None, waiting)
+    assert node.stager.kept(waiting, 1e9) == 1, "it has its place in the line here"
+    assert node.stager.startable(behind) == node.stager.kept(behind, 1e9) == 0
+    node.quiet()
+    asked = node.store.heads
+    for _ in range(10):
+        assert node.stager.startable(waiting) == 0
+    assert node.store.heads == asked, "it asks again when something was given back, not before"
+    assert not node.refused
+    node.stager.done(running[0], 0)
+    node.until(lambda: node.is_here(waiting), behind, waiting)
+    assert node.most <= node.room.cap_bytes
+
+
+def test_an_upload_that_nobody_uses_goes_for_one_that_is_needed(node: Node) -> None:
+    for number in range(4):
+        block = node.block(number + 1, node.store.upload("x", bytes([number]) * (2 * MIB)))
+        node.until(lambda block=block: node.is_here(block), block)  # type: ignore[misc]
+        block.take_ready()
+        node.stager.forget(block)
+        node.quiet()
+    assert len(list(node.uploads._directory.iterdir())) == 1
+    assert node.most <= node.room.cap_bytes
+
+
+def test_tasks_that_have_not_begun_give_their_room_to_one_before_them(node: Node) -> None:
+    upload = node.store.upload("x", bytes(MIB))
+    early, late = node.block(1, node.store.upload("y", bytes([1]) * MIB)), node.block(2, upload, count=2)
+    node.until(lambda: node.stager.startable(late) == 2, late)
+    node.until(lambda: node.is_here(early), early)
+    early.take_ready()
+    node.stager.forget(early)
+    node.until(lambda: node.stager.startable(late) == 2, late, early)
+    assert node.most <= node.room.cap_bytes
+
+
+def test_a_task_that_needs_more_than_all_the_room_is_refused_with_the_limit(node: Node) -> None:
+    block = node.block(7, node.store.upload("big", bytes(3 * MIB)))
+    node.until(lambda: node.refused, block)
+    ((indices, why),) = node.refused
+    assert indices == [0]
+    assert why.reason is Reason.START_FAILED
+    assert not why.blames_node
+    assert "7_0 would take 6" in why.error
+    assert "staging_cap_bytes" in why.error
+    assert list(node.stage.iterdir()) == []
+
+
+def links(size: int, count: int) -> bytes:
+    """An archive with one file of `size` bytes and `count` hard links to it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        first = tarfile.TarInfo("data")
+        first.size = size
+        tar.addfile(first, io.BytesIO(bytes(size)))
+        for number in range(count):
+            link = tarfile.TarInfo(f"link{number}")
+            link.type, link.linkname = tarfile.LNKTYPE, "data"
+            tar.addfile(link)
+    return buffer.getvalue()
+
+
+def test_hard_links_in_an_archive_count_as_the_files_that_they_become(node: Node, tmp_path: Path) -> None:
+    fits = node.block(1, node.store.upload("fits", links(MIB, 1), is_dir=True))
+    node.until(lambda: node.is_here(fits), fits)
+    assert node.room.used_bytes >= 3 * MIB
+    fits.take_ready()
+    node.stager.forget(fits)
+    bomb = node.block(2, node.store.upload("bomb", links(MIB, 50), is_dir=True))
+    node.until(lambda: node.refused, bomb)
+    assert "limit for staged files" in node.refused[0][1].error
+    assert node.most <= node.room.cap_bytes
+    sha256 = bomb.info.record.command.uploads[0].sha256
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(PermissionDenied, match="larger unpacked than it may be"):
+        patch.setattr("rmgr.daemons.starter_uploads._MAX_UNPACKED", 20 * MIB)
+        Uploads(tmp_path / "other").place(node.store, sha256, tmp_path / "target", name="bomb", is_dir=True)
+    assert disk_bytes(tmp_path / "target") <= 21 * MIB
+
+
+def test_the_room_counts_each_inode_once_and_gives_nothing_that_it_has_not(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(MIB))
+    before = disk_bytes(tmp_path)
+    (tmp_path / "b").hardlink_to(tmp_path / "a")
+    (tmp_path / "c").symlink_to("/usr")
+    assert disk_bytes(tmp_path) - before <= 4096
+    room = Room(100)
+    room.take(60, "one")
+    with pytest.raises(NoRoom):
+        room.take(41, "two")
+    given = room.given
+    with pytest.raises(ValueTooLarge, match="two would take 101 of"):
+        room.take(41, "two", held_bytes=60)
+    room.settle(60, 50)
+    assert room.given != given
+    room.take(50, "two")
+    assert room.used_bytes == 100
