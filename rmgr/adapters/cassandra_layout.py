@@ -93,7 +93,7 @@ class WriteClock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last_us = 0
+        self._last_us = time.time_ns() // 1000
 
     def next_us(self, seen_us: int | None = None) -> int:
         """A timestamp for one write that is to win over the one at `seen_us`."""

@@ -161,7 +161,10 @@ class Link:
                 self._pause(None)
                 continue
             self._look_again(connection)
-            unseen_s = None if connection.nodes_up() else unseen_s or time.monotonic()
+            if connection.nodes_up():
+                unseen_s = None
+            elif unseen_s is None:
+                unseen_s = time.monotonic()
             if unseen_s is not None and time.monotonic() - unseen_s > RENEW_S:
                 unseen_s = None
                 self._renew(connection)

@@ -409,13 +409,14 @@ def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | No
         try:
             with NodeClient(endpoint, timeout_s=2.0, via=via, credentials=credentials) as client:
                 asked_s = time.time()
-                told_s = client.time_us() / 1e6
+                told_us = client.time_us()
                 answered_s = time.time()
                 stats = client.stats()
         except RmgrError:
             silent.append(f"{node} ({endpoint})")
             continue
-        if told_s:
+        if told_us:  # 0 = the node does not say
+            told_s = told_us / 1e6
             skew = max(0.0, asked_s - told_s, told_s - answered_s)
             worst = max(worst, skew)
             if skew > _SKEW_S:

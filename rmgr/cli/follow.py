@@ -220,7 +220,7 @@ def _ends(item: Followed, fragment: Fragment, outcomes: Sequence[Outcome]) -> li
     for outcome in outcomes:
         if item.wanted is not None and outcome.index not in item.wanted:
             continue
-        started = fragment.base_us + outcome.started_us if fragment.base_us else 0
+        started_us = fragment.base_us + outcome.started_us if fragment.base_us else 0
         end = End(
             submission=item.number,
             position=outcome.index,
@@ -231,8 +231,8 @@ def _ends(item: Followed, fragment: Fragment, outcomes: Sequence[Outcome]) -> li
             node=fragment.node,
             attempt=outcome.attempt or fragment.attempt,
             error=outcome.error,
-            started_us=started,
-            ended_us=started + outcome.elapsed_us if started else 0,
+            started_us=started_us,
+            ended_us=started_us + outcome.elapsed_us if started_us else 0,
             log=outcome.log,
             log_parts=outcome.log_parts,
         )

@@ -37,14 +37,16 @@ def _groups(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Machine:
-    """What could have been used: cores between begin_us and end_us; cores 0 = not known."""
+    """What could have been used: cores between begin_us (None = nothing is reported) and end_us; cores 0 = not known."""
 
     cores: int
-    begin_us: int
+    begin_us: int | None
     end_us: int
 
     def available_us(self, usage: Usage, by: Sequence[str], days: Days) -> int:
         """Core time that the cluster had in the time of this line: the window, or the part of its day that lies in it."""
+        if self.begin_us is None:
+            return 0
         low, high = self.begin_us, self.end_us
         if usage.group and "day" in by:
             begin, end, _ = days.around(days.begin(usage.group[by.index("day")]))
@@ -102,24 +104,25 @@ def report(
         raise UsageError("--since is not before --until", hint="as --since 2d --until 1d")
     if as_csv and session.json:
         raise UsageError("--csv and --json are two formats", hint="choose one")
-    wanted = Wanted(by=by, since_us=since or 0, until_us=until or 0, user=user, account=account, queue=queue)
+    wanted = Wanted(by=by, since_us=since, until_us=until, user=user, account=account, queue=queue)
 
     def once() -> None:
         made = Report(wanted=wanted, days=Days(UTC if session.json or as_csv else None))
         for job in list_past(session, user=user):
             made.add(job)
         now = now_us()
-        window = _Machine(cores=0, begin_us=wanted.since_us or made.first_us, end_us=min(wanted.until_us or now, now))
-        machine = _Machine(cores=_cores(session) if made.first_us else 0, begin_us=window.begin_us, end_us=window.end_us)
+        begin_us = made.first_us if wanted.since_us is None else wanted.since_us
+        end_us = now if wanted.until_us is None else min(wanted.until_us, now)
+        machine = _Machine(cores=0 if made.first_us is None else _cores(session), begin_us=begin_us, end_us=end_us)
         if not made.seen:
             session.note("the history is empty: nothing has ended yet" + (f" of user {user}" if user else ""))
-        elif not made.first_us:
+        elif made.first_us is None:
             session.note(f"nothing of the {made.seen:,} submissions in the history is in this report: look at --since, --until and filters")
         if session.json:
             emit(_document(made, machine))
         elif as_csv:
             _write_csv(made, machine)
-        elif made.first_us:
+        elif made.first_us is not None:
             _draw(made, machine, layout)
 
     draw(session, once, watch=watch)
@@ -150,7 +153,7 @@ def _document(made: Report, machine: _Machine) -> dict[str, Any]:
     by = made.wanted.by
     available_us = machine.available_us(made.total, by, made.days)
     return {
-        "since": iso(machine.begin_us),
+        "since": iso(machine.begin_us) if machine.begin_us is not None else None,
         "until": iso(machine.end_us),
         "by": list(by),
         "rows": [dict(zip(by, usage.group, strict=True)) | _numbers(made, machine, usage) for usage in made.rows()],

@@ -55,11 +55,11 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a report is about. since_us, until_us: the window, 0 = open. user, account, queue: only of these, None = of all."""
+    """What a report is about. since_us, until_us: the window, None = open. user, account, queue: only of these, None = of all."""
 
     by: tuple[str, ...] = ("user", "account")
-    since_us: int = 0
-    until_us: int = 0
+    since_us: int | None = None
+    until_us: int | None = None
     user: str | None = None
     account: str | None = None
     queue: str | None = None
@@ -116,7 +116,7 @@ class Report:
     wanted: Wanted
     days: Days = field(default_factory=Days)
     seen: int = 0  #: summaries that were looked at
-    first_us: int = 0  #: when the earliest submission of the report was submitted
+    first_us: int | None = None  #: when the earliest submission of the report was submitted, None = it has none
     total: Usage = field(default_factory=Usage)
     _groups: dict[tuple[str, ...], Usage] = field(default_factory=dict)
     _waits: dict[str, array[int]] = field(default_factory=dict)
@@ -128,12 +128,13 @@ class Report:
         if not wanted.admits(job) or not job.ended_us:
             return
         begin, end = job.started_us or job.ended_us, job.ended_us
-        low, high = max(begin, wanted.since_us), min(end, wanted.until_us or end)
-        counts = wanted.since_us <= end and (not wanted.until_us or end < wanted.until_us)
+        low = begin if wanted.since_us is None else max(begin, wanted.since_us)
+        high = end if wanted.until_us is None else min(end, wanted.until_us)
+        counts = (wanted.since_us is None or wanted.since_us <= end) and (wanted.until_us is None or end < wanted.until_us)
         if not counts and low >= high:
             return
         submitted_us = job.submitted_us or begin
-        self.first_us = min(self.first_us or submitted_us, submitted_us)
+        self.first_us = submitted_us if self.first_us is None else min(self.first_us, submitted_us)
         if counts:
             self._group(job, end).count(job)
             self.total.count(job)

@@ -93,8 +93,8 @@ def _past(past: Sequence[PastAttempt]) -> tuple[AttemptView, ...]:
 
 def _ended(submission: Submission, fragment: Fragment, outcome: Outcome, number: int) -> TaskView:
     attempt = outcome.attempt or fragment.attempt
-    started = fragment.base_us + outcome.started_us if fragment.base_us else 0
-    ended = started + outcome.elapsed_us if started else 0
+    started_us = fragment.base_us + outcome.started_us if fragment.base_us else 0
+    ended_us = started_us + outcome.elapsed_us if started_us else 0
     attempts = _past(outcome.past)
     if attempt:
         last = AttemptView(
@@ -102,8 +102,8 @@ def _ended(submission: Submission, fragment: Fragment, outcome: Outcome, number:
             node=fragment.node,
             state=outcome.state,
             reason=outcome.reason,
-            started_us=started,
-            ended_us=ended,
+            started_us=started_us,
+            ended_us=ended_us,
             exit_code=outcome.exit_code,
             error=outcome.error,
         )
@@ -116,8 +116,8 @@ def _ended(submission: Submission, fragment: Fragment, outcome: Outcome, number:
         reason=outcome.reason,
         attempt=attempt,
         node=fragment.node,
-        started_us=started,
-        ended_us=ended,
+        started_us=started_us,
+        ended_us=ended_us,
         exit_code=outcome.exit_code,
         error=outcome.error,
         cpu_us=outcome.cpu_us,

@@ -58,8 +58,8 @@ class Progress:
         self.lost_us = 0  #: of those that were lost; each task of a lost block has the time of the block
         self.lost = 0  #: attempts that ended by a loss, not by themselves
         self.max_rss_kib = 0
-        self.first_started_us = 0
-        self.last_ended_us = 0
+        self.first_started_us: int | None = None
+        self.last_ended_us: int | None = None
         self.nodes: dict[str, None] = {}  #: where tasks ended, in order of first appearance
         self.reason = Reason.NONE  #: of the first task that ended FAILED
         self._codes = bytearray()
@@ -122,9 +122,9 @@ class Progress:
         self.max_rss_kib = max(self.max_rss_kib, *[outcome.max_rss_kib for outcome in outcomes])
         if fragment.base_us:
             first_us = fragment.base_us + min([outcome.started_us for outcome in outcomes])
-            self.first_started_us = min(self.first_started_us or first_us, first_us)
+            self.first_started_us = first_us if self.first_started_us is None else min(self.first_started_us, first_us)
             last_us = fragment.base_us + max([outcome.started_us + outcome.elapsed_us for outcome in outcomes])
-            self.last_ended_us = max(self.last_ended_us, last_us)
+            self.last_ended_us = last_us if self.last_ended_us is None else max(self.last_ended_us, last_us)
         for outcome in outcomes:
             if outcome.reason or outcome.exit_code is not None or outcome.past or outcome.helpers:
                 self._account_unusual(outcome)
@@ -180,7 +180,8 @@ class Progress:
         self.cpu_us += attempt.cpu_us
         self.max_rss_kib = max(self.max_rss_kib, attempt.max_rss_kib)
         if attempt.started_us:
-            self.first_started_us = min(self.first_started_us or attempt.started_us, attempt.started_us)
+            first_us = attempt.started_us
+            self.first_started_us = first_us if self.first_started_us is None else min(self.first_started_us, first_us)
 
 
 def running_count(blocks: Iterable[tuple[BlockKey, int]]) -> int:

@@ -91,7 +91,7 @@ class Placer:
         self.nobodys: set[int] = set()  #: submissions whose records were not there, or no records, when they were read last
         self._nodes_changed = False
         self._causes: frozenset[Cause] = frozenset()
-        self._now_us = 0
+        self._now_us = desk.wall_us()
         self._due = False
         self._timer: Timer | None = None
         self._retry_s = _RETRY_S / 2

@@ -34,8 +34,8 @@ class Case:
     kills: bool
     why: str
     grace_us: int
+    made_us: int  #: the same however often it is written: a row never changes
     orders: list[str] = field(default_factory=list)
-    made_us: int = 0  #: the same however often it is written: a row never changes
     phase: Phase = Phase.MEASURING
     end_s: float = -math.inf
     copies: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ class Budget:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._began = 0.0
+        self._began = -math.inf
 
     @contextmanager
     def counted(self) -> Iterator[None]:
