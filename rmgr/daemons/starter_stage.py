@@ -8,6 +8,7 @@ is given up where it stands. While the room for staged files is full, the first 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import time
@@ -58,7 +59,7 @@ class Staged:
     outputs: int = 0
     disk_bytes: int = 0  #: taken of the room
     took_s: float = 0.0
-    since_s: float = 0.0  #: when it was ready (monotonic)
+    since_s: float = -math.inf  #: when it was ready (monotonic)
 
 
 @dataclass(slots=True)
