@@ -1,0 +1,234 @@
+"""The queue tree under random tasks: skipping to the next event equals stepping, the closed form, laws of states, shares and waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from rmgr.sched.tree.allocation import Allocation, Loads, choose
+from rmgr.sched.tree.quantities import assigned_processors, is_balanced, is_fulfilled, longest_branch, shortest_branch
+from rmgr.sched.tree.queue import Newcomers
+from rmgr.sched.tree.rotation import Rotation
+from rmgr.sched.tree.rounds import own_quanta, phases_below, quanta_within, round_lengths, slot_of_quantum
+from rmgr.sched.tree.shape import Tree
+from rmgr.sched.tree.states import EDGES, NodeState, diagram, states_of
+from rmgr.sched.tree.stepped import Stepped
+
+
+def small_tree(chance: Random) -> Tree:
+    width = chance.choice([2, 2, 3, 4])
+    full = width ** chance.randint(1, 4 if width == 2 else 2)
+    return Tree(width, full - chance.randint(0, full // 2))
+
+
+def filled(chance: Random, tree: Tree, most: int = 3) -> dict[int, int]:
+    """Random lengths of queues; about every second one is empty."""
+    return {node: length for node in range(tree.nodes) if tree.sizes[node] and (length := chance.randint(-most, most)) > 0}
+
+
+def put(tree: Tree, lengths: dict[int, int], quanta: int = 10**9) -> tuple[Stepped, Rotation, dict[int, list[int]]]:
+    stepped, rotation, tasks, task = Stepped(tree), Rotation(tree), {}, 0
+    for node, length in lengths.items():
+        for _ in range(length):
+            task += 1
+            tasks.setdefault(node, []).append(task)
+    for node, found in tasks.items():
+        for one in found:
+            stepped.add(one, node, quanta)
+            rotation.add(one, node, quanta)
+    return stepped, rotation, tasks
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+@pytest.mark.parametrize("newcomers", list(Newcomers))
+def test_skipping_to_the_next_end_equals_stepping(newcomers: Newcomers, cancels: bool) -> None:
+    for seed in range(60):
+        _compare(Random(f"{newcomers} {cancels} {seed}"), newcomers, cancels)
+
+
+def _compare(chance: Random, newcomers: Newcomers, cancels: bool) -> None:
+    """Arrivals, ends and removals at random; every end in its slot; now and then the row of a slot, the lengths, the front as values."""
+    tree = small_tree(chance)
+    plain, fast = Stepped(tree, newcomers), Rotation(tree, newcomers)
+    nodes = [node for node in range(tree.nodes) if tree.sizes[node]]
+    most, heaviest = chance.choice([3, 30, 200]), chance.choice([1, 1, 3])
+    task = 0
+    for until in [*sorted(chance.randint(0, 400) for _ in range(chance.randint(1, 60))), 1500]:
+        while fast.now < until:
+            slots = fast.next_end(until - fast.now) or until - fast.now
+            run = chance.randint(1, slots)
+            before = set(plain.rest)
+            for slot in range(run):
+                if not chance.randrange(9):
+                    mine = sorted(fast.row())
+                    assert mine == sorted(plain.slot())
+                    assert slot == run - 1 or set(plain.rest) == before
+                    fast.advance(1)
+                    continue
+                plain.slot()
+                assert slot == slots - 1 or set(plain.rest) == before, "an end that was not foreseen"
+                fast.advance(1)
+            assert set(fast.finish()) == before - set(plain.rest)
+        if cancels and plain.rest and not chance.randrange(3):
+            gone = chance.choice(sorted(plain.rest))
+            left = plain.rest[gone]
+            plain.remove(gone)
+            assert fast.remove(gone) == left
+        else:
+            task += 1
+            added = task, chance.choice(nodes), chance.randint(1, most), chance.randint(1, heaviest)
+            plain.add(*added)
+            fast.add(*added)
+        if not chance.randrange(5):
+            assert fast.lengths() == {node: len(queue) for node, queue in enumerate(plain.queues) if queue}
+            fast.stand(fast.front())
+
+
+def test_the_closed_form_counts_what_stepping_hands_out() -> None:
+    for seed in range(80):
+        chance = Random(seed)
+        tree = small_tree(chance)
+        lengths = filled(chance, tree)
+        if not lengths:
+            continue
+        rounds = round_lengths(tree, lengths)
+        plain, _, _ = put(tree, lengths)
+        slots = chance.randint(1, 3 * rounds[0])
+        served: dict[int, list[int]] = {}
+        for slot in range(slots):
+            for node, _ in plain.slot():
+                served.setdefault(node, []).append(slot + 1)
+        for node in lengths:
+            chain = [(lengths.get(at, 0), rounds[at]) for at in tree.path(node)]
+            assert quanta_within(chain, slots) == len(served.get(node, []))
+            assert [slot_of_quantum(chain, at + 1) for at in range(len(served.get(node, [])))] == served.get(node, [])
+
+
+def test_the_phases_of_a_child_are_those_of_the_paper_s_rule() -> None:
+    assert own_quanta(14, 2, 6) == 6
+    assert phases_below(14, 2, 6) == [(4, 2)]
+    assert phases_below(15, 2, 6) == [(4, 2), (1, 1)]
+    with pytest.raises(ValueError, match="from 1"):
+        slot_of_quantum([(1, 1)], 0)
+
+
+def test_loads_kept_up_to_date_are_the_quantities_counted_anew() -> None:
+    for seed in range(40):
+        chance = Random(seed)
+        tree = small_tree(chance)
+        loads = Loads(tree)
+        tasks: list[int] = []
+        for _ in range(60):
+            if tasks and not chance.randrange(3):
+                loads.change(tasks.pop(chance.randrange(len(tasks))), -1)
+            else:
+                size = chance.randint(1, tree.processors)
+                node = choose(loads, size, chance.choice(list(Allocation)), {})
+                assert node is not None
+                assert tree.sizes[node] >= size
+                assert all(tree.sizes[child] < size for child in tree.children(node))  # a smallest partition that has room
+                loads.change(node, 1)
+                tasks.append(node)
+            lengths = {node: length for node, length in enumerate(loads.lengths) if length}
+            assert loads.apa == assigned_processors(tree, lengths)
+            assert loads.longest == longest_branch(tree, lengths)
+            assert loads.shortest == shortest_branch(tree, lengths)
+            plain = min(loads.lengths[node] for node in range(tree.nodes) if _is_target(tree, node, 1))
+            assert loads.shortest_queue(0, 1, None) == plain == loads.shortest_queue(0, 1, lambda _node: True)
+
+
+def _is_target(tree: Tree, node: int, size: int) -> bool:
+    return tree.sizes[node] >= size and all(tree.sizes[child] < size for child in tree.children(node))
+
+
+def test_every_task_runs_in_every_window_of_max_tqlb_slots_and_balance_and_fulfilment_keep_their_promises() -> None:
+    """C2.10; section 3 of the paper."""
+    seen = {"balanced": 0, "fulfilled": 0}
+    for seed in range(300):
+        chance = Random(seed)
+        tree = small_tree(chance)
+        lengths = filled(chance, tree)
+        if seed % 4 == 0:  # the same length on a level: balanced
+            level = [chance.randint(0, 2) for _ in range(tree.height + 1)]
+            lengths = {node: level[tree.depth[node]] for node in range(tree.nodes) if tree.sizes[node] and level[tree.depth[node]]}
+        if not lengths:
+            continue
+        _, rotation, tasks = put(tree, lengths)
+        longest = longest_branch(tree, lengths)[0]
+        assert rotation.rounds[0] == longest
+        rotation.advance(chance.randint(longest, 5 * longest))
+        seen_at: dict[int, list[int]] = {task: [] for queue in tasks.values() for task in queue}
+        used = []
+        for slot in range(4 * longest):
+            row = rotation.row()
+            used.append(sum(tree.sizes[node] for node, _ in row))
+            for _, task in row:
+                seen_at[task].append(slot)
+            rotation.advance(1)
+        for slots in seen_at.values():
+            gaps = [later - earlier for earlier, later in zip([-1, *slots], [*slots, 4 * longest], strict=True)]
+            assert max(gaps) <= longest
+        if is_fulfilled(tree, lengths):
+            seen["fulfilled"] += 1
+            assert set(used) == {tree.processors}
+        if is_balanced(tree, lengths):
+            seen["balanced"] += 1
+            assert set(used) == {tree.processors}
+            assert {len(slots) for slots in seen_at.values()} == {4}
+    assert min(seen.values()) > 20
+
+
+def test_jobs_of_a_queue_get_quanta_by_their_weight_in_every_window_of_its_entries() -> None:
+    rotation = Rotation(Tree(2, 2))
+    for task, weight in ((1, 4), (2, 1), (3, 2)):
+        rotation.add(task, 0, 10**6, weight)
+    rows = []
+    for _ in range(70):
+        rows += [task for _, task in rotation.row()]
+        rotation.advance(1)
+    for start in range(len(rows) - 7):
+        assert [rows[start : start + 7].count(task) for task in (1, 2, 3)] == [4, 1, 2]
+
+
+@pytest.mark.parametrize("newcomers", list(Newcomers))
+def test_node_states_follow_the_table_and_the_front_parts_rounded_from_ready(newcomers: Newcomers) -> None:
+    """Figure 2: every change is an edge of the table; with tasks above the front Rounded, below it Ready."""
+    seen: set[tuple[NodeState, NodeState]] = set()
+    for seed in range(150):
+        chance = Random(seed)
+        tree = small_tree(chance)
+        rotation = Rotation(tree, newcomers)
+        nodes = [node for node in range(tree.nodes) if tree.sizes[node]]
+        before = states_of(rotation)
+        for step in range(60):
+            if not chance.randrange(3):
+                if rotation.home and not chance.randrange(3):
+                    rotation.remove(chance.choice(sorted(rotation.home)))
+                else:
+                    rotation.add(step + 1, chance.choice(nodes), chance.randint(1, 9))
+            elif rotation.rounds[0]:
+                rotation.advance(1)
+                rotation.finish()
+            after = states_of(rotation)
+            seen |= {edge for edge in zip(before, after, strict=True) if edge[0] is not edge[1]}
+            before = after
+            late = rotation.late_nodes()
+            front = [node for node in nodes if after[node] is NodeState.ROUNDING]
+            for node in front:
+                assert {after[at] for at in tree.path(node)[:-1]} <= {NodeState.ROUNDED, NodeState.IDLE}
+                below = [at for at in nodes if at != node and node in tree.path(at) and rotation.queues[at]]
+                assert {after[at] for at in below} <= {NodeState.READY}
+            assert all(after[node] is NodeState.ROUNDED for node in late)
+            if step % 2:  # whoever runs is Rounding, and nobody else
+                assert {node for node, _ in rotation.row()} == {
+                    node for node, state in enumerate(states_of(rotation)) if state is NodeState.ROUNDING
+                }
+                before = states_of(rotation)
+    assert seen == set(EDGES)
+
+
+def test_the_readme_shows_the_table_as_a_diagram() -> None:
+    assert diagram().count(" --> ") == len(EDGES) + 1
+    assert f"```mermaid\n{diagram()}\n```" in (Path(__file__).parents[2] / "rmgr/sched/README.md").read_text()
