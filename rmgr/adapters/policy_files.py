@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rmgr.errors import ConfigError, RmgrError
 from rmgr.sched.catalogue import POLICIES
 from rmgr.sched.parameters import parameters_of, unknown
-from rmgr.sched.pipeline import Configuration, configured, pipeline_from
-from rmgr.sched.policy import Stage
+from rmgr.sched.pipeline import Configuration, configured, pipeline_from, served
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -61,11 +60,11 @@ def load(name: str, params: Mapping[str, object]) -> Configuration:
 
 def recorded(pipelines: Mapping[str, Mapping[str, Any]]) -> Configuration:
     """The pipelines of a leader's log, each of its partition. Raises: ConfigError for policies that are not here."""
-    found = [(partition, pipeline_from(tables, find=policy_class)) for partition, tables in pipelines.items()]
+    found = [served(tables, partition, find=policy_class) for partition, tables in pipelines.items()]
     return Configuration(
-        stages=tuple(Stage(stage.policy, (partition,)) for partition, one in found for stage in one.stages),
-        policies=tuple(name for _, one in found for name in one.policies),
-        usage_half_life_us=next((one.usage_half_life_us for _, one in found if one.usage_half_life_us), 0),
+        stages=tuple(stage for one in found for stage in one.stages),
+        policies=tuple(name for one in found for name in one.policies),
+        usage_half_life_us=next((one.usage_half_life_us for one in found if one.usage_half_life_us), 0),
     )
 
 

@@ -119,10 +119,13 @@ def pipeline_named(name: str, partition: str, params: dict[str, str]) -> Pipelin
 
     from rmgr.adapters import policy_files
     from rmgr.cli.settings_pipelines import text_of
+    from rmgr.sched.pipeline_tables import SIMULATED
 
     if params:
         raise UsageError(f"{name}: a pipeline has its parameters in it, --param cannot change them", hint="[stage.parameters]")
-    return PipelineSpec(partition=partition, document=text_of(policy_files.read_toml(Path(name)), name), name=Path(name).name)
+    document = policy_files.read_toml(Path(name))
+    document.pop(SIMULATED, None)  # the machine of simulations: no cluster needs it
+    return PipelineSpec(partition=partition, document=text_of(document, name), name=Path(name).name)
 
 
 def _check_usable(settings: ClusterSettings, partition: str) -> None:

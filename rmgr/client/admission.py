@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rmgr.client.feasible import Needs, check_nodes, check_shape, told_resources
-from rmgr.errors import Infeasible, NotFound, PermissionDenied, StateConflict, UsageError
+from rmgr.errors import ConfigError, Infeasible, NotFound, PermissionDenied, StateConflict, UsageError
 from rmgr.model.block import PRIORITY_RANGE
 from rmgr.model.node import NodeRecord
 from rmgr.model.placing import Rigid
@@ -45,6 +45,7 @@ def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeReco
         check_shape(rigid, tasks)
         needs = Needs(request=request, rigid=rigid, queue=queue)
         _check_limits(request, draft, queue, needs.cores)
+        _check_partition_limits(request, queue, settings, needs.cores)
         check_nodes(needs, nodes)
     else:
         if rigid is not None:
@@ -229,6 +230,32 @@ def _check_limits(request: Request, draft: Submission, queue: QueueSpec, cores: 
             f"({format_duration(queue.max_time_us / 1e6)})",
             hint=hint,
         )
+
+
+def _check_partition_limits(request: Request, queue: QueueSpec, settings: ClusterSettings, cores: int) -> None:
+    """What the policy file of the partition never lets run ([[partition]]). A file that limits nothing costs nothing."""
+    spec = settings.pipeline(queue.partition)
+    if spec is None or '"partition": [' not in spec.document:
+        return
+    from rmgr.sched.pipeline import limits_of
+
+    try:
+        limits = limits_of(json.loads(spec.document), queue.partition)
+    except (ValueError, AttributeError, ConfigError):  # nobody places there, and `rmgr status` says so
+        return
+    if limits is None:
+        return
+    where = f"partition {queue.partition}, by its policy {spec.name}"
+    hint = "rmgr policy show; rmgr queues lists other queues (-q)"
+    if limits.max_time_us and not 0 < request.time_limit_us <= limits.max_time_us:
+        asked = f"a time limit of {format_duration(request.time_limit_us / 1e6)}" if request.time_limit_us else "a job without a time limit"
+        raise Infeasible(
+            f"{asked} never runs in {where}: the longest is {format_duration(limits.max_time_us / 1e6)}",
+            hint=f"-t {format_duration(limits.max_time_us / 1e6)} or less; {hint}",
+        )
+    for most, whose in ((limits.max_cpus_per_user, "user"), (limits.max_cpus_per_account, "account")):
+        if most and cores > most:
+            raise Infeasible(f"{cores} cores never run in {where}: a {whose} may have {most} at once", hint=hint)
 
 
 def _check_nodes(request: Request, queue: QueueSpec, nodes: Sequence[NodeRecord]) -> None:

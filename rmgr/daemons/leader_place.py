@@ -38,6 +38,7 @@ from rmgr.runtime.timers import Timer
 from rmgr.sched.job import Node
 from rmgr.sched.plan import Plan, WakeAt
 from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.records import Limits
 from rmgr.sched.state import ClusterState
 
 #: Least time between two readings of one list, and what each of its names adds: where thousands wait, a new one waits for more than that.
@@ -57,7 +58,7 @@ class Placer:
     """Places the jobs of all place queues; lives in the leader's loop.
 
     Attributes: state: the scheduler's, None while everything is read. plan: of the last pass. problems: partition -> why nobody places
-    there. policies: partition -> names.
+    there. policies: partition -> names. limits: of partitions that have any.
     """
 
     def __init__(self, desk: Desk, settings: Callable[[], ClusterSettings], nodes: NodeKeeper, *, inline: bool = False) -> None:
@@ -71,6 +72,7 @@ class Placer:
         self.last_pass_s = 0.0
         self.queues: dict[str, QueueSpec] = {}
         self.policies: dict[str, str] = {}
+        self.limits: dict[str, Limits] = {}
         self._desk = desk
         self._settings = settings
         self._nodes = nodes
@@ -134,7 +136,7 @@ class Placer:
         placed = settings.placed()
         self.queues = {queue.name: queue for queues in placed.values() for queue in queues if queue.state != "stopped"}
         stages: list[Stage] = []
-        self.policies, self.problems, self._half_life_us = {}, {}, 0
+        self.policies, self.problems, self.limits, self._half_life_us = {}, {}, {}, 0
         for partition in placed:
             try:
                 found = configuration(settings, partition)
@@ -144,6 +146,7 @@ class Placer:
                 continue
             self.policies[partition] = ", ".join(found.policies)
             stages += [Stage(stage.policy, (partition,)) for stage in found.stages]
+            self.limits |= found.limits
             self._half_life_us = self._half_life_us or found.usage_half_life_us
         self._stages = tuple(stages)
         for name in self._pending.keys() - self.queues.keys():

@@ -12,27 +12,48 @@ from typing import Any
 from rmgr.adapters import policy_files
 from rmgr.errors import ConfigError
 from rmgr.model.queue import DEFAULT_POLICY, ClusterSettings, PipelineSpec
-from rmgr.sched.pipeline import Configuration, pipeline_from
+from rmgr.sched.parameters import Kind, shown
+from rmgr.sched.pipeline import Configuration, refuse_unobeyed, served
 
 
 def configuration(settings: ClusterSettings, partition: str) -> Configuration:
-    """The pipeline of that partition. Cost: a plug-in is imported at its first use.
+    """The stages, queue classes and limits of that partition. Cost: a plug-in is imported at its first use.
 
-    Raises: ConfigError naming the partition and what is wrong: no such policy here, a document that is none.
+    Raises: ConfigError naming the partition and what is wrong: no such policy here, a document that is none, no stage for it.
     """
     spec = pipeline_of(settings, partition)
     try:
-        return pipeline_from(document_of(spec), find=installed)
+        document = document_of(spec)
+        found = served(document, partition, find=installed)
     except ConfigError as error:
         raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
+    if not found.stages:
+        names = ", ".join(dict.fromkeys(str(name) for stage in document["stage"] for name in stage.get("partitions", ())))
+        raise ConfigError(f"no [[stage]] serves partition {partition}, only {names}", hint="leave `partitions` of its stages out")
+    return found
 
 
 def checked(settings: ClusterSettings, partition: str) -> Configuration:
-    """The same, for whoever is about to set it. Raises: ConfigError also where none of its stages serves the partition."""
+    """The same, for an operator who is about to set it. Raises: ConfigError also for what the leader would not obey."""
     found = configuration(settings, partition)
-    if not any(not stage.partitions or partition in stage.partitions for stage in found.stages):
-        served = ", ".join(dict.fromkeys(name for stage in found.stages for name in stage.partitions))
-        raise ConfigError(f"no [[stage]] serves partition {partition}, only {served}", hint="leave `partitions` of its stages out")
+    spec = pipeline_of(settings, partition)
+    places = {queue.name: name for name, queues in settings.placed().items() for queue in queues}
+    try:
+        refuse_unobeyed(document_of(spec), partition, places)
+    except ConfigError as error:
+        raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
+    mine = found.usage_half_life_us
+    for other in settings.placed() if mine else ():
+        try:
+            its = configuration(settings, other).usage_half_life_us
+        except ConfigError:
+            continue  # nobody places there, and that is told where it is set
+        if its and its != mine:
+            raise ConfigError(
+                f"partition {partition}, policy {spec.name}: half_life {shown(Kind.DURATION, mine)}, and partition {other} has "
+                f"{shown(Kind.DURATION, its)}: use is kept once for a cluster",
+                hint=f"half_life = {shown(Kind.DURATION, its)}",
+            )
     return found
 
 

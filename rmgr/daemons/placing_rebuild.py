@@ -240,6 +240,7 @@ class Rebuild:
                 reservations=tuple(one for reservations, _, _ in kept for one in reservations),
                 notes=tuple(one for _, notes, _ in kept for one in notes),
                 holds=tuple(one for _, _, holds in kept for one in holds),
+                limits=tuple(sorted(placer.limits.items())),
                 usage=tuple(use for records in remembered.values() for use in records.charged(runs, now_us, half_life_us)),
             ),
             half_life_us,

@@ -141,13 +141,13 @@ class Story:
         self.bench.close()
 
 
-def stop(starter: Starter, node: str, key: BlockKey, *orders: str) -> None:
+def stop(starter: Starter, node: str, key: BlockKey, *orders: str, queue: str = "batch") -> None:
     """STOP, as the job's Starter commits it."""
     found = starter.coordinator.get(paths.running_block(node, key)).result(60)
     assert found is not None
     past = PastAttempt(attempt=key.attempt, node=node, reason=Reason.MIGRATED)
     data, version = decode_block(found.data), starter.versions[node]
-    multi, _ = stop_ops.stop(node, version, "batch", key, data, found.version, past=past, stamp=f"{node}{key.attempt}", orders=orders)
+    multi, _ = stop_ops.stop(node, version, queue, key, data, found.version, past=past, stamp=f"{node}{key.attempt}", orders=orders)
     committed(starter.coordinator, multi)
 
 

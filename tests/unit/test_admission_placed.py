@@ -189,3 +189,26 @@ def test_a_queue_with_the_name_of_a_class_is_nobodys_without_being_named() -> No
     assert chosen_classes(choosing("queue_select", *queues, classes=()), "default") >= {"ss8", "d512"}
     elsewhere = choosing("queue_select", *queues, classes=({**SMALL, "partition": "far"},))
     assert queue_of(elsewhere, Rigid(processes=2)) == "small"
+
+
+LIMITED = {"stage": [{"policy": "fcfs"}], "partition": [{"name": "default", "max_time": "30m", "max_cpus_per_user": 6}]}
+
+
+@pytest.mark.parametrize(
+    ("rigid", "more", "told"),
+    [
+        (
+            Rigid(),
+            {"time": "40m"},
+            "a time limit of 40:00 never runs in partition default, by its policy limited.toml: the longest is 30:0",
+        ),
+        (Rigid(processes=8), {}, "8 cores never run in partition default, by its policy limited.toml: a user may have 6 at once"),
+    ],
+)
+def test_what_the_limits_of_the_policy_file_never_let_run_is_refused(rigid: Rigid, more: dict[str, object], told: str) -> None:
+    spec = PipelineSpec(partition="default", document=json.dumps(LIMITED, sort_keys=True), name="limited.toml")
+    settings = replace(SETTINGS, pipelines=(spec,))
+    assert ask(Rigid(processes=2), settings=settings).queue == "batch"
+    with pytest.raises(Infeasible) as caught:
+        ask(rigid, settings=settings, **more)
+    assert told in caught.value.message

@@ -6,9 +6,11 @@ import json
 
 import pytest
 
-from rmgr.daemons.placing_pipeline import configuration, named, pipeline_of
+from rmgr.daemons.placing_pipeline import checked, configuration, named, pipeline_of
 from rmgr.errors import ConfigError
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.sched.policies.fair_share import FairShare
+from rmgr.sched.records import Limits
 
 
 def settings_with(*queues: QueueSpec, pipelines: tuple[PipelineSpec, ...] = ()) -> ClusterSettings:
@@ -55,3 +57,83 @@ def test_a_pipeline_that_cannot_be_used_says_which_and_what_to_do(spec: Pipeline
         configuration(settings_with(placing("batch"), pipelines=(spec,)), "default")
     assert "partition default" in caught.value.message
     assert told in f"{caught.value.message} {caught.value.hint}"
+
+
+TWO = {
+    "stage": [
+        {"policy": "easy", "partitions": ["default"], "parameters": {"order": "fair_share", "half_life": "7d"}},
+        {"policy": "first_fit", "partitions": ["debug"]},
+    ],
+    "partition": [
+        {"name": "default", "max_cpus_per_user": 100, "max_time": "36h"},
+        {"name": "debug", "queues": ["short"], "max_jobs_per_user": 1},
+    ],
+    "queue": [{"name": "a"}, {"name": "b", "partition": "debug"}],
+}
+PLACES = (placing("batch"), placing("short", partition="debug"))
+
+
+def filed(document: object, *partitions: str) -> ClusterSettings:
+    """That file in each of the partitions."""
+    text = json.dumps(document)
+    return settings_with(*PLACES, pipelines=tuple(PipelineSpec(partition=name, document=text, name="two.toml") for name in partitions))
+
+
+def test_a_partition_has_its_own_stages_classes_and_limits_of_a_file_and_no_others() -> None:
+    settings = filed(TWO, "default", "debug")
+    here, there = checked(settings, "default"), checked(settings, "debug")
+    assert (here.policies, there.policies) == (("easy",), ("first_fit",))
+    assert ([stage.partitions for stage in here.stages], [stage.partitions for stage in there.stages]) == ([("default",)], [("debug",)])
+    assert here.limits == {"default": Limits(max_cpus_per_user=100, max_time_us=36 * 3_600_000_000)}
+    assert there.limits == {"debug": Limits(max_jobs_per_user=1)}
+    assert ([queue.name for queue in here.queues], [queue.name for queue in there.queues]) == (["a"], ["a", "b"])
+    assert isinstance(here.stages[0].policy.order, FairShare)  # type: ignore[attr-defined]
+    assert (here.usage_half_life_us, there.usage_half_life_us) == (7 * 24 * 3_600_000_000, 0)
+
+
+def test_a_file_without_a_stage_for_the_partition_places_nothing_there() -> None:
+    with pytest.raises(ConfigError, match=r"no \[\[stage\]\] serves partition default, only debug"):
+        configuration(filed({"stage": TWO["stage"][1:]}, "default"), "default")
+
+
+EASY = {"stage": [{"policy": "easy"}]}
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (EASY | {"node": [{"count": 3}]}, "[[node]]: only the simulator obeys it | [[simulated.node]]"),
+        (
+            EASY | {"partition": [{"name": "default", "nodes": 3, "cores": 4}]},
+            "[[partition]] 1 (default): only the simulator obeys cores, nodes | [[simulated.partition]] with name",
+        ),
+        (EASY | {"partition": [{"name": "default", "queues": ["short"]}]}, "queue short is in partition debug; the cluster's settings say"),
+        (EASY | {"partition": [{"name": "default", "queues": ["none"]}]}, "queue none is no queue whose jobs are placed | [queues.none]"),
+        (EASY | {"partition": [{"name": "debug", "max_jobs_per_user": 1}]}, "it limits partition debug, and not default"),
+        (EASY | {"partition": [{"name": "default", "max_job_per_user": 1}]}, "did you mean max_jobs_per_user"),
+        (EASY | {"simulated": {"nodes": []}}, "no table of [simulated] is called 'nodes'; did you mean node"),
+        (
+            EASY | {"partition": [{"name": "default", "cores": 1}], "simulated": {"partition": [{"name": "default", "cores": 2}]}},
+            "[[simulated.partition]] 1 (default): cores stands in [[partition]], too",
+        ),
+        (EASY | {"simulated": {"partition": [{"name": "default", "max_time": "1h"}]}}, "is called 'max_time'"),
+    ],
+)
+def test_what_the_leader_would_not_obey_is_refused_when_it_is_set(document: object, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        checked(filed(document, "default"), "default")
+    whole = f"{caught.value.message} | {caught.value.hint}"
+    assert all(part in whole for part in told.split(" | ")), whole
+
+
+def test_the_machine_of_simulations_is_nothing_to_the_leader() -> None:
+    machine = {"partition": [{"name": "default", "nodes": 8}], "node": [{"count": 2, "partition": "default"}]}
+    assert checked(filed(EASY | {"simulated": machine}, "default"), "default").nodes == ()
+
+
+def test_use_is_kept_with_one_half_life() -> None:
+    other = named("debug", "first_fit", {"order": "fair_share", "half_life": "1d"})
+    settings = filed(TWO, "default")
+    settings = settings_with(*PLACES, pipelines=(*settings.pipelines, other))
+    with pytest.raises(ConfigError, match="half_life 1d, and partition default has 7d"):
+        checked(settings, "debug")
