@@ -193,6 +193,7 @@ class Slot:
         self.features: tuple[str, ...] = ()
         self.is_up = False
         self.is_lost = False
+        self.uses = 0  #: how often it was given work, counted by its owner
         self.workers: dict[int, Worker] = {}
         self.marker = f"{runner.guid}-{self.name}"
         self._numbers = itertools.count(1)
@@ -428,6 +429,18 @@ class Slot:
             leftovers.forget(self.runner.directory, f"{self.name}.w{gone.worker}")
             worker.end(gone)
 
+    def _death(self, why: str) -> str:
+        """How the spawner died, in words. why: what its stream said."""
+        code = self._process.returncode
+        if why != "closed":
+            return f"was ended: {why}"
+        if code is None or code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+
     def _on_end(self, why: str) -> None:
         """The spawner is gone, or its stream is broken: make sure that all it started is dead, then account for it."""
         self.kill()
@@ -436,8 +449,9 @@ class Slot:
         if self._cgroup is not None:
             self._cgroup.kill()
         killed = leftovers.kill_marked(self.marker)
+        how = self._death(why)
         for worker in list(self.workers.values()):
-            self._worker_gone(_lost(worker.number, f"its spawner is gone ({why})"))
+            self._worker_gone(_lost(worker.number, lost_words(how)))
         with self._lock:
             self.is_lost = True
             left, self._commands = self._commands, {}
@@ -456,7 +470,7 @@ class Slot:
         events.append(
             SlotLost(
                 slot=self,
-                why=f"exit code {self._process.returncode}" if why == "closed" else why,
+                why=how,
                 running=running,
                 unstarted=tuple(seq for seq in left if seq not in running),
                 expected=self._closing,
@@ -464,6 +478,11 @@ class Slot:
         )
         self._gone.set()
         self.runner.emit(*events)
+
+
+def lost_words(how: str) -> str:
+    """What is said of work whose slot has died."""
+    return f"the process that runs the work of its slot {how}; work that ends this process itself (kill $PPID, pkill -u) ends so"
 
 
 def _lost(worker: int, detail: str) -> WorkerGone:

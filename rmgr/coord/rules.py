@@ -15,6 +15,8 @@ from rmgr.model.states import LOSSES, OWN_FAILURES, Reason
 
 #: Attempts of a task that `rmgr show` can tell of.
 MAX_PAST = 8
+#: Least back-off, doubled each time, of a task whose worker or slot was lost before.
+_PAUSE_US = 250_000
 #: Ranges up to this many tasks are retried as blocks of one after a loss; larger ones as halves.
 SINGLE_AFTER_LOSS = 64
 
@@ -40,9 +42,10 @@ Ruling = Again | GiveUp
 def rule(reason: Reason, block: BlockData, *, alone: bool, backoff_us: int, max_losses: int) -> Ruling:
     """Whether tasks of `block`, whose attempt ended FAILED with `reason`, may run again.
 
-    A loss (NODE_LOST, DATA_LOST, LEASE_LOST) runs again if `resubmit`; it counts against the task only when it was
-    `alone` in its block, and the `max_losses`-th makes it POISON. The work's own failure runs again `retries` times,
-    with exponential back-off from `backoff_us` (doubled each time, at most 64-fold). Anything else is final.
+    A loss (NODE_LOST, DATA_LOST, LEASE_LOST, WORKER_LOST) runs again if `resubmit`; it counts against the task only when it
+    was `alone` in its block, and the `max_losses`-th makes it POISON; after WORKER_LOST with back-off. The work's own failure
+    runs again `retries` times, with exponential back-off from `backoff_us` (doubled each time, at most 64-fold). Anything
+    else is final.
     """
     if reason in LOSSES:
         if not block.resubmit:
@@ -50,7 +53,10 @@ def rule(reason: Reason, block: BlockData, *, alone: bool, backoff_us: int, max_
         losses = block.losses + (1 if alone else 0)
         if losses >= max_losses:
             return GiveUp(Reason.POISON)
-        return Again(msgspec.structs.replace(block, losses=losses), 0)
+        pause_us = 0
+        if reason is Reason.WORKER_LOST:  # its own doing, more often than not: the second loss waits, whatever its user asked for
+            pause_us = (backoff_us or (_PAUSE_US if block.losses else 0)) << min(block.losses, 6)
+        return Again(msgspec.structs.replace(block, losses=losses), pause_us)
     if reason in OWN_FAILURES:
         if block.failures >= block.retries:
             return GiveUp(reason)

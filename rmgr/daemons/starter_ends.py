@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.adapters.accounts import acting
-from rmgr.adapters.process import Worker
+from rmgr.adapters.process import Worker, lost_words
 from rmgr.adapters.workevents import (
     CommandsEnded,
     SlotLost,
+    SlotUp,
     Surprised,
     TasksEnded,
     TasksReturned,
@@ -35,6 +36,7 @@ from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_lanes import Lanes, Task
 from rmgr.daemons.starter_logs import LiveLogs
 from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, discard, of_command, of_task, plain_outcome, spill, write
+from rmgr.daemons.starter_reopen import Reopening
 from rmgr.daemons.starter_stage import Stager, inside
 from rmgr.errors import PermissionDenied, RmgrError, StoreUnavailable, ValueTooLarge
 from rmgr.log import audit
@@ -47,8 +49,8 @@ from rmgr.runtime.failpoint import failpoint
 
 #: What starting a command costs its slot beside its run time.
 _COMMAND_S = 0.001
-#: What slots report that is the node's fault: no memory, no processes, ...
-_OWN_FAULTS = frozenset({"fork_failed", "spawner_failed"})
+#: A spawner that cannot start workers (no memory, no processes). Work can bring its spawner there, too: a fresh one tells.
+_FORK_FAILED = "fork_failed"
 
 
 class Ends:
@@ -86,6 +88,7 @@ class Ends:
         self._max_losses = max_losses
         self._on_end = on_end
         self._on_strike = on_strike
+        self.reopening = Reopening(lanes, on_strike)
         self._on_surprise = on_surprise
         self._spool = spool
         self._log = log
@@ -120,12 +123,16 @@ class Ends:
                     )
                 case WorkerEnded():
                     self._worker_ended(event, now_s)
+                case SlotUp():
+                    self.reopening.up(event.slot)
                 case SlotLost():
                     self._slot_lost(event, now_s)
                 case Surprised():
                     self._on_surprise(event.what)
-                    if event.what in _OWN_FAULTS:
+                    if event.what == _FORK_FAILED and event.slot.uses <= 1:
                         self._on_strike(event.what, event.detail)
+                    elif event.what == _FORK_FAILED:
+                        event.slot.kill()
                     self._log.warning("slot_surprised", kind=event.what, detail=event.detail, slot=event.slot.number)
 
     # -- calls ---------------------------------------------------------------------------------------------------------------
@@ -281,17 +288,20 @@ class Ends:
 
     def _slot_lost(self, event: SlotLost, now_s: float) -> None:
         lane = self._lanes.of_slot(event.slot)
-        tasks = dict(lane.tasks) if lane is not None else {}
+        tasks, owner = (dict(lane.tasks), lane.owner) if lane is not None else ({}, None)
         running = frozenset(event.running)
         chosen = not event.slot.is_up and self._lanes.has_chosen_python(event.slot)
         self._lanes.drop_slot(event.slot)
         for seq, (block, index) in tasks.items():
             if seq in running:
-                ending = Ending(reason=Reason.WORKER_LOST, error=f"its slot was lost: {event.why}", flushed=self._logs.take(seq))
+                ending = Ending(reason=Reason.WORKER_LOST, error=lost_words(event.why), flushed=self._logs.take(seq))
                 self.ended(block, index, ending, now_s)
         self.returned([task for seq, task in tasks.items() if seq not in running], now_s)
+        if isinstance(owner, Hold) and owner.seq in event.running:
+            owner.lost(lost_words(event.why))
         if not event.expected and not chosen:
-            self._on_strike("slot_lost", event.why)
+            self._log.warning("slot_lost", slot=event.slot.number, why=event.why, running=len(running))
+            self.reopening.lost(event.slot, event.why, now_s)
 
     # -- what becomes of an attempt --------------------------------------------------------------------------------------------
 

@@ -77,6 +77,10 @@ class Hold:
             self.starved.add(end.seq)
         self.fates[end.seq] = fate
 
+    def lost(self, words: str) -> None:
+        """Its slot is gone, and with it what ran its processes."""
+        self.fates[self.seq] = words
+
     @property
     def is_ready(self) -> bool:
         """It has its cores."""

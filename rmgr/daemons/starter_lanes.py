@@ -126,6 +126,7 @@ class Lanes:
         self._kinds: dict[Slot, Kind] = {}
         self._active: dict[int, int] = {}
         self._waiting: deque[Lane] = deque()
+        self.unproven: set[Account | None] = set()  #: users whose next slot must be up before it gets work
         self.is_owed = False  #: something that the leader has put here does not fit yet: nothing else may start
         for number in range(min(cores, _EARLY_SLOTS) if early else 0):
             self._open(number, (python, None))
@@ -209,6 +210,8 @@ class Lanes:
         lane = self._idle_worker(spec, kind) if spec is not None else None
         if lane is None:
             slot = self._free_slot(kind, any_python=spec is None)
+            if slot is None:
+                return None
             if spec is not None:
                 self._forget_idle(slot)
                 lane = Lane(slot, slot.start_worker(spec), spec)
@@ -271,6 +274,10 @@ class Lanes:
             self.give_up(lane)
         return lane
 
+    def open_idle(self, number: int, account: Account | None) -> Slot:
+        """A slot for which there is no work yet. Raises: OSError."""
+        return self._open(number, (self._python, account))
+
     # -- tasks that wait for tasks -----------------------------------------------------------------------------------------
 
     def block(self, lane: Lane, seq: int) -> None:
@@ -324,6 +331,7 @@ class Lanes:
         self.free_cores -= lane.cores
         self.free_memory_mib -= lane.memory_mib
         self._active[lane.slot.number] = self._active.get(lane.slot.number, 0) + 1
+        lane.slot.uses += 1
         assert self.free_cores >= 0
         assert self.free_memory_mib >= 0
 
@@ -349,16 +357,22 @@ class Lanes:
             best = best or lane
         return best
 
-    def _free_slot(self, kind: Kind, *, any_python: bool) -> Slot:
-        """A slot with nothing active (there is one whenever a core is free), of this user, and interpreter where it matters."""
+    def _free_slot(self, kind: Kind, *, any_python: bool) -> Slot | None:
+        """A slot with nothing active (there is one whenever a core is free), of this user, and interpreter where it matters.
+
+        None while the user's next slot has to prove itself.
+        """
+        unproven = kind[1] in self.unproven
         free = [number for number in range(self.cores) if not self._active.get(number)]
         for number in free:
             for slot in self._slots.get(number, ()):
-                if slot.is_lost:
+                if slot.is_lost or (unproven and not slot.is_up):
                     continue
                 its_python, its_account = self._kinds[slot]
                 if its_account == kind[1] and (any_python or its_python == kind[0]):
                     return slot
+        if unproven:
+            return None
         living = {number: [slot for slot in self._slots.get(number, ()) if not slot.is_lost] for number in free}
         number = min(free, key=lambda one: (len(living[one]), one))
         same_user = [slot for slot in living[number] if self._kinds[slot][1] == kind[1]]

@@ -220,6 +220,9 @@ class NodeAgent:
         self._at(self.hands.due_s)
         if self.is_draining:
             self._give_back_unstarted()
+        reopen_s = self._ends.reopening.settle(now_s) if not self.is_draining else None
+        if reopen_s is not None:
+            self._at(reopen_s)
         try:
             self.jobs.settle()
             self._dispatch.run() if not self.is_draining else self.lanes.grant()

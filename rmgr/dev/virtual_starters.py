@@ -122,11 +122,12 @@ class VirtualRunner:
 class VirtualSlot:
     """A slot that is up at once."""
 
-    is_up, is_lost, pid, features = True, False, 0, ()
+    is_up, is_lost, pid, features, account = True, False, 0, (), None
 
     def __init__(self, runner: VirtualRunner, number: int) -> None:
         self.runner = runner
         self.number = number
+        self.uses = 0
         self._tell(SlotUp(self, 0, ()))  # type: ignore[arg-type]
 
     def start_worker(self, spec: object) -> VirtualWorker:  # noqa: ARG002 - the signature of `Slot`

@@ -15,6 +15,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+#: Signals that work may send to all processes of its user (`pkill -u`). A spawner catches them: only its Starter ends it, over the
+#: socket. It does not ignore them, because what it starts would inherit that.
+OF_WORK = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 _ROUNDS_S = 0.5
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

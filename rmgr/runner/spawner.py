@@ -31,7 +31,7 @@ from rmgr.runner import dispositions
 from rmgr.runner.board import Board, create_board
 from rmgr.runner.command import Launcher
 from rmgr.runner.commands import Commands
-from rmgr.runner.contain import Children, Forks, Group, kill_strangers, send_group, write_file
+from rmgr.runner.contain import OF_WORK, Children, Forks, Group, kill_strangers, send_group, write_file
 from rmgr.runner.kernel import CLOCK, become_subreaper, forbid_new_privileges, prefer_for_oom, trim_memory
 from rmgr.runner.workers import Workers
 
@@ -86,7 +86,8 @@ class Spawner:
         )
         self._set_lease(setup.lease_end_ns)
         signal.signal(signal.SIGCHLD, _wake)
-        signal.signal(signal.SIGTERM, self._on_term)
+        for signum in OF_WORK:
+            signal.signal(signum, _wake)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         control.setblocking(False)
         for source in (control, self._wake_r, self._poke_r):
@@ -230,10 +231,6 @@ class Spawner:
         self._commands.stop(0, reason, grace_us, now)
         for watched in self._workers:
             self._workers.stop(watched, 0, reason, grace_us, now)
-
-    def _on_term(self, _signum: int, _frame: object) -> None:
-        if not self._closing:
-            self._stop_all(Reason.NODE_LOST, 0, time.clock_gettime_ns(CLOCK))
 
     def _make_group(self, name: str) -> Group | None:
         setup = self._setup

@@ -18,7 +18,7 @@ from rmgr.model.frames import NO_OUTPUT, Output, StartWorker, WorkerForked, Work
 from rmgr.model.states import Reason
 from rmgr.runner import worker as worker_process
 from rmgr.runner.board import Board, create_board
-from rmgr.runner.contain import Group, resident_bytes, send, send_all, send_group
+from rmgr.runner.contain import OF_WORK, Group, resident_bytes, send, send_all, send_group
 from rmgr.runner.kernel import become_subreaper, die_with_parent, oom_kills, prefer_for_oom
 from rmgr.runner.outputs import open_output, take, trim_path
 
@@ -114,7 +114,8 @@ class Workers:
         """In the child: nothing of the spawner's is kept but what a worker needs."""
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for signum in (signal.SIGCHLD, *OF_WORK):
+                signal.signal(signum, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until the worker has its own
             os.setsid()
             if group is not None:

@@ -268,6 +268,12 @@ class Rig:
         wait_for(read, f"{count} outcomes of {number}, there are {len(found)}", deadline_s)
         return found
 
+    def finals(self, number: int) -> int:
+        """How many of its tasks have a final outcome in a fragment."""
+        names = self.zk.children(paths.done(number)).result(60) or []
+        found = [self.zk.get(f"{paths.done(number)}/{name}").result(60) for name in names]
+        return sum(len(decode_fragment(one.data).outcomes) for one in found if one is not None)
+
     def failed(self, number: int) -> dict[tuple[int, int, int], FailedRange]:
         """Failed ranges that wait for the rule."""
         names = self.zk.children(paths.failed(number)).result(60) or []

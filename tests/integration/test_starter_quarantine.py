@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,10 @@ from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_strikes import OWN
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import Trouble
-from tests.harness.starter_rig import Rig, wait_for
+from rmgr.model.outcome import Outcome
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command
+from tests.harness.starter_rig import Rig, call, wait_for
 
 
 @pytest.fixture
@@ -47,3 +52,43 @@ def test_a_quarantine_is_published_until_it_is_over_and_one_of_an_older_life_is_
     running.parts.starter.ask(lambda: setattr(agent.strikes, "out_until_s", time.monotonic()))
     wait_for(lambda: trouble(rig) is None, "its end to be published")
     assert not agent.is_draining
+
+
+def kill_parent() -> Callable[[], None]:
+    """A function that travels by value, and ends what has forked its worker."""
+
+    def kill() -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)  # else it may return before it dies
+
+    return kill
+
+
+def worn_out(rig: Rig, number: int, count: int) -> dict[int, Outcome]:
+    """Outcomes of tasks that are run again whenever they failed, as a Submitter does it (without its pauses)."""
+
+    def over() -> bool:
+        for where, failed in rig.failed(number).items():
+            rig.resubmit(number, where, failed)
+        return rig.finals(number) >= count
+
+    wait_for(over, f"{count} outcomes of {number}")
+    return rig.outcomes(number, count)
+
+
+@pytest.mark.parametrize("work", [Command(argv=("sh", "-c", "kill -9 $PPID; sleep 60")), kill_parent()], ids=["command", "call"])
+def test_work_that_kills_its_slot_wears_out_its_own_attempts_and_not_the_node(rig: Rig, work: Command | Callable[[], None]) -> None:
+    running = rig.start()
+    bad = rig.submit(work, [b"" if isinstance(work, Command) else call()] * 6, blocks=6)
+    wait_for(lambda: rig.failed(bad), "the first of them to fail")
+    asked_s = time.monotonic()
+    good = rig.submit(Command(argv=("true",)), user="somebody else")
+    assert rig.outcomes(good, 1)[0].state is State.COMPLETED
+    waited_s = time.monotonic() - asked_s
+    ends = worn_out(rig, bad, 6).values()
+    assert {(end.reason, len(end.past)) for end in ends} == {(Reason.POISON, 4)}
+    assert {past.reason for end in ends for past in end.past} == {Reason.WORKER_LOST}
+    assert all("was killed by SIGKILL" in end.error for end in ends), [end.error for end in ends]
+    assert not running.agent().strikes.last, "no fault of the node"
+    assert trouble(rig) is None
+    assert waited_s < 5, "seconds are a busy machine's; it was a minute"

@@ -221,6 +221,17 @@ def test_back_off_doubles_and_stops_doubling():
     assert delays == [5, 10, 20, 320, 320]
 
 
+def test_a_task_that_loses_its_slot_again_and_again_waits_longer_each_time():
+    def delays(backoff_us):
+        blocks = [BlockData(losses=n) for n in range(4)]
+        return [rule(Reason.WORKER_LOST, block, alone=True, backoff_us=backoff_us, max_losses=5).backoff_us for block in blocks]
+
+    assert delays(0) == [0, 500_000, 1_000_000, 2_000_000]
+    assert delays(7) == [7, 14, 28, 56]
+    lost = rule(Reason.NODE_LOST, BlockData(losses=3), alone=True, backoff_us=7, max_losses=5)
+    assert lost.backoff_us == 0, "its node is the one that failed"
+
+
 def test_ranges_come_back_in_pieces_only_after_a_loss():
     assert pieces(0, 3, Reason.NODE_LOST) == [(0, 1), (1, 1), (2, 1)]
     assert pieces(0, 101, Reason.NODE_LOST) == [(0, 50), (50, 51)]

@@ -57,6 +57,7 @@ class StuckWorker:
 class Slot:
     def __init__(self, runner: Runner) -> None:
         self.number, self.python, self.account, self.is_lost, self.runner = 0, "", None, False, runner
+        self.is_up, self.uses = True, 0
 
     def start_worker(self, _spec: object) -> StuckWorker:
         self.runner.workers.append(StuckWorker())

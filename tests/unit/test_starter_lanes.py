@@ -38,6 +38,7 @@ class FakeSlot:
     def __init__(self, number: int, python: str, account: Any = None) -> None:
         self.number, self.python, self.account = number, python, account
         self.is_lost = self.closed = False
+        self.is_up, self.uses = True, 0
         self.workers: list[FakeWorker] = []
 
     def start_worker(self, _spec: WorkerSpec) -> FakeWorker:
