@@ -429,18 +429,6 @@ class Slot:
             leftovers.forget(self.runner.directory, f"{self.name}.w{gone.worker}")
             worker.end(gone)
 
-    def _death(self, why: str) -> str:
-        """How the spawner died, in words. why: what its stream said."""
-        code = self._process.returncode
-        if why != "closed":
-            return f"was ended: {why}"
-        if code is None or code >= 0:
-            return f"ended with exit code {code}"
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-
     def _on_end(self, why: str) -> None:
         """The spawner is gone, or its stream is broken: make sure that all it started is dead, then account for it."""
         self.kill()
@@ -449,7 +437,7 @@ class Slot:
         if self._cgroup is not None:
             self._cgroup.kill()
         killed = leftovers.kill_marked(self.marker)
-        how = self._death(why)
+        how = death_words(self._process.returncode) if why == "closed" else f"was ended: {why}"
         for worker in list(self.workers.values()):
             self._worker_gone(_lost(worker.number, lost_words(how)))
         with self._lock:
@@ -480,9 +468,19 @@ class Slot:
         self.runner.emit(*events)
 
 
+def death_words(code: int | None) -> str:
+    """How a process ended, by its return code as `subprocess` has it (None: it still lives)."""
+    if code is None or code >= 0:
+        return "does not answer" if code is None else f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
 def lost_words(how: str) -> str:
     """What is said of work whose slot has died."""
-    return f"the process that runs the work of its slot {how}; work that ends this process itself (kill $PPID, pkill -u) ends so"
+    return f"rmgr's process that ran it {how}; work that kills that itself (kill $PPID, pkill -u) ends so"
 
 
 def _lost(worker: int, detail: str) -> WorkerGone:

@@ -294,7 +294,14 @@ class Ends:
         self._lanes.drop_slot(event.slot)
         for seq, (block, index) in tasks.items():
             if seq in running:
-                ending = Ending(reason=Reason.WORKER_LOST, error=lost_words(event.why), flushed=self._logs.take(seq))
+                ran_us = int((now_s - lane.since_s) * 1e6) if lane is not None else 0
+                ending = Ending(
+                    reason=Reason.WORKER_LOST,
+                    error=lost_words(event.why),
+                    started_us=time.time_ns() // 1000 - ran_us,
+                    elapsed_us=ran_us,
+                    flushed=self._logs.take(seq),
+                )
                 self.ended(block, index, ending, now_s)
         self.returned([task for seq, task in tasks.items() if seq not in running], now_s)
         if isinstance(owner, Hold) and owner.seq in event.running:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmgr.adapters.leftovers import remove_tree
+from rmgr.adapters.process import death_words, lost_words
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
@@ -72,6 +73,8 @@ class Hold:
     def ended(self, end: CommandEnd) -> None:
         """What runs its processes is dead, and with it they."""
         fate = end.detail
+        if end.reason is Reason.SIGNAL and not fate:
+            fate = lost_words(death_words(-end.signal))
         if end.reason is Reason.OUT_OF_MEMORY and self.record is not None:
             fate = f"out of memory: the job has {format_size(self.record.memory_mib * MIB)} there, and its processes used more"
             self.starved.add(end.seq)

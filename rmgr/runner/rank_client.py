@@ -299,7 +299,7 @@ class Launch:
         if not data:
             self._selector.unregister(remote.link)
             if remote.waiting:
-                self._complain(f"node {remote.node} is lost, and with it {_ranks(remote.waiting)}")
+                self._complain(f"the processes on node {remote.node} are gone all at once: {_ranks(remote.waiting)}")
                 self._lose(remote.waiting)
 
     def _told(self, kind: int, number: int, rest: bytes) -> None:

@@ -123,6 +123,21 @@ def test_ranks_that_use_too_much_memory_are_ended_for_it_and_it_is_said(rig: Rig
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
+@pytest.mark.parametrize("victim", ["$PPID", "$(ps -o ppid= $PPID)"], ids=["their program", "its slot"])
+def test_a_rank_that_kills_what_has_started_it_fails_its_job_and_blames_no_node(rig: Rig, victim: str) -> None:
+    script = f"""{RUN} sh -c 'if [ $RMGR_RANK = 1 ]; then kill -9 {victim}; fi; sleep 60'; echo "code $?"; exit 3"""
+    number, placed = job(rig, script)
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.reason, outcome.exit_code) == (Reason.EXIT_CODE, 3)
+    assert told(rig) == ["code 125"], complaints(rig)
+    assert "was killed by SIGKILL" in complaints(rig)
+    unhold(rig, placed)  # type: ignore[arg-type]
+    again, placed = job(rig, f"{RUN} true")
+    assert rig.outcomes(again, 1)[0].state is State.COMPLETED, complaints(rig)
+    unhold(rig, placed)  # type: ignore[arg-type]
+    assert [one.agent(name).strikes.last for one, name in zip(rig.starters, ("n1", "n2"), strict=True)] == ["", ""]
+
+
 def test_slots_and_ranks_have_processors_of_their_own(
     coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
 ) -> None:
