@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 from rmgr.cli.checks_security import credentials
 from rmgr.errors import RmgrError, StoreUnavailable
+from rmgr.model.node import NodeState
 from rmgr.model.units import format_size
+from rmgr.model.views import Level, StatusView
 
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
@@ -45,6 +47,7 @@ _SLOW_FSYNC_MS = 50.0
 _SKEW_S = 2.0
 _LOW_FILES = 4096
 _MOST_ZNODES = 20_000
+_MOST_PARTS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,14 +148,14 @@ def _cgroups() -> Check:
 
 
 def disk(name: str, path: str) -> Check:
-    """Free space where `path` lies (or will lie)."""
+    """Free space where `path` lies (or will lie). Little of it is advice: that nothing can be stored any more is the store's own word."""
     where = Path(path)
     while not where.exists() and where != where.parent:
         where = where.parent
     usage = shutil.disk_usage(where)
     low = usage.free < min(_LOW_DISK_BYTES, usage.total * _LOW_DISK_SHARE)
     fix = f"free some space on the file system of {where}: nothing can be stored when it is full" if low else ""
-    return Check(name=name, ok=not low, detail=f"{format_size(usage.free)} free of {format_size(usage.total)} at {where}", fix=fix)
+    return Check(name=name, ok=True, detail=f"{format_size(usage.free)} free of {format_size(usage.total)} at {where}", fix=fix)
 
 
 # -- configuration ------------------------------------------------------------------------------------------------------------
@@ -353,19 +356,15 @@ def data_store(session: Session) -> Checks:
 
 
 def cluster(session: Session) -> Checks:
-    """Leader, WatchDogs, nodes, clocks, queues."""
+    """Leader, WatchDogs, nodes, partitions, clocks: what `rmgr status` calls a problem is one here, and nothing else of the cluster."""
     from rmgr.client.snapshot import read_snapshot
     from rmgr.coord import answers
-    from rmgr.coord.node_answers import state_words
 
     timeout_s = session.left_s(20.0) or 20.0
     facts = read_snapshot(session.coordinator(), None, timeout_s=timeout_s)
+    view = session.query().status()
     epoch = facts.epoch
-    if epoch is None or not facts.leader_alive:
-        yield Check(
-            name="leader", ok=False, detail="no WatchDog leads: lost nodes are not noticed", fix="start one (better two): rmgr watchdog"
-        )
-    else:
+    if epoch is not None and facts.leader_alive:
         from rmgr.adapters.rpc import LeaderClient
 
         with LeaderClient(epoch.endpoint, timeout_s=3.0, via=session.via, credentials=session.credentials()) as leader:
@@ -373,22 +372,26 @@ def cluster(session: Session) -> Checks:
         detail = f"{epoch.leader} on {epoch.host}, epoch {epoch.epoch}, {epoch.endpoint}"
         fix = "" if serving else f"it cannot be reached at {epoch.endpoint} from here: firewall, or --listen of the WatchDog"
         yield Check(name="leader", ok=serving, detail=detail + ("" if serving else " does not answer"), fix=fix)
-    few = facts.watchdogs < 2
+    yield Check(name="watchdogs", ok=facts.watchdogs > 0, detail=f"{facts.watchdogs} candidates")
+    nodes = answers.nodes(facts)
+    detail = f"{sum(node.state == NodeState.UP for node in nodes)} of {len(nodes)} up"
     yield Check(
-        name="watchdogs",
-        ok=facts.watchdogs > 0,
-        detail=f"{facts.watchdogs} candidates",
-        fix="a second one takes over when it dies: rmgr watchdog" if few else "",
+        name="nodes", ok=not any(part.kind in {"node", "nodes"} and part.level == Level.PROBLEM for part in view.parts), detail=detail
     )
-    views = answers.nodes(facts)
-    up = [view for view in views if view.state == "up"]
-    bad = [f"{view.id} {state_words(view)}" for view in views if view.state in {"lost", "fenced", "quarantined"}]
-    detail = f"{len(up)} of {len(views)} up" + (f"; {', '.join(bad[:10])}" if bad else "")
-    fix = "start a Starter: rmgr starter" if not up else f"look at the Starter's log on {bad[0].split()[0]}, start it again" if bad else ""
-    yield Check(name="nodes", ok=bool(up), detail=detail, fix=fix)
-    yield from _starters({view.endpoint: view.id for view in views if view.endpoint}, session.via, session.credentials())
+    yield from _parts(view)
+    yield from _starters({node.endpoint: node.id for node in nodes if node.endpoint}, session.via, session.credentials())
     waiting = sum(progress.total - progress.final for _, progress in facts.submissions.values())
     yield Check(name="work", ok=True, detail=f"{len(facts.submissions)} submissions in memory, {waiting} tasks not ended")
+
+
+def _parts(view: StatusView) -> Checks:
+    """Each problem of the rule that `rmgr status` follows, and each warning as advice."""
+    for part in view.parts[:_MOST_PARTS]:
+        name = "store, as the leader sees it" if part.kind == "store" else f"{part.kind} {part.id}".strip()
+        yield Check(name=name, ok=part.level != Level.PROBLEM, detail=part.told or part.reason, fix=part.fix)
+    if more := view.parts[_MOST_PARTS:]:
+        is_well = all(part.level != Level.PROBLEM for part in more)
+        yield Check(name="more", ok=is_well, detail=f"{len(more)} more parts are not well", fix="rmgr status --json | jq .parts")
 
 
 def _answers(leader: LeaderClient) -> bool:
@@ -421,7 +424,6 @@ def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | No
             worst = max(worst, skew)
             if skew > _SKEW_S:
                 skewed.append(f"{node} by {skew:.1f} s")
-        full += [f"{item.node}: {item.reason}" for item in stats if item.reason]
         full += [
             f"{item.node}: {format_size(item.disk_free_bytes)} left" for item in stats if 0 < item.disk_free_bytes < _LOW_DISK_BYTES // 4
         ]
@@ -432,8 +434,8 @@ def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | No
     fix = "run a time service (chrony, systemd-timesyncd); times shown are wrong, nothing else depends on them" if skewed else ""
     yield Check(name="clocks", ok=not skewed, detail=f"apart: {', '.join(skewed)}" if skewed else f"at most {worst:.2f} s apart", fix=fix)
     if full:
-        fix = "disk: free space in --work-dir; store: see its own check; more: rmgr nodes"
-        yield Check(name="node problems", ok=False, detail="; ".join(full), fix=fix)
+        fix = "free space in --work-dir before the nodes take no work any more"
+        yield Check(name="disks of nodes", ok=True, detail="; ".join(full), fix=fix)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 @command(
     "status",
     examples="rmgr status\nrmgr status --json | jq .healthy\nrmgr status --watch",
-    exits="0 healthy, 1 something is wrong (it says what), 5 ZooKeeper cannot be reached",
+    exits="0 healthy: work that may run will run. 1 something is wrong (it says what, and what to type), 5 ZooKeeper cannot be reached",
 )
 @click.option("--watch", is_flag=True, help="draw again every 2 s, until Ctrl-C")
 def status(session: Session, watch: bool) -> None:
@@ -192,8 +192,12 @@ def _draw_status(view: StatusView) -> None:
         for fault in item.faults:
             told = f"{fault.policy} was skipped {fault.count} times, the last time: {fault.error}"
             out.write(f"{paint('fault', 'red', out)}      {printable(told)}\n")
-    for problem in view.problems:
-        out.write(f"{paint('problem', 'red', out)}    {printable(problem)}\n")
+    fixes = {part.told or part.reason: part.fix for part in view.parts}
+    for word, colour, told in (("problem", "red", view.problems), ("warning", "yellow", view.warnings)):
+        for what in told:
+            out.write(f"{paint(word, colour, out)}    {printable(what)}\n")
+            if fix := fixes.get(what):
+                out.write(f"           -> {printable(fix)}\n")
     out.flush()
 
 

@@ -141,6 +141,7 @@ def node_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="PID", text=lambda n: str(n.pid or ""), order=lambda n: n.pid, right=True, default=False),
         Column(name="INCARNATION", text=lambda n: str(n.incarnation), order=lambda n: n.incarnation, right=True, default=False),
         Column(name="ENDPOINT", text=lambda n: n.endpoint, default=False),
+        Column(name="FIX", text=lambda n: n.fix, default=False),
         Column(name="METRICS", text=lambda n: n.metrics, default=False),
         Column(name="VERSION", text=lambda n: n.version, default=False),
     )

@@ -94,7 +94,7 @@ class Query:
         def local(facts: ClusterSnapshot) -> ExplainView:
             from rmgr.coord import answers
 
-            return answers.explain(facts, number, position)
+            return answers.explain(replace(facts, store_problem=str(self._store_facts().get("problem") or "")), number, position)
 
         def ask(leader: LeaderClient | ThinLeader) -> ExplainView:
             return leader.explain(number, position)
@@ -213,13 +213,24 @@ class Query:
         return self._find_leader() is not None
 
     def _own_status(self, facts: ClusterSnapshot) -> StatusView:
-        from rmgr.adapters.stores import shown
         from rmgr.cli.render import now_us
         from rmgr.coord import answers
-        from rmgr.errors import RmgrError
+        from rmgr.coord.health import with_part
+        from rmgr.model.views import PartView
 
         coordinator = self._session.coordinator()
         zookeeper = {"ok": True, "hosts": coordinator.hosts, "session_timeout_s": coordinator.session_timeout_s}
+        view = answers.status(facts, zookeeper=zookeeper, store=self._store_facts(), now_us=now_us())
+        if view.leader is None:
+            return view
+        problem = f"the leader {view.leader.id} on {view.leader.host} does not answer at {view.leader.endpoint}"
+        return with_part(view, PartView(kind="leader", id=view.leader.id, state="silent", reason=problem, fix="rmgr doctor"))
+
+    def _store_facts(self) -> dict[str, object]:
+        """What we find out of the data store ourselves, as `status` shows it."""
+        from rmgr.adapters.stores import shown
+        from rmgr.errors import RmgrError
+
         cluster = self._session.config().cluster
         store: dict[str, object] = {"ok": False, **shown(f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store)}
         try:
@@ -227,11 +238,7 @@ class Query:
             store |= {"ok": problem is None} | ({"problem": problem} if problem else {})
         except RmgrError as error:
             store["problem"] = error.message
-        view = answers.status(facts, zookeeper=zookeeper, store=store, now_us=now_us())
-        if view.leader is None:
-            return view
-        problem = f"the leader {view.leader.id} on {view.leader.host} does not answer at {view.leader.endpoint}"
-        return replace(view, healthy=False, problems=(*view.problems, problem))
+        return store
 
 
 def _measured(nodes: list[NodeView], via: str, credentials: Credentials | None) -> list[NodeView]:

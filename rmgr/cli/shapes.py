@@ -7,7 +7,19 @@ from typing import Any
 
 from rmgr.cli.render import iso
 from rmgr.model.states import State
-from rmgr.model.views import AttemptView, ExplainView, HeldView, JobView, LeaderView, NodeView, PolicyView, QueueView, StatusView, TaskView
+from rmgr.model.views import (
+    AttemptView,
+    ExplainView,
+    HeldView,
+    JobView,
+    LeaderView,
+    NodeView,
+    PartView,
+    PolicyView,
+    QueueView,
+    StatusView,
+    TaskView,
+)
 
 #: `counts` has these in this order, always all of them.
 COUNTED = tuple(str(s) for s in ("INITIAL", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED"))
@@ -143,6 +155,8 @@ def node(view: NodeView) -> dict[str, Any]:
         "trouble": view.trouble,
         "until": iso(view.until_us),
         "metrics": view.metrics,
+        "fix": view.fix,
+        "level": str(view.level),
     }
 
 
@@ -215,6 +229,20 @@ def status(view: StatusView) -> dict[str, Any]:
         "watchdogs": view.watchdogs,
         "uptime": view.uptime_s,
         "policies": [policy(item) for item in view.policies],
+        "warnings": list(view.warnings),
+        "parts": [part(item) for item in view.parts],
+    }
+
+
+def part(view: PartView) -> dict[str, str]:
+    """An element of `status.parts`: what is not well."""
+    return {
+        "kind": view.kind,
+        "id": view.id,
+        "state": view.state,
+        "reason": view.reason,
+        "fix": view.fix,
+        "level": str(view.level),
     }
 
 

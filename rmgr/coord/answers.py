@@ -9,18 +9,19 @@ import shlex
 from collections import Counter, defaultdict
 from dataclasses import replace
 
-from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere, quarantined, room_whys
+from rmgr.coord import health
+from rmgr.coord.node_answers import allowed_whys, nobody_up, room_whys
 from rmgr.coord.placing_answers import REASONS, first_routes, first_waits, moving_state, placed_whys, policy_views, route_whys, stop_whys
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
 from rmgr.errors import NotFound
 from rmgr.model.array import shown_index
-from rmgr.model.node import NodeRecord, NodeState, TroubleKind
+from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.queue import Dispatch, QueueSpec
 from rmgr.model.resources import MIB, Needs, needs_of
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Submission, Work
-from rmgr.model.views import ExplainView, JobView, LeaderView, NodeView, PlacedView, QueueView, StatusView, WhyView
+from rmgr.model.views import ExplainView, JobView, LeaderView, Level, NodeView, PlacedView, QueueView, StatusView, WhyView
 
 #: States counted by `rmgr status` and `rmgr show`, in their order.
 COUNTED = (State.INITIAL, State.RUNNING, State.COMPLETED, State.FAILED, State.CANCELLED, State.HELD, State.SUSPENDED)
@@ -143,28 +144,15 @@ def _at_most(used: Counter[str], has: dict[str, int]) -> dict[str, int]:
 
 def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[ClaimedBlock], helped: list[tuple[int, int]]) -> NodeView:
     alive = record.guid in snapshot.alive
-    drain, trouble = snapshot.drains.get(record.node), snapshot.troubles.get(record.node)
-    if trouble is not None and (trouble.incarnation != record.incarnation or record.state is not NodeState.UP or not alive):
-        trouble = None
+    trouble = health.trouble_of(snapshot, record)
     tasks = running_count((block.key, block.done) for block in claimed) + len(helped)
-    if record.state is NodeState.FENCED:
-        state, reason = (NodeState.DOWN, "stopped") if record.reason == "stopped" else (NodeState.FENCED, record.reason)
-    elif not alive:
-        state, reason = NodeState.LOST, "its Starter does not answer"
-    elif drain is not None:
-        state, reason = (NodeState.DRAINING if tasks else NodeState.DRAINED), drain.reason
-    elif trouble is not None and trouble.kind == TroubleKind.QUARANTINE:
-        state, reason = NodeState.QUARANTINED, trouble.reason
-    elif trouble is not None:
-        state, reason = (NodeState.DRAINING if tasks else NodeState.DRAINED), trouble.reason
-    else:
-        state, reason = NodeState.UP, ""
+    how = health.condition(record, is_alive=alive, drain=snapshot.drains.get(record.node), trouble=trouble, is_empty=not tasks)
     wanted = sum(_cores(block) * (block.key.count - block.done.bit_count()) for block in claimed) + sum(cores for cores, _ in helped)
     memory = sum(block.key.memory_mib * MIB * min(block.key.count - block.done.bit_count(), record.capacity.cores) for block in claimed)
     memory += sum(size for _, size in helped)
     return NodeView(
         id=record.node,
-        state=state,
+        state=how.state,
         cores=record.capacity.cores,
         cores_used=min(wanted, record.capacity.cores),
         memory_bytes=record.capacity.memory_bytes,
@@ -173,7 +161,7 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
         incarnation=record.incarnation,
         pid=record.pid,
         host=record.host,
-        reason=reason,
+        reason=how.reason,
         partition=record.attributes.partition,
         site=record.attributes.site,
         speed=record.attributes.speed,
@@ -185,6 +173,8 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
         trouble=trouble.kind if trouble is not None else "",
         until_us=trouble.until_us if trouble is not None else 0,
         metrics=record.metrics if alive else "",
+        fix=how.fix,
+        level=how.level,
     )
 
 
@@ -227,17 +217,15 @@ def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
 
 
 def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: dict[str, object], now_us: int) -> StatusView:
-    """Health and counts. `zookeeper` and `store` carry "ok" and what is wrong ("problem")."""
+    """Health (`coord/health.py`) and counts. `zookeeper` and `store` carry "ok" and what is wrong ("problem")."""
     counts: Counter[str] = Counter({str(state): 0 for state in COUNTED})
-    for job in jobs(snapshot, ended=True):
+    known = jobs(snapshot, ended=True)
+    for job in known:
         counts.update(job.counts)
     views = nodes(snapshot)
     states = Counter(view.state for view in views)
-    problems = [
-        f"{part}: {facts.get('problem') or 'does not answer'}"
-        for part, facts in (("ZooKeeper", zookeeper), ("store", store))
-        if not facts.get("ok")
-    ]
+    found = health.parts(snapshot, views, (job for job in known if not job.state.is_final), zookeeper=zookeeper, store=store)
+    problems = health.sentences(found, Level.PROBLEM)
     leader = None
     if snapshot.epoch is not None and snapshot.leader_alive:
         record = snapshot.epoch
@@ -251,14 +239,6 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
             version=record.version,
             metrics=record.metrics,
         )
-    else:
-        problems.append("no WatchDog leads: pulled work goes on, jobs are not placed, losses are not noticed (start one: rmgr watchdog)")
-    if not states[NodeState.UP]:
-        problems.append(nobody_up_anywhere(views))
-    problems += quarantined(views)
-    problems += [f"node {view.id} is lost" for view in views if view.state == NodeState.LOST]
-    policies = policy_views(snapshot)
-    problems += [f"nobody places the jobs of partition {item.partition}: {item.problem}" for item in policies if item.problem]
     return StatusView(
         healthy=not problems,
         leader=leader,
@@ -273,10 +253,12 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
             "down": states[NodeState.DOWN],
         },
         cluster_id=snapshot.cluster_id,
-        problems=tuple(problems),
+        problems=problems,
         watchdogs=snapshot.watchdogs,
         uptime_s=max(0, now_us - leader.since_us) / 1e6 if leader else 0.0,
-        policies=policies,
+        policies=policy_views(snapshot),
+        warnings=health.sentences(found, Level.WARNING),
+        parts=found,
     )
 
 
@@ -334,6 +316,7 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         why.append(WhyView(what="running", id=str(job.id), detail=f"{running} of {job.tasks} tasks {told} {', '.join(job.nodes)}"))
     why += stop_whys(_blocks(snapshot, job.id))
     if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
+        why += health.store_whys(snapshot)
         queue = snapshot.settings.queue(submission.queue)
         if queue is not None and queue.dispatch is Dispatch.PLACE and queue.state != "stopped":
             views = [view for view in nodes(snapshot) if view.partition == queue.partition]
@@ -365,12 +348,9 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
     if not up:
         return [WhyView(what="nodes", id=queue.partition, detail=nobody_up(views, queue.partition))]
     request, needs = submission.request, needs_of(submission.request.resources)
-    fitting = [view for view in up if snapshot.nodes[view.id].capacity.fits(request) and set(request.features) <= set(view.features)]
+    fitting = [view for view in up if health.can_run(snapshot, view, submission)]
     if not fitting:
-        drained = [view.id for view in views if view.state in {NodeState.DRAINING, NodeState.DRAINED}]
-        detail = f"none of the {len(up)} nodes that are up fits {request.cores} cores, {request.memory_bytes // MIB} MiB"
-        detail += "".join(f", {count} {name}" for name, count in needs)
-        return [WhyView(what="nodes", id=queue.partition, detail=detail + (f"; drained: {', '.join(drained)}" if drained else ""))]
+        return [WhyView(what="nodes", id=queue.partition, detail=health.unfit(snapshot, views, submission))]
     if cap := _cap(submission, job):
         return cap
     free = [view for view in fitting if view.cores - view.cores_used >= request.cores]

@@ -59,4 +59,3 @@ def publish_acl(record: AclRecord, version: int | None, secrets: dict[str, Seale
         path, content = paths.secret(role), encode_record(secret)
         ops.append(Set(path, content, known[role]) if role in known else Create(path, content))
     return Multi(name="ROTATE", ops=tuple(ops), proof=Holds(paths.ACL, data))
-

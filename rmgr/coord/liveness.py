@@ -38,11 +38,14 @@ def lost(records: Mapping[str, NodeRecord], alive: Collection[str], revoked: Col
     )
 
 
-def fence_reason(claimed: int, *, revoked: bool = False) -> str:
-    """What FENCE writes down: a Starter that ended in good order has nothing claimed."""
+def fence_reason(claimed: int, *, revoked: bool = False, leaves: bool = False) -> str:
+    """What FENCE writes down.
+
+    leaves: its Starter would have said that it ends in good order (LEAVE). One of an older release does not: it has nothing claimed then.
+    """
     if revoked:
         return REVOKED
-    return LOST if claimed else STOPPED
+    return LOST if claimed or leaves else STOPPED
 
 
 def tidy(epoch_version: int, node: str, node_version: int, *, orders: Iterable[str], idle: bool) -> Multi | None:

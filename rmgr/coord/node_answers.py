@@ -20,11 +20,6 @@ def state_words(view: NodeView) -> str:
     return f"{view.state} until {utc(view.until_us)}" if view.state == NodeState.QUARANTINED and view.until_us else str(view.state)
 
 
-def quarantined(views: Sequence[NodeView]) -> list[str]:
-    """A sentence for each node that is quarantined."""
-    return [f"node {view.id} is {state_words(view)}: {view.reason}" for view in views if view.state == NodeState.QUARANTINED]
-
-
 def _resumable(views: Sequence[NodeView]) -> list[str]:
     """Nodes that an operator has drained."""
     return [view.id for view in views if view.state in _DRAINED and not view.trouble]

@@ -17,7 +17,7 @@ from rmgr.coord.multi import Check, Create, Delete, Exists, Gone, GoneOrHolds, H
 from rmgr.coord.records import encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.coord.seal import narrowed
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey, runs
-from rmgr.model.node import NodeRecord, StarterEntry, Trouble
+from rmgr.model.node import NodeRecord, NodeState, StarterEntry, Trouble
 from rmgr.model.outcome import FailedRange, Fragment
 from rmgr.model.submission import Phase, Submission, Tail
 
@@ -84,9 +84,7 @@ def enqueue(submission: int, queue: str, *, tail: Tail, tail_version: int, block
     return Multi(name="ENQUEUE", ops=tuple(ops), proof=Holds(paths.tail(submission), data))
 
 
-def hand(
-    submission: int, *, tail: Tail, tail_version: int, key: BlockKey, data: BlockData, node: str, node_version: int
-) -> Multi:
+def hand(submission: int, *, tail: Tail, tail_version: int, key: BlockKey, data: BlockData, node: str, node_version: int) -> Multi:
     """HAND: the submission grows by one block, which goes straight to a node that shows its hunger mark (protocol.md 5).
 
     The mark goes with it, so that one node is handed one block; the Starter notices that, and finds the block. A conflict
@@ -332,6 +330,19 @@ def trouble(node: str, node_version: int, record: Trouble | None, *, stands: boo
     made: tuple[Op, ...] = (Create(path, data),) if record is not None else ()
     gone: tuple[Op, ...] = (Delete(path),) if stands else ()
     return Multi(name="TROUBLE", ops=(fence, *gone, *made), proof=Holds(path, data) if record is not None else Gone(path), guard=fence)
+
+
+def leave(records: Sequence[tuple[NodeRecord, int]], reason: str) -> Multi:
+    """LEAVE: a Starter that ends in good order fences its own nodes, so that nobody takes them for dead.
+
+    Args: records: (record, version) of nodes on which nothing is claimed. reason: `liveness.STOPPED`.
+    """
+    ended = [
+        (paths.node(record.node), encode_record(replace(record, state=NodeState.FENCED, reason=reason)), version)
+        for record, version in records
+    ]
+    path, data, _ = ended[0]
+    return Multi(name="LEAVE", ops=tuple(Set(*op) for op in ended), proof=Holds(path, data))
 
 
 def obey(node: str, node_version: int, *guids: str) -> Multi:

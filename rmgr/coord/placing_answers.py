@@ -137,8 +137,5 @@ def placed_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueS
         WhyView(what="fault", id=name, detail=f"policy {name} was skipped {count} times, the last time because {error}")
         for name, count, error in part.faults
     ]
-    whys += [
-        WhyView(what="node", id=node, detail=f"{node} {_GAVE_BACK} in {left_s:.0f} s")
-        for node, left_s in part.resting[:_MOST]
-    ]
+    whys += [WhyView(what="node", id=node, detail=f"{node} {_GAVE_BACK} in {left_s:.0f} s") for node, left_s in part.resting[:_MOST]]
     return whys, min((view.expected_start_us for _, view in mine if view.expected_start_us), default=0)

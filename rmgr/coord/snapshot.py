@@ -41,6 +41,7 @@ class ClusterSnapshot:
 
     alive: guids of Starters with an entry. leader_alive: the recorded leader's candidate entry exists.
     waiting: failed ranges that wait for the resubmit rule, as tasks by submission. placing: what only the leader knows.
+    store_problem: why the data store does not serve, "" while it does, or where nobody has asked.
     """
 
     cluster_id: str = ""
@@ -56,3 +57,4 @@ class ClusterSnapshot:
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     waiting: Mapping[int, int] = field(default_factory=dict)
     placing: PlacingView = PlacingView()
+    store_problem: str = ""

@@ -335,7 +335,7 @@ class NodeKeeper:
         reasons, multis = {}, []
         for name, case in cases.items():
             record = self.records[name]
-            reasons[name] = liveness.fence_reason(case.claimed, revoked=record.key_id in (self._revoked.value or ()))
+            reasons[name] = liveness.fence_reason(case.claimed, revoked=record.key_id in (self._revoked.value or ()), leaves=record.leaves)
             multis.append(fence(self._desk.epoch_version, record, self._versions[name], reasons[name]))
         ops = tuple(dict.fromkeys(op for multi in multis for op in multi.ops))  # the leader fence is checked once
         multi = replace(multis[0], ops=ops)  # all or nothing: what proves one of them proves all

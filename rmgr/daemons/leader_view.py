@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.client.snapshot import read_claimed
 from rmgr.coord import answers
+from rmgr.coord.health import with_part
 from rmgr.coord.placing_answers import on_the_move
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
@@ -26,7 +27,7 @@ from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.daemons.people import audited, person_of
 from rmgr.errors import CoordinationUnavailable, NotFound, Unavailable, UsageError
 from rmgr.model.submission import Submission
-from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
+from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView, WhatIfView
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader import Leader
@@ -129,7 +130,7 @@ class LeaderAnswering:
         if mass is None:
             return view
         told = f"{mass.lost} of {mass.known} Starters were lost at once: their work is requeued slowly"
-        return replace(view, healthy=False, problems=(*view.problems, told))
+        return with_part(view, PartView(kind="nodes", id="", state="mass loss", reason=told, fix="rmgr nodes"))
 
     # -- inside
 
@@ -149,7 +150,8 @@ class LeaderAnswering:
             facts = self._in_loop(lambda leader: replace(leader.snapshot(), placing=leader.placer.view()), end_s)
         except FutureTimeout:
             raise CoordinationUnavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
-        return replace(facts, claimed=on_the_move(_without_final(claimed, facts), facts), cluster_id=self._cluster_id())
+        here = on_the_move(_without_final(claimed, facts), facts)
+        return replace(facts, claimed=here, cluster_id=self._cluster_id(), store_problem=str(self._store().get("problem") or ""))
 
     def _in_loop(self, what: Callable[[Leader], T], end_s: float) -> T:
         answer: T = self._call(lambda: what(self._require_leader())).result(max(0.1, end_s - time.monotonic()))

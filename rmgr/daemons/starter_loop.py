@@ -181,6 +181,8 @@ class Starter:
             self._metrics.pass_seconds.observe(time.perf_counter() - started_s)
         if notifier is not None:
             self._tell(notifier)
+        if self.failure is None and self._committer.may_commit:
+            self._registry.leave([name for name, agent in self.agents.items() if agent.is_empty])
 
     def _tell(self, notifier: Notifier) -> None:
         """Ready once its nodes are registered; the status says what it does."""

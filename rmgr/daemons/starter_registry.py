@@ -11,6 +11,8 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ import msgspec
 import psutil
 
 from rmgr.coord import leader_ops, ops, paths
+from rmgr.coord.liveness import STOPPED
 from rmgr.coord.multi import Committed, Conflict, Delete, Gone, Multi, Stamped, Unknown
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_block, decode_record
@@ -36,6 +39,8 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 10.0
 _POLL_S = 0.1
+#: How long the last word of a Starter may take.
+_LEAVE_S = 2.0
 #: Beyond the session timeout, how long the entry of a dead Starter may still stand (ticks of the server).
 _SLACK_S = 2.0
 #: Clock difference that still counts as "started before it registered".
@@ -83,6 +88,7 @@ class Registry:
         self._log = log
         self.guid = ""
         self._guids: set[str] = set()
+        self._records: dict[str, tuple[NodeRecord, int]] = {}  # as registered, and at which version
 
     def register(self, agents: Sequence[NodeAgent]) -> None:
         """New incarnations, then ADOPT or FAIL of what stands; `agents` and committer are ready to act afterwards.
@@ -104,6 +110,15 @@ class Registry:
         if key_id and self._wait(self._coordinator.stat(paths.revoked(key_id))) is not None:
             hint = "a new one comes from the cluster's admin: rmgr admin add-node NAME"
             raise PermissionDenied(f"the key of this Starter ({key_id}) was revoked", hint=hint)
+
+    def leave(self, names: Sequence[str]) -> None:
+        """Says of these nodes, where nothing is claimed, that they end in good order. Waits at most `_LEAVE_S`: else they count as lost."""
+        left = [self._records[name] for name in names if name in self._records]
+        if not left:
+            return
+        with suppress(FutureTimeout):
+            outcome = self._coordinator.commit(ops.leave(left, STOPPED), timeout_s=_LEAVE_S).result(_LEAVE_S)
+            self._log.info("left", nodes=[record.node for record, _ in left], outcome=type(outcome).__name__)
 
     # -- names -------------------------------------------------------------------------------------------------------------
 
@@ -155,6 +170,7 @@ class Registry:
                 takes_handed=True,
                 line=self._identity.line,
                 metrics=self._identity.metrics,
+                leaves=True,
                 life=agent.jobs.holds.life,
             )
             for agent, record in zip(agents, records, strict=True)
@@ -176,6 +192,7 @@ class Registry:
         for agent, record in zip(agents, fresh, strict=True):
             agent.registering = record.incarnation
         fences = {agent.name: 0 if old is None else old.version + 1 for agent, old in zip(agents, found, strict=True)}
+        self._records = {record.node: (record, fences[record.node]) for record in fresh}
         self._log.info(
             "registered", nodes=[agent.name for agent in agents], incarnation=fresh[0].incarnation, guid=self.guid, outcome=_how(outcome)
         )

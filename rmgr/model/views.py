@@ -6,8 +6,17 @@ Times are microseconds since the epoch (0 = not yet), rendered as ISO-8601 at th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from rmgr.model.states import Reason, State
+
+
+class Level(StrEnum):
+    """How bad something is; the rule is in `coord/health.py`."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"  #: it makes the cluster unhealthy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +122,8 @@ class NodeView:
     trouble: str = ""  #: what keeps its Starter from taking work (`TroubleKind`), "" = nothing; `reason` says more
     until_us: int = 0  #: when it tries again by itself, 0 = when the cause is gone
     metrics: str = ""  #: host:port of its Starter's measurements and `/healthz`
+    fix: str = ""  #: what to type or do so that it takes work
+    level: str = Level.OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +190,22 @@ class PolicyView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartView:
+    """A part of the cluster that is not well. kind: zookeeper | store | leader | watchdogs | nodes | node | queue | partition.
+
+    state: one word or two. fix: what to type. told: all of it in a sentence, "" = `reason` is one.
+    """
+
+    kind: str
+    id: str
+    state: str
+    reason: str
+    fix: str
+    level: str = Level.PROBLEM
+    told: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     """Health and counts of the whole cluster."""
 
@@ -193,6 +220,8 @@ class StatusView:
     watchdogs: int = 0
     uptime_s: float = 0.0
     policies: tuple[PolicyView, ...] = ()
+    warnings: tuple[str, ...] = ()  #: what is no reason to call the cluster unhealthy
+    parts: tuple[PartView, ...] = ()  #: all that is not well, problems and warnings alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

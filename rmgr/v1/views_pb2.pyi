@@ -82,7 +82,7 @@ class JobView(_message.Message):
     def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., user: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_us: _Optional[int] = ..., started_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., exit_code: _Optional[int] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Iterable[str]] = ..., tasks: _Optional[int] = ..., priority: _Optional[int] = ..., cpu_us: _Optional[int] = ..., max_rss_kib: _Optional[int] = ..., work: _Optional[str] = ..., command: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., after: _Optional[_Iterable[str]] = ..., processes: _Optional[int] = ..., expected_start_us: _Optional[int] = ..., resources: _Optional[_Mapping[str, int]] = ..., account: _Optional[str] = ..., run_us: _Optional[int] = ..., lost: _Optional[int] = ..., route: _Optional[str] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("id", "state", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "running", "load", "incarnation", "pid", "host", "reason", "partition", "site", "speed", "features", "endpoint", "seen_us", "version", "resources", "resources_used", "trouble", "until_us", "metrics")
+    __slots__ = ("id", "state", "cores", "cores_used", "memory_bytes", "memory_used_bytes", "running", "load", "incarnation", "pid", "host", "reason", "partition", "site", "speed", "features", "endpoint", "seen_us", "version", "resources", "resources_used", "trouble", "until_us", "metrics", "fix", "level")
     class ResourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,8 @@ class NodeView(_message.Message):
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     UNTIL_US_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     cores: int
@@ -145,7 +147,9 @@ class NodeView(_message.Message):
     trouble: str
     until_us: int
     metrics: str
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ..., version: _Optional[str] = ..., resources: _Optional[_Mapping[str, int]] = ..., resources_used: _Optional[_Mapping[str, int]] = ..., trouble: _Optional[str] = ..., until_us: _Optional[int] = ..., metrics: _Optional[str] = ...) -> None: ...
+    fix: str
+    level: str
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ..., version: _Optional[str] = ..., resources: _Optional[_Mapping[str, int]] = ..., resources_used: _Optional[_Mapping[str, int]] = ..., trouble: _Optional[str] = ..., until_us: _Optional[int] = ..., metrics: _Optional[str] = ..., fix: _Optional[str] = ..., level: _Optional[str] = ...) -> None: ...
 
 class QueueView(_message.Message):
     __slots__ = ("id", "partition", "dispatch", "policy", "state", "pending", "running", "held_tasks", "limits", "held")
@@ -215,7 +219,7 @@ class LeaderView(_message.Message):
     def __init__(self, id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., epoch: _Optional[int] = ..., since_us: _Optional[int] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class StatusView(_message.Message):
-    __slots__ = ("healthy", "leader", "zookeeper_json", "store_json", "counts", "nodes", "cluster_id", "problems", "watchdogs", "uptime_s", "policies")
+    __slots__ = ("healthy", "leader", "zookeeper_json", "store_json", "counts", "nodes", "cluster_id", "problems", "watchdogs", "uptime_s", "policies", "warnings", "parts")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +245,8 @@ class StatusView(_message.Message):
     WATCHDOGS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     POLICIES_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     healthy: bool
     leader: LeaderView
     zookeeper_json: str
@@ -252,7 +258,27 @@ class StatusView(_message.Message):
     watchdogs: int
     uptime_s: float
     policies: _containers.RepeatedCompositeFieldContainer[PolicyView]
-    def __init__(self, healthy: bool = ..., leader: _Optional[_Union[LeaderView, _Mapping]] = ..., zookeeper_json: _Optional[str] = ..., store_json: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Mapping[str, int]] = ..., cluster_id: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., watchdogs: _Optional[int] = ..., uptime_s: _Optional[float] = ..., policies: _Optional[_Iterable[_Union[PolicyView, _Mapping]]] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    parts: _containers.RepeatedCompositeFieldContainer[PartView]
+    def __init__(self, healthy: bool = ..., leader: _Optional[_Union[LeaderView, _Mapping]] = ..., zookeeper_json: _Optional[str] = ..., store_json: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., nodes: _Optional[_Mapping[str, int]] = ..., cluster_id: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., watchdogs: _Optional[int] = ..., uptime_s: _Optional[float] = ..., policies: _Optional[_Iterable[_Union[PolicyView, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[PartView, _Mapping]]] = ...) -> None: ...
+
+class PartView(_message.Message):
+    __slots__ = ("kind", "id", "state", "reason", "fix", "level", "told")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    id: str
+    state: str
+    reason: str
+    fix: str
+    level: str
+    told: str
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., fix: _Optional[str] = ..., level: _Optional[str] = ..., told: _Optional[str] = ...) -> None: ...
 
 class PolicyView(_message.Message):
     __slots__ = ("partition", "policy", "passes", "last_pass_s", "faults", "problem")

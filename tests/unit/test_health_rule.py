@@ -1,0 +1,169 @@
+"""The rule of health: what is a problem, what a warning, and what is neither."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rmgr.coord import liveness
+from rmgr.coord.answers import explain, nodes, status
+from rmgr.coord.health import with_part
+from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.coord.view import Progress
+from rmgr.model.block import BlockKey
+from rmgr.model.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
+from rmgr.model.placing import Rigid
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.resources import Capacity, NodeAttributes, Request
+from rmgr.model.submission import Command, Phase, Submission, Tail, Work
+from rmgr.model.views import Level, PartView, StatusView
+
+QUEUES = (QueueSpec(name="default"), QueueSpec(name="wide", dispatch=Dispatch.PLACE, partition="big"))
+DRAIN = Drain(node="n1", reason="new fan", user="op", since_us=1)
+
+
+def record(name: str = "n1", partition: str = "default", **changes: Any) -> NodeRecord:
+    made = NodeRecord(
+        node=name,
+        incarnation=1,
+        state=NodeState.UP,
+        guid=f"g-{name}",
+        capacity=Capacity(cores=4, memory_bytes=8 << 30),
+        attributes=NodeAttributes(partition=partition, features=(name,)),
+        host="h1",
+    )
+    return replace(made, **changes)
+
+
+def job(number: int = 42, tasks: int = 3, **changes: Any) -> dict[int, tuple[Submission, Progress]]:
+    progress = Progress()
+    progress.tail = Tail(next=tasks, complete=True)
+    made = Submission(id=number, name="x", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
+    return {number: (replace(made, **changes), progress)}
+
+
+def facts(*records: NodeRecord, **changes: Any) -> ClusterSnapshot:
+    known = {each.node: each for each in records or (record(), record("b1", "big"))}
+    values = {
+        "nodes": known,
+        "alive": frozenset(each.guid for each in known.values()),
+        "epoch": EpochRecord(epoch=3, leader="w1"),
+        "leader_alive": True,
+        "watchdogs": 2,
+        "settings": ClusterSettings(queues=QUEUES),
+    }
+    return ClusterSnapshot(**(values | changes))
+
+
+def told(snapshot: ClusterSnapshot) -> StatusView:
+    return status(snapshot, zookeeper={"ok": True}, store={"ok": True}, now_us=1)
+
+
+def test_a_cluster_without_work_or_with_all_its_cores_busy_is_well() -> None:
+    assert told(facts()).parts == ()
+    busy = tuple(
+        ClaimedBlock(node="n1", key=BlockKey(priority=0, seq=at, submission=42, first=at, count=1, attempt=1, cores=1, memory_mib=0))
+        for at in range(4)
+    )
+    assert told(facts(submissions=job(tasks=9), claimed=busy)).parts == ()
+    assert told(facts(submissions=job(tasks=9))).parts == ()  # about to be claimed
+
+
+@pytest.mark.parametrize(
+    ("changes", "drained", "level", "fix"),
+    [
+        ({"state": NodeState.FENCED, "reason": liveness.LOST}, False, "problem", "start its Starter on h1; if the node is not to come"),
+        ({"state": NodeState.FENCED, "reason": liveness.LOST}, True, "warning", "rmgr resume n1"),
+        ({"state": NodeState.FENCED, "reason": liveness.REVOKED}, False, "warning", "rmgr admin add-node n1"),
+        ({"state": NodeState.FENCED, "reason": liveness.STOPPED}, False, "ok", "start its Starter on h1"),
+        ({"guid": "gone"}, False, "problem", "rmgr drain n1"),
+        ({"guid": "gone"}, True, "warning", "rmgr resume n1"),
+        ({}, True, "warning", "rmgr resume n1"),
+        ({}, False, "ok", ""),
+    ],
+)
+def test_what_a_node_that_takes_no_work_is_worth(changes: dict[str, Any], drained: bool, level: str, fix: str) -> None:
+    drains = {"n1": DRAIN} if drained else {}
+    snapshot = facts(record(**changes), record("n2"), record("b1", "big"), alive=frozenset({"g-n1", "g-n2", "g-b1"}), drains=drains)
+    view = next(each for each in nodes(snapshot) if each.id == "n1")
+    assert (view.level, fix in view.fix) == (level, True)
+    assert ("new fan" in view.reason) is drained
+    answer = told(snapshot)
+    assert answer.healthy is (level != "problem")
+    assert [part.fix for part in answer.parts] == ([view.fix] if level != "ok" else [])
+    assert len(answer.problems) + len(answer.warnings) == len(answer.parts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fix"), [("disk", "free space there on h1"), ("store", "rmgr doctor"), ("of a newer release", "Starter's log on h1")]
+)
+def test_what_a_starter_itself_cannot_do_is_a_problem_unless_its_node_is_drained(kind: str, fix: str) -> None:
+    trouble = Trouble(node="n1", incarnation=1, kind=kind, reason="the disk is full", since_us=1)
+    sick = facts(record(), record("n2"), record("b1", "big"), troubles={"n1": trouble})
+    (part,) = told(sick).parts
+    assert (part.level, part.reason, fix in part.fix) == ("problem", "the disk is full", True)
+    (part,) = told(replace(sick, drains={"n1": DRAIN})).parts
+    assert (part.level, part.reason, part.fix) == ("warning", "new fan; the disk is full", "rmgr resume n1")
+
+
+def test_work_that_no_node_could_run_is_a_problem_and_explain_says_the_same() -> None:
+    drained = facts(record(), record("n2"), record("b1", "big"), drains={"n1": DRAIN})
+    for request, is_well in ((Request(cores=1), True), (Request(features=("n1",)), False), (Request(cores=5), False)):
+        snapshot = replace(drained, submissions=job(request=request))
+        answer = told(snapshot)
+        assert answer.healthy is is_well, request
+        if not is_well:
+            part = next(part for part in answer.parts if part.kind == "partition")
+            assert (part.id, part.state, part.fix) == ("default", "stuck", "rmgr explain 42")
+            (why,) = explain(snapshot, 42, None).why
+            assert part.reason == f"3 tasks wait that no node can run, 42 first: {why.detail}"
+    placed = job(queue="wide", rigid=Rigid(processes=9))
+    (part,) = told(facts(submissions=placed)).parts
+    assert (part.id, "room for 4 of its 9 processes" in part.reason) == ("big", True)
+
+
+def test_work_that_waits_for_its_user_its_own_limit_or_its_back_off_is_nobodys_problem() -> None:
+    impossible = Request(cores=5)
+    assert told(facts(submissions=job(request=impossible, phase=Phase.HELD))).parts == ()
+    assert told(facts(submissions=job(request=impossible), waiting={42: 3})).parts == ()
+    assert told(facts(submissions=job(request=impossible, phase=Phase.CANCELLED))).parts == ()
+
+
+def test_a_partition_without_nodes_is_a_warning_until_work_waits_there() -> None:
+    lonely = facts(record())
+    (part,) = told(lonely).parts
+    assert (part.kind, part.id, part.level) == ("partition", "big", "warning")
+    assert told(lonely).healthy
+    (part,) = told(replace(lonely, submissions=job(queue="wide", rigid=Rigid()))).parts
+    assert (part.state, part.level) == ("stuck", "problem")
+
+
+def test_a_stopped_queue_warns_and_one_that_is_gone_is_a_problem() -> None:
+    stopped = ClusterSettings(queues=(replace(QUEUES[0], state="stopped"), QUEUES[1]))
+    (part,) = told(facts(settings=stopped, submissions=job())).parts
+    assert (part.kind, part.level, part.reason) == ("queue", "warning", "3 tasks wait in queue default, which is stopped")
+    (part,) = told(facts(submissions=job(queue="was"))).parts
+    assert (part.level, part.reason) == ("problem", "3 tasks wait in queue was, which is not configured")
+
+
+def test_one_watchdog_alone_warns_and_what_only_the_leader_knows_is_added() -> None:
+    alone = told(facts(watchdogs=1))
+    assert (alone.healthy, alone.parts[0].kind, alone.parts[0].fix) == (True, "watchdogs", "rmgr watchdog")
+    worse = with_part(alone, PartView(kind="nodes", id="", state="mass loss", reason="all at once", fix="rmgr nodes"))
+    assert (worse.healthy, worse.problems, worse.warnings) == (False, ("all at once",), alone.warnings)
+
+
+def test_of_hundreds_of_lost_nodes_some_are_named_and_all_are_counted() -> None:
+    many = [record(f"n{number:03}") for number in range(100)]
+    answer = told(facts(*many, record("b1", "big"), record("z1"), alive=frozenset({"g-b1", "g-z1"})))
+    assert len(answer.problems) == 9
+    assert answer.problems[-1] == "92 more nodes are lost: rmgr nodes"
+    assert sum(part.level == Level.PROBLEM for part in answer.parts) == 100
+
+
+def test_explain_says_that_the_store_is_away() -> None:
+    snapshot = facts(submissions=job(), store_problem="away since 10:00:00 UTC: refused")
+    assert explain(snapshot, 42, None).why[0].what == "store"
+    assert "away since 10:00:00 UTC: refused" in explain(snapshot, 42, None).why[0].detail
