@@ -1,0 +1,24 @@
+"""Who is believed, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import time
+
+from rmgr.adapters.trust import Trust
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.coord import join_ops, paths
+from rmgr.coord.multi import Committed
+from rmgr.model.identity import Role
+from rmgr.model.joining import Revocation
+from tests.harness.bundles import session_bundles
+from tests.harness.coordinators import wait_for
+
+
+def test_a_revocation_is_heard_at_once_by_who_has_read_the_list_before(coordinator: ZkCoordinator) -> None:
+    coordinator.ensure(["/", paths.IDENTITIES, paths.REVOKED])
+    trusted = session_bundles().credentials(Role.STARTER, "n1")
+    trust, key_id = Trust(coordinator, trusted.ca_pem), trusted.identity.key_id
+    wait_for(lambda: trust.look(key_id, at_s=time.time()) is not None, what="the list is read")
+    gone = Revocation(key_id=key_id, name="n1", role=Role.STARTER, by="admin", since_us=1)
+    assert isinstance(coordinator.commit(join_ops.revoke(gone)).result(60), Committed)
+    wait_for(lambda: trust.is_revoked(key_id), timeout_s=10.0, what="the revocation is heard")
