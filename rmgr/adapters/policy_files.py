@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import ConfigError, RmgrError
-from rmgr.sched.catalogue import POLICIES
+from rmgr.sched.catalogue import CALL_POLICIES, POLICIES, policy_named
 from rmgr.sched.parameters import parameters_of, unknown
 from rmgr.sched.pipeline import Configuration, configured, pipeline_from, served
 
@@ -94,6 +94,8 @@ def policy_class(name: str, *, directory: Path = Path()) -> type[Any]:
         raise ConfigError(
             f"{name} is no policy: a policy's file ends with .py, a pipeline's with .toml", hint="rmgr policy list shows names"
         )
+    if name in CALL_POLICIES:
+        policy_named(name)  # says what it is for
     raise unknown("policy", name, (*POLICIES, *found))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rmgr.adapters import policy_files
 from rmgr.cli.render import Column, Layout, emit, table
 from rmgr.errors import ConfigError, UsageError
-from rmgr.sched.catalogue import POLICIES, Entry
+from rmgr.sched.catalogue import CALL_POLICIES, POLICIES, Entry
 from rmgr.sched.parameters import Parameter, shown, unknown
 
 #: Policies of pull queues: name -> what it does. They have no parameters.
@@ -19,7 +19,9 @@ PULLING = {"fifo": "pull queues: Starters take work by priority, then arrival; a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A policy as it is shown. dispatch: of the queues that it serves. origin: "" = of rmgr. error: why it cannot be used."""
+    """A policy as it is shown. dispatch: of the queues that it serves (pull, place), `call`: of none, it chooses servers for calls.
+
+    origin: "" = of rmgr. error: why it cannot be used."""
 
     name: str
     dispatch: str
@@ -39,6 +41,7 @@ def everything() -> list[Listed]:
     """Every policy: of pull queues, of the catalogue, of plug-ins. A plug-in that cannot be loaded is listed with its error."""
     found = [Listed(name=name, dispatch="pull", summary=summary) for name, summary in PULLING.items()]
     found += [_listed(name, entry) for name, entry in POLICIES.items()]
+    found += [_listed(name, entry, dispatch="call") for name, entry in CALL_POLICIES.items()]
     for name, point in policy_files.plugins().items():
         try:
             found.append(_listed(name, _entry(policy_files.class_of_plugin(point)), origin=point.value))
@@ -54,10 +57,12 @@ def one(name: str) -> Listed:
         return Listed(name=name, dispatch="pull", summary=PULLING[name])
     if name in POLICIES:
         return _listed(name, POLICIES[name])
+    if name in CALL_POLICIES:
+        return _listed(name, CALL_POLICIES[name], dispatch="call")
     if name.endswith(".toml"):
         raise UsageError(f"{name} is a pipeline of policies, not one", hint=f"rmgr sim run TRACE.swf --policy {name}")
     if not policy_files.is_file(name) and name not in policy_files.plugins():
-        raise unknown("policy", name, (*PULLING, *POLICIES, *policy_files.plugins()))
+        raise unknown("policy", name, (*PULLING, *POLICIES, *CALL_POLICIES, *policy_files.plugins()))
     return _listed(name, _entry(policy_files.policy_class(name)), origin=name)
 
 
@@ -93,8 +98,8 @@ def tell(policies: list[Listed]) -> None:
     emit({"policies": [policy.described() for policy in policies]})
 
 
-def _listed(name: str, entry: Entry, origin: str = "") -> Listed:
-    return Listed(name=name, dispatch="place", summary=entry.summary, parameters=entry.parameters, origin=origin)
+def _listed(name: str, entry: Entry, origin: str = "", dispatch: str = "place") -> Listed:
+    return Listed(name=name, dispatch=dispatch, summary=entry.summary, parameters=entry.parameters, origin=origin)
 
 
 def _entry(kind: type[Any]) -> Entry:

@@ -26,6 +26,10 @@ from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policies.priority import Priority
 from rmgr.sched.policies.queue_first_fit import QueueFirstFit
 from rmgr.sched.policies.queue_select import QueueSelect
+from rmgr.sched.policies.servers.adaptive import Adaptive
+from rmgr.sched.policies.servers.load import Load
+from rmgr.sched.policies.servers.loth import Loth
+from rmgr.sched.policies.servers.round_robin import RoundRobin
 from rmgr.sched.policies.sjf import Sjf
 from rmgr.sched.policy import Policy
 
@@ -101,6 +105,28 @@ POLICIES: Mapping[str, Entry] = {
     "ljf_migration": Entry(policy=Migration, summary="migration, the largest jobs first (paper 001)", preset={"order": "ljf"}),
 }
 
+#: Policies that choose servers for calls. They place no jobs, and those above send no calls.
+CALL_POLICIES: Mapping[str, Entry] = {
+    "rr": Entry(policy=RoundRobin, summary="calls go to the servers in turn (paper 004)"),
+    "load": Entry(policy=Load, summary="calls go where load is least for the performance (paper 004)"),
+    "load+l": Entry(policy=Load, summary="load, counting calls sent since the measurement (paper 004)", preset={"add_load": True}),
+    "loth": Entry(policy=Loth, summary="calls go where computing and transfer together are expected to end first (paper 004)"),
+    "loth+l": Entry(policy=Loth, summary="loth, counting calls sent since the measurement as load (paper 004)", preset={"add_load": True}),
+    "loth+t": Entry(policy=Loth, summary="loth, sharing links among calls sent since the measurement", preset={"share_link": True}),
+    "loth+lt": Entry(policy=Loth, summary="loth, counting both (paper 004)", preset={"add_load": True, "share_link": True}),
+    "adaptive": Entry(policy=Adaptive, summary="loth while calls are quick, in proportion to performance while they hinder each other"),
+}
+
+
+def call_policy_named(name: str, params: Mapping[str, object] | None = None) -> Policy:
+    """The policy for calls of this name. Raises: as `policy_named`."""
+    entry = CALL_POLICIES.get(name)
+    if entry is None:
+        if name in POLICIES:
+            raise ConfigError(f"{name} places jobs, it chooses no servers for calls", hint=f"for calls: {', '.join(CALL_POLICIES)}")
+        raise unknown("policy for calls", name, CALL_POLICIES)
+    return built(entry.policy, {**entry.preset, **(params or {})}, name=name)
+
 
 def policy_named(
     name: str,
@@ -123,6 +149,8 @@ def policy_named(
         return built(entry.policy, {**entry.preset, **(params or {})}, name=name, records=records)
     if plugins and name in plugins:
         return built(plugins[name], params or {}, name=name, records=records)
+    if name in CALL_POLICIES:
+        raise ConfigError(f"{name} chooses servers for calls, it places no jobs", hint="for jobs: rmgr policy list")
     raise unknown("policy", name, (*POLICIES, *(plugins or ())))
 
 

@@ -11,13 +11,15 @@ over-commit a node, start a job twice, or break a promise that this pass or an e
 | `free_cores`, `idle_nodes`, `nodes`, `room(job, node, cores)` | what is free |
 | `promised(id)`, `holds()`, `held_for(id)` | promises |
 | `note_of(kind, id)`, `notes(kind)` | what the policy remembers |
-| `used_by(user)`, `usage()`, `gangs()`, `calls()`, `servers()` | other records |
+| `used_by(user)`, `usage()`, `gangs()` | other records |
+| `calls()`, `servers()`, `measurements(server)`, `learnt(...)`, `answered()` | calls that want a server, and what is known of servers |
 | `now_us`, `seed`, `partition` | of the pass |
 
 | to decide, each with its why | |
 |---|---|
 | `start`, `reserve`, `unreserve` (`draft_start.py`) | place waiting jobs |
-| `migrate`, `preempt`, `suspend`, `resume`, `route`, `reject` (`draft_move.py`) | move jobs and calls |
+| `migrate`, `preempt`, `suspend`, `resume`, `route`, `reject` (`draft_move.py`) | move jobs |
+| `send` (`draft_call.py`) | send calls to servers |
 | `hold`, `shrink`, `release` (`draft_hold.py`) | promise the cores of running jobs |
 | `gang` (`draft_gang.py`) | share nodes in time |
 | `note`, `forget` (`draft_note.py`) | remember |
@@ -29,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rmgr.sched.draft_call import Calling
 from rmgr.sched.draft_gang import Ganging
 from rmgr.sched.draft_hold import Holding
 from rmgr.sched.draft_move import Moving
@@ -49,7 +52,7 @@ class Trial:
         self.kept = True
 
 
-class Draft(Starting, Moving, Holding, Ganging, Noting):
+class Draft(Starting, Moving, Holding, Ganging, Calling, Noting):
     """One partition in one pass. It is closed when the pass ends: a policy that kept it cannot use it."""
 
     __slots__ = ()

@@ -99,10 +99,8 @@ class Moving(View):
         return Accepted(self.now_us)
 
     def route(self, job_id: int, to: str, why: Why) -> Verdict:
-        """A waiting job goes to the queue `to`, or a call to the server `to`. It keeps its place in every order but that of the queue."""
+        """A waiting job goes to the queue `to`. It keeps its place in every order but that of the queue."""
         self._check_open()
-        if job_id in self._part.calls:
-            return self._send(job_id, to, why)
         job = self._job(job_id)
         if isinstance(job, Insufficient | Infeasible):
             return job
@@ -137,16 +135,6 @@ class Moving(View):
         return Accepted(self.now_us)
 
     # -- inside -------------------------------------------------------------------------------------------------------------
-
-    def _send(self, call_id: int, to: str, why: Why) -> Verdict:
-        more = self._changes()
-        if call_id in more.calls_gone:
-            return self._never(Why("state", "call {} has a server", (call_id,)))
-        if to not in self._part.servers:
-            return self._never(Why("server", "no server {} in partition {}", (to, self.partition)))
-        more.put(more.calls_gone, call_id, None)
-        self.decisions.append(Route(call_id, to, why, self.partition))
-        return Accepted(self.now_us)
 
     def _send_back(self, decision: Migrate | Preempt) -> Verdict:
         job_id = decision.job_id

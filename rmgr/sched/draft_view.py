@@ -13,7 +13,7 @@ from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.partition import arrival
 from rmgr.sched.plan import Infeasible, Insufficient, Why
 from rmgr.sched.policy import KeyedOrder
-from rmgr.sched.records import Call, Gang, Hold, Server, Suspended, Usage, Used
+from rmgr.sched.records import Answered, Call, Gang, Hold, Server, Suspended, Usage, Used
 
 
 class View(Overlay):
@@ -180,7 +180,20 @@ class View(Overlay):
 
     def servers(self) -> Iterator[Server]:
         """By name."""
-        return iter(sorted(self._part.servers.values()))
+        servers = self._part.servers
+        return iter([servers[name] for name in sorted(servers)])
+
+    def measurements(self, server: str) -> Sequence[Server]:
+        """The last measurements of this server, the oldest first; empty for an unknown one."""
+        return self._part.records_of_calls.measured.get(server, ())
+
+    def answered(self) -> Sequence[Answered]:
+        """The last answered calls, the oldest first."""
+        return self._part.records_of_calls.answered
+
+    def learnt(self, server: str, function: str, operations: int) -> float | None:
+        """Operations/s that answered calls of this function and size showed on the server; None when there were none."""
+        return self._part.records_of_calls.speed(server, function, operations)
 
     # -- inside -------------------------------------------------------------------------------------------------------------
 

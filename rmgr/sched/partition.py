@@ -11,6 +11,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import TypeAlias
 
+from rmgr.sched.call_records import CallRecords
 from rmgr.sched.gangs import GangBook
 from rmgr.sched.holds import after_leaving, share_of
 from rmgr.sched.horizon import Ending
@@ -56,6 +57,7 @@ class Partition:
         "pinned",
         "pool",
         "queues",
+        "records_of_calls",
         "reservations",
         "running",
         "servers",
@@ -89,6 +91,7 @@ class Partition:
         self.gangs = GangBook()
         self.calls: dict[int, Call] = {}
         self.servers: dict[str, Server] = {}
+        self.records_of_calls = CallRecords()
         self.usage = {} if usage is None else usage  #: of the whole cluster
         self.endings: list[Ending] = []  #: of what runs, sorted
         self.now_us = 0  #: of the last pass

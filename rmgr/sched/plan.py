@@ -129,12 +129,22 @@ class Noted(NamedTuple):
 
 
 class Route(NamedTuple):
-    """The waiting job goes to queue `to`; or the call to the server `to`."""
+    """The waiting job goes to queue `to`."""
 
     job_id: int
     to: str
     why: Why
     partition: str = "default"
+
+
+class Send(NamedTuple):
+    """Send the call to the server `to`. predicted_us: when the policy expects the answer, after now; 0 = it expects nothing."""
+
+    job_id: int
+    to: str
+    why: Why
+    partition: str = "default"
+    predicted_us: int = 0
 
 
 class Reject(NamedTuple):
@@ -166,6 +176,7 @@ Decision: TypeAlias = (
     | ReleaseHold
     | Noted
     | Route
+    | Send
     | Reject
     | GangSet
 )

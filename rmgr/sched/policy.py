@@ -20,6 +20,9 @@ class Cause(StrEnum):
     JOB_ENDED = "job_ended"  #: or left its nodes in any other way
     JOB_WITHDRAWN = "job_withdrawn"  #: cancelled or held while it waited
     NODES_CHANGED = "nodes_changed"
+    CALL_SUBMITTED = "call_submitted"
+    CALL_ANSWERED = "call_answered"
+    SERVERS_CHANGED = "servers_changed"  #: measured again, came, left, opened or closed
     TIMER = "timer"  #: a `WakeAt`, or the driver's own tick
     TAKE_OVER = "take_over"  #: a new leader's first pass; a changed configuration
 

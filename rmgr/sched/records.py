@@ -130,7 +130,10 @@ class Gang(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A request to be sent to a server: so many operations, so many bytes over the link of this client."""
+    """A request to be sent to a server: so many operations, so many bytes over the link of this client.
+
+    function: name of what is called, "" = anything every server has. excluded: servers that must not get it (they failed it before).
+    """
 
     id: int
     submit_us: int
@@ -138,19 +141,93 @@ class Call(NamedTuple):
     bytes: int
     client: str = ""
     partition: str = "default"
+    function: str = ""
+    excluded: tuple[str, ...] = ()
+
+
+class Demand(NamedTuple):
+    """What a monitor measured of a queue: arrivals/s, mean service in seconds, coefficient of variation of the services."""
+
+    arrivals_per_s: float = 0.0
+    service_s: float = 0.0
+    cv: float = 1.0
+
+
+class Link(NamedTuple):
+    """The network between a client and a server. capacity: bytes/s that one transfer alone gets. demand: all transfers on it."""
+
+    client: str
+    capacity: float
+    demand: Demand = Demand()
 
 
 class Server(NamedTuple):
     """A server for calls, as last measured at `at_us`.
 
-    speed: operations/s. load: calls running and waiting there. throughput: (client, bytes/s), ascending by client.
+    speed: declared operations/s of a call alone. load: calls running and waiting there, and other work in units of a call.
+    throughput: (client, bytes/s), ascending by client. slots: calls that run at a time. functions: what it offers, () = every function.
+    site: where it stands. life: number of its incarnation. is_open: calls may be sent to it. mean_load: load averaged since the
+    measurement before. calibrated: operations/s of a benchmark alone there, 0 = never run. demand: calls and other work that came.
+    links: by client, ascending.
     """
 
     name: str
     speed: float
-    load: int
+    load: float
     throughput: tuple[tuple[str, float], ...] = ()
     at_us: int = 0
+    partition: str = "default"
+    slots: int = 1
+    functions: tuple[str, ...] = ()
+    site: str = ""
+    life: int = 0
+    is_open: bool = True
+    mean_load: float = 0.0
+    calibrated: float = 0.0
+    demand: Demand = Demand()
+    links: tuple[Link, ...] = ()
+
+    def offers(self, function: str) -> bool:
+        """Whether calls of this function can run here."""
+        return not self.functions or not function or function in self.functions
+
+    def age_us(self, now_us: int) -> int:
+        """How old the measurements are."""
+        return max(now_us - self.at_us, 0)
+
+
+class Answered(NamedTuple):
+    """A call that was answered.
+
+    service_us: computing time of the call alone, without waiting or sharing. alone_us: time the whole call would have taken on an idle
+    server and link. predicted_us: what the policy expected when it sent the call, 0 = nothing.
+    """
+
+    call_id: int
+    server: str
+    submit_us: int
+    end_us: int
+    operations: int
+    service_us: int
+    alone_us: int
+    predicted_us: int = 0
+    function: str = ""
+    partition: str = "default"
+
+    @property
+    def took_us(self) -> int:
+        """From submission to answer."""
+        return self.end_us - self.submit_us
+
+
+class Learnt(NamedTuple):
+    """Performance that answered calls showed: operations/s of one function with 2^power <= operations < 2^(power + 1) on one server."""
+
+    server: str
+    function: str
+    power: int
+    operations_per_s: float
+    calls: int = 1
     partition: str = "default"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rmgr.sched.job import Job, Node, Reservation, Running
 from rmgr.sched.partition import Partition
-from rmgr.sched.records import Call, Gang, Hold, Limits, Maintenance, Note, Server, Suspended, Usage
+from rmgr.sched.records import Answered, Call, Gang, Hold, Learnt, Limits, Maintenance, Note, Server, Suspended, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,9 @@ class Snapshot:
     usage: tuple[Usage, ...] = ()
     calls: tuple[Call, ...] = ()
     servers: tuple[Server, ...] = ()
+    measured: tuple[Server, ...] = ()  #: of each server the last measurements, the latest included
+    answered: tuple[Answered, ...] = ()
+    learnt: tuple[Learnt, ...] = ()
 
 
 def records_of(parts: Iterable[Partition], usage: Mapping[tuple[str, str], Usage]) -> Snapshot:
@@ -50,6 +53,9 @@ def records_of(parts: Iterable[Partition], usage: Mapping[tuple[str, str], Usage
         usage=tuple(sorted(usage.values())),
         calls=tuple(sorted(call for part in parts for call in part.calls.values())),
         servers=tuple(sorted(server for part in parts for server in part.servers.values())),
+        measured=tuple(sorted(one for part in parts for known in part.records_of_calls.measured.values() for one in known)),
+        answered=tuple(sorted(answer for part in parts for answer in part.records_of_calls.answered)),
+        learnt=tuple(sorted(known for part in parts for known in part.records_of_calls.learnt.values())),
     )
 
 
@@ -97,3 +103,19 @@ def restore(snapshot: Snapshot, partition: Callable[[str], Partition], usage: di
         usage[use.user, use.account] = use
     for server in snapshot.servers:
         partition(server.partition).servers[server.name] = server
+    _restore_calls(snapshot, partition)
+
+
+def _restore_calls(snapshot: Snapshot, partition: Callable[[str], Partition]) -> None:
+    measured = {*snapshot.measured, *snapshot.servers}  # logs of older releases have the latest measurement only
+    records = (
+        *(one.partition for one in measured),
+        *(one.partition for one in snapshot.answered),
+        *(one.partition for one in snapshot.learnt),
+    )
+    for name in sorted(set(records)):
+        partition(name).records_of_calls.restore(
+            (one for one in measured if one.partition == name),
+            (one for one in snapshot.answered if one.partition == name),
+            (one for one in snapshot.learnt if one.partition == name),
+        )

@@ -26,6 +26,7 @@ from rmgr.sched.plan import (
     Reserve,
     Resume,
     Route,
+    Send,
     Start,
     Suspend,
     Unreserve,
@@ -33,7 +34,7 @@ from rmgr.sched.plan import (
     Why,
     of_tuple,
 )
-from rmgr.sched.records import Call, Gang, Limits, Maintenance, Server, Usage
+from rmgr.sched.records import Answered, Call, Gang, Limits, Maintenance, Server, Usage
 from rmgr.sched.snapshot import Snapshot, records_of, restore
 
 
@@ -207,7 +208,10 @@ class ClusterState:
         for name, part in self.partitions.items():
             if node.id in part.nodes and name != node.partition:
                 raise StateConflict(f"node {node.id} is in partition {name}, it cannot be in {node.partition} as well")
-        self._made(node.partition).set_node(node)
+        part = self._made(node.partition)
+        if part.servers or part.calls:
+            raise StateConflict(f"partition {part.name} has servers for calls, node {node.id} cannot be in it")
+        part.set_node(node)
 
     def node_removed(self, node_id: int, partition: str = "default") -> None:
         """A node is gone for good. Raises: StateConflict while a job runs, stands or holds cores on it."""
@@ -247,8 +251,11 @@ class ClusterState:
     # -- facts: calls ------------------------------------------------------------------------------------------------------------
 
     def call_submitted(self, call: Call) -> None:
-        """A call wants a server."""
-        self._made(call.partition).calls[call.id] = call
+        """A call wants a server. Raises: StateConflict for a call that waits already, or a partition of jobs."""
+        part = self._of_calls(call.partition)
+        if call.id in part.calls:
+            raise StateConflict(f"call {call.id} was submitted before to partition {call.partition}")
+        part.calls[call.id] = call
 
     def call_left(self, call_id: int, partition: str = "default") -> None:
         """It was sent or withdrawn. Raises: NotFound for an unknown one."""
@@ -257,12 +264,21 @@ class ClusterState:
             raise NotFound(f"no call {call_id} waits in partition {partition}")
         part.forget(call_id)
 
+    def call_answered(self, answered: Answered) -> None:
+        """A call that was sent has its answer. O(answers that are kept)."""
+        self._of_calls(answered.partition).records_of_calls.answer(answered)
+
     def server_changed(self, server: Server) -> None:
-        """A server is there, with these measurements."""
-        self._made(server.partition).servers[server.name] = server
+        """A server is there, with these measurements. Raises: StateConflict in a partition of jobs."""
+        part = self._of_calls(server.partition)
+        part.servers[server.name] = server
+        part.records_of_calls.measure(server)
 
     def server_gone(self, name: str, partition: str = "default") -> None:
-        self._partition(partition).servers.pop(name, None)
+        """The server is gone for good, with everything that is known of it."""
+        part = self._partition(partition)
+        part.servers.pop(name, None)
+        part.records_of_calls.forget(name)
 
     # -- decisions that were carried out ----------------------------------------------------------------------------------------
 
@@ -296,7 +312,9 @@ class ClusterState:
             case ReleaseHold(job_id):
                 part.release(job_id)
             case Route(job_id, to):
-                self._routed(part, job_id, to)
+                self.job_requeued(replace(self._waiting(part, job_id), queue=to))
+            case Send(call_id, _, _, partition):
+                self.call_left(call_id, partition)
             case Reject(job_id, _, partition):
                 self.job_withdrawn(job_id, partition)
             case GangSet(gang):
@@ -379,12 +397,6 @@ class ClusterState:
         if self._dependents and job.id in self._dependents:
             self._settle(job.id)
 
-    def _routed(self, part: Partition, job_id: int, to: str) -> None:
-        if job_id in part.calls:
-            self.call_left(job_id, part.name)
-        else:
-            self.job_requeued(replace(self._waiting(part, job_id), queue=to))
-
     @staticmethod
     def _gang(part: Partition, gang: Gang) -> None:
         joining = [part.running[job_id] for job_id in gang.jobs if job_id in part.running and job_id not in part.gangs]
@@ -429,6 +441,13 @@ class ClusterState:
             self.partitions[name] = Partition(name, (), self.usage)
             self.partitions = dict(sorted(self.partitions.items()))
         return self.partitions[name]
+
+    def _of_calls(self, name: str) -> Partition:
+        """Raises: StateConflict in a partition of nodes or jobs: ids of calls and jobs are not told apart there."""
+        part = self._made(name)
+        if part.nodes or part.jobs or part.running or part.suspended or part.stopping:
+            raise StateConflict(f"partition {name} places jobs, calls need one of their own")
+        return part
 
     def _partition(self, name: str) -> Partition:
         part = self.partitions.get(name)

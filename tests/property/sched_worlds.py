@@ -116,7 +116,8 @@ class Monkey:
 
     def send(self, draft: Draft, chance: Random) -> None:
         servers = [server.name for server in draft.servers()]
-        draft.route(some(chance, [call.id for call in draft.calls()]), chance.choice([*servers, "nowhere"]), MONKEY)
+        to = chance.choice([*servers, "nowhere"])
+        draft.send(some(chance, [call.id for call in draft.calls()]), to, MONKEY, predicted_us=chance.randint(0, 9))
 
     def reject(self, draft: Draft, chance: Random) -> None:
         if not chance.randrange(8):

@@ -43,7 +43,9 @@ CALLS: dict[str, Callable[[Draft, Any], object]] = {
     "note kind": lambda draft, junk: draft.note(junk, 3, (1,)),
     "forget": lambda draft, junk: draft.forget("k", junk),
     "route to": lambda draft, junk: draft.route(3, junk, MONKEY),
-    "send to": lambda draft, junk: draft.route(9, junk, MONKEY),
+    "send to": lambda draft, junk: draft.send(9, junk, MONKEY),
+    "send what": lambda draft, junk: draft.send(junk, "a", MONKEY),
+    "send for": lambda draft, junk: draft.send(9, "a", MONKEY, predicted_us=junk),
     "route": lambda draft, junk: draft.route(junk, "a", MONKEY),
     "gang name": lambda draft, junk: draft.gang(junk, 1, ((3,),), MONKEY, placements=PLACE),
     "gang slot": lambda draft, junk: draft.gang("g", junk, ((3,),), MONKEY, placements=PLACE),
@@ -71,8 +73,8 @@ def cluster(cores: int) -> ClusterState:
     state.job_started(1, ((0, 0, 1),), 0)
     state.job_started(2, ((1, 1, 1),), 0)
     state.job_suspended(2, 1)
-    state.call_submitted(Call(9, 0, 1, 1))
-    state.server_changed(Server("a", 1.0, 0))
+    state.call_submitted(Call(9, 0, 1, 1, partition="calls"))
+    state.server_changed(Server("a", 1.0, 0, partition="calls"))
     return state
 
 

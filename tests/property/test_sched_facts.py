@@ -147,16 +147,16 @@ class Story:
 
     def call(self) -> None:
         if self.chance.randrange(4):
-            self.state.call_submitted(Call(self.chance.randint(500, 510), self.now, 10, 10, "c"))
+            self.state.call_submitted(Call(self.chance.randint(500, 510), self.now, 10, 10, "c", "calls"))
         else:
-            self.state.call_left(self.chance.randint(500, 510))
+            self.state.call_left(self.chance.randint(500, 510), "calls")
 
     def server(self) -> None:
         name = self.chance.choice("st")
         if self.chance.randrange(4):
-            self.state.server_changed(Server(name, 1.5, self.chance.randint(0, 3), (("c", 2.0),), self.now))
+            self.state.server_changed(Server(name, 1.5, self.chance.randint(0, 3), (("c", 2.0),), self.now, "calls"))
         else:
-            self.state.server_gone(name)
+            self.state.server_gone(name, "calls")
 
     def leave(self) -> None:
         waiting = self.state.snapshot().waiting

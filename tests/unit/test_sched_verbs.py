@@ -248,7 +248,7 @@ def test_routed_jobs_are_seen_in_their_new_queue_rejected_ones_nowhere() -> None
 
 
 def test_calls_go_to_known_servers_once() -> None:
-    state = cluster(1)
+    state = ClusterState()
     state.server_changed(Server("fast", 400.0, 1, (("here", 1.08),)))
     for call_id in (8, 7):
         state.call_submitted(Call(call_id, 0, 10, 10, "here"))
@@ -256,7 +256,7 @@ def test_calls_go_to_known_servers_once() -> None:
 
     def sends(draft: Draft) -> None:
         answers.extend(call.id for call in draft.calls())
-        answers.append([type(draft.route(7, to, WHY)) for to in ("slow", "fast", "fast")])
+        answers.append([type(draft.send(7, to, WHY)) for to in ("slow", "fast", "fast")])
         answers.extend(call.id for call in draft.calls())
 
     done(state, sends)
