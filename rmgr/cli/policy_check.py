@@ -18,7 +18,9 @@ from rmgr.cli.errors import WorkEnded
 from rmgr.cli.render import emit
 from rmgr.client.progress import Counts, ProgressDisplay
 from rmgr.errors import RmgrError
+from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.policy import Stage
+from rmgr.sim.calls import laws as calls_laws
 from rmgr.sim.laws import Drawn, Finding, Report, check, digest
 from rmgr.sim.laws_story import told
 from rmgr.sim.laws_try import Make
@@ -33,6 +35,10 @@ _LONGEST_S = 60.0
 def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int, seed: int, budget_s: float) -> None:
     """Tries every law and tells what it found. Raises: ConfigError for what is no policy; WorkEnded(1) when a law is broken."""
     make, drawn = _loaded(name, params)
+    if all(getattr(stage.policy, "for_calls", False) for stage in make()):
+        report = calls_laws.check(make, worlds=worlds, seed=seed)
+        _conclude(session, report, name, params)
+        return
     with ProgressDisplay(f"worlds under {name}", enabled=not session.json) as display:
         report = check(
             make,
@@ -44,6 +50,11 @@ def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int
         )
     if report.is_lawful:  # tried last: a policy that breaks another law tells nothing here
         report = replace(report, findings=(*report.findings, _hashes(name, params, min(worlds, MOST_HASHED), seed)))
+    _conclude(session, report, name, params)
+
+
+def _conclude(session: Session, report: Report, name: str, params: Mapping[str, str]) -> None:
+    """Prints the report. Raises: WorkEnded(1) when a law is broken."""
     again = ["rmgr", "policy", "check", name, *(word for key, value in params.items() for word in ("--param", f"{key}={value}"))]
     if session.json:
         emit({"policy": name, "params": dict(params), "lawful": report.is_lawful, **_as_json(report, again)})
@@ -55,6 +66,9 @@ def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int
 
 def _loaded(name: str, params: Mapping[str, str]) -> tuple[Make, Drawn]:
     """Raises: ConfigError for what is no policy."""
+    if name in CALL_POLICIES:
+        call_policy_named(name, params)
+        return lambda: (Stage(call_policy_named(name, params)),), Drawn()
     configuration = policy_files.load(name, params)
     named = [partition for stage in configuration.stages for partition in stage.partitions]
     partitions = tuple(dict.fromkeys([*configuration.partitions, *named]))

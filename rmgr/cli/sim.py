@@ -10,6 +10,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("sim_run:run", "One workload under one policy: schedule and measures"),
     "sweep": ("sim_sweep:sweep", "Policies x loads x seeds, in parallel; goes on where it was interrupted"),
     "replay": ("sim_replay:replay", "A recorded log again: the same decisions, or another policy beside it"),
+    "calls": ("sim_calls:calls", "Calls to servers: which policy has the answers first (paper 004)"),
     "paper": ("sim_paper:paper", "A paper's experiments again: its values, ours, spread, verdict"),
     "plot": ("sim_plot:plot", "Pictures of runs and sweeps, PNG or SVG, without a display"),
 }

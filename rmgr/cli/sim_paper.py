@@ -45,7 +45,7 @@ def parse_seed_count(text: str) -> tuple[int, ...]:
     rmgr sim paper 001 --seeds 6 --jobs 2 --out out/paper001""",
     exits="0 every required check passes, 1 one fails (or a run did), 2 usage, 130 interrupted",
 )
-@click.argument("number", metavar="000|001")
+@click.argument("number", metavar="000|001|004")
 @click.option("--check", "checks", multiple=True, metavar="ID", help="only this check, and only the runs it needs; repeatable")
 @click.option("--seeds", type=Parsed("seeds", parse_seed_count), metavar="N", help="seeds 1 to N (or 3-5, or 1,4); default: the paper's")
 @click.option("--jobs", "processes", type=click.IntRange(1, 1024), default=2, show_default=True, help="runs at a time")
@@ -81,12 +81,23 @@ def paper(session: Session, number: str, checks: tuple[str, ...], seeds: tuple[i
         emit(report.document())
     else:
         sys.stdout.writelines(f"{line}\n" for line in _told(report))
-        told = f"{runs} runs, seeds {', '.join(map(str, chosen))}, {format_duration(time.monotonic() - began)}"
+        told = f"{runs} runs, seeds {_ranges(chosen)}, {format_duration(time.monotonic() - began)}"
         sys.stdout.write(f"\n{_verdicts(report)}; {told}\n")
         if out is not None:
             sys.stdout.write(f"written: {out}: report.json, {len(report.tables)} tables as csv, {pictures or 'no'} pictures\n")
     if not report.passes:
         click.get_current_context().exit(1)
+
+
+def _ranges(seeds: tuple[int, ...]) -> str:
+    """(1, 2, 3, 7) -> `1-3, 7`."""
+    runs: list[list[int]] = []
+    for seed in seeds:
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 # -- text -------------------------------------------------------------------------------------------------------------------------
@@ -111,7 +122,7 @@ def _check(check: Check) -> Iterator[str]:
 
     verdict = paint(check.verdict, _STYLES[check.verdict], sys.stdout)
     finds = "" if check.required else (" (holds)" if check.holds else " (does not hold)")
-    yield f"{check.id:<7}{verdict}{finds}  {check.what}"
+    yield f"{check.id:<6} {verdict}{finds}  {check.what}"
     columns = {"paper": rows_of(check.paper), "ours": rows_of(check.ours), "spread": rows_of(check.spread)}
     columns = {head: rows for head, rows in columns.items() if rows}
     limit = tolerance(check.rule.tolerance())

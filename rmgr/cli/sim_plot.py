@@ -14,7 +14,7 @@ from rmgr.cli.render import emit
 from rmgr.errors import UsageError
 
 #: As `rmgr.sim.plots.pictures.KINDS` and `FORMS` have them; here, so that the help needs no matplotlib.
-KINDS = ("gantt", "utilisation", "waits", "compare", "load", "tables", "figures")
+KINDS = ("gantt", "utilisation", "waits", "compare", "load", "tables", "figures", "calls")
 FORMS = ("png", "svg", "both")
 
 
@@ -55,6 +55,7 @@ def plot(
     compare       mean wait, bounded slowdown and utilisation, all runs (or all of a sweep) in one picture
     load          wait and slowdown against load, of a sweep: median of the seeds, least to most
     tables        tables of a paper's report (by itself only when it has no figures)
+    calls         a lane for each server and link, of rmgr sim calls: the first replication of each policy and case
     figures       its figures: lines with the range over the seeds
 
     The same results give the same pictures, byte for byte. Needs matplotlib: pip install 'rmgr[plots]'.

@@ -64,6 +64,7 @@ def replay(
     run as long as they did, on the recorded nodes with their failures, and the measures are printed beside the recorded ones.
     """
     from rmgr.adapters import policy_files
+    from rmgr.sched.catalogue import CALL_POLICIES
     from rmgr.sim.output import refuse_existing
     from rmgr.sim.record import read_log
     from rmgr.sim.replay import verify
@@ -76,6 +77,10 @@ def replay(
     if own and (out is not None or validate):
         raise UsageError("--out and --validate are for a run under another policy", hint="--policy NAME; the log itself is checked anyway")
     chosen = policy or opening.policy
+    if opening.policy in CALL_POLICIES:
+        parameters = dict(opening.parameters) if own else dict(params)
+        _replay_calls(session, log, chosen, parameters, own=own, whole=not partial, refused=out is not None or validate)
+        return
     if own and opening.pipelines:
         configuration = policy_files.recorded(opening.pipelines)
     else:
@@ -94,6 +99,37 @@ def _opening(entry: object, log: Path) -> Any:
     if not isinstance(entry, Opening):
         raise UsageError(f"{log}: the log is empty", hint="rmgr sim run --record and rmgr admin export-events write such logs")
     return entry
+
+
+def _replay_calls(session: Session, log: Path, policy: str, params: dict[str, str], *, own: bool, whole: bool, refused: bool) -> None:
+    """A log of calls: every pick again, or those of another policy beside the recorded ones."""
+    from rmgr.sched.catalogue import call_policy_named
+    from rmgr.sched.policy import Stage
+    from rmgr.sim.calls.replay import picks
+    from rmgr.sim.record import read_log
+    from rmgr.sim.replay import verify
+
+    pipeline = (Stage(call_policy_named(policy, params)),)
+    if refused:
+        raise UsageError("--out and --validate are for logs of jobs", hint=f"rmgr sim replay {log} --policy {policy}")
+    with closing(read_log(log, whole=whole)) as entries:
+        if own:
+            _tell_same(session, log, verify(entries, pipeline))
+            return
+        found = picks(entries, pipeline)
+    sides = {"recorded": (found.policy, found.recorded), "replayed": (policy, found.replayed)}
+    told = {
+        side: {"policy": name, "calls": found.shares(sends), "predicted_s": round(found.predicted_s(sends), 6)}
+        for side, (name, sends) in sides.items()
+    }
+    if session.json:
+        emit({"log": str(log), **told, "same": found.same, "answered_s": round(found.answered_s, 6)})
+        return
+    sys.stdout.write(f"{log.name}: {len(found.recorded):,} calls, {found.same:,} go to the same server under {policy}\n")
+    for side, (name, sends) in sides.items():
+        shares = ", ".join(f"{server} {count}" for server, count in found.shares(sends).items())
+        sys.stdout.write(f"  {side:10}{name:10} {shares}; predicted {found.predicted_s(sends):.3f} s in the mean\n")
+    sys.stdout.write(f"  answers as recorded took {found.answered_s:.3f} s in the mean; those of other picks are in no log\n")
 
 
 def _tell_same(session: Session, log: Path, history: History) -> None:

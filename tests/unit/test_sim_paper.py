@@ -169,7 +169,7 @@ def test_a_paper_that_passes_writes_everything_and_ends_well(tmp_path: Path, mon
     assert run(["sim", "paper", "999", "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr()
     assert "C9.1   pass  it holds" in told.out
-    assert "1 pass, 0 fail, 0 reported; 3 runs, seeds 1, 2, 3" in told.out
+    assert "1 pass, 0 fail, 0 reported; 3 runs, seeds 1-3" in told.out
     assert json.loads((tmp_path / "out" / "report.json").read_text())["paper"] == "999"
     assert list(csv.reader((tmp_path / "out" / "table-1.csv").open())) == [["seed", "processes"], ["1", "1"], ["2", "1"], ["3", "1"]]
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["seeds"] == [1, 2, 3]

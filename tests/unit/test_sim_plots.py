@@ -367,7 +367,7 @@ def test_damaged_results_are_told_by_file_line_and_column(
     [
         (["{tmp}/nowhere"], 2, "nowhere does not exist"),
         (["{tmp}/run/jobs.csv"], 2, "jobs.csv is no directory"),
-        (["{tmp}/empty"], 2, "empty is empty: there is no jobs.csv, results.csv or report.json"),
+        (["{tmp}/empty"], 2, "empty is empty: there is no jobs.csv, results.csv, report.json or calls.csv"),
         (["{tmp}"], 2, "holds no results"),
         (["{tmp}/unfinished"], 2, "is a sweep that has not ended"),
         (["{tmp}/run", "--kind", "gannt"], 2, "gantt"),

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.errors import StateConflict, UsageError
+from rmgr.sim.calls.files import CALLS, Row
+from rmgr.sim.calls.files import read as read_calls
 from rmgr.sim.output import write_file
 from rmgr.sim.papers import report
 from rmgr.sim.papers.report import slug
+from rmgr.sim.plots.calls import calls
 from rmgr.sim.plots.canvas import Figure, encoded, styled
 from rmgr.sim.plots.compare import compare_runs, compare_sweep
 from rmgr.sim.plots.gantt import gantt
@@ -37,8 +40,9 @@ KINDS: Mapping[str, str] = {
     "load": "wait and slowdown against load, of a sweep",
     "tables": "tables of a paper's report; unasked only when it has no figures",
     "figures": "figures of a paper's report",
+    "calls": "a lane for each server and link, of the first replication of each policy and case of rmgr sim calls",
 }
-_WRITTEN = "name a directory that rmgr sim run|sweep|paper --out wrote"
+_WRITTEN = "name a directory that rmgr sim run|sweep|paper|calls --out wrote"
 FORMS: Mapping[str, tuple[str, ...]] = {"png": ("png",), "svg": ("svg",), "both": ("png", "svg")}
 
 
@@ -52,19 +56,22 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What was read: runs, sweeps, and reports as (document, figures)."""
+    """What was read: runs, sweeps, reports as (document, figures), and calls."""
 
     runs: Sequence[Run]
     sweeps: Sequence[Sweep]
     reports: Sequence[tuple[Mapping[str, Any], Sequence[report.Figure]]]
+    calls: Sequence[Sequence[Row]] = ()  #: of each directory of calls
 
 
 def read(directories: Iterable[Path]) -> Results:
     """Reads every directory. Raises: UsageError for one that holds no results, or damaged ones."""
-    runs, sweeps, reports = [], [], []
+    runs, sweeps, reports, lanes = [], [], [], []
     for directory in directories:
         there = _listed(directory)
-        if JOBS in there:
+        if CALLS in there:
+            lanes.append(read_calls(directory))
+        elif JOBS in there:
             runs.append(read_run(directory))
         elif RESULTS in there or "runs" in there:
             sweeps.append(read_sweep(directory))
@@ -72,8 +79,8 @@ def read(directories: Iterable[Path]) -> Results:
             reports.append((_report(directory / REPORT), _figures(directory / FIGURES)))
         else:
             told = "holds no results" if there else "is empty"
-            raise UsageError(f"{directory} {told}: there is no {JOBS}, {RESULTS} or {REPORT}", hint=_WRITTEN)
-    return Results(runs=runs, sweeps=sweeps, reports=reports)
+            raise UsageError(f"{directory} {told}: there is no {JOBS}, {RESULTS}, {REPORT} or {CALLS}", hint=_WRITTEN)
+    return Results(runs=runs, sweeps=sweeps, reports=reports, calls=lanes)
 
 
 def pictures(results: Results, kinds: Sequence[str] = (), window: Window = Window()) -> list[Picture]:  # noqa: B008 - a frozen value
@@ -98,7 +105,9 @@ def pictures(results: Results, kinds: Sequence[str] = (), window: Window = Windo
         raise UsageError("--kind tables and figures draw reports, and none was named", hint="rmgr sim paper 001 --out DIR")
     if "compare" in wanted and not (runs or results.sweeps):
         raise UsageError("--kind compare draws runs or sweeps, and none was named", hint="rmgr sim run --out DIR")
-    if {"compare", "load", "tables", "figures"} & wanted and not window.is_whole:
+    if "calls" in wanted and not results.calls:
+        raise UsageError("--kind calls draws calls, and none were named", hint="rmgr sim calls ... --out DIR")
+    if {"compare", "load", "tables", "figures", "calls"} & wanted and not window.is_whole:
         raise UsageError("--from and --to cut single runs: gantt, utilisation and waits", hint="leave them away, or name --kind")
     for name, draw in (("gantt", gantt), ("utilisation", utilisation)):
         if name in wanted:
@@ -121,6 +130,9 @@ def pictures(results: Results, kinds: Sequence[str] = (), window: Window = Windo
             made += [Picture(f"paper{paper}-table-{slug(table['title'])}", partial(draw_table, table, paper=paper)) for table in drawable]
         if "figures" in wanted:
             made += [Picture(f"paper{paper}-{picture.name}", picture.draw) for picture in figures(shown)]
+    if "calls" in wanted:
+        for rows in results.calls:
+            made += _lanes(rows)
     if not made:
         raise UsageError("there is nothing to draw in what was named", hint=f"--kind {'|'.join(KINDS)}")
     twice = [name for name, times in Counter(picture.name for picture in made).items() if times > 1]
@@ -164,6 +176,16 @@ def figures(shown: Sequence[report.Figure]) -> list[Picture]:
     return [Picture(slug(figure.title), partial(lines, figure)) for figure in shown]
 
 
+def _lanes(rows: Sequence[Row]) -> list[Picture]:
+    """The first replication of each policy and case."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        group = groups.setdefault((row.policy, row.case), [])
+        if not group or group[0].seed == row.seed:
+            group.append(row)
+    return [Picture(f"calls-{slug(f'{case} {policy}')}", partial(calls, group)) for (policy, case), group in groups.items()]
+
+
 # -- parts --------------------------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +208,8 @@ def _fitting(results: Results, window: Window) -> set[str]:
         fitting.add("compare")
     if any(len(sweep.loads) > 1 for sweep in results.sweeps):
         fitting.add("load")
+    if results.calls:
+        fitting.add("calls")
     for _, shown in results.reports:
         fitting.add("figures" if shown else "tables")
     return fitting

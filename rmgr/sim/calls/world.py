@@ -1,0 +1,264 @@
+"""One replication: clients issue requests, the leader's own pass chooses servers under stale measurements, links and servers serve.
+
+Common random numbers: each client, link and server draws from streams of its own, request by request, whatever the policy does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rmgr.sched.engine import run_pass
+from rmgr.sched.plan import Send
+from rmgr.sched.policy import Cause, Policy, Stage
+from rmgr.sched.predictors.performance import Performance, speed_of
+from rmgr.sched.recorder import Recorder
+from rmgr.sched.records import Answered, Call, Server
+from rmgr.sched.state import ClusterState
+from rmgr.sim.calls.many import wants_next
+from rmgr.sim.calls.monitor import PARTITION, Monitor
+from rmgr.sim.calls.request import Request
+from rmgr.sim.calls.scenario import Case, ClientPlan, LinkPlan, Scenario
+from rmgr.sim.calls.stations import Background, Fcfs, Shared, Station
+from rmgr.sim.streams import stream
+
+#: More calls that no server was chosen for: the policy has stopped choosing.
+_MOST_WAITING = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """What came of it. busy: server -> utilisation until then, other work included. duration_s: until the last answer."""
+
+    requests: tuple[Request, ...]
+    busy: tuple[tuple[str, float], ...]
+    duration_s: float
+    passes: int
+
+
+def replicate(scenario: Scenario, case: Case, policy: Policy, *, seed: int, recorder: Recorder | None = None) -> Replication:
+    """Simulates until the scenario's number of requests, those issued first, have their answers. The same arguments, the same result.
+
+    Clients go on asking meanwhile, so that the last requests meet the same load as the others; the later ones are not in the result.
+
+    Raises: RuntimeError for a policy that raises, or leaves a call without a server for ever.
+    Cost: about 0.2 ms a request.
+    """
+    return _World(scenario, case, policy, seed, recorder).run()
+
+
+class _World:
+    def __init__(self, scenario: Scenario, case: Case, policy: Policy, seed: int, recorder: Recorder | None) -> None:
+        self.scenario, self.case, self.seed, self.recorder = scenario, case, seed, recorder
+        self.pipeline = (Stage(policy),)
+        self.now = 0.0
+        self.state = self.facts = ClusterState()
+        self.owners: dict[str, ClientPlan] = {name: plan for plan in scenario.clients for name in plan.names}
+        self.plans = {server.name: server for server in scenario.servers}
+        self.networks = {link.server: link for link in scenario.links}
+        self.servers: dict[str, Station] = {name: self._server(name) for name in self.plans}
+        self.links: dict[tuple[str, str], Station] = dict(self._links())
+        self.stations: list[Station] = [*self.servers.values(), *{id(link): link for link in self.links.values()}.values()]
+        self.names = {id(station): name for name, station in self.servers.items()}  # of servers: what leaves another station is transferred
+        self.monitor = Monitor(scenario, self.servers, self.links, list(self.owners))
+        self.measured: dict[str, Server] = {}
+        self.issues = {name: stream(seed, f"issue/{name}") for name in self.owners}
+        self.draws = {name: stream(seed, f"transfer/{name}") for name in self.owners}
+        self.next_issue: dict[str, float] = {}  # of closed clients, not before the answer
+        self.requests: dict[int, Request] = {}
+        self.answers = self.passes = self.events = 0
+        self.causes: set[Cause] = set()
+        self.agenda: list[tuple[float, int, Callable[[], None]]] = []
+
+    def run(self) -> Replication:
+        if self.recorder is not None:
+            self.recorder.begin(self.state, seed=self.seed, half_life_us=0)
+            self.facts = self.recorder.around(self.state, self._now_us)
+        self._refresh()
+        for name, plan in self.owners.items():
+            if plan.kind != "many":
+                self._issue_after(name, self._drawn(name))
+        self._decide()
+        while self.answers < self.scenario.requests:
+            due = min(station.due_s() for station in self.stations)
+            self.now = min(due, self.agenda[0][0] if self.agenda else math.inf)
+            if self.now == math.inf or len(self._waiting()) > _MOST_WAITING:
+                raise RuntimeError(f"policy {self.pipeline[0].policy.name} sends no calls: {self._waiting()[:3]} wait at {self.now:.0f} s")
+            self._serve()
+            while self.agenda and self.agenda[0][0] <= self.now:
+                heapq.heappop(self.agenda)[2]()
+            self._decide()
+        if self.recorder is not None:
+            self.recorder.end(self._now_us())
+        counted = tuple(request for request in self.requests.values() if request.number <= self.scenario.requests)
+        return Replication(counted, tuple(self._busy()), self.now, self.passes)
+
+    # -- clients ------------------------------------------------------------------------------------------------------------
+
+    def _drawn(self, name: str) -> float:
+        """When this client wants to ask again, were it free."""
+        return self.now + self.issues[name].expovariate(1 / self.case.interval_s)
+
+    def _issue_after(self, name: str, at_s: float) -> None:
+        self._at(at_s, lambda: self._issue(name))
+
+    def _issue(self, name: str) -> None:
+        plan, number = self.owners[name], len(self.requests) + 1
+        draw = self.draws[name].expovariate(1.0)
+        self.requests[number] = Request(number, name, plan.operations, plan.bytes, plan.function, self.now, draw)
+        self.facts.call_submitted(self._call(number, name))
+        self.causes.add(Cause.CALL_SUBMITTED)
+        if plan.kind == "open":
+            self._issue_after(name, self._drawn(name))
+        elif plan.kind == "closed":
+            self.next_issue[name] = self._drawn(name)
+
+    def _busy(self) -> Iterator[tuple[str, float]]:
+        for name, station in self.servers.items():
+            self._left(station, self.now)
+            yield name, station.tally.busy_s / self.now / self.plans[name].slots if self.now else 0.0
+
+    def _call(self, number: int, name: str) -> Call:
+        plan = self.owners[name]
+        return Call(number, self._now_us(), plan.operations, plan.bytes, name, PARTITION, plan.function)
+
+    def _many(self) -> bool:
+        """Lets programs with many calls make their next one; whether any did."""
+        issued = False
+        for name, plan in self.owners.items():
+            if plan.kind == "many" and len(self.requests) < self.scenario.requests:
+                mine = [request for request in self.requests.values() if request.client == name and not request.is_answered]
+                if wants_next(plan.window, self._call(0, name), self.measured, mine, self.now):
+                    self._issue(name)
+                    issued = True
+        return issued
+
+    # -- the scheduler ------------------------------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        """Passes until nothing more happens at this instant."""
+        while self.causes or self._many():
+            if not self.causes:
+                continue
+            if not self.scenario.refresh_us:
+                self._measure()
+            plan = run_pass(self.state, frozenset(self.causes), now=self._now_us(), seed=self.seed, pipeline=self.pipeline)
+            self.passes += 1
+            if self.recorder is not None:
+                self.recorder.passed(self._now_us(), frozenset(self.causes), plan)
+            self.causes.clear()
+            if plan.faults:
+                raise RuntimeError(f"policy {plan.faults[0].policy} failed: {plan.faults[0].error}")
+            for decision in plan.decisions:
+                self.state.carried_out(decision, self._now_us())
+                if isinstance(decision, Send):
+                    self._send(self.requests[decision.job_id], decision)
+
+    def _send(self, request: Request, decision: Send) -> None:
+        request.server, request.sent_s, request.predicted_s = decision.to, self.now, decision.predicted_us / 1e6
+        network = self.networks[request.server]
+        mean_s = request.bytes / network.capacity
+        transfer_s = mean_s * request.draw if network.service == "exponential" else mean_s
+        request.service_s = request.operations / self.plans[request.server].speed_of(request.function)
+        request.alone_s = mean_s + request.service_s
+        request.believed = self._believed(request) * request.service_s / request.operations - 1.0 if request.operations else 0.0
+        link = self.links[request.server, request.client]
+        self._left(link, self.now)
+        link.submit(self.now, request.number, transfer_s)
+
+    def _believed(self, request: Request) -> float:
+        """Operations/s that the policy takes for those of this request alone."""
+        source = getattr(self.pipeline[0].policy, "performance", Performance.DECLARED)
+        known = self.state.partitions[PARTITION].records_of_calls
+        return speed_of(known.speed, self._call(request.number, request.client), self.measured[request.server], source)
+
+    # -- links and servers --------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Advances what is due; several times where a transfer of this instant ends a computation of this instant."""
+        while True:
+            due = [station for station in self.stations if station.due_s() <= self.now]
+            if not due:
+                return
+            for station in due:
+                self._left(station, self.now)
+
+    def _left(self, station: Station, now_s: float) -> None:
+        for done in station.advance(now_s):
+            request = self.requests[done.request]
+            if id(station) in self.names:
+                self._answered(request, done.at_s)
+                continue
+            request.arrived_s = done.at_s
+            server = self.servers[request.server]
+            self._left(server, done.at_s)
+            server.submit(done.at_s, request.number, request.service_s)
+
+    def _answered(self, request: Request, at_s: float) -> None:
+        request.ended_s = at_s
+        self.answers += request.number <= self.scenario.requests
+        answered = Answered(
+            request.number,
+            request.server,
+            round(request.issued_s * 1e6),
+            round(at_s * 1e6),
+            request.operations,
+            round(request.service_s * 1e6),
+            round(request.alone_s * 1e6),
+            round(request.predicted_s * 1e6),
+            request.function,
+            PARTITION,
+        )
+        self.facts.call_answered(answered)
+        self.causes.add(Cause.CALL_ANSWERED)
+        if self.owners[request.client].kind == "closed":
+            self._issue_after(request.client, max(self.next_issue[request.client], at_s))
+
+    # -- measurements -------------------------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        self._measure()
+        if self.scenario.refresh_us:
+            self._at(self.now + self.scenario.refresh_us / 1e6, self._refresh)
+
+    def _measure(self) -> None:
+        for station in self.stations:
+            self._left(station, self.now)
+        for server in self.monitor.measured(self.now):
+            self.measured[server.name] = server
+            self.facts.server_changed(server)
+        self.causes.add(Cause.SERVERS_CHANGED)
+
+    # -- parts --------------------------------------------------------------------------------------------------------------
+
+    def _at(self, when_s: float, what: Callable[[], None]) -> None:
+        self.events += 1
+        heapq.heappush(self.agenda, (when_s, self.events, what))
+
+    def _now_us(self) -> int:
+        return round(self.now * 1e6)
+
+    def _waiting(self) -> list[int]:
+        return [call.id for part in self.state.partitions.values() for call in part.calls.values()]
+
+    def _server(self, name: str) -> Station:
+        plan = self.plans[name]
+        operations = max((client.operations for client in self.scenario.clients), default=0)
+        weight = plan.background_operations / operations if operations else 1.0
+        background = self._background(f"server/{name}", plan.background, plan.background_operations / plan.speed, weight)
+        return (Fcfs if plan.discipline == "fcfs" else Shared)(plan.slots, background)
+
+    def _links(self) -> Iterator[tuple[tuple[str, str], Station]]:
+        for link in self.scenario.links:
+            common = None if link.own else self._link(link, "")
+            for client in self.owners:
+                yield (link.server, client), common or self._link(link, client)
+
+    def _link(self, plan: LinkPlan, client: str) -> Station:
+        background = self._background(f"link/{plan.server}/{client}", plan.background, plan.background_bytes / plan.capacity, 1.0)
+        return (Fcfs if plan.discipline == "fcfs" else Shared)(1, background)
+
+    def _background(self, purpose: str, utilisation: float, mean_s: float, weight: float) -> Background | None:
+        return Background(utilisation, mean_s, weight, stream(self.seed, purpose)) if utilisation else None
