@@ -11,7 +11,18 @@ from dataclasses import replace
 
 from rmgr.coord import health
 from rmgr.coord.node_answers import allowed_whys, nobody_up, room_whys
-from rmgr.coord.placing_answers import REASONS, first_routes, first_waits, moving_state, placed_whys, policy_views, route_whys, stop_whys
+from rmgr.coord.placing_answers import (
+    FAILED,
+    REASONS,
+    failed_policies,
+    first_routes,
+    first_waits,
+    moving_state,
+    placed_whys,
+    policy_views,
+    route_whys,
+    stop_whys,
+)
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
 from rmgr.errors import NotFound
@@ -180,7 +191,7 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
 
 def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
     """All queues, by name."""
-    blocks = _claimed_by_submission(snapshot)
+    blocks, failed = _claimed_by_submission(snapshot), failed_policies(snapshot)
     totals: dict[str, Counter[State]] = defaultdict(Counter)
     for number, (submission, progress) in snapshot.submissions.items():
         if not progress.is_ended:
@@ -199,12 +210,13 @@ def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
             if value
         }
         count = totals[queue.name]
+        is_failed = queue.dispatch is Dispatch.PLACE and queue.partition in failed
         views.append(
             QueueView(
                 id=queue.name,
                 partition=queue.partition,
                 dispatch=queue.dispatch,
-                policy=snapshot.settings.policy_of(queue),
+                policy=snapshot.settings.policy_of(queue) + (FAILED if is_failed else ""),
                 state=queue.state,
                 pending=count[State.INITIAL],
                 running=count[State.RUNNING],

@@ -3,7 +3,7 @@
 A *problem* makes the cluster unhealthy: no leader, ZooKeeper or store away; a node that should take work and does not (fenced, lost,
 quarantined, a full disk); waiting work that no node can run; a partition where nobody places. A *warning* is somebody's will, or costs
 nothing yet: a drained node (a fenced one, too, once it is drained), a stopped queue, a partition without nodes and without work, a single
-WatchDog. Busy nodes are neither, nor is one whose Starter was stopped in good order.
+WatchDog, a policy that failed where FCFS places instead. Busy nodes are neither, nor is one whose Starter was stopped in good order.
 """
 
 from __future__ import annotations
@@ -109,6 +109,11 @@ def parts(
         if item.problem:
             reason = f"nobody places the jobs of partition {name}: {item.problem}"
             found.append(PartView(kind="partition", id=name, state="not placed", reason=reason, fix="rmgr policy show; rmgr policy set"))
+        elif item.instead:
+            level = Level.PROBLEM if item.is_stopped else Level.WARNING
+            reason = f"partition {name}: {item.instead}"
+            fix = "mend the policy, or rmgr policy set another one"
+            found.append(PartView(kind="partition", id=name, state="policy failed", reason=reason, fix=fix, level=level))
     return tuple(found + _waiting(snapshot, views, live))
 
 

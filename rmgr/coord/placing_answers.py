@@ -59,6 +59,10 @@ def stop_whys(blocks: Sequence[ClaimedBlock]) -> list[WhyView]:
     return whys
 
 
+#: Put to the name of a policy that does not place because it has failed.
+FAILED = " (failed)"
+
+
 def first_waits(snapshot: ClusterSnapshot) -> dict[int, PlacedView]:
     """Submission -> the first of its jobs that waits to be placed. Cost: O(placed jobs)."""
     found: dict[int, tuple[int, PlacedView]] = {}
@@ -95,6 +99,11 @@ def policy_views(snapshot: ClusterSnapshot) -> tuple[PolicyView, ...]:
     return tuple(found)
 
 
+def failed_policies(snapshot: ClusterSnapshot) -> dict[str, str]:
+    """Partition -> why its own policy does not place just now, and who does."""
+    return {partition: view.instead for partition, view in sorted(snapshot.placing.partitions.items()) if view.instead}
+
+
 def route_whys(snapshot: ClusterSnapshot, submission: Submission, position: int | None) -> list[WhyView]:
     """The queue classes that a policy chose for its jobs."""
     routes = {
@@ -116,13 +125,14 @@ def placed_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueS
         return [WhyView(what="leader", id=queue.partition, detail="only the leader knows, and it did not tell: ask again in a moment")], 0
     if part.problem:
         return [WhyView(what="policy", id=part.policy or queue.partition, detail=f"nobody places here: {part.problem}")], 0
+    failed = [WhyView(what="policy", id=part.policy or queue.partition, detail=part.instead)] if part.instead else []
     mine = sorted(
         (index, view)
         for (owner, index), view in snapshot.placing.jobs.items()
         if owner == number and view.state == "waiting" and position in {None, index}
     )
     if not mine:
-        return [WhyView(what="pass", id=queue.partition, detail="the next scheduling pass will look at it")], 0
+        return [WhyView(what="pass", id=queue.partition, detail="the next scheduling pass will look at it"), *failed], 0
     told: dict[tuple[str, str, str], int] = {}
     for _, view in mine:
         key = (view.what or "order", view.blocker or queue.partition, view.reason)
@@ -133,7 +143,7 @@ def placed_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueS
     ]
     if len(told) > _MOST:
         whys.append(WhyView(what="more", id=str(number), detail=f"{len(told) - _MOST} other reasons: rmgr explain {number}_INDEX"))
-    whys += [
+    whys += failed or [
         WhyView(what="fault", id=name, detail=f"policy {name} was skipped {count} times, the last time because {error}")
         for name, count, error in part.faults
     ]

@@ -12,26 +12,26 @@ from collections.abc import Callable
 from functools import partial
 
 from rmgr.coord import paths
-from rmgr.coord.multi import Stamped
-from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror, names_below
 from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.placing_asks import Asks
 from rmgr.daemons.placing_book import Book
 from rmgr.daemons.placing_facts import Names, allows, job_of, marked, node_mark, node_of
+from rmgr.daemons.placing_faults import INSTEAD, Faults
 from rmgr.daemons.placing_lists import LongList
 from rmgr.daemons.placing_orders import Orders
-from rmgr.daemons.placing_pass import Faults, Passes
-from rmgr.daemons.placing_pipeline import configuration
+from rmgr.daemons.placing_pass import Passes
+from rmgr.daemons.placing_pipeline import configuration, pipeline_of
 from rmgr.daemons.placing_rebuild import Rebuild
 from rmgr.daemons.placing_record import Recording
 from rmgr.daemons.placing_rests import Rests
 from rmgr.daemons.placing_stops import Stops
+from rmgr.daemons.placing_submissions import SubmissionRecords
 from rmgr.daemons.placing_view import view_of
-from rmgr.errors import ConfigError, StateConflict, WrongCluster
+from rmgr.errors import ConfigError, StateConflict
 from rmgr.model.placing import MAX_INDEX, job_id, task_of
-from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.queue import ClusterSettings, PipelineSpec, QueueSpec
 from rmgr.model.submission import Submission
 from rmgr.model.views import PlacingView
 from rmgr.runtime.timers import Timer
@@ -45,10 +45,6 @@ from rmgr.sched.state import ClusterState
 PACE_S, PACE_A_NAME_S = 0.005, 50e-6
 #: Lists that are read again at a resync: so many at once, so far apart.
 _AT_ONCE, _APART_S = 50, 0.02
-#: Records that are read by one request, and decoded in one letter.
-_TOGETHER = 64
-#: A list that cannot be read, or a gate that was shut: looked at again after this.
-_PAUSE_S, _LONG_PAUSE_S = 1.0, 60.0
 _RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
 #: A plan that takes longer is stuck: each of its reads and commits has a deadline of its own, far below.
 _STUCK_S = 120.0
@@ -66,7 +62,7 @@ class Placer:
         self.plan = Plan()
         self.book = Book()
         self.names = Names()
-        self.faults = Faults()
+        self.faults = Faults(desk, self._placed_otherwise)
         self.problems: dict[str, str] = {}
         self.passes = 0
         self.last_pass_s = 0.0
@@ -78,19 +74,19 @@ class Placer:
         self._nodes = nodes
         self._passes = Passes(desk, self.faults, inline=inline)
         self.stops = Stops(desk, self)
-        self._orders = Orders(desk, self.book, self.names, nodes, self.stops, self.watch_head)
+        self._orders = Orders(desk, self.book, self.names, nodes, self.stops, self.watch_head, self._broke)
         self.asks = Asks(desk, self, self._orders, nodes)
         self.rests = Rests(desk, self.nodes_changed)
         self._record = Recording(desk)
         self._rebuild_of: Rebuild | None = None
         self._stages: tuple[Stage, ...] = ()
+        self._specs: dict[str, PipelineSpec] = {}
         self._half_life_us = 0
         self._pending: dict[str, Mirror[list[str]]] = {}
         self._running: dict[str, Mirror[list[str]]] = {}
         self._news: set[str] = set()  # paths of lists that have changed
         self._marks: set[str] = set()  # of requests that name nodes
-        self._wanted: list[int] = []  # records that are to be read
-        self.nobodys: set[int] = set()  #: submissions whose records were not there, or no records, when they were read last
+        self.records = SubmissionRecords(desk, self.book, self.wake)
         self._nodes_changed = False
         self._causes: frozenset[Cause] = frozenset()
         self._now_us = desk.wall_us()
@@ -138,6 +134,10 @@ class Placer:
         stages: list[Stage] = []
         self.policies, self.problems, self.limits, self._half_life_us = {}, {}, {}, 0
         for partition in placed:
+            spec = pipeline_of(settings, partition)
+            if self._specs.get(partition) != spec:
+                self.faults.forgive(partition)
+                self._specs[partition] = spec
             try:
                 found = configuration(settings, partition)
             except ConfigError as error:
@@ -180,7 +180,7 @@ class Placer:
     @property
     def pipeline(self) -> tuple[tuple[Stage, ...], int]:
         """What passes are made of, and the half-life of use (us)."""
-        return self.faults.served(self._stages, self._desk.clock()), self._half_life_us
+        return self.faults.served(self._stages), self._half_life_us
 
     def stage_names(self, partition: str) -> list[str]:
         """Policies that place in this partition, in order."""
@@ -205,7 +205,7 @@ class Placer:
             causes, self._causes = self._causes, frozenset()
             now_us = self.now_us()
             then = partial(self._planned, self.state, causes, now_us)
-            self._passes.run(self.state, causes, self._stages, now_us=now_us, then=then, lost=self._stuck)
+            self._passes.run(self.state, causes, self._stages, now_us=now_us, then=then, lost=self._carried_out)
         self._desk.metrics.waiting_jobs.set(len(self.book.waiting))
 
     def now_us(self) -> int:
@@ -229,8 +229,16 @@ class Placer:
         self._record.passed(now_us, causes, plan)
         self._orders.carry_out(state, plan, now_us=now_us, done=self._carried_out)
 
-    def _stuck(self, policy: str) -> None:
-        self.rebuild(f"policy {policy} is stuck with the old one")
+    def _broke(self, partition: str, error: str) -> None:
+        """What was decided there cannot be carried out."""
+        bench = self.faults.benched.get(partition)
+        names = self.stage_names(partition) if bench is None else [INSTEAD]
+        self.faults.add(partition, ", ".join(names), error)
+
+    def _placed_otherwise(self) -> None:
+        """Another pipeline places in some partition: as with changed settings, everything that waits is looked at."""
+        self._causes |= {Cause.TAKE_OVER}
+        self.wake()
 
     def _carried_out(self, problem: str) -> None:
         if problem:
@@ -419,39 +427,7 @@ class Placer:
 
     def submission(self, number: int) -> Submission | None:
         """Its record; None while it is being read, or when it is gone."""
-        if number not in self.book.submissions:
-            self.book.submissions[number] = None
-            if not self._wanted:
-                self._desk.soon(self._read_records)
-            self._wanted.append(number)
-        return self.book.submissions[number]
-
-    def _read_records(self) -> None:
-        wanted, self._wanted = self._wanted, []
-        for at in range(0, len(wanted), _TOGETHER):
-            some = wanted[at : at + _TOGETHER]
-            self._desk.get_all([paths.sub(number) for number in some], partial(self._on_records, some), failed=partial(self._unread, some))
-
-    def _on_records(self, numbers: list[int], records: list[Stamped | None]) -> None:
-        for number, found in zip(numbers, records, strict=True):
-            self._on_record(number, found)
-
-    def _on_record(self, number: int, found: Stamped | None) -> None:
-        try:
-            self.book.submissions[number] = None if found is None else decode_record(found.data, Submission, paths.sub(number))
-        except WrongCluster as error:
-            self._desk.log.error("submission_unreadable", submission=number, error=error.message)
-        if self.book.submissions.get(number) is None:
-            self.nobodys.add(number)
-            self._desk.after(_PAUSE_S if found is None else _LONG_PAUSE_S, partial(self._unread, [number]))
-        else:
-            self.nobodys.discard(number)
-        self.wake()
-
-    def _unread(self, numbers: list[int]) -> None:
-        for number in numbers:
-            self.book.submissions.pop(number, None)
-        self.wake()
+        return self.records.get(number)
 
     # -- everything again
 

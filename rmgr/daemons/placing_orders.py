@@ -48,16 +48,23 @@ from rmgr.sched.plan import (
     Suspend,
     Unreserve,
     WakeAt,
+    Why,
 )
 from rmgr.sched.state import ClusterState
 
 #: Operations of one commit, and bytes: below the caps of a multi, which also counts where in the ensemble the cluster lies.
 MOST_OPS, MOST_BYTES = 180, MAX_MULTI_BYTES - 24 * 1024
+_NOTHING = WakeAt(0, Why("", ""))
 #: Decisions that are records, and nothing else.
 _RECORDS = (Reserve, Unreserve, Noted, HoldCores, ReleaseHold, Route)
 #: Decisions that are orders to the head of a job that runs.
 _MOVES = (Migrate, Preempt, Suspend, Resume)
 _RETRY_S = 1.0
+
+
+def _is_order(decision: Decision) -> bool:
+    """There is something to commit."""
+    return type(decision) is not WakeAt and (type(decision) is not Reserve or decision.keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +80,31 @@ class Asked:
 class Orders:
     """Carries out one plan at a time."""
 
-    def __init__(self, desk: Desk, book: Book, names: Names, nodes: NodeKeeper, stops: Stops, placed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        book: Book,
+        names: Names,
+        nodes: NodeKeeper,
+        stops: Stops,
+        placed: Callable[[str], None],
+        broke: Callable[[str, str], None] = lambda _partition, _error: None,
+    ) -> None:
         self._placed = placed  # told the head of each job that was placed
+        self._broke = broke  # told the partition whose plan cannot be carried out, and why
         self._stops = stops
         self._desk = desk
         self._book = book
         self._names = names
         self._nodes = nodes
         self._done: Callable[[str], None] | None = None
+        self._at: Decision = _NOTHING  # what is being carried out
         self._begun_s = -math.inf
         self._waits = 0  # answers that are to come
         self._problem = ""
         self._blocks: dict[int, Stamped | None] = {}
         self._records: dict[str, tuple[bytes, int | None]] = {}
         self._too_large: set[str] = set()  # partitions of which nothing new can be recorded: told once
-        self.unsupported: dict[str, int] = {}  #: decisions that nobody here can carry out yet, by name
 
     @property
     def is_busy(self) -> bool:
@@ -106,8 +123,8 @@ class Orders:
     # -- a plan
 
     def carry_out(self, state: ClusterState, plan: Plan, *, now_us: int, done: Callable[[str], None]) -> None:
-        """Commits it; `done` is told "", or why everything must be read again."""
-        decisions = [decision for decision in plan.decisions if self._can(decision)]
+        """Commits it; `done` is told "", or why everything must be read again. The plan was vetted (`sched/vetting.py`)."""
+        decisions = [decision for decision in plan.decisions if _is_order(decision)]
         moved = {decision.job_id for decision in decisions if isinstance(decision, Migrate | Preempt)}
         starts = [decision for decision in decisions if isinstance(decision, Start | Reject) and decision.job_id not in moved]
         if not decisions:
@@ -123,25 +140,26 @@ class Orders:
         then = partial(self._on_blocks, [start.job_id for start in starts], state, decisions, now_us)
         self._desk.get_all(wanted, then, failed=partial(then, [None] * len(wanted)))
 
-    def _can(self, decision: Decision) -> bool:
-        if isinstance(decision, (Start, Reject, *_RECORDS, *_MOVES)):
-            return type(decision) is not Reserve or decision.keep
-        if type(decision) is not WakeAt:
-            name = type(decision).__name__
-            if name not in self.unsupported:
-                self._desk.log.error("decision_not_carried_out", op=name)
-            self.unsupported[name] = self.unsupported.get(name, 0) + 1
-        return False
-
     def _on_blocks(self, jobs: list[int], state: ClusterState, decisions: list[Decision], now_us: int, found: list[Stamped | None]) -> None:
         self._blocks = dict(zip(jobs, found, strict=True))
         self._commit(state, decisions, now_us)
 
     def _commit(self, state: ClusterState, decisions: list[Decision], now_us: int) -> None:
+        try:
+            self._carry_out(state, decisions, now_us)
+        except Exception as error:  # nothing was sent yet: the state is made anew
+            decision = self._at
+            self._desk.log.exception("plan_not_carried_out", partition=decision.partition, op=type(decision).__name__)
+            self._broke(decision.partition, f"{type(decision).__name__} cannot be carried out: {type(error).__name__}: {error}")
+            self._problem = self._problem or "a plan cannot be carried out"
+            self._finish()
+
+    def _carry_out(self, state: ClusterState, decisions: list[Decision], now_us: int) -> None:
         jobs: list[tuple[int, Assigned]] = []
         asked: list[Asked] = []
         left: dict[int, tuple[Running, Migrate | Preempt]] = {}
         for decision in decisions:
+            self._at = decision
             if type(decision) is Route:
                 self._book.routes[decision.job_id] = decision.to
             elif type(decision) is HoldCores:
@@ -168,6 +186,7 @@ class Orders:
             state.carried_out(decision, now_us)
             jobs.append((decision.job_id, assigned))
         for job, (run, move) in left.items():
+            self._at = move
             order = stop_order(job, why=POLICY, detail=said(move.why, self._book.submissions), kill=type(move) is Preempt)
             guid = uuid.uuid4().hex[:12]
             asked.append(Asked(job, guid, order, self._stops.begin(state, run, guid, now_us)))

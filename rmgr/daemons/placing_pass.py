@@ -1,57 +1,43 @@
-"""Passes in a thread of their own, one at a time; a policy that does not come back is left behind, and left out for a while."""
+"""Runs passes in a thread of their own, one at a time; abandons a policy that does not come back, and lets others place instead of it."""
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 
 from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.placing_faults import Faults
 from rmgr.runtime.timers import Timer
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Plan
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.state import ClusterState
+from rmgr.sched.vetting import check_plan
 
-#: A pass may take so long; and how long a policy that took longer is left out.
-LIMIT_S, BENCH_S = 10.0, 300.0
+#: A pass may take so long.
+LIMIT_S = 10.0
 
 
-@dataclass(slots=True)
-class Faults:
-    """Of policies, by name: how often, and the last one."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    last: dict[str, str] = field(default_factory=dict)
-    benched_until_s: dict[str, float] = field(default_factory=dict)
-
-    def add(self, policy: str, error: str) -> bool:
-        """Notes one. Returns: it says something new."""
-        new = self.last.get(policy) != error
-        self.counts[policy] += 1
-        self.last[policy] = error
-        return new
-
-    def served(self, stages: tuple[Stage, ...], now_s: float) -> tuple[Stage, ...]:
-        """Without those of policies that are left out for a while."""
-        return tuple(stage for stage in stages if self.benched_until_s.get(stage.policy.name, -math.inf) <= now_s)
+#: Modules of policies that are shipped.
+_OWN = "rmgr.sched."
 
 
 class _Named:
-    """A policy that says when its turn is."""
+    """A policy that says when its turn is, and whose plan is refused whole where no leader can carry it out."""
 
-    def __init__(self, policy: Policy, turn: Callable[[str], None]) -> None:
+    def __init__(self, policy: Policy, turn: Callable[[str, str], None]) -> None:
         self.name = policy.name
         self._policy, self._turn = policy, turn
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
-        self._turn(self.name)
+        self._turn(self.name, draft.partition)
+        since = len(draft.decisions)
         self._policy.plan(draft, causes)
+        check_plan(draft, since, typed=not type(self._policy).__module__.startswith(_OWN))
 
 
 class Passes:
@@ -68,7 +54,7 @@ class Passes:
         self._limit_s = limit_s
         self._thread = _Thread()
         self._running: object | None = None
-        self._turn = ""
+        self._turn = ("", "")  # policy and partition
         self._timer: Timer | None = None
 
     @property
@@ -86,16 +72,20 @@ class Passes:
         then: Callable[[Plan, float], None],
         lost: Callable[[str], None],
     ) -> None:
-        """One pass; `then` gets the plan and its time (s), or `lost` the policy that did not come back: the state is lost with it."""
+        """One pass; `then` gets the plan and its time (s), or `lost` why there is none: the state is lost with it."""
         now_s = self._desk.clock()
-        served = self.faults.served(stages, now_s)
+        served = self.faults.served(stages)
         pipeline = tuple(Stage(_Named(stage.policy, self._at_turn), stage.partitions) for stage in served)  # type: ignore[arg-type]
         mark = self._running = object()
         end_s = now_s + self._limit_s
 
         def work() -> None:
             began_s = time.perf_counter()
-            plan = run_pass(state, causes, now=now_us, seed=0, pipeline=pipeline, expired=lambda: self._desk.clock() > end_s)
+            try:
+                plan = run_pass(state, causes, now=now_us, seed=0, pipeline=pipeline, expired=lambda: self._desk.clock() > end_s)
+            except Exception as error:  # noqa: BLE001 - a defect of the scheduler, or of a record: nothing but another state can help
+                self._desk.soon(partial(self._failed, mark, error, lost))
+                return
             took_s = time.perf_counter() - began_s
             self._desk.soon(lambda: self._done(mark, plan, took_s, then))
 
@@ -112,8 +102,8 @@ class Passes:
             self._timer.cancel()
         self._thread.stop()
 
-    def _at_turn(self, name: str) -> None:
-        self._turn = name
+    def _at_turn(self, policy: str, partition: str) -> None:
+        self._turn = (policy, partition)
 
     def _done(self, mark: object, plan: Plan, took_s: float, then: Callable[[Plan, float], None]) -> None:
         if self._running is not mark:
@@ -122,24 +112,30 @@ class Passes:
         if self._timer is not None:
             self._timer.cancel()
         for fault in plan.faults:
-            if self.faults.add(fault.policy, fault.error):
-                self._desk.log.error("policy_failed", policy=fault.policy, partition=fault.partition, error=fault.error)
-            self._desk.metrics.policy_faults.inc()
+            self.faults.add(fault.partition, fault.policy, fault.error)
         then(plan, took_s)
+
+    def _failed(self, mark: object, error: Exception, lost: Callable[[str], None]) -> None:
+        """The pass itself has raised, not a policy."""
+        if self._running is not mark:
+            return
+        self._running = None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._desk.metrics.loop_errors.inc()
+        self._desk.log.error("pass_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+        lost(f"the pass failed: {type(error).__name__}: {error}")
 
     def _overdue(self, mark: object, lost: Callable[[str], None]) -> None:
         """Nothing ends a thread of Python: it is left to itself, with the state that it has."""
         if self._running is not mark:
             return
-        policy = self._turn
+        policy, partition = self._turn
         self._running = None
-        self.faults.benched_until_s[policy] = self._desk.clock() + BENCH_S
-        self.faults.add(policy, f"did not end within {self._limit_s * 1.5:g} s: left out for {BENCH_S:g} s")
-        self._desk.metrics.policy_faults.inc()
-        self._desk.log.error("policy_stuck", policy=policy, seconds=self._limit_s * 1.5)
+        self.faults.add(partition, policy, f"did not end within {self._limit_s * 1.5:g} s")
         self._thread.stop()
         self._thread = _Thread()
-        lost(policy)
+        lost(f"policy {policy} is stuck with the old state")
 
 
 class _Thread:

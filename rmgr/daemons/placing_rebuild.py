@@ -108,7 +108,7 @@ class Rebuild:
         for number in numbers:
             placer.submission(number)
         for number in numbers:
-            while placer.submission(number) is None and number not in placer.nobodys:
+            while placer.submission(number) is None and number not in placer.records.nobodys:
                 yield False
         placed: list[tuple[BlockKey, str, str]] = []  # (key, queue, path)
         for path, key in there:

@@ -132,6 +132,8 @@ def _partitions(placer: Placer) -> dict[str, PartitionView]:
             last_pass_s=placer.last_pass_s,
             faults=tuple((name, faults.counts[name], faults.last[name]) for name in names if faults.counts[name]),
             problem=placer.problems.get(partition, ""),
+            instead=faults.told(partition),
+            is_stopped=faults.is_stopped(partition),
             resting=tuple((node, left_s) for node, left_s in resting.items() if part is not None and placer.names.id(node) in part.nodes),
         )
     return found

@@ -271,6 +271,8 @@ class PartitionView:
     last_pass_s: float = 0.0
     faults: tuple[tuple[str, int, str], ...] = ()
     problem: str = ""  #: why nobody places there: the configured pipeline cannot be used
+    instead: str = ""  #: the configured pipeline has failed: why, who places in its place, and until when
+    is_stopped: bool = False  #: nobody does
     resting: tuple[tuple[str, float], ...] = ()  #: nodes that gave jobs back unbegun, and after how many seconds they are tried again
 
 

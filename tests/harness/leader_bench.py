@@ -32,7 +32,7 @@ from rmgr.model.node import EpochRecord, NodeRecord, NodeState, StarterEntry
 from rmgr.model.outcome import FailedRange, Fragment
 from rmgr.model.outcome import Outcome as TaskOutcome
 from rmgr.model.queue import ClusterSettings
-from rmgr.model.resources import Capacity
+from rmgr.model.resources import Capacity, NodeAttributes
 from rmgr.model.submission import Phase, Submission, Tail, Work
 from rmgr.runtime.mailbox import Mailbox
 
@@ -61,7 +61,8 @@ class Inline(Executor):
 class Starter:
     """A Starter without work: registers nodes, claims and completes blocks when told to."""
 
-    def __init__(self, coordinator: Coordinator, *nodes: str, key_id: str = "") -> None:
+    def __init__(self, coordinator: Coordinator, *nodes: str, key_id: str = "", partition: str = "default") -> None:
+        self.partition = partition
         self.coordinator = coordinator
         self.nodes = nodes
         self.key_id = key_id
@@ -80,6 +81,7 @@ class Starter:
                 state=NodeState.UP,
                 guid=self.guid,
                 capacity=Capacity(cores=2, memory_bytes=0),
+                attributes=NodeAttributes(partition=self.partition),
                 key_id=self.key_id,
             )
             records.append((record, None if found is None else found.version))
@@ -301,8 +303,8 @@ class Bench:
         for coordinator in self._opened:
             coordinator.close()
 
-    def starter(self, *nodes: str, key_id: str = "") -> Starter:
-        return Starter(self.connect(), *nodes, key_id=key_id)
+    def starter(self, *nodes: str, key_id: str = "", partition: str = "default") -> Starter:
+        return Starter(self.connect(), *nodes, key_id=key_id, partition=partition)
 
     def count(self, metric: Any) -> float:
         return float(metric._value.get())

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
 
-from rmgr.coord import paths
+from rmgr.coord import answers, paths
 from rmgr.daemons import leader_place
 from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.placing_faults import BENCH_S, Faults
 from rmgr.daemons.placing_orders import Orders
-from rmgr.daemons.placing_pass import BENCH_S, Faults, Passes
+from rmgr.daemons.placing_pass import Passes
+from rmgr.daemons.placing_pipeline import named
 from rmgr.model.placing import Rigid, job_id
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
 from rmgr.sched.pipeline import Configuration
-from rmgr.sched.plan import Plan, Why
+from rmgr.sched.plan import Accepted, Decision, GangSet, HoldCores, Migrate, Noted, Plan, Reserve, Start, WakeAt, Why
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Policy, Stage
+from rmgr.sched.records import Gang
 from rmgr.sched.state import ClusterState
 from tests.harness.leader_bench import Bench
 
@@ -110,12 +113,13 @@ def test_a_policy_that_sleeps_is_left_behind_and_left_out_for_a_while() -> None:
     bench.lead()
     assert bench.leader is not None
     desk: Desk = bench.leader.nodes._desk
-    passes, policy = Passes(desk, Faults(), limit_s=2.0), Sleeps()
+    passes, policy = Passes(desk, Faults(desk), limit_s=2.0), Sleeps()
     plans: list[Plan] = []
     lost: list[str] = []
 
     def run(then: Callable[[Plan, float], None] = lambda plan, _: plans.append(plan)) -> None:
-        passes.run(ClusterState([Node(id=0)]), frozenset({Cause.TIMER}), (Stage(policy),), now_us=1, then=then, lost=lost.append)
+        stages = (Stage(policy, ("default",)),)
+        passes.run(ClusterState([Node(id=0)]), frozenset({Cause.TIMER}), stages, now_us=1, then=then, lost=lost.append)
 
     try:
         state_free = threading.Event()
@@ -124,7 +128,7 @@ def test_a_policy_that_sleeps_is_left_behind_and_left_out_for_a_while() -> None:
         bench.advance(0.1)
         assert passes.is_running
         bench.advance(3.5)  # the loop was free all the time; now the pass is given up
-        assert (lost, passes.is_running, plans) == (["sleeps"], False, [])
+        assert (lost, passes.is_running, plans) == (["policy sleeps is stuck with the old state"], False, [])
         assert passes.faults.counts["sleeps"] == 1
         assert "did not end" in passes.faults.last["sleeps"]
         run(lambda plan, _: (plans.append(plan), state_free.set()))  # type: ignore[func-returns-value]
@@ -133,8 +137,7 @@ def test_a_policy_that_sleeps_is_left_behind_and_left_out_for_a_while() -> None:
             if state_free.wait(0.1):
                 break
         assert [plan.decisions for plan in plans] == [()]  # it was not asked
-        assert passes.faults.benched_until_s["sleeps"] > bench.now_s
-        assert passes.faults.benched_until_s["sleeps"] <= bench.now_s + BENCH_S
+        assert bench.now_s < passes.faults.benched["default"].until_s <= bench.now_s + BENCH_S
     finally:
         policy.let.set()
         passes.close()
@@ -165,3 +168,109 @@ def test_a_leader_whose_plan_is_never_carried_out_gives_way(place: Callable[...,
     bench.lead(bench.connect())
     bench.advance(0.5)
     assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number]
+
+
+@dataclass(frozen=True, slots=True)
+class Gangs:
+    """Shares nodes in time, which no leader carries out."""
+
+    name: ClassVar[str] = "gangs"
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+        waiting = [job.id for job in draft.by_arrival()]
+        if waiting:
+            assert isinstance(draft.gang("g", 1000, [waiting[:1]], WHY, {waiting[0]: ((0, 0, 1),)}), Accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class Scribbles:
+    """Writes decisions past the verbs that would refuse them."""
+
+    name: ClassVar[str] = "scribbles"
+    what: str = ""
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+        waiting = [job.id for job in draft.by_arrival()]
+        if not waiting:
+            return
+        nonsense: dict[str, Decision] = {
+            "an unknown node": Start(waiting[0], ((99, 99, 1),), WHY),
+            "an unknown job": Start(77, ((0, 0, 1),), WHY),
+            "no placement": Start(waiting[0], "everywhere", WHY),  # type: ignore[arg-type]
+            "a move of a job that waits": Migrate(waiting[0], WHY),
+            "a gang": GangSet(Gang("g", 1000, ((waiting[0],),)), WHY),
+            "no decision": ("nonsense", "default"),  # type: ignore[dict-item]
+            "a promise nowhere": Reserve(waiting[0], 5, "nowhere", True, WHY),  # type: ignore[arg-type]
+            "a hold of nothing": HoldCores(waiting[0], "all", WHY),  # type: ignore[arg-type]
+            "a note of words": Noted("scribbles", "k", 0, ("x", object())),  # type: ignore[arg-type]
+            "a time without end": WakeAt("soon", WHY),  # type: ignore[arg-type]
+            "no job": Start("first", ((0, 0, 1),), WHY),  # type: ignore[arg-type]
+        }
+        draft.decisions.append(nonsense[self.what])
+
+
+FAR = QueueSpec(name="far", partition="far", dispatch=Dispatch.PLACE)
+BROKEN = [Raises(), Gangs(), *(Scribbles(what) for what in ("an unknown node", "an unknown job", "no placement", "a gang"))]
+BROKEN += [Scribbles("a move of a job that waits"), Scribbles("no decision"), Scribbles("no job")]
+BROKEN += [Scribbles(what) for what in ("a promise nowhere", "a hold of nothing", "a note of words", "a time without end")]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda policy: getattr(policy, "what", "") or policy.name)
+def test_whatever_a_policy_decides_its_partition_alone_falls_back_to_fcfs(broken: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(_settings: ClusterSettings, partition: str) -> Configuration:
+        policy = broken if partition == "default" else FirstFit()
+        return Configuration(stages=(Stage(policy),), policies=(policy.name,))
+
+    monkeypatch.setattr(leader_place, "configuration", found)
+    bench = Bench(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE), FAR)))
+    try:
+        bench.lead()
+        bench.starter("n1", partition="default")
+        bench.starter("f1", partition="far")
+        bench.advance(0.5)
+        for leader in ("the first", "its successor"):
+            here = [bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid()) for _ in range(1)]
+            there = bench.submitter.submit(1, block=1, queue="far", rigid=Rigid())
+            bench.advance(1.0)
+            on_far = [key.submission for key in bench.look.keys(paths.running_node("f1"))]
+            assert there in on_far, leader
+            bench.advance(1.0)
+            on_n1 = [key.submission for key in bench.look.keys(paths.running_node("n1"))]
+            assert set(here) <= set(on_n1), leader
+            assert bench.leader is not None
+            snapshot = replace(bench.leader.snapshot(), placing=bench.leader.placer.view())
+            assert f"policy {broken.name} failed (" in snapshot.placing.partitions["default"].instead
+            assert snapshot.placing.partitions["far"].instead == ""
+            told = {queue.id: queue.policy for queue in answers.queues(snapshot)}
+            assert told["batch"].endswith(" (failed)")
+            assert not told["far"].endswith(" (failed)")
+            status = answers.status(snapshot, zookeeper={"ok": True}, store={"ok": True}, now_us=0)
+            assert [part.state for part in status.parts if part.id == "default"] == ["policy failed"]
+            assert f"partition default: policy {broken.name} failed (" in " ".join(status.warnings)
+            assert bench.count(bench.metrics.policy_faults) == len(bench.events("policy_failed"))
+            assert bench.deposed == []
+            bench.leader.close()
+            bench.lead(bench.connect())
+            bench.advance(0.5)
+    finally:
+        bench.close()
+
+
+def test_a_policy_that_failed_is_tried_again_after_a_while_and_at_once_when_another_one_is_set(place: Callable[..., Bench]) -> None:
+    bench = place(Raises())
+    bench.submitter.submit(1, block=1, queue="batch")
+    bench.advance(0.5)
+    assert bench.leader is not None
+    placer = bench.leader.placer
+    assert list(placer.faults.benched) == ["default"]
+    count = placer.faults.counts["raises"]
+    bench.advance(BENCH_S + 1.0)
+    bench.submitter.submit(1, block=1, queue="batch")
+    bench.advance(0.5)
+    assert placer.faults.counts["raises"] > count
+    assert len(bench.events("policy_failed")) == 1  # the same error is told once
+    assert list(placer.faults.benched) == ["default"]
+    settings = replace(bench.leader.settings, pipelines=(named("default", "sjf", {}),))
+    bench.leader.settings = settings
+    placer.settings_changed()
+    assert not placer.faults.benched

@@ -1,0 +1,48 @@
+"""Whether a leader can carry out what a policy has written on its draft: nothing that no leader does, nothing past the verbs.
+
+Verbs vet what they are given. A policy may all the same decide what only the simulator carries out (`gang`), or write into the list of
+decisions itself. Such a plan is refused whole, before anybody acts on a part of it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+from rmgr.errors import StateConflict
+from rmgr.sched.draft import Draft
+from rmgr.sched.event_log import decision as read_decision
+from rmgr.sched.event_log import described
+from rmgr.sched.plan import Decision, GangSet, HoldCores, Migrate, Preempt, Reject, Reserve, Resume, Route, Start, Suspend, Why
+
+_KINDS = frozenset(get_args(Decision))
+_OF_WAITING = frozenset({Reject, Reserve, HoldCores, Route})
+_MOVES = frozenset({Migrate, Preempt, Suspend, Resume})
+
+
+def check_plan(draft: Draft, since: int, *, typed: bool) -> None:
+    """Looks at the decisions from this index on. Cost: under 1 us each, about 20 us with `typed`.
+
+    Args: typed: every field must have its type (for policies that a type checker has not seen).
+    Raises: StateConflict for the first that cannot be carried out; LogError for a field of another type.
+    """
+    part = draft._part  # noqa: SLF001 - of this very layer
+    for decision in draft.decisions[since:]:
+        kind: Any = type(decision)
+        if kind not in _KINDS or decision.partition != draft.partition or not isinstance(decision.why, Why):
+            raise StateConflict(f"its plan has {decision!r:.200}, which is no decision for partition {draft.partition}")
+        if kind is GangSet:
+            raise StateConflict(f"it decided to share nodes in time (gang {decision.gang.name}), which only the simulator carries out")  # type: ignore[union-attr]
+        if kind is Start:
+            run = draft.run(decision.job_id)  # type: ignore[union-attr]
+            known = run is not None and run.placement == decision.placement  # type: ignore[union-attr]
+        elif kind in _OF_WAITING:
+            known = decision.job_id in part.jobs or decision.job_id in part.running or decision.job_id in part.suspended  # type: ignore[union-attr]
+        elif kind in _MOVES:
+            known = decision.job_id in part.running or decision.job_id in part.suspended  # type: ignore[union-attr]
+        else:
+            known = True
+        if typed:
+            read_decision(json.loads(json.dumps(described((decision,))[0])))
+        if not known:
+            raise StateConflict(f"its plan has {decision!r:.200}, which no verb of the draft has accepted")
