@@ -1,7 +1,9 @@
 """Cluster settings as people write them (TOML) and the record that all processes agree on; unknown keys name file and line.
 
 default_queue = "default"
-retention = "1h"
+retention = "1h"            # an ended submission leaves ZooKeeper, and its arguments and results the store
+log_retention = "7d"        # its captured output; 0 = never. Counted from when it was written
+history_retention = "365d"  # its line in `rmgr history`; 0 = never
 
 [queues.default]
 max_time = "12h"
@@ -42,6 +44,10 @@ _TOP_HIDDEN = {"format", "queues", "pipelines"}
 _SIGNED = frozenset({"default_priority", "max_priority", "rank"})
 _MOST = 10**12
 _SUFFIXES = ("_us", "_bytes")
+#: Units of durations, the largest that fits first.
+_UNITS = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"))
+#: The longest that a row of the data store may be told to live (Cassandra's limit is 20 years).
+_MAX_ROW_US = 19 * 365 * 24 * 3_600_000_000
 
 
 def read_settings_file(path: Path) -> ClusterSettings:
@@ -100,6 +106,9 @@ def _check(settings: ClusterSettings, text: str, name: str) -> None:
         where = f"{name}:{line_of(text, 'default_queue', '')}"
         told = _nearest(settings.default_queue, [queue.name for queue in settings.queues])
         raise ConfigError(f"{where}: the default queue {settings.default_queue!r} is not among the queues", hint=told)
+    if settings.log_retention_us > _MAX_ROW_US:
+        where = f"{name}:{line_of(text, 'log_retention', '')}"
+        raise ConfigError(f"{where}: log_retention is longer than 19 years, which no data store promises", hint="0 keeps logs for ever")
 
 
 def _values(kind: type[Any], table: dict[str, Any], text: str, name: str, *, section: str, hidden: set[str]) -> dict[str, Any]:
@@ -196,8 +205,9 @@ def _json_value(field: str, value: Any) -> Any:
 
 def _literal(field: str, value: Any) -> str:
     if field.endswith("_us"):
-        seconds = f"{value / 1e6:.6f}".rstrip("0").rstrip(".")
-        return json.dumps(f"{seconds}s" if value % 60_000_000 else f"{value // 60_000_000}m") if value else "0"
+        unit_us, unit = next(((size, name) for size, name in _UNITS if value % size == 0), (1_000_000, "s"))
+        number = f"{value / unit_us:.6f}".rstrip("0").rstrip(".")
+        return json.dumps(f"{number}{unit}") if value else "0"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_bare(key)} = {json.dumps(item)}" for key, item in value.items()) + " }" if value else "{}"
     return json.dumps(list(value) if isinstance(value, tuple) else value)

@@ -16,6 +16,7 @@ from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
 from rmgr.coord.snapshot import ClusterSnapshot
 from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_history import HistoryKeeper
 from rmgr.daemons.leader_mirror import data_of, names_below
 from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.leader_place import Placer
@@ -50,6 +51,7 @@ class Leader:
         self._release = ReleaseKeeper(desk, self._living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(desk, lambda: self.settings, lambda: self.node_names)
         self._requests = RequestKeeper(desk, self.placer.asks)
+        self._history = HistoryKeeper(desk, lambda: self.settings)
 
     def start(self) -> None:
         """Begins the reign. Settings first: they say how long a grace is."""
@@ -59,6 +61,7 @@ class Leader:
         self.placer.start()
         self._watchdogs.refresh()
         self._requests.start()
+        self._history.start()
         self._desk.after(self._jitter(), self._resync)
 
     def close(self) -> None:

@@ -348,10 +348,11 @@ class Checkpoints:
         parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
         base, one_at_a_time = self.restores.base(block), self.own_part(block).copying
         saved = Checkpoint(sub=key.submission, index=key.first, attempt=key.attempt, n=case.number)
+        log_ttl_s = self._shared.settings().log_ttl_s
 
         def job() -> str:
             if ending is not None:
-                put_away(store, saved, ending)
+                put_away(store, saved, ending, log_ttl_s=log_ttl_s)
             if not keeps:
                 return ""
             with one_at_a_time:  # one that nobody waits for any more removes no pieces of this one

@@ -68,9 +68,12 @@ def take(
     return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {size_text(size)}{lacks}"
 
 
-def put_away(store: Store, saved: Checkpoint, ending: Ending) -> None:
-    """The output of an attempt that has ended goes to the store, its files go. May be called again."""
-    written = write(store, saved.sub, saved.index, saved.attempt, ending)
+def put_away(store: Store, saved: Checkpoint, ending: Ending, *, log_ttl_s: float | None) -> None:
+    """The output of an attempt that has ended goes to the store, its files go. May be called again.
+
+    log_ttl_s: how long the rows of its output are kept, None = for ever.
+    """
+    written = write(store, saved.sub, saved.index, saved.attempt, ending, log_ttl_s=log_ttl_s)
     discard(ending)
     ending.out = ending.err = NO_OUTPUT
     ending.flushed = Flushed(parts=list(written.log_parts))

@@ -43,6 +43,7 @@ from rmgr.log import audit
 from rmgr.model.block import PastAttempt
 from rmgr.model.frames import CommandEnd
 from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
+from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
 from rmgr.runner.kernel import NODE_TROUBLE
 from rmgr.runtime.failpoint import failpoint
@@ -57,7 +58,7 @@ class Ends:
     """Ends of attempts of one node.
 
     Args:
-        max_losses: of the cluster's settings. on_end: counts (kind, how many, seconds of each).
+        settings: of the cluster, now. on_end: counts (kind, how many, seconds of each).
         on_strike: the node itself failed at something (what, detail). on_surprise: counts what slots report.
         is_awaited: whether more must be known of an end (of a job of several nodes) before it is told, see `Verdicts.is_awaited`.
         spool: where values wait for a store that is away.
@@ -71,7 +72,7 @@ class Ends:
         stager: Stager,
         times: TaskTimes,
         logs: LiveLogs,
-        max_losses: Callable[[], int],
+        settings: Callable[[], ClusterSettings],
         on_end: Callable[[State | None, int, float], None],
         on_strike: Callable[[str, str], None],
         on_surprise: Callable[[str], None],
@@ -85,7 +86,7 @@ class Ends:
         self._stager = stager
         self._times = times
         self._logs = logs
-        self._max_losses = max_losses
+        self._settings = settings
         self._on_end = on_end
         self._on_strike = on_strike
         self.reopening = Reopening(lanes, on_strike)
@@ -349,11 +350,11 @@ class Ends:
             self._conclude(block, index, ending, None, now_s)
             return
         block.writing += 1
-        key = block.key
+        key, log_ttl_s = block.key, self._settings().log_ttl_s
 
         def job(store: Store) -> Written:
             try:
-                written = write(store, key.submission, index, key.attempt, ending)
+                written = write(store, key.submission, index, key.attempt, ending, log_ttl_s=log_ttl_s)
             except StoreUnavailable:
                 with suppress(OSError):  # a full disk: it stays in memory, within the same bound
                     spill(ending, self._spool)
@@ -387,7 +388,7 @@ class Ends:
             ending,
             written,
             backoff_us=record.backoff_us,
-            max_losses=self._max_losses(),
+            max_losses=self._settings().max_losses,
             cancelled=block.cancel_words(index),
         )
         if isinstance(ended, Outcome):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_lanes import Lane
-from rmgr.daemons.starter_outputs import LOG_PART_BYTES, LOG_TTL_S, Flushed
+from rmgr.daemons.starter_outputs import LOG_PART_BYTES, Flushed
 from rmgr.model.outcome import FailedRange, Outcome
 
 #: First flush of a task's output after this, later ones ever more rarely.
@@ -24,10 +24,11 @@ Logs = tuple[int, tuple[bytes, bytes], tuple[int, int]]
 
 
 class LiveLogs:
-    """Logs of the tasks of one node."""
+    """Logs of the tasks of one node. ttl_s: how long rows that are written now are kept, None = for ever."""
 
-    def __init__(self, io: StoreIO) -> None:
+    def __init__(self, io: StoreIO, ttl_s: Callable[[], float | None]) -> None:
         self._io = io
+        self._ttl_s = ttl_s
         self._flushed: dict[int, Flushed] = {}
         #: (submission, index) -> (attempt, inline rest, parts) of what ended lately
         self.recent: OrderedDict[tuple[int, int], Logs] = OrderedDict()
@@ -72,6 +73,7 @@ class LiveLogs:
         flushed.every_s = min(flushed.every_s * 1.2, _RAREST_S)
         reader = lane.slot.live_output if lane.worker is None else lane.worker.live_output
         task = (block.key.submission, index, block.key.attempt)
+        ttl_s = self._ttl_s()
 
         def job(store: Store) -> None:
             with flushed.lock:
@@ -80,7 +82,7 @@ class LiveLogs:
                         data, following = read
                         if not data:
                             break
-                        store.put(keys.log(*task, stream, flushed.parts[number]), data, ttl_s=LOG_TTL_S)
+                        store.put(keys.log(*task, stream, flushed.parts[number]), data, ttl_s=ttl_s)
                         flushed.sizes[number] = following
                         flushed.parts[number] += 1
                         if len(data) < LOG_PART_BYTES:

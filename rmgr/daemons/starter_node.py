@@ -80,7 +80,7 @@ class NodeAgent:
         if shared.users is not None:
             private = files.with_name("private")
             accounts = Accounts(shared.users, shared.io, node=name, wake=shared.wake, directory=private, clock=time.monotonic)
-        self.logs = LiveLogs(shared.io)
+        self.logs = LiveLogs(shared.io, lambda: shared.settings().log_ttl_s)
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: who wants no new work here -> why
         self._trouble = TroubleMark(self, shared)
@@ -117,7 +117,7 @@ class NodeAgent:
             stager=self._stager,
             times=shared.times,
             logs=self.logs,
-            max_losses=lambda: shared.settings().max_losses,
+            settings=shared.settings,
             on_end=self._ended,
             on_strike=self._strike,
             on_surprise=shared.metrics.surprised,

@@ -31,8 +31,6 @@ from rmgr.model.states import Reason, State
 
 #: One row of a log; larger output is several.
 LOG_PART_BYTES = 256 * 1024
-#: Rows of uncommitted attempts and logs go away by themselves.
-LOG_TTL_S = 7 * 24 * 3600.0
 #: Characters of an error in an outcome.
 _ERROR_CHARS = 1000
 #: The same in a failed record: eight of them travel on in the block.
@@ -175,9 +173,12 @@ class Written:
     data: bytes = b""
 
 
-def write(store: Store, submission: int, index: int, attempt: int, ending: Ending) -> Written:
+def write(
+    store: Store, submission: int, index: int, attempt: int, ending: Ending, *, log_ttl_s: float | None = None
+) -> Written:
     """Puts the large parts of an ending into the store. Idempotent (the same rows with the same bytes).
 
+    log_ttl_s: how long rows of its logs are kept, None = for ever.
     Files are left in place (`discard` removes them once it has succeeded). Raises: StoreUnavailable, ValueTooLarge, OSError.
     """
     written = Written(data=ending.data)
@@ -196,17 +197,19 @@ def write(store: Store, submission: int, index: int, attempt: int, ending: Endin
         _put(store, keys.output(submission, index, attempt, number), Value(path=path, pickled=False), ending.account)
         written.outputs += 1
     with ending.flushed.lock if ending.flushed is not None else nullcontext():
-        written.log, written.log_parts = _write_logs(store, submission, index, attempt, ending)
+        written.log, written.log_parts = _write_logs(store, submission, index, attempt, ending, log_ttl_s)
     return written
 
 
-def _write_logs(store: Store, submission: int, index: int, attempt: int, ending: Ending) -> tuple[tuple[bytes, bytes], tuple[int, int]]:
+def _write_logs(
+    store: Store, submission: int, index: int, attempt: int, ending: Ending, ttl_s: float | None
+) -> tuple[tuple[bytes, bytes], tuple[int, int]]:
     rests, parts = [], []
     for number, (stream, output) in enumerate(zip(keys.STREAMS, (ending.out, ending.err), strict=True)):
         offset, part = (ending.flushed.sizes[number], ending.flushed.parts[number]) if ending.flushed is not None else (0, 0)
-        rest, part = write_log(store, submission, index, attempt, stream, output, offset, part, ending.account)
+        rest, part = write_log(store, submission, index, attempt, stream, output, offset, part, ending.account, ttl_s=ttl_s)
         if rest and ending.log_rows:
-            store.put(keys.log(submission, index, attempt, stream, part), rest, ttl_s=LOG_TTL_S)
+            store.put(keys.log(submission, index, attempt, stream, part), rest, ttl_s=ttl_s)
             rest, part = b"", part + 1
         rests.append(rest)
         parts.append(part)
@@ -250,6 +253,8 @@ def write_log(
     offset: int,
     part: int,
     account: Account | None = None,
+    *,
+    ttl_s: float | None = None,
 ) -> tuple[bytes, int]:
     """Stores one stream from `offset` on, as parts from number `part` on; returns the inline rest and the number of parts."""
     if not output.path:
@@ -261,7 +266,7 @@ def write_log(
         following = next(pieces, b"")
         if not following and len(data) <= MAX_INLINE_OUTPUT:
             return data, part
-        store.put(keys.log(submission, index, attempt, stream, part), data, ttl_s=LOG_TTL_S)
+        store.put(keys.log(submission, index, attempt, stream, part), data, ttl_s=ttl_s)
         part += 1
         data = following
     return b"", part

@@ -67,12 +67,18 @@ class ClusterSettings:
     mass_requeue_per_s: float = 50.0  #: blocks a second while it lasts
     max_losses: int = 5  #: losses alone in a block before a task is POISON
     max_fragments: int = 1000  #: fragments of a submission in ZooKeeper before a page is written
-    log_retention_us: int = 7 * 24 * 3_600_000_000
+    log_retention_us: int = 7 * 24 * 3_600_000_000  #: captured output expires this long after it was written; 0 = never
+    history_retention_us: int = 365 * 24 * 3_600_000_000  #: summaries of ended submissions are kept this long; 0 = for ever
     operators: tuple[str, ...] = ()
     pipelines: tuple[PipelineSpec, ...] = ()  #: of partitions with place queues; of others the policy that their first queue names
     barrier_us: int = 30_000_000  #: a job of several nodes whose start is not complete by then goes back to its queue
     extra: dict[str, str] = field(default_factory=dict)
     newer: Newer = newer()
+
+    @property
+    def log_ttl_s(self) -> float | None:
+        """How long captured output that is written now is kept (seconds), or None: for ever."""
+        return self.log_retention_us / 1e6 if self.log_retention_us else None
 
     def pipeline(self, partition: str) -> PipelineSpec | None:
         """Who places in that partition, None where nobody was set."""

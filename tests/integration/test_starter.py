@@ -6,21 +6,28 @@ import hashlib
 import io
 import pickle
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rmgr.adapters import store_rules
 from rmgr.adapters.zk import ZkCoordinator
-from rmgr.coord import keys
+from rmgr.coord import keys, paths
+from rmgr.coord.multi import Committed
+from rmgr.coord.operator_ops import set_settings
 from rmgr.coord.ports import Encoding
-from rmgr.coord.records import decode_block
+from rmgr.coord.records import decode_block, decode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.block import KeyedPayload
 from rmgr.model.frames import MAX_INLINE_OUTPUT
 from rmgr.model.outcome import Outcome
+from rmgr.model.queue import ClusterSettings
 from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, PythonEnvironment, Upload
@@ -244,6 +251,24 @@ def test_output_of_a_long_task_is_in_the_store_while_it_runs(rig: Rig) -> None:
     outcome = rig.outcomes(number, 1)[0]
     assert log_of(rig, number, outcome) == b"early\nlate\n"
     assert outcome.log_parts[0] == 1
+
+
+@pytest.mark.parametrize("days", [2, 0])
+def test_output_expires_as_the_clusters_settings_say_now(rig: Rig, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+    running = rig.start()
+    found = rig.zk.get(paths.CONFIG).result(60)
+    settings = replace(decode_record(found.data, ClusterSettings, paths.CONFIG), log_retention_us=days * 86_400_000_000)
+    assert isinstance(rig.zk.commit(set_settings(settings, found.version)).result(60), Committed)
+    wait_for(lambda: running.parts.starter.settings.log_retention_us == settings.log_retention_us, "the Starter has the settings")
+    number = rig.submit(sh("echo early; while [ ! -e go ]; do sleep 0.05; done; yes | head -c 600000", cwd=str(rig.directory)))
+    wait_for(lambda: rig.store.keys(keys.logs_of(number)), "a part written while it runs")
+    (rig.directory / "go").touch()
+    parts = rig.outcomes(number, 1)[0].log_parts[0]
+    assert parts >= 2, "and some at its end"
+    for later_days, left in ((1.9, parts), (2.1, 0 if days else parts), (10_000, 0 if days else parts)):
+        clock = SimpleNamespace(time=lambda days=later_days: time.time() + days * 86_400, monotonic=time.monotonic)
+        monkeypatch.setattr(store_rules, "time", clock)
+        assert len(rig.store.keys(keys.logs_of(number))) == left, f"after {later_days} days"
 
 
 def test_files_are_shipped_in_and_out_by_key(rig: Rig, tmp_path: Path) -> None:

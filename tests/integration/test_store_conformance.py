@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from rmgr.adapters import store_rules
 from rmgr.adapters.sqlite import STAGE_BYTES
 from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES, fetch
 from rmgr.adapters.stores import open_store
+from rmgr.client.history import ended_before, forget, oldest_end
+from rmgr.coord import keys
+from rmgr.coord.closing import history_rows
 from rmgr.coord.ports import Encoding, Store
+from rmgr.daemons.starter_outputs import Ending, write
 from rmgr.errors import KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
+from rmgr.model.frames import Output
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import State
+from rmgr.model.views import JobView
 from tests.harness.store_adapters import ADAPTERS, Adapter, pattern, ready, run_threads, wait_until
 
 
@@ -29,6 +40,14 @@ def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
     opened = open_store(adapter.url(tmp_path), **adapter.options)
     yield opened
     opened.close()
+
+
+DAY_US = 86_400_000_000
+
+
+def job(number: int, *, ended_us: int, user: str = "anna") -> JobView:
+    """A line of the history."""
+    return JobView(id=number, name="x", user=user, queue="default", state=State.COMPLETED, ended_us=ended_us)
 
 
 # -- round trips --------------------------------------------------------------------------------------------------------
@@ -293,6 +312,50 @@ def test_usage_counts_only_what_has_the_prefix(store: Store) -> None:
 
 
 # -- time ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves the wall clock of the store in this process: it is `days` later than it really is."""
+
+    def move(days: float) -> None:
+        clock = SimpleNamespace(time=lambda: time.time() + days * 86_400, monotonic=time.monotonic)
+        monkeypatch.setattr(store_rules, "time", clock)
+
+    return move
+
+
+def test_logs_live_as_long_as_the_clusters_settings_say_and_named_values_for_ever(
+    store: Store, tmp_path: Path, later: Callable[[float], None]
+) -> None:
+    for number, settings in enumerate((ClusterSettings(log_retention_us=2 * DAY_US), ClusterSettings(log_retention_us=0))):
+        output = tmp_path / f"out{number}"
+        output.write_bytes(pattern(CHUNK_BYTES))
+        ending = Ending(out=Output(size=CHUNK_BYTES, path=str(output)))
+        write(store, number, 0, 1, ending, log_ttl_s=settings.log_ttl_s)
+    store.put(keys.named("stays"), b"1")
+    store.put(keys.named("goes"), b"2", ttl_s=86_400)
+    later(1.9)
+    assert len(store.keys(keys.logs_of(0))) == len(store.keys(keys.logs_of(1))) > 0
+    later(2.1)
+    assert store.keys(keys.logs_of(0)) == []
+    assert store.keys(keys.logs_of(1))
+    assert store.keys("name/") == [keys.named("stays")]
+
+
+def test_old_history_is_found_from_its_oldest_end_and_removed(store: Store) -> None:
+    views = [job(number, ended_us=(2000 if number == 7 else number) * DAY_US) for number in range(1, 401)]  # 7 lived long
+    store.put_many([row for view in views for row in history_rows(view)])
+    before_us = 100 * DAY_US
+    assert keys.parse_history(store.keys(keys.history_prefix(), after=oldest_end(store, before_us), limit=1)[0]) < 120
+    assert store.keys(keys.history_prefix(), after=oldest_end(store, 0)) == []
+    old = list(ended_before(store, before_us, after=oldest_end(store, before_us)))
+    assert [view.id for view in old] == [number for number in range(99, 0, -1) if number != 7]
+    assert old == list(ended_before(store, before_us))
+    for view in [*old, old[0]]:
+        forget(store, view)
+    assert store.usage(keys.history_prefix())[0] == store.usage(keys.history_prefix("anna"))[0] == 302
+    assert list(ended_before(store, before_us, after=oldest_end(store, before_us))) == []
 
 
 def test_a_value_with_a_time_to_live_goes_and_is_swept(adapter: Adapter, store: Store) -> None:

@@ -97,6 +97,7 @@ def test_people_write_durations_and_sizes() -> None:
             "leave",
         ),
         ("retention = 1\n", "there is no queue", "[queues.default]"),
+        ('\nlog_retention = "7000d"\n[queues.default]\n', "c.toml:2: log_retention is longer than 19 years", "0 keeps logs for ever"),
         ("x = [\n", "not valid TOML", ""),
     ],
 )
@@ -150,3 +151,9 @@ def test_variables_and_resources(monkeypatch: pytest.MonkeyPatch) -> None:
             parse_env(bad)
     with pytest.raises(UsageError):
         parse_resource("gpu=two")
+
+
+def test_durations_are_printed_in_the_largest_unit_that_is_exact() -> None:
+    lines = to_toml(ClusterSettings(grace_us=1_500_000, log_retention_us=0)).splitlines()
+    wanted = {'retention = "1h"', 'history_retention = "365d"', "log_retention = 0", 'grace = "1.5s"', 'barrier = "30s"'}
+    assert wanted <= set(lines), lines

@@ -7,17 +7,21 @@ from collections.abc import Iterator
 import pytest
 
 from rmgr.coord import keys, paths
+from rmgr.coord.closing import history_rows
 from rmgr.coord.multi import Create, Exists, Holds, Multi, Set
+from rmgr.coord.operator_ops import set_settings
 from rmgr.coord.records import (
     decode_page,
     decode_record,
     encode_block,
     encode_record,
 )
-from rmgr.daemons import leader_subs
+from rmgr.daemons import leader_history, leader_subs
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.states import State
 from rmgr.model.submission import Paged, Phase
+from rmgr.model.views import JobView
 from tests.harness.leader_bench import Bench, committed
 
 RETENTION_S = 3600.0
@@ -166,3 +170,25 @@ def test_a_queue_that_is_added_to_the_settings_gets_its_directories(bench: Bench
     bench.advance(1.0)
     assert leader.settings.queue("night") is not None
     assert bench.look.names(paths.queue("night")) == ["held", "pending"]
+
+
+def test_history_is_removed_after_its_own_retention_and_kept_for_ever_at_zero(bench: Bench) -> None:
+    hour_us = 3_600_000_000
+    bench.now_s = 1e6
+    bench.lead()
+    for age in range(9):  # submission 100 has ended now, 99 an hour ago, ...
+        ended_us = round(bench.now_s * 1e6) - age * hour_us
+        view = JobView(id=100 - age, name="x", user="u", queue="q", state=State.COMPLETED, ended_us=ended_us)
+        bench.store.put_many(history_rows(view))
+
+    def left() -> list[int]:
+        return [keys.parse_history(key) for key in bench.store.keys(keys.history_prefix())]
+
+    for hours, expected in ((0, 9), (6, 4), (1, 0)):
+        found = bench.outside.get(paths.CONFIG).result(60)
+        assert found is not None
+        committed(bench.outside, set_settings(ClusterSettings(history_retention_us=hours * hour_us), found.version))
+        bench.advance(1.3 * leader_history.LOOK_S)
+        assert expected <= len(left()) <= expected + (hours == 6)
+        assert left() == [100 - age for age in range(len(left()))], "the oldest go first"
+    assert left() == bench.store.keys(keys.history_prefix("u")) == []

@@ -1,0 +1,73 @@
+"""Old rows of the history in the data store: which submissions ended before a moment, and their removal.
+
+Rows are named by the number of their submission, not by when it ended. Numbers grow with time, so all but the submissions
+that lived long are found from the oldest end (`oldest_end`); each row is looked at before it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+
+from rmgr.coord import keys
+from rmgr.coord.closing import decode_summary
+from rmgr.coord.ports import Store
+from rmgr.errors import DataLost, UsageError
+from rmgr.model.views import JobView
+
+#: Rows read at once, and rows that one probe of `oldest_end` looks at.
+_PAGE, _PROBE = 500, 20
+
+
+def ended_before(
+    store: Store, before_us: int, *, after: str = "", on_unreadable: Callable[[str], None] = lambda _: None, timeout_s: float = 30.0
+) -> Iterator[JobView]:
+    """Summaries of submissions that ended before `before_us` (wall clock), newest number first.
+
+    Args:
+        after: only rows behind this key. on_unreadable: gets a sentence about each row that cannot be read; it is left out.
+    Raises: StoreUnavailable. Cost: two reads for each 500 rows, one page of them in memory.
+    """
+    while names := store.keys(keys.history_prefix(), after=after, limit=_PAGE, timeout_s=timeout_s):
+        after = names[-1]
+        yield from _ended(_summaries(store, names, on_unreadable, timeout_s), before_us)
+
+
+def oldest_end(store: Store, before_us: int, *, timeout_s: float = 30.0) -> str:
+    """The key behind which `ended_before` finds what is old, without reading what is recent.
+
+    A submission that ended long before others of lower numbers may be missed, until the moment has moved on past those.
+    Cost: two reads for each doubling of the number of submissions (about 20 for a million).
+    """
+    newest = store.keys(keys.history_prefix(), limit=1, timeout_s=timeout_s)
+    low, high = 0, keys.parse_history(newest[0]) + 2 if newest else 1  # below `low` all is old, below `high` something is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        names = store.keys(keys.history_prefix(), after=keys.history(middle), limit=_PROBE, timeout_s=timeout_s)
+        found = list(_summaries(store, names, lambda _: None, timeout_s))
+        if not found or any(True for _ in _ended(found, before_us)):
+            low = middle
+        else:
+            high = middle
+    return keys.history(low)
+
+
+def forget(store: Store, view: JobView, *, timeout_s: float = 30.0) -> None:
+    """Removes a submission from the history. Repeatable: the row that is found again goes last."""
+    with suppress(UsageError):  # the name of a user that no key can hold
+        store.delete(keys.history_of_user(view.user, view.id), timeout_s=timeout_s)
+    store.delete(keys.history(view.id), timeout_s=timeout_s)
+
+
+def _summaries(store: Store, names: list[str], on_unreadable: Callable[[str], None], timeout_s: float) -> Iterator[JobView]:
+    rows = store.get_many(names, timeout_s=timeout_s)
+    for name in names:
+        if name in rows:
+            try:
+                yield decode_summary(rows[name][0])
+            except DataLost as error:
+                on_unreadable(f"{name}: {error.message}")
+
+
+def _ended(views: Iterable[JobView], before_us: int) -> Iterator[JobView]:
+    return (view for view in views if view.ended_us and view.ended_us < before_us)
