@@ -112,9 +112,7 @@ class TableGroup(RmgrGroup):
         entry = self._table.get(cmd_name)
         if entry is None:
             return None
-        module, _, function = entry[0].partition(":")
-        command: click.Command = getattr(importlib.import_module(f"rmgr.cli.{module}"), function)
-        return command
+        return load(entry[0])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names come from the table: no module is imported for a tab."""
@@ -127,6 +125,13 @@ class TableGroup(RmgrGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in self._table.items()])
+
+
+def load(where: str) -> click.Command:
+    """A command by the place of its function, module:function below `rmgr.cli`; the module is imported now."""
+    module, _, function = where.partition(":")
+    command: click.Command = getattr(importlib.import_module(f"rmgr.cli.{module}"), function)
+    return command
 
 
 def _epilog(examples: str, exits: str) -> str:

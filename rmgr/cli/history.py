@@ -43,7 +43,8 @@ def parse_since(text: str) -> int:
     rmgr history 42
     rmgr history --since 1d --state failed
     rmgr history -A -o jobid,user,name,exit,elapsed --sort=-elapsed
-    rmgr history --json --limit 0           everything""",
+    rmgr history --json --limit 0           everything
+    rmgr history purge --older-than 90d     removes old lines (operators; rmgr history purge --help)""",
     exits="0 ok, 3 no such id, 5 neither store nor ZooKeeper can be reached",
 )
 @click.argument("selectors", nargs=-1, metavar="[ID]...")
@@ -64,7 +65,10 @@ def history(
     layout: Layout,
     watch: bool,
 ) -> None:
-    """Submissions that have ended: exit code, times, CPU time, memory, nodes. Newest first."""
+    """Submissions that have ended: exit code, times, CPU time, memory, nodes. Newest first.
+
+    A line stays for history_retention of the cluster's settings (365 days); rmgr history purge removes lines earlier.
+    """
 
     def once() -> None:
         wanted = _wanted(selectors)
@@ -93,6 +97,8 @@ def history(
 def _wanted(selectors: tuple[str, ...]) -> set[int]:
     if not selectors:
         return set()
+    if "purge" in selectors:
+        raise UsageError("purge comes right after history", hint="rmgr history purge --older-than 90d --json")
     selection = parse(selectors)
     if selection.tasks or selection.every or selection.last:
         raise UsageError("history is told by submission", hint="rmgr history 42 43, rmgr history 1-10, or rmgr tasks 42")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import click
 
 from rmgr.cli import IS_PROGRAM, errors
-from rmgr.cli.command import TableGroup, global_options
+from rmgr.cli.command import TableGroup, global_options, load
 from rmgr.cli.context import Session
 
 #: section -> name -> (module:function, what it does). A command stands here when it exists.
@@ -74,6 +74,8 @@ _INSIDE = {
     "ranks": ("ranks:ranks", "One process a rank, on all nodes of this job"),
     "agent": ("ranks:agent", "Run a command on a node of this job"),
 }
+#: Commands below one whose other words are ids.
+_BELOW = {("history", "purge"): "history_purge:purge"}
 _COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()} | _INSIDE
 #: What people of other systems type -> what they mean here.
 _OTHER_NAMES = {
@@ -132,6 +134,8 @@ class _Table(TableGroup):
         name = args[0]
         if name == "run" and os.environ.get("RMGR_RANKS"):
             return name, self.get_command(ctx, "ranks"), args[1:]
+        if (below := _BELOW.get(tuple(args[:2]))) is not None:  # type: ignore[arg-type] - of two words
+            return " ".join(args[:2]), load(below), args[2:]
         if name not in _COMMANDS and not name.startswith("-"):
             meant = _OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, _COMMANDS, 1)), "")
             error = click.UsageError(f"there is no command {name!r}", ctx)

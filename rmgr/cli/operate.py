@@ -31,7 +31,7 @@ def drain_node(session: Session, node: str, reason: str) -> None:
     """Drains a node, or replaces the reason. Raises PermissionDenied, StateConflict, CoordinationUnavailable."""
     from rmgr.cli.render import now_us
 
-    _for_operators(session, "draining a node")
+    for_operators(session, "draining a node")
     record = Drain(node=node, reason=reason, user=session.me, since_us=now_us())
 
     def attempt() -> Multi:
@@ -45,7 +45,7 @@ def resume_node(session: Session, node: str) -> bool:
     """Ends the drain of a node; False when it was not drained. Raises StateConflict, CoordinationUnavailable."""
     if read_drain(session, node) is None:
         return False
-    _for_operators(session, "resuming a node")
+    for_operators(session, "resuming a node")
 
     def attempt() -> Multi | None:
         found = _get(session, paths.drain(node))
@@ -55,7 +55,7 @@ def resume_node(session: Session, node: str) -> bool:
     return True
 
 
-def _for_operators(session: Session, what: str) -> None:
+def for_operators(session: Session, what: str) -> None:
     """Says in words what ZooKeeper would refuse; a gateway knows who is one, and says so itself. Raises PermissionDenied."""
     credentials = session.credentials()
     if credentials is not None and not session.config().cluster.uses_gateway:
@@ -76,7 +76,7 @@ def apply_settings(session: Session, settings: ClusterSettings, version: int) ->
 
     Raises: StateConflict when somebody else has changed them meanwhile, or when a queue goes that still holds work.
     """
-    _for_operators(session, "changing the settings of the cluster")
+    for_operators(session, "changing the settings of the cluster")
     coordinator = session.coordinator()
     timeout_s = session.left_s(10.0) or 10.0
     old, _ = read_settings(session)

@@ -10,6 +10,7 @@ import click
 
 from rmgr.cli.command import command, command_group
 from rmgr.cli.context import Session
+from rmgr.cli.params import DURATION
 from rmgr.cli.render import Column, Layout, emit, table
 from rmgr.model.units import format_size
 
@@ -72,6 +73,7 @@ def ls(session: Session, prefix: str, long_form: bool, after: str, limit: int | 
     echo 42 | rmgr store put answer        what stands on stdin
     rmgr store put in/8 --value 'H 0 0 0'  a text
     rmgr store put in/7 new.xyz --no-overwrite
+    rmgr store put tmp/7 part.dat --ttl 7d gone after a week
     """,
     exits=_EXITS + ", 1 the key exists (--no-overwrite), 7 over 256 MiB",
 )
@@ -79,13 +81,14 @@ def ls(session: Session, prefix: str, long_form: bool, after: str, limit: int | 
 @click.argument("source", metavar="[FILE|-]", default="-", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--value", metavar="TEXT", help="this text instead of a file")
 @click.option("--overwrite/--no-overwrite", default=True, help="replace an existing value, or refuse  [replace]")
-def put(session: Session, key: str, source: Path, value: str | None, overwrite: bool) -> None:
-    """Stores a file, what stands on stdin, or a text under KEY, as the bytes they are."""
+@click.option("--ttl", "ttl_s", type=DURATION, metavar="DURATION", help="the value expires after this time  [never]")
+def put(session: Session, key: str, source: Path, value: str | None, overwrite: bool, ttl_s: float | None) -> None:
+    """Stores a file, what stands on stdin, or a text under KEY, as the bytes they are. It stays until it is removed, or for --ttl."""
     from rmgr.cli import store_values as values
 
     given = values.parts_of(source) if value is None else iter([value.encode("utf-8", "surrogateescape")])
     with values.opened(session) as opened:
-        size = values.put(opened, key, given, overwrite=overwrite)
+        size = values.put(opened, key, given, overwrite=overwrite, ttl_s=ttl_s)
     if session.json:
         emit({"key": key, "bytes": size})
 
@@ -157,29 +160,38 @@ def rm(session: Session, keys: tuple[str, ...], prefix: str | None, force: bool)
     rmgr store du                          all values of users
     rmgr store du out/                     those that begin with out/
     rmgr store du --all                    and what rmgr keeps itself: results, logs, functions, history
+    rmgr store du --by-user                the same by user: whose work it belongs to
     """,
     exits=_EXITS,
 )
 @click.argument("prefix", default="")
 @click.option("-a", "--all", "everything", is_flag=True, help="by kind of row, rmgr's own too")
-def du(session: Session, prefix: str, everything: bool) -> None:
+@click.option("-u", "--by-user", is_flag=True, help="by user; (shared): named values, code, uploads")
+def du(session: Session, prefix: str, everything: bool, by_user: bool) -> None:
     """Counts values and their bytes."""
+    from rmgr.cli import store_usage as usages
     from rmgr.cli import store_values as values
     from rmgr.errors import UsageError
 
-    if everything and prefix:
-        raise UsageError("--all goes without a prefix")
+    if (everything or by_user) and prefix:
+        raise UsageError("--all and --by-user go without a prefix")
+    if everything and by_user:
+        raise UsageError("one of --all and --by-user")
     with values.opened(session) as opened:
-        rows = values.usage_by_family(opened) if everything else [values.usage(opened, prefix)]
+        if by_user:
+            rows = usages.usage_by_user(opened, usages.LiveOwners(session))
+        else:
+            rows = usages.usage_by_family(opened) if everything else [usages.usage(opened, prefix)]
     if session.json:
         total = {"values": sum(row.count for row in rows), "bytes": sum(row.size for row in rows)}
-        families = [{"kind": row.kind, "values": row.count, "bytes": row.size} for row in rows]
-        emit({"prefix": prefix, **total, **({"kinds": families} if everything else {})})
+        named, name = ("users", "user") if by_user else ("kinds", "kind")
+        parts = [{name: row.kind, "values": row.count, "bytes": row.size} for row in rows]
+        emit({"prefix": prefix, **total, **({named: parts} if everything or by_user else {})})
         return
     columns = [
         Column(name="VALUES", text=lambda row: str(row.count), right=True, keep=True),
         Column(name="SIZE", text=lambda row: format_size(row.size), right=True, keep=True),
-        Column(name="KIND", text=lambda row: row.kind, is_id=True),
+        Column(name="USER" if by_user else "KIND", text=lambda row: row.kind, is_id=True),
     ]
     table(rows, columns, Layout())
 

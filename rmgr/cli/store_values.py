@@ -21,24 +21,6 @@ from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, Stor
 _PAGE = 1000
 _READ_BYTES = 1 << 20
 _KINDS = {Encoding.RAW: "bytes", Encoding.PICKLE: "python", Encoding.POINTER: "output"}
-#: Families of rows that rmgr keeps itself (coord/keys.py), for `du --all`.
-_FAMILIES = {
-    "name/": "values of users",
-    "final/": "outputs of collected work",
-    "fn/": "functions",
-    "mod/": "modules",
-    "file/": "uploads",
-    "args/": "arguments",
-    "frag/": "results",
-    "out/": "large results",
-    "log/": "logs",
-    "page/": "outcomes",
-    "hist/": "history",
-    "histu/": "history by user",
-    "metric/": "measurements",
-    "meta/": "the store itself",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
@@ -66,15 +48,6 @@ class Found:
     size: int
     encoding: Encoding
     parts: Callable[[], Iterator[bytes]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """How many values of one kind, and their bytes."""
-
-    kind: str
-    count: int
-    size: int
 
 
 @contextlib.contextmanager
@@ -183,8 +156,8 @@ def parts_of(source: Path) -> Iterator[bytes]:
     return read()
 
 
-def put(opened: Opened, key: str, parts: Iterable[bytes], *, overwrite: bool) -> int:
-    """Stores bytes under the key of a user; returns how many. Raises: KeyExists, ValueTooLarge."""
+def put(opened: Opened, key: str, parts: Iterable[bytes], *, overwrite: bool, ttl_s: float | None = None) -> int:
+    """Stores bytes under the key of a user, for `ttl_s` or for ever; returns how many. Raises: KeyExists, ValueTooLarge."""
     size = 0
 
     def counted() -> Iterator[bytes]:
@@ -194,7 +167,7 @@ def put(opened: Opened, key: str, parts: Iterable[bytes], *, overwrite: bool) ->
             yield part
 
     replaced = _pointer(opened, key)
-    opened.store.put(keys.named(key), counted(), overwrite=overwrite, timeout_s=opened.timeout_s)
+    opened.store.put(keys.named(key), counted(), overwrite=overwrite, ttl_s=ttl_s, timeout_s=opened.timeout_s)
     if replaced is not None:
         _forget(opened, replaced)
     return size
@@ -291,18 +264,6 @@ def remove(opened: Opened, wanted: Sequence[str], prefix: str | None) -> tuple[l
         more, _ = remove(opened, list(names(opened, prefix, after="", limit=None)), None)
         deleted += more
     return deleted, missing
-
-
-def usage(opened: Opened, prefix: str) -> Usage:
-    """Values of users with `prefix` and their bytes (outputs count as the pointers they are; their bytes: `--all`)."""
-    count, size = opened.store.usage(keys.named_prefix(prefix), timeout_s=opened.timeout_s)
-    return Usage(kind=prefix, count=count, size=size)
-
-
-def usage_by_family(opened: Opened) -> list[Usage]:
-    """Everything in the store by kind of row; kinds without rows are left out."""
-    sums = ((kind, opened.store.usage(family, timeout_s=opened.timeout_s)) for family, kind in _FAMILIES.items())
-    return [Usage(kind=kind, count=count, size=size) for kind, (count, size) in sums if count]
 
 
 def _forget(opened: Opened, pointer: keys.Pointer) -> None:

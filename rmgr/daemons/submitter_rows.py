@@ -47,6 +47,9 @@ def visible(person: Person, rows: Sequence[str], owner_of: OwnerOf = nobody_know
 
 
 def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) -> None:
+    if family in {_HISTORY, _HISTORY_OF_USER} and verb == "DELETE":
+        check_operator(person, "the leader writes the history; removing lines of it")
+        return
     if family in {_HISTORY, _HISTORY_OF_USER} and verb != "GET":
         raise PermissionDenied(f"{verb.lower()} {row!r}: the leader writes the history")
     if family == _FINAL and verb == "DELETE":
@@ -65,7 +68,8 @@ def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) 
             raise PermissionDenied(f"{row!r} is the history of {_user_of(row)}", hint="ask an operator")
     elif family in keys.BY_CONTENT:
         if verb == "DELETE":
-            raise PermissionDenied(f"{row!r} may be somebody else's too: it stays", hint="what nobody needs is removed by itself")
+            hint = "functions, modules and uploads stay in the store; rmgr store du --all shows their size"
+            raise PermissionDenied(f"{row!r} may be somebody else's too: it stays", hint=hint)
         if not _SHA256.fullmatch(row.partition("/")[2]):
             raise PermissionDenied(f"the row {row!r} is not named by a hash")
     elif family == _NAMED or (family in _READ_ONLY and verb == "GET"):

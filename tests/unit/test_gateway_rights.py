@@ -334,8 +334,10 @@ def test_rows_of_a_submission_are_its_users(row: str) -> None:
         with pytest.raises(PermissionDenied, match=r"anna|leader"):
             check_rows(BEN, verb, [keys.named("x"), row], owner_of)
     if row in {HIST, HISTU}:
-        with pytest.raises(PermissionDenied, match="leader"):
-            check_rows(ANNA, "PUT", [row], owner_of)
+        for person, verb in ((ANNA, "PUT"), (ANNA, "DELETE"), (OLGA, "PUT")):
+            with pytest.raises(PermissionDenied, match="leader"):
+                check_rows(person, verb, [row], owner_of)
+        check_rows(OLGA, "DELETE", [row], owner_of)  # rmgr history purge
     else:
         check_rows(ANNA, "PUT", [row], owner_of)
 
