@@ -104,13 +104,17 @@ class Node:
             for block in blocks:
                 self.stager.startable(block)
             self.most = max(self.most, disk_bytes(self.stage) + disk_bytes(self.uploads._directory))
-            with contextlib.suppress(queue.Empty):  # what was denied room is asked for again without news, too
-                self.letters.get(timeout=0.1)()
+            with contextlib.suppress(queue.Empty):  # it looks again without a letter, too, as a node does
+                self.letters.get(timeout=0.05)()
+            assert time.monotonic() < end_s, "it did not come true in time"
 
     def quiet(self) -> None:
         """Everything that was begun has ended."""
+        end_s = time.monotonic() + DEADLINE_S
         while not (self.io.is_idle and self.letters.empty()):
-            self.letters.get(timeout=DEADLINE_S)()
+            with contextlib.suppress(queue.Empty):
+                self.letters.get(timeout=0.05)()
+            assert time.monotonic() < end_s, "it did not become quiet in time"
 
     def is_here(self, block: ClaimedBlock, index: int = 0) -> bool:
         return self.stager.take(block, index) is not None
