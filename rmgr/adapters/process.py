@@ -283,7 +283,7 @@ class Slot:
                 worker=worker.number,
                 environ=spec.environ,
                 sys_path=spec.sys_path,
-                archives=spec.archives,
+                archives=tuple(map(str, spec.archives)),
                 initializer=spec.initializer,
                 python_version=spec.python_version,
                 memory_bytes=spec.memory_bytes,

@@ -16,7 +16,7 @@ from pathlib import Path
 from rmgr.adapters.accounts import Account, find_account
 from rmgr.config import SecurityConfig
 from rmgr.coord.ports import Store
-from rmgr.daemons.starter_fetch import Failure, Fetched
+from rmgr.daemons.starter_fetch import Failure, Fetched, KeptFile
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.states import Reason
@@ -108,7 +108,7 @@ class Accounts:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
         self._found: Fetched[Account] = Fetched(io, wake, lambda _store, key: self.resolve(key.partition("\0")[0]), keep=256)
-        self._copies: Fetched[str] = Fetched(io, wake, self._copy, keep=512)
+        self._copies: Fetched[KeptFile] = Fetched(io, wake, self._copy, keep=512)
         self._who: dict[str, Account] = {}
 
     def get(self, user: str) -> Account | Failure | None:
@@ -127,19 +127,19 @@ class Accounts:
         self._who[f"{account.uid}"] = account
         return self._copies.get(f"{account.uid}\0{path}")
 
-    def _copy(self, _store: Store, key: str) -> str:
+    def _copy(self, _store: Store, key: str) -> KeptFile:
         uid, _, path = key.partition("\0")
-        target = self._directory / f"{uid}-{os.path.basename(path)}"
-        part = target.with_suffix(f".{os.urandom(4).hex()}")
+        target = self._directory / f"{uid}-{os.urandom(16).hex()}"
         try:
-            with open(path, "rb") as source, part.open("xb") as file:
+            with open(path, "rb") as source, target.open("xb") as file:
                 os.fchmod(file.fileno(), 0o400)
                 shutil.copyfileobj(source, file, 1024 * 1024)
                 os.fchown(file.fileno(), int(uid), self._who[uid].gid)
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-        return str(target)
+                size = file.tell()
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+        return KeptFile.of(target, size)
 
 
 def hand_over(path: Path, account: Account) -> None:

@@ -344,7 +344,7 @@ class Dispatch:
             shape=kit.shape if not lane.is_special else _with(kit.shape, lane),
             function=kit.function,
             blob=b"" if kit.blob.path else kit.blob.data,
-            path=kit.blob.path,
+            path=str(kit.blob.path),
             keyed=block.data.keyed,
             items=tuple(items),
         )
@@ -385,7 +385,7 @@ class Dispatch:
                 script=kit.script,
                 cwd=command.cwd,
                 stdin=b"" if kit.stdin is None or kit.stdin.path else kit.stdin.data,
-                stdin_path=kit.stdin.path if kit.stdin is not None else "",
+                stdin_path=str(kit.stdin.path) if kit.stdin is not None else "",
                 keep=bool(command.output_files) or is_staged,
                 append=self._stager.appends(block),
                 items=tuple(items),

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 import time
+import uuid
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -31,6 +35,10 @@ V = TypeVar("V")
 _FAILURE_S = 1.0
 #: Values above this are kept as files.
 _IN_MEMORY = 1024 * 1024
+#: Bytes of one kind kept on a node for work that may come (functions, modules, a user's copies of them).
+_KEEP_BYTES = 1024 * 1024 * 1024
+#: What was asked for within this time stays, whatever its size: work that needs several large ones must find them together.
+_RECENT_S = 60.0
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -52,6 +60,21 @@ def reason_of(error: Exception) -> Reason:
     return Reason.NODE_LOST if isinstance(error, OSError) and error.errno in NODE_TROUBLE else Reason.START_FAILED
 
 
+class KeptFile(str):
+    """The path of a file of this node; the file is removed when nobody holds this object any more. size: in bytes."""
+
+    __slots__ = ("__weakref__", "size")
+    size: int
+
+    @classmethod
+    def of(cls, path: Path, size: int) -> KeptFile:
+        """A file that nobody else removes, and whose name is used only once."""
+        made = cls(path)
+        made.size = size
+        weakref.finalize(made, _remove, str(path)).atexit = False
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class Blob:
     """Bytes by content hash. data: when small; path: a file of this node when not, or when a file was asked for."""
@@ -64,7 +87,8 @@ class Blob:
 class Fetched(Generic[V]):
     """A cache of what `load(store, key)` returns; the least recently used are forgotten.
 
-    load: raises DataLost or LookupError (with a sentence) when it cannot be had.
+    load: raises DataLost or LookupError (with a sentence) when it cannot be had. keep: how many. By their attribute `size` they
+    have _KEEP_BYTES together at most, and what was asked for lately.
     """
 
     def __init__(self, io: StoreIO, wake: Callable[[], None], load: Callable[[Store, str], V], *, keep: int) -> None:
@@ -73,6 +97,8 @@ class Fetched(Generic[V]):
         self._load = load
         self._keep = keep
         self._here: OrderedDict[str, V | Failure] = OrderedDict()
+        self._bytes = 0
+        self._asked_s: dict[str, float] = {}
         self._coming: set[str] = set()
         self._failed_s: dict[str, float] = {}
 
@@ -85,20 +111,31 @@ class Fetched(Generic[V]):
                 self._io.run(lambda store: self._load(store, key), lambda result: self._arrived(key, result), is_read=True)
             return None
         self._here.move_to_end(key)
+        self._asked_s[key] = time.monotonic()
         return found
 
     def _arrived(self, key: str, result: V | Exception) -> None:
         self._coming.discard(key)
+        self._forget(key)
         if isinstance(result, Exception):
             reason = reason_of(result)
             self._here[key] = Failure(reason, str(result), blames_node=reason is not Reason.UNTRUSTED)
             self._failed_s[key] = time.monotonic()
         else:
             self._here[key] = result
-            self._failed_s.pop(key, None)
-        while len(self._here) > self._keep:
-            self._failed_s.pop(self._here.popitem(last=False)[0], None)
+            self._bytes += getattr(result, "size", 0)
+        self._asked_s[key] = time.monotonic()
+        while len(self._here) > self._keep or (self._bytes > _KEEP_BYTES and self._is_old(next(iter(self._here)))):
+            self._forget(next(iter(self._here)))
         self._wake()
+
+    def _is_old(self, key: str) -> bool:
+        return time.monotonic() - self._asked_s.get(key, -math.inf) > _RECENT_S
+
+    def _forget(self, key: str) -> None:
+        self._bytes -= getattr(self._here.pop(key, None), "size", 0)
+        self._failed_s.pop(key, None)
+        self._asked_s.pop(key, None)
 
 
 class Fetcher:
@@ -110,7 +147,7 @@ class Fetcher:
         #: store key -> bytes, in a file when they are large
         self.blobs: Fetched[Blob] = Fetched(io, wake, self._blob, keep=512)
         #: store key -> file (archives, large standard input)
-        self.files: Fetched[str] = Fetched(io, wake, self._file, keep=512)
+        self.files: Fetched[KeptFile] = Fetched(io, wake, self._file, keep=512)
         #: store key -> arguments of a block
         self.rows: Fetched[Arguments] = Fetched(io, wake, self._row, keep=8)
         self.uploads = Uploads(directory / "uploads", room=room)
@@ -132,28 +169,33 @@ class Fetcher:
     def _row(self, store: Store, key: str) -> Arguments:
         return read_arguments(store, key, self._directory, check_content)
 
-    def _file(self, store: Store, key: str) -> str:
+    def _file(self, store: Store, key: str) -> KeptFile:
         chunks = store.stream(key)
         if chunks is None:
             raise LookupError(f"{key} is not in the data store")
         return self._write(key, chunks)
 
-    def _write(self, key: str, chunks: object) -> str:
+    def _write(self, key: str, chunks: Iterable[bytes]) -> KeptFile:
         """A file of its own for `key`, whole or not there."""
-        path = self._directory / hashlib.sha256(key.encode()).hexdigest()
-        part = path.with_suffix(f".{time.monotonic_ns()}")
-        digest = hashlib.sha256()
+        path = self._directory / uuid.uuid4().hex
+        digest, size = hashlib.sha256(), 0
         try:
-            with part.open("wb") as file:
-                for chunk in chunks:  # type: ignore[attr-defined]
+            with path.open("wb") as file:
+                for chunk in chunks:
                     file.write(chunk)
                     digest.update(chunk)
+                    size += len(chunk)
             check_content(key, digest.hexdigest())
-            part.chmod(0o644)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-        return str(path)
+            path.chmod(0o644)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return KeptFile.of(path, size)
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
 
 
 def check_content(key: str, sha256: str) -> None:

@@ -184,6 +184,39 @@ def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> 
     work.close()
 
 
+def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, letters = MemoryStore(uuid.uuid4().hex), deque[Callable[[], None]]()
+    for number in range(5):
+        store.put(f"m{number}", bytes([number]) * 100_000)
+    work = StoreIO(store, letters.append, threads=2)
+    fetcher = Fetcher(work, lambda: None, tmp_path / "blobs")
+    monkeypatch.setattr("rmgr.daemons.starter_fetch._KEEP_BYTES", 250_000)
+
+    def get(key: str) -> str:
+        while (found := fetcher.files.get(key)) is None:
+            until(lambda: letters)
+            letters.popleft()()
+        assert isinstance(found, str)
+        return found
+
+    def on_disk() -> int:
+        return sum(1 for path in (tmp_path / "blobs").iterdir() if path.is_file())
+
+    held = [get("m0"), get("m1")]
+    get("m2")
+    assert on_disk() == 3, "together they are too much, but all were asked for just now"
+    monkeypatch.setattr("rmgr.daemons.starter_fetch._RECENT_S", -1.0)
+    get("m3")
+    assert on_disk() == 4, "m0 and m1 are in use"
+    assert [Path(path).read_bytes()[:1] for path in held] == [bytes([0]), bytes([1])]
+    held.clear()
+    assert on_disk() == 2
+    again = get("m0")
+    assert Path(again).read_bytes() == bytes(100_000)
+    assert on_disk() == 2
+    work.close()
+
+
 # -- watching --------------------------------------------------------------------------------------------------------------------------
 
 
