@@ -144,7 +144,7 @@ sleep 60
 @pytest.mark.parametrize("kind", ["group", "sessions", "crowd"])
 def test_a_fork_bomb_is_contained_and_the_slot_goes_on(node: WorkNode, slot: Slot, kind: str) -> None:
     if kind != "crowd" and "pids" not in slot.features:
-        pytest.skip("no pids limit here: the bomb would take the machine")
+        pytest.skip("no cgroup with a limit of processes may be made here: the bomb would take the machine")
     seq = node.shell(slot, BOMBS.get(kind, CROWD), shape=Shape(submission=1, limit_us=800_000, grace_us=100_000))
     after = node.end_of(node.run(slot, "echo", "alive"), timeout_s=20)
     assert after.out.data == b"alive\n"
@@ -441,7 +441,7 @@ def test_a_reused_pid_is_not_killed(tmp_path: Path) -> None:
 
 def test_workers_are_forked_into_groups_that_are_removed(node: WorkNode, slot: Slot) -> None:
     if "cgroup" not in slot.features:
-        pytest.skip("no cgroup here")
+        pytest.skip("no cgroup may be made here, so no worker has one")
     worker = slot.start_worker(WorkerSpec())
     groups = lambda: list(Path("/sys/fs/cgroup").glob(f"**/rmgr-n1-{node.runner.guid}/{slot.name}/w*"))  # noqa: E731
     until(groups)

@@ -11,6 +11,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -230,14 +231,29 @@ def test_a_write_error_of_the_file_is_told_and_survived(store: SqliteStore, path
     assert store.head("big") == (3 * CHUNK_BYTES, "raw")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_is_told(path: Path) -> None:
-    path.parent.chmod(0o500)
+@contextlib.contextmanager
+def as_nobody() -> Iterator[Path]:
+    """An empty folder of somebody who is not root, and his rights: root may write everywhere, whatever the mode."""
+    folder, root = Path(tempfile.mkdtemp(prefix="rmgr-nobody-")), os.geteuid() == 0
     try:
-        with pytest.raises(StoreUnavailable, match="Permission denied"):
-            SqliteStore(path)
+        if root:
+            os.chown(folder, 65534, 65534)
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            if root:
+                os.seteuid(0)
     finally:
-        path.parent.chmod(0o700)
+        folder.chmod(0o700)
+        shutil.rmtree(folder)
+
+
+def test_a_folder_that_may_not_be_written_is_told() -> None:
+    with as_nobody() as folder:
+        folder.chmod(0o500)
+        with pytest.raises(StoreUnavailable, match="Permission denied"):
+            SqliteStore(folder / "store.db")
 
 
 def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,30 +31,31 @@ def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-@pytest.fixture
-def durable(adapter: Adapter) -> Adapter:
-    if not adapter.is_durable:
-        pytest.skip("lives in one process")
-    return adapter
+def only(adapters: Callable[[Adapter], object]) -> pytest.MarkDecorator:
+    """The test is made for these adapters only: a store in the memory of one process has no file to damage and no second process."""
+    return pytest.mark.parametrize("adapter", sorted(name for name, one in ADAPTERS.items() if adapters(one)), indirect=True)
+
+
+durable = only(lambda one: one.is_durable)
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------------------
 
 
+@only(lambda one: one.damage)
 @pytest.mark.parametrize(("size", "chunk"), [(100, 0), (CHUNK_BYTES, 0), (3 * CHUNK_BYTES + 1, 0), (3 * CHUNK_BYTES + 1, 3)])
 def test_a_damaged_value_is_data_lost_and_never_wrong_bytes(adapter: Adapter, store: Store, tmp_path: Path, size: int, chunk: int) -> None:
-    if adapter.damage is None:
-        pytest.skip("nobody can get behind it")
+    assert adapter.damage is not None
     store.put("k", pattern(size))
     store.put("other", b"fine")
     adapter.damage(tmp_path, "k", chunk)
     assert_lost(store, tmp_path)
 
 
+@only(lambda one: one.remove_chunk)
 @pytest.mark.parametrize("chunk", [0, 1, 2])
 def test_a_value_with_a_missing_chunk_is_data_lost(adapter: Adapter, store: Store, tmp_path: Path, chunk: int) -> None:
-    if adapter.remove_chunk is None:
-        pytest.skip("nobody can get behind it")
+    assert adapter.remove_chunk is not None
     store.put("k", pattern(2 * CHUNK_BYTES + 1))
     store.put("other", b"fine")
     adapter.remove_chunk(tmp_path, "k", chunk)
@@ -96,8 +97,9 @@ with open_store(url) as store:
 """
 
 
-def test_four_processes_write_at_once(durable: Adapter, store: Store, tmp_path: Path) -> None:
-    children = [start(_WRITER, durable.url(tmp_path), str(n)) for n in range(4)]
+@durable
+def test_four_processes_write_at_once(adapter: Adapter, store: Store, tmp_path: Path) -> None:
+    children = [start(_WRITER, adapter.url(tmp_path), str(n)) for n in range(4)]
     created: list[str] = []
     for child in children:
         out, _ = child.communicate(timeout=100)
@@ -125,10 +127,11 @@ with open_store(sys.argv[1]) as store:
 """
 
 
-def test_a_writer_killed_in_mid_write_leaves_whole_values_only(durable: Adapter, store: Store, tmp_path: Path) -> None:
+@durable
+def test_a_writer_killed_in_mid_write_leaves_whole_values_only(adapter: Adapter, store: Store, tmp_path: Path) -> None:
     rng = random.Random(7)
     for _ in range(6):
-        child = start(_VICTIM, durable.url(tmp_path))
+        child = start(_VICTIM, adapter.url(tmp_path))
         assert child.stdout is not None
         try:
             assert child.stdout.readline()  # the first round is durable
@@ -143,13 +146,14 @@ def test_a_writer_killed_in_mid_write_leaves_whole_values_only(durable: Adapter,
         assert len(rows) == 200
         kinds = {value for value, _ in rows.values()}
         assert kinds <= {b"a" * 50, b"b" * 50}
-        if durable.is_atomic:
+        if adapter.is_atomic:
             assert len(kinds) == 1, "rows of one put_many are seen together"
         store.put("after", b"alive", timeout_s=5)
         assert store.get("after") == (b"alive", Encoding.RAW)
 
 
-def test_acknowledged_values_outlive_their_writer(durable: Adapter, tmp_path: Path) -> None:
+@durable
+def test_acknowledged_values_outlive_their_writer(adapter: Adapter, tmp_path: Path) -> None:
     script = """
 import os, sys
 from rmgr.adapters.stores import open_store
@@ -159,10 +163,10 @@ for n in range(50):
 print("done", flush=True)
 os.kill(os.getpid(), 9)
 """
-    child = start(script, durable.url(tmp_path))
+    child = start(script, adapter.url(tmp_path))
     out, _ = child.communicate(timeout=60)
     assert out == "done\n"
-    store = open_store(durable.url(tmp_path))
+    store = open_store(adapter.url(tmp_path))
     try:
         assert {key: value for key, (value, _) in store.get_many([f"k/{n}" for n in range(50)]).items()} == {
             f"k/{n}": b"%d" % n for n in range(50)
