@@ -55,28 +55,13 @@ ensure_zookeeper() {
 
 # -- Java programs from Maven Central ------------------------------------------------------------------------------------------
 
-JARS=${XDG_CACHE_HOME:-$HOME/.cache}/rmgr
-
-# fetch_jars NAME WHAT: the jars that deploy/lib/NAME.pom.xml asks for, in $JARS/NAME; fetched when they are missing or the file has changed.
+# fetch_jars NAME WHAT: the jars that rmgr/dev/NAME.pom.xml asks for, into the user's cache, when they are missing or the file has changed.
 fetch_jars() {
-  local name=$1 what=$2 pom="$ROOT/deploy/lib/$1.pom.xml" target="$JARS/$1" want draft log
-  want=$(cksum <"$pom")
-  if [ "$(cat "$target/.fetched" 2>/dev/null)" = "$want" ]; then return 0; fi
+  local name=$1 what=$2 python="$VENV/bin/python"
+  [ -x "$python" ] || python=$(choose_python)
+  if PYTHONPATH=$ROOT "$python" -m rmgr.dev.jars --check "$name"; then return 0; fi
   command -v mvn >/dev/null || install_packages "Maven, to fetch $what" maven
-  say "Fetching $what from Maven Central into $target"
-  mkdir -p "$JARS"
-  draft=$(mktemp -d "$JARS/.$name.XXXXXX")
-  log=$(mktemp)
-  if ! mvn -B -q -f "$pom" dependency:copy-dependencies -DoutputDirectory="$draft" -DincludeScope=runtime </dev/null >"$log" 2>&1; then
-    grep -m 3 '^\[ERROR\] .' "$log" >&2 || tail -n 5 "$log" >&2
-    rm -rf "$log" "$draft"
-    die "mvn could not fetch $what. Is this machine online, and does ~/.m2/settings.xml name its proxy or mirror, if it needs one?"
-  fi
-  rm -f "$log"
-  chmod 755 "$draft"
-  printf '%s\n' "$want" >"$draft/.fetched"
-  rm -rf "$target"
-  mv -T "$draft" "$target" 2>/dev/null || rm -rf "$draft" # another one was faster
+  PYTHONPATH=$ROOT "$python" -m rmgr.dev.jars "$name" || die "$what could not be fetched"
 }
 
 # ZooKeeper 3.9, what production runs; Debian has 3.8. `rmgr dev` and the tests can use either.

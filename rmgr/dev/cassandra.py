@@ -1,7 +1,7 @@
 """A real Cassandra node, or a ring of them, as child processes: for `rmgr dev --store cassandra`, tests and measurements.
 
 Cassandra is not in Debian: its jars (5.0) lie in the directory named by RMGR_CASSANDRA_LIB, by default in the user's
-cache, where `deploy/lib/setup.sh ensure_cassandra` puts them. Nothing is written outside the data directory. The JVM
+cache, where `rmgr dev --store cassandra` fetches them to. Nothing is written outside the data directory. The JVM
 options make a start short (5 s) and are for one machine; how production runs a node, Cassandra's own manual says.
 """
 
@@ -17,18 +17,19 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
+from rmgr.dev import jars
 from rmgr.dev.server import ServerProcess, free_port, wait_all_ready
 from rmgr.errors import Unavailable
 
 RELEASE = "5.0"
+JARS = f"cassandra-{RELEASE}"
 MAIN_CLASS = "org.apache.cassandra.service.CassandraDaemon"
 #: Cassandra 5.0 runs on these releases of Java only.
 JAVA_RELEASES = (11, 17)
-_HOW = "in a checkout of rmgr, type: deploy/lib/setup.sh ensure_cassandra"
 _HOW_JAVA = "apt-get install openjdk-17-jre-headless, or set JAVA_HOME to a Java 17"
 _JVM_DIRECTORY = Path("/usr/lib/jvm")
 _POLL_S = 0.05
@@ -87,10 +88,32 @@ _LOGBACK = """\
 # -- what this machine has ---------------------------------------------------------------------------------------------------
 
 
+def prepare(report: Callable[[str], None]) -> None:
+    """Fetches Cassandra's jars if they are missing, after a look whether the other parts are here; takes minutes then.
+
+    Args:
+        report: gets a line before the download.
+    Raises: Unavailable, with what to type.
+    """
+    java()
+    _require_driver()
+    try:
+        library()
+    except Unavailable:
+        if os.environ.get("RMGR_CASSANDRA_LIB"):
+            raise
+        jars.fetch(JARS, report=report)
+        library()
+
+
 def require_parts() -> None:
     """Raises `Unavailable`, with what to type, when a node cannot run here or its driver is missing."""
     java()
     library()
+    _require_driver()
+
+
+def _require_driver() -> None:
     if importlib.util.find_spec("cassandra") is None:
         msg = "Cassandra's driver for Python is missing"
         raise Unavailable(msg, hint="pip install 'rmgr[cassandra]'")
@@ -113,13 +136,12 @@ def library() -> Path:
         return directory
     named = f"RMGR_CASSANDRA_LIB={chosen}" if chosen else str(directory)
     msg = f"Cassandra's jars are missing in {named}"
-    raise Unavailable(msg, hint=_HOW)
+    raise Unavailable(msg, hint=f"type: {jars.command(JARS)}")
 
 
 def default_library() -> Path:
     """Where the jars are kept unless RMGR_CASSANDRA_LIB says otherwise."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "rmgr" / f"cassandra-{RELEASE}"
+    return jars.directory(JARS)
 
 
 def java() -> str:

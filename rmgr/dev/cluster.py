@@ -26,7 +26,7 @@ from rmgr.client.snapshot import read_snapshot
 from rmgr.config import ClusterConfig, Config, SecurityConfig, dev_file
 from rmgr.coord.snapshot import ClusterSnapshot
 from rmgr.dev.cassandra import CassandraNode
-from rmgr.dev.cassandra import require_parts as require_cassandra
+from rmgr.dev.cassandra import prepare as prepare_cassandra
 from rmgr.dev.security import DevSecurity, is_open_asked
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
@@ -177,6 +177,7 @@ class DevCluster:
 
         Args:
             report: is told one line for each step.
+            deadline_s: from there on that Cassandra's jars are here; they are fetched when they are missing.
         Raises: StateConflict when a cluster runs in the directory already; Unavailable when a part does not come up
             (everything is stopped again then, and the message has the end of its log).
         """
@@ -192,7 +193,9 @@ class DevCluster:
         if old is not None and (self.directory / "zookeeper").exists():
             self._check_kind(old)
         if self.cassandra is not None:
-            require_cassandra()
+            began_s = time.monotonic()
+            prepare_cassandra(report)
+            end += time.monotonic() - began_s  # a download is not counted
         try:
             report("starting ZooKeeper and Cassandra" if self.cassandra is not None else "starting ZooKeeper")
             if self.cassandra is not None:

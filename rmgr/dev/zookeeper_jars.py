@@ -1,4 +1,4 @@
-"""Where Java and ZooKeeper's jars are on this machine: Debian's 3.8, or the 3.9 that deploy/lib/setup.sh has fetched.
+"""Where Java and ZooKeeper's jars are on this machine: Debian's 3.8, or the 3.9 that `rmgr.dev.jars` has fetched.
 
 RMGR_ZOOKEEPER_LIB chooses for every server whose maker did not: a directory of jars, or one of `RELEASES`.
 """
@@ -9,10 +9,12 @@ import os
 import shutil
 from pathlib import Path
 
+from rmgr.dev import jars
 from rmgr.errors import Unavailable
 
-#: Debian's package, and the one from Maven Central (deploy/lib/zookeeper-3.9.pom.xml).
+#: Debian's package, and the one from Maven Central (zookeeper-3.9.pom.xml).
 RELEASES = ("3.8", "3.9")
+FETCHED = "zookeeper-3.9"
 DEBIAN_JARS = ("zookeeper.jar", "zookeeper-jute.jar", "slf4j-api.jar", "slf4j-simple.jar", "netty-all.jar", "netty-codec.jar")
 _NEEDED = DEBIAN_JARS[:4]
 _DEBIAN_DIR = Path("/usr/share/java")
@@ -39,9 +41,8 @@ def java() -> str | None:
 
 
 def fetched_dir() -> Path:
-    """Where deploy/lib/setup.sh puts the jars of 3.9: the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME") or Path.home()) / ".cache"
-    return Path(cache) / "rmgr" / "zookeeper-3.9"
+    """Where the jars of 3.9 are kept: the user's cache."""
+    return jars.directory(FETCHED)
 
 
 def class_path(release: str = "") -> str:
@@ -55,7 +56,7 @@ def class_path(release: str = "") -> str:
     if chosen == "3.8":
         return _debian()
     if chosen == "3.9":
-        return _directory(fetched_dir(), "deploy/quickstart.sh or tests/run.sh fetch it: ensure_zookeeper39 in deploy/lib/setup.sh")
+        return _directory(fetched_dir(), f"type: {jars.command(FETCHED)}")
     if chosen:
         return _directory(Path(chosen), "a directory with ZooKeeper's jar and all its dependencies is meant", "RMGR_ZOOKEEPER_LIB=")
     try:
@@ -77,5 +78,6 @@ def _debian() -> str:
     lacking = [name for name in _NEEDED if not (_DEBIAN_DIR / name).exists()]
     if lacking:
         msg = f"ZooKeeper's jars are missing in {_DEBIAN_DIR}: {', '.join(lacking)}"
-        raise Unavailable(msg, hint=f"{HOW_TO_INSTALL}; or set RMGR_ZOOKEEPER_LIB to a directory of jars")
+        elsewhere = f"not on Debian: {jars.command(FETCHED)}, or RMGR_ZOOKEEPER_LIB=DIR with its jars"
+        raise Unavailable(msg, hint=f"{HOW_TO_INSTALL}; {elsewhere}")
     return ":".join(str(_DEBIAN_DIR / name) for name in DEBIAN_JARS if (_DEBIAN_DIR / name).exists())

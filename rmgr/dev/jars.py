@@ -1,0 +1,125 @@
+"""Fetches jars from Maven Central into the user's cache, for servers that `rmgr dev` and the tests run.
+
+    python -m rmgr.dev.jars cassandra-5.0            fetches them where they are missing, or where the list has changed
+    python -m rmgr.dev.jars --check cassandra-5.0    exit code 0 = they are there
+
+Which jars: the `*.pom.xml` beside this file. Needs no more than the standard library: set-up scripts run it before anything is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rmgr.errors import Unavailable
+
+#: Name -> what it is called.
+SETS = {"cassandra-5.0": "Cassandra 5.0", "zookeeper-3.9": "ZooKeeper 3.9"}
+_STAMP = ".fetched"
+_FETCH_S = 900.0
+_MAVEN = "apt-get install maven, then the same command again"
+
+
+def directory(name: str) -> Path:
+    """Where the jars of a set are kept, fetched or not: the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME") or Path.home()) / ".cache"
+    return Path(cache) / "rmgr" / name
+
+
+def command(name: str) -> str:
+    """What to type to fetch a set."""
+    return f"{sys.executable} -m rmgr.dev.jars {name}"
+
+
+def is_fetched(name: str) -> bool:
+    """The jars are there, as the list asks for them now."""
+    with contextlib.suppress(OSError):
+        return (directory(name) / _STAMP).read_text(encoding="utf-8").strip() == _sum(name)
+    return False
+
+
+def fetch(name: str, *, report: Callable[[str], None], timeout_s: float = _FETCH_S) -> Path:
+    """Fetches a set with Maven unless it is there; returns its directory. Two at once both succeed.
+
+    Args:
+        report: gets one line before the download, which takes up to some minutes.
+    Raises: Unavailable without Maven, when Maven fails, and after `timeout_s`; what was there before is still there then.
+    """
+    target, what = directory(name), SETS[name]
+    if is_fetched(name):
+        return target
+    maven = shutil.which("mvn")
+    if maven is None:
+        msg = f"{what} is to be fetched into {target}, and Maven (mvn), which does that, is missing"
+        raise Unavailable(msg, hint=_MAVEN)
+    report(f"fetching {what} from Maven Central into {target}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=target.parent))
+    except OSError as error:
+        msg = f"{target.parent} cannot be written: {error.strerror}"
+        raise Unavailable(msg, hint="choose another cache: export XDG_CACHE_HOME=DIR") from error
+    try:
+        _run_maven(maven, name, draft, timeout_s)
+        draft.chmod(0o755)
+        (draft / _STAMP).write_text(_sum(name) + "\n", encoding="utf-8")
+        shutil.rmtree(target, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process was faster
+            draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def _pom(name: str) -> Path:
+    return Path(__file__).with_name(f"{name}.pom.xml")
+
+
+def _sum(name: str) -> str:
+    """The list's checksum, as cksum(1) prints it."""
+    ended = subprocess.run(["cksum"], input=_pom(name).read_bytes(), capture_output=True, timeout=60, check=True)
+    return ended.stdout.decode().strip()
+
+
+def _run_maven(maven: str, name: str, draft: Path, timeout_s: float) -> None:
+    # Its own directory: Maven reads .mvn/ of the one it runs in, and of those above.
+    options = [f"-DoutputDirectory={draft}", "-DincludeScope=runtime"]
+    words = [maven, "-B", "-q", "-f", str(_pom(name)), "dependency:copy-dependencies", *options]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    try:
+        ended = subprocess.run(words, cwd=draft, **pipes, timeout=timeout_s, text=True, errors="replace", check=False)  # type: ignore[call-overload]
+    except subprocess.TimeoutExpired:
+        msg = f"mvn has not fetched {SETS[name]} within {timeout_s:.0f} s"
+        raise Unavailable(msg, hint=f"once this machine reaches Maven Central faster: {command(name)}") from None
+    if ended.returncode:
+        lines = [line for line in ended.stdout.splitlines() if line.strip()]
+        told = next((line for line in lines if line.startswith("[ERROR] ")), lines[-1] if lines else "it says nothing")
+        msg = f"mvn could not fetch {SETS[name]}: {told.removeprefix('[ERROR] ')[:400]}"
+        raise Unavailable(msg, hint="is this machine online, and does ~/.m2/settings.xml name its proxy or mirror, if it needs one?")
+
+
+def main(words: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    is_check = words[:1] == ["--check"]
+    names = words[1:] if is_check else words
+    if len(names) != 1 or names[0] not in SETS:
+        sys.stderr.write(f"usage: python -m rmgr.dev.jars [--check] {' | '.join(SETS)}\n")
+        return 2
+    if is_check:
+        return 0 if is_fetched(names[0]) else 1
+    try:
+        fetch(names[0], report=lambda line: print(line, file=sys.stderr, flush=True))
+    except Unavailable as error:
+        sys.stderr.write(f"error: {error.message}\nhint: {error.hint}\n")
+        return 5
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
