@@ -76,6 +76,10 @@ class Loads:
                 return
             at = (at - 1) // width
 
+    def profile(self, node: int) -> tuple[int, ...]:
+        """The shortest queue of the subtree at each depth (figure 7). Of a full tree only; () else."""
+        return tuple(self._shortest[node]) if self._full else ()
+
     def shortest_queue(self, node: int, size: int, may: Callable[[int], bool] | None) -> int:
         """Of the target partitions of this size in the subtree. Cost: O(1) in a full tree without `may`, else O(nodes of the subtree)."""
         tree = self.tree

@@ -14,6 +14,7 @@ from rmgr.sim.papers.report import Report
 PAPERS: Mapping[str, tuple[str, str]] = {
     "000": ("rmgr.sim.papers.paper000", "queue selection and connection reservation on an HPC2500"),
     "001": ("rmgr.sim.papers.paper001", "migration against starvation on a grid"),
+    "002": ("rmgr.sim.papers.paper002", "gang time-sharing over nested partitions (DQT)"),
     "004": ("rmgr.sim.papers.paper004", "which server answers a call first, under stale information (Ninf)"),
 }
 

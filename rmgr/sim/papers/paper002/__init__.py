@@ -1,0 +1,69 @@
+"""Paper 002 again: gang time-sharing with the distributed queue tree (Hori, Ishikawa, Konaka, Maeda, Tomokiyo; papers.md section 3).
+
+This room holds what is run (`cells.py`), what the statements ask for (`asked.py`), the statements (`checks.py`, `exact.py`) and the tables
+and figures (`tables.py`). It measures with `rmgr.sim.gangs` and decides nothing itself: every verdict is computed from the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rmgr.sim.gangs.workloads import SLOTS
+from rmgr.sim.papers.paper002.asked import HEIGHTS, Runs
+from rmgr.sim.papers.paper002.cells import measure
+from rmgr.sim.papers.paper002.checks import CHECKS as _CHECKS
+from rmgr.sim.papers.paper002.tables import figures, tables
+from rmgr.sim.papers.report import Check, Figure, Report, Table
+from rmgr.sim.papers.runs import measured
+
+CHECKS = tuple(_CHECKS)
+SEEDS = 5
+
+#: Where the paper contradicts itself or is silent, and what we read.
+NOTES = (
+    "The recursions of M, N and A say '0 for i >= w^h'; with P = w^h processors that bound does not fit: 0 below the leaves is used here.",
+    "A second reading: the printed bound is right and the tree has h levels and P = w^(h-1). It fits worse (papers.md 3.4).",
+    "TQLB is printed with B = 0 at the root; the guarantee of one slot in every max-TQLB slots needs the root's queue (table 1: 6, not 4).",
+    "Sizes are powers of two up to half of the machine: with tasks of the whole machine FCFS's queue at low load grows to 33-62, not 13.",
+    "By the text a task that comes to an empty queue waits for the next round (next_round); the numbers here are of this_round.",
+    "The bound of RETR in 5.2 is stated without a margin for the first and the last round; the last term of C2.11 is that margin.",
+    "The arrows of figure 2 are lost in the text we have; the states' table follows its four descriptions.",
+    "Figures 8 to 10 print no numbers: the paper's column of C2.7 to C2.9 is the load, or what its text says.",
+    "Heights 10 and 11 are run with two seeds. Switching is charged to every slot: an upper bound, for a task may run twice in a row.",
+    "Messages are counted, not sent: in rmgr one leader publishes the tree with its front, and every node computes the same slots from it.",
+)
+
+
+def report(
+    seeds: Sequence[int],
+    checks: Sequence[str] | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    processes: int = 1,
+    *,
+    heights: Sequence[int] = HEIGHTS,
+    slots: int = SLOTS,
+) -> Report:
+    """Runs what the checks need, each run once; None: all of them, tables and figures too.
+
+    Args:
+        processes: at a time. heights: of figures 8 to 10. slots: of each run; fewer give a look, not a result.
+    Raises: RmgrError for a run that failed.
+    """
+    asking = Runs(seeds, heights=heights, slots=slots)
+    _written(asking, checks)
+    measures = measured(asking.asked, measure, processes=processes, on_progress=on_progress)
+    found, shown, drawn = _written(Runs(seeds, measures, heights=heights, slots=slots), checks)
+    notes = NOTES if checks is None else ()
+    if slots != SLOTS:
+        notes = (*notes, f"{slots:,} slots were run, not {SLOTS:,}: a look, not a result.")
+    return Report(paper="002", checks=found, tables=shown, notes=notes, figures=drawn)
+
+
+def _written(runs: Runs, checks: Sequence[str] | None) -> tuple[tuple[Check, ...], tuple[Table, ...], tuple[Figure, ...]]:
+    found = tuple(_all_of(runs, CHECKS if checks is None else checks))
+    return (found, tables(runs), figures(runs)) if checks is None else (found, (), ())
+
+
+def _all_of(runs: Runs, names: Sequence[str]) -> Iterator[Check]:
+    for name in names:
+        yield from _CHECKS[name](runs)

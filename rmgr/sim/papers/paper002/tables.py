@@ -1,0 +1,187 @@
+"""Paper 002: tables 1 to 4 and figures 8 to 10 beside the paper's, and what the paper leaves open: switching, weights, messages, widths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rmgr.sched.tree.queue import Newcomers
+from rmgr.sim.papers.paper002.asked import Runs
+from rmgr.sim.papers.paper002.cells import Measures
+from rmgr.sim.papers.paper002.checks import BUSY, LOADS, NAMES, PAPER, PAPER_BATCH, QUIET
+from rmgr.sim.papers.paper002.exact import FIGURE_1, TABLE_1, table_1
+from rmgr.sim.papers.report import Cell, Figure, Point, Table, mean
+
+#: Parts of a slot that switching takes.
+SWITCHES = (0.0, 0.001, 0.01, 0.05)
+_WEIGHTS = (1, 2, 4)
+#: Trees of 64 processors.
+_WIDTHS, _PROCESSORS = (2, 4, 8), 64
+
+
+def tables(runs: Runs) -> tuple[Table, ...]:
+    return (
+        _first(),
+        _policies(runs, "Table 2: task allocation policies at load .368", QUIET, 0),
+        _policies(runs, "Table 3: task allocation policies at load .793", BUSY, 2),
+        _batch(runs),
+        _by_load(runs, "Figure 8: utilisation of DQT", "utilisation", 4),
+        _by_load(runs, "Figure 9: mean RETR of DQT", "retr", 3),
+        _by_load(runs, "Figure 10: utilisation of FCFS batch", "utilisation", 4, kind="batch"),
+        _newcomers(runs),
+        _weights(runs),
+        _switching(runs),
+        _distribution(runs),
+        _messages(runs),
+        _widths(runs),
+    )
+
+
+def figures(runs: Runs) -> tuple[Figure, ...]:
+    return (
+        _lines(runs, "Figure 8: utilisation of DQT", "share of processors in partitions that run a task", "utilisation"),
+        _lines(runs, "Figure 9: mean RETR of DQT", "real execution time ratio", "retr"),
+        _lines(runs, "Figure 10: utilisation of FCFS batch", "share of processors in blocks that run a task", "utilisation", kind="batch"),
+    )
+
+
+def _first() -> Table:
+    _, skipped = table_1()
+    rows = []
+    for slot, (paper, ours) in enumerate(zip(TABLE_1, skipped, strict=True)):
+        rows.append((slot, *(f"Q{task // 10}({task % 10})" for task in ours), "yes" if paper == ours else "no"))
+    queues = ", ".join(f"Q{node}:{length}" for node, length in enumerate(FIGURE_1))
+    return Table(
+        title=f"Table 1: slots of figure 1 ({queues})", columns=("slot", "PE0", "PE1", "PE2", "PE3", "as printed"), rows=tuple(rows)
+    )
+
+
+def _policies(runs: Runs, title: str, load: float, at: int) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for policy, name in NAMES.items():
+        paper = PAPER.get(policy)
+        fields = {"load": load, "allocation": policy}
+        rows.append(
+            (
+                name,
+                None if paper is None else paper[at],
+                runs.mean("utilisation", **fields),
+                runs.spread("utilisation", **fields),
+                None if paper is None else paper[at + 1],
+                runs.median("most_tqlb", **fields),
+                " ".join(f"{value:.0f}" for value in sorted(runs.of("most_tqlb", **fields))),
+                runs.mean("retr", **fields),
+            )
+        )
+    columns = ("policy", "paper U", "U", "spread", "paper max TQLB", "max TQLB", "of the seeds", "RETR")
+    return Table(title=title, columns=columns, rows=tuple(rows))
+
+
+def _batch(runs: Runs) -> Table:
+    rows = []
+    for load, (utilisation, queue) in PAPER_BATCH.items():
+        fields: dict[str, Any] = {"kind": "batch", "load": load}
+        rows.append(
+            (
+                str(load),
+                utilisation,
+                runs.mean("utilisation", **fields),
+                runs.spread("utilisation", **fields),
+                queue,
+                runs.mean("longest_queue", **fields),
+                " ".join(f"{value:.0f}" for value in sorted(runs.of("longest_queue", **fields))),
+                runs.mean("utilisation", load=load),
+            )
+        )
+    columns = ("load", "paper U", "U", "spread", "paper queue", "longest queue", "of the seeds", "U of DQT")
+    return Table(title="Table 4: FCFS batch with binary buddies", columns=columns, rows=tuple(rows))
+
+
+def _by_load(runs: Runs, title: str, what: str, digits: int, **fields: Any) -> Table:
+    rows = [(str(load), *(round(runs.mean(what, height=height, load=load, **fields), digits) for height in runs.heights)) for load in LOADS]
+    return Table(title=title, columns=("load", *(f"2^{height}" for height in runs.heights)), rows=tuple(rows))
+
+
+def _newcomers(runs: Runs) -> Table:
+    rows = []
+    for load in (QUIET, BUSY, 1.0):
+        row: list[Cell] = [str(load)]
+        for kind in Newcomers:
+            row += [runs.mean("utilisation", load=load, newcomers=kind), runs.mean("retr", load=load, newcomers=kind)]
+        rows.append(tuple(row))
+    return Table(
+        title="A task in an empty queue: served in this round or the next",
+        columns=("load", "U this_round", "RETR this_round", "U next_round", "RETR next_round"),
+        rows=tuple(rows),
+    )
+
+
+def _weights(runs: Runs) -> Table:
+    rows = []
+    for load in (QUIET, BUSY, 1.0):
+        found = [dict(one.by_weight) for one in runs.all(load=load, weights=_WEIGHTS)]
+        rows.append(
+            (
+                str(load),
+                runs.mean("utilisation", load=load, weights=_WEIGHTS),
+                *(mean([one[weight] for one in found]) for weight in _WEIGHTS),
+                runs.mean("retr", load=load),
+            )
+        )
+    columns = ("load", "U", *(f"RETR, weight {weight}" for weight in _WEIGHTS), "RETR without weights")
+    return Table(title="Priority as weight: a third of the tasks each", columns=columns, rows=tuple(rows))
+
+
+def _switching(runs: Runs) -> Table:
+    rows = []
+    for load in (QUIET, BUSY, 1.0):
+        for switch in SWITCHES:
+            fields = {"load": load, "switch": switch}
+            rows.append((str(load), f"{switch:.1%}", *(runs.mean(what, **fields) for what in ("utilisation", "useful", "retr"))))
+    columns = ("load", "of a slot", "U", "U without switching", "RETR")
+    return Table(title="Switching takes a part of every slot", columns=columns, rows=tuple(rows))
+
+
+def _distribution(runs: Runs) -> Table:
+    def part(at: int) -> Callable[[Measures], float]:
+        return lambda found: found.tqlb[at]
+
+    rows = [(str(load), *(runs.mean(part(at), load=load) for at in range(4)), runs.mean("most_tqlb", load=load)) for load in LOADS]
+    columns = ("load", "mean", "median", "90 %", "99 %", "largest")
+    return Table(title="Distribution of max TQLB over time (2^7, BF&APA)", columns=columns, rows=tuple(rows))
+
+
+def _messages(runs: Runs) -> Table:
+    rows = []
+    for policy, name in NAMES.items():
+        row: list[Cell] = [name]
+        for load in (QUIET, BUSY):
+            fields = {"load": load, "allocation": policy, "messages": True}
+            row += [runs.mean("per_slot", **fields), runs.mean("per_task", **fields)]
+        rows.append(tuple(row))
+    columns = ("policy", "per slot at .368", "per task at .368", "per slot at .793", "per task at .793")
+    return Table(title="Messages that the paper's nodes would send", columns=columns, rows=tuple(rows))
+
+
+def _widths(runs: Runs) -> Table:
+    rows = []
+    for width in _WIDTHS:
+        for load in (0.4, 0.8):
+            fields = {"leaves": _PROCESSORS, "width": width, "load": load, "odd": True}
+            used, useful = runs.mean("utilisation", **fields), runs.mean("useful", **fields)
+            rows.append(
+                (width, str(load), used, useful, (used - useful) / used, runs.mean("retr", **fields), runs.mean("most_tqlb", **fields))
+            )
+    columns = ("width", "load", "U of partitions", "U of tasks", "lost inside", "RETR", "max TQLB")
+    return Table(title="Sizes 1 to 32 on 64 processors: internal fragmentation", columns=columns, rows=tuple(rows))
+
+
+def _lines(runs: Runs, title: str, label: str, what: str, **fields: Any) -> Figure:
+    lines = []
+    for height in runs.heights:
+        points = []
+        for load in LOADS:
+            values = runs.of(what, height=height, load=load, **fields)
+            points.append(Point(load, mean(values), min(values), max(values)))
+        lines.append((f"2^{height}", tuple(points)))
+    return Figure(title=title, x_label="load (workload ratio)", y_label=label, lines=tuple(lines))
