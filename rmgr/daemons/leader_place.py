@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from rmgr.coord import paths
 from rmgr.daemons.leader_desk import Desk
@@ -19,10 +20,11 @@ from rmgr.daemons.placing_asks import Asks
 from rmgr.daemons.placing_book import Book
 from rmgr.daemons.placing_facts import Names, allows, job_of, marked, node_mark, node_of
 from rmgr.daemons.placing_faults import INSTEAD, Faults
+from rmgr.daemons.placing_foreign import Foreign
 from rmgr.daemons.placing_lists import LongList
 from rmgr.daemons.placing_orders import Orders
 from rmgr.daemons.placing_pass import Passes
-from rmgr.daemons.placing_pipeline import configuration, pipeline_of
+from rmgr.daemons.placing_pipeline import configuration, document_of, is_foreign, pipeline_of
 from rmgr.daemons.placing_rebuild import Rebuild
 from rmgr.daemons.placing_record import Recording
 from rmgr.daemons.placing_rests import Rests
@@ -36,6 +38,7 @@ from rmgr.model.submission import Submission
 from rmgr.model.views import PlacingView
 from rmgr.runtime.timers import Timer
 from rmgr.sched.job import Node
+from rmgr.sched.partition import Partition
 from rmgr.sched.plan import Plan, WakeAt
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Limits
@@ -62,7 +65,7 @@ class Placer:
         self.plan = Plan()
         self.book = Book()
         self.names = Names()
-        self.faults = Faults(desk, self._placed_otherwise)
+        self.faults = Faults(desk, lambda: self._look_again(Cause.TAKE_OVER))
         self.problems: dict[str, str] = {}
         self.passes = 0
         self.last_pass_s = 0.0
@@ -72,14 +75,16 @@ class Placer:
         self._desk = desk
         self._settings = settings
         self._nodes = nodes
-        self._passes = Passes(desk, self.faults, inline=inline)
+        self._foreign = Foreign(desk, self.faults, wake=self.wake, state=lambda: self.state, relearned=self._relearned)
+        self._passes = Passes(desk, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
         self.stops = Stops(desk, self)
         self._orders = Orders(desk, self.book, self.names, nodes, self.stops, self.watch_head, self._broke)
         self.asks = Asks(desk, self, self._orders, nodes)
         self.rests = Rests(desk, self.nodes_changed)
         self._record = Recording(desk)
         self._rebuild_of: Rebuild | None = None
-        self._stages: tuple[Stage, ...] = ()
+        self._every: tuple[Stage, ...] = ()
+        self._stages: tuple[Stage, ...] = ()  # those that run in this process
         self._specs: dict[str, PipelineSpec] = {}
         self._half_life_us = 0
         self._pending: dict[str, Mirror[list[str]]] = {}
@@ -105,6 +110,7 @@ class Placer:
         """The reign is over."""
         self._closed = True
         self._passes.close()
+        self._foreign.close()
         self._record.end(self._now_us)
 
     def resync(self) -> None:
@@ -132,6 +138,7 @@ class Placer:
         placed = settings.placed()
         self.queues = {queue.name: queue for queues in placed.values() for queue in queues if queue.state != "stopped"}
         stages: list[Stage] = []
+        foreign: dict[str, tuple[str, dict[str, Any]]] = {}
         self.policies, self.problems, self.limits, self._half_life_us = {}, {}, {}, 0
         for partition in placed:
             spec = pipeline_of(settings, partition)
@@ -146,9 +153,14 @@ class Placer:
                 continue
             self.policies[partition] = ", ".join(found.policies)
             stages += [Stage(stage.policy, (partition,)) for stage in found.stages]
+            if is_foreign(found):
+                foreign[partition] = (self.policies[partition], document_of(spec))
             self.limits |= found.limits
             self._half_life_us = self._half_life_us or found.usage_half_life_us
-        self._stages = tuple(stages)
+        self._every = tuple(stages)
+        self._stages = tuple(stage for stage in stages if stage.partitions[0] not in foreign)
+        self._foreign.serve(foreign)
+        self._half_life_us = self._half_life_us or self._foreign.half_life_us
         for name in self._pending.keys() - self.queues.keys():
             self._pending.pop(name).stop()
         for name in self.queues.keys() - self._pending.keys():
@@ -182,9 +194,13 @@ class Placer:
         """What passes are made of, and the half-life of use (us)."""
         return self.faults.served(self._stages), self._half_life_us
 
+    def runs_elsewhere(self, partition: str) -> bool:
+        """The policies of that partition have a process of their own, and place just now."""
+        return partition in self._foreign and partition not in self.faults.benched
+
     def stage_names(self, partition: str) -> list[str]:
         """Policies that place in this partition, in order."""
-        return [stage.policy.name for stage in self._stages if partition in stage.partitions]
+        return [stage.policy.name for stage in self._every if partition in stage.partitions]
 
     # -- one turn
 
@@ -201,12 +217,23 @@ class Placer:
         self._reconcile(self.state)
         if self.state is None or self.asks.turn(self.state, self.now_us(), self._carried_out):
             return
-        if self._causes and any(part.jobs or part.notes or part.suspended or part.gangs.by_name for part in self.state.partitions.values()):
-            causes, self._causes = self._causes, frozenset()
-            now_us = self.now_us()
-            then = partial(self._planned, self.state, causes, now_us)
-            self._passes.run(self.state, causes, self._stages, now_us=now_us, then=then, lost=self._carried_out)
+        if (self._causes or self._foreign.has_work) and any(map(_has_work, self.state.partitions.values())):
+            self._pass(self.state)
         self._desk.metrics.waiting_jobs.set(len(self.book.waiting))
+
+    def _pass(self, state: ClusterState) -> None:
+        causes, self._causes = self._causes, frozenset()
+        now_us, has_plan = self.now_us(), self._foreign.has_plan
+        self._foreign.ask(state, causes, now_us)
+        if causes or has_plan:
+            then = partial(self._planned, state, causes, now_us)
+            stages = (*self._stages, *self._foreign.stages(now_us))
+            self._passes.run(state, causes, stages, now_us=now_us, then=then, lost=self._carried_out)
+
+    def _relearned(self) -> None:
+        """A policy in a process of its own looks at use."""
+        if not self._half_life_us:
+            self.settings_changed()
 
     def now_us(self) -> int:
         """The scheduler's clock: the wall's, never going back."""
@@ -219,13 +246,15 @@ class Placer:
             self.wake()  # it is not believed any more
             return
         self.plan = plan
+        self._foreign.passed(plan.faults)
         self.passes += 1
         self.last_pass_s = took_s
         self._desk.metrics.placing_seconds.observe(took_s)
         wakes = [decision.at_us for decision in plan.decisions if type(decision) is WakeAt]
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._desk.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), self._on_time) if wakes else None
+        on_time = partial(self._look_again, Cause.TIMER)
+        self._timer = self._desk.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), on_time) if wakes else None
         self._record.passed(now_us, causes, plan)
         self._orders.carry_out(state, plan, now_us=now_us, done=self._carried_out)
 
@@ -234,11 +263,6 @@ class Placer:
         bench = self.faults.benched.get(partition)
         names = self.stage_names(partition) if bench is None else [INSTEAD]
         self.faults.add(partition, ", ".join(names), error)
-
-    def _placed_otherwise(self) -> None:
-        """Another pipeline places in some partition: as with changed settings, everything that waits is looked at."""
-        self._causes |= {Cause.TAKE_OVER}
-        self.wake()
 
     def _carried_out(self, problem: str) -> None:
         if problem:
@@ -262,8 +286,8 @@ class Placer:
         submission = self.book.submissions.get(task_of(job)[0])
         return submission is None or submission.resubmit
 
-    def _on_time(self) -> None:
-        self._causes |= {Cause.TIMER}
+    def _look_again(self, cause: Cause) -> None:
+        self._causes |= {cause}
         self.wake()
 
     # -- facts
@@ -459,7 +483,7 @@ class Placer:
             return
         records = self._rebuild_of.records
         self.state, self._rebuild_of = built, None
-        placed = {partition for stage in self._stages for partition in stage.partitions}
+        placed = {partition for stage in self._every for partition in stage.partitions}
         self._record.begin(built, self._settings(), placed, half_life_us=self._half_life_us)
         self._orders.adopt(records)
         self.asks.rebuilt()
@@ -470,3 +494,7 @@ class Placer:
         self._nodes_changed = True
         # Whatever had happened before, and was decided by a pass whose commit was never made, is decided now.
         self._causes = frozenset({Cause.TAKE_OVER, Cause.JOB_ENDED, Cause.JOB_SUBMITTED})
+
+
+def _has_work(part: Partition) -> bool:
+    return bool(part.jobs or part.notes or part.suspended or part.gangs.by_name)

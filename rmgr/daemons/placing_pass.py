@@ -11,43 +11,34 @@ from queue import SimpleQueue
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.placing_faults import Faults
 from rmgr.runtime.timers import Timer
-from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
-from rmgr.sched.plan import Plan
-from rmgr.sched.policy import Cause, Policy, Stage
+from rmgr.sched.plan import Fault, Plan
+from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state import ClusterState
-from rmgr.sched.vetting import check_plan
+from rmgr.sched.vetting import Vetted
 
 #: A pass may take so long.
 LIMIT_S = 10.0
-
-
-#: Modules of policies that are shipped.
-_OWN = "rmgr.sched."
-
-
-class _Named:
-    """A policy that says when its turn is, and whose plan is refused whole where no leader can carry it out."""
-
-    def __init__(self, policy: Policy, turn: Callable[[str, str], None]) -> None:
-        self.name = policy.name
-        self._policy, self._turn = policy, turn
-
-    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
-        self._turn(self.name, draft.partition)
-        since = len(draft.decisions)
-        self._policy.plan(draft, causes)
-        check_plan(draft, since, typed=not type(self._policy).__module__.startswith(_OWN))
 
 
 class Passes:
     """Runs passes and tells their plans in the leader's loop.
 
     Args:
-        limit_s: a pass may take so long. inline: passes run at once in the loop (tests that move the clock by hand).
+        forgives: says of a fault that it is nobody's. limit_s: a pass may take so long.
+        inline: passes run at once in the loop (tests that move the clock by hand).
     """
 
-    def __init__(self, desk: Desk, faults: Faults, *, limit_s: float = LIMIT_S, inline: bool = False) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        faults: Faults,
+        *,
+        forgives: Callable[[Fault], bool] = lambda _: False,
+        limit_s: float = LIMIT_S,
+        inline: bool = False,
+    ) -> None:
+        self._forgives = forgives
         self._inline = inline
         self.faults = faults
         self._desk = desk
@@ -75,7 +66,7 @@ class Passes:
         """One pass; `then` gets the plan and its time (s), or `lost` why there is none: the state is lost with it."""
         now_s = self._desk.clock()
         served = self.faults.served(stages)
-        pipeline = tuple(Stage(_Named(stage.policy, self._at_turn), stage.partitions) for stage in served)  # type: ignore[arg-type]
+        pipeline = tuple(Stage(Vetted(stage.policy, self._at_turn), stage.partitions) for stage in served)  # type: ignore[arg-type]
         mark = self._running = object()
         end_s = now_s + self._limit_s
 
@@ -112,7 +103,8 @@ class Passes:
         if self._timer is not None:
             self._timer.cancel()
         for fault in plan.faults:
-            self.faults.add(fault.partition, fault.policy, fault.error)
+            if not self._forgives(fault):
+                self.faults.add(fault.partition, fault.policy, fault.error)
         then(plan, took_s)
 
     def _failed(self, mark: object, error: Exception, lost: Callable[[str], None]) -> None:

@@ -7,24 +7,58 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rmgr.adapters import policy_files
 from rmgr.errors import ConfigError
 from rmgr.model.queue import DEFAULT_POLICY, ClusterSettings, PipelineSpec
+from rmgr.sched.catalogue import POLICIES, policy_named
+from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import Kind, shown
-from rmgr.sched.pipeline import Configuration, refuse_unobeyed, served
+from rmgr.sched.pipeline import Configuration, Find, Make, refuse_unobeyed, served
+from rmgr.sched.policy import Cause, Policy
+from rmgr.sched.queue_class import QueueClass
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignPolicy:
+    """Stands for a plug-in in the leader, which never imports it: a process of its own runs it (`placing_foreign.py`)."""
+
+    name: str
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - never run
+        """Raises: ConfigError, always."""
+        raise ConfigError(f"policy {self.name} is not run in the leader")
 
 
 def configuration(settings: ClusterSettings, partition: str) -> Configuration:
-    """The stages, queue classes and limits of that partition. Cost: a plug-in is imported at its first use.
+    """The stages, queue classes and limits of that partition. No code of a plug-in is run: its stages are `ForeignPolicy`.
 
     Raises: ConfigError naming the partition and what is wrong: no such policy here, a document that is none, no stage for it.
     """
+    return _served(settings, partition, make=_own_or_foreign)
+
+
+def is_foreign(found: Configuration) -> bool:
+    """Some stage is of a plug-in: all of them run in a process of their own."""
+    return any(isinstance(stage.policy, ForeignPolicy) for stage in found.stages)
+
+
+def _own_or_foreign(name: str, params: Mapping[str, object], queues: tuple[QueueClass, ...]) -> Policy:
+    if name in POLICIES:
+        return policy_named(name, params, records=queues)
+    refuse_file(name)
+    if name not in policy_files.plugins():
+        policy_files.policy_class(name)  # raises, with the nearest name
+    return ForeignPolicy(name)  # type: ignore[return-value]  # its name is that of the plug-in
+
+
+def _served(settings: ClusterSettings, partition: str, *, find: Find | None = None, make: Make | None = None) -> Configuration:
     spec = pipeline_of(settings, partition)
     try:
         document = document_of(spec)
-        found = served(document, partition, find=installed)
+        found = served(document, partition, find=find, make=make)
     except ConfigError as error:
         raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
     if not found.stages:
@@ -34,8 +68,11 @@ def configuration(settings: ClusterSettings, partition: str) -> Configuration:
 
 
 def checked(settings: ClusterSettings, partition: str) -> Configuration:
-    """The same, for an operator who is about to set it. Raises: ConfigError also for what the leader would not obey."""
-    found = configuration(settings, partition)
+    """The same, for an operator who is about to set it; plug-ins are imported.
+
+    Raises: ConfigError also for what the leader would not obey.
+    """
+    found = _served(settings, partition, find=installed)
     spec = pipeline_of(settings, partition)
     places = {queue.name: name for name, queues in settings.placed().items() for queue in queues}
     try:
@@ -45,7 +82,7 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
     mine = found.usage_half_life_us
     for other in settings.placed() if mine else ():
         try:
-            its = configuration(settings, other).usage_half_life_us
+            its = _served(settings, other, find=installed).usage_half_life_us
         except ConfigError:
             continue  # nobody places there, and that is told where it is set
         if its and its != mine:
@@ -85,9 +122,14 @@ def document_of(spec: PipelineSpec) -> dict[str, Any]:
 
 def installed(name: str) -> type[Any]:
     """The class of a plug-in; a file of somebody's machine is none of the leader's. Raises: ConfigError."""
+    refuse_file(name)
+    return policy_files.policy_class(name)
+
+
+def refuse_file(name: str) -> None:
+    """Raises: ConfigError for the name of a file."""
     if policy_files.is_file(name):
         raise ConfigError(
             f"{name} is a file, and the WatchDogs cannot have it: any of them may lead",
             hint=f"install it on every WatchDog as an entry point of group {policy_files.GROUP}, then name that",
         )
-    return policy_files.policy_class(name)

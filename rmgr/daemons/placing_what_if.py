@@ -44,6 +44,7 @@ class Trial:
     stages: tuple[Stage, ...]
     half_life_us: int
     now_us: int
+    elsewhere: str = ""  #: the policy that would decide, where only a process of its own can run it
 
 
 def copied(placer: Placer, submission: Submission) -> Trial | None:
@@ -70,8 +71,16 @@ def copied(placer: Placer, submission: Submission) -> Trial | None:
         )
         snapshot = replace(snapshot, nodes=tuple(nodes))
     stages, half_life_us = placer.pipeline
+    elsewhere = placer.policies.get(job.partition, "") if placer.runs_elsewhere(job.partition) else ""
     return Trial(
-        snapshot=snapshot, job=job, submission=submission, names=placer.names, stages=stages, half_life_us=half_life_us, now_us=now_us
+        snapshot=snapshot,
+        job=job,
+        submission=submission,
+        names=placer.names,
+        stages=stages,
+        half_life_us=half_life_us,
+        now_us=now_us,
+        elsewhere=elsewhere,
     )
 
 
@@ -84,6 +93,8 @@ def tried(trial: Trial, clock: Callable[[], float] = time.monotonic) -> WhatIfVi
     state = ClusterState.restored(trial.snapshot, trial.half_life_us)
     if all(node.closed for node in trial.snapshot.nodes if node.partition == trial.job.partition):
         return WhatIfView(reason=f"no node of partition {trial.job.partition} takes work now (rmgr nodes)")
+    if trial.elsewhere:
+        return WhatIfView(reason=f"policy {trial.elsewhere} is a plug-in: when and where it would start a job is not tried out")
     job, now_us, causes = trial.job, trial.now_us, frozenset({Cause.JOB_SUBMITTED})
     state.job_submitted(job)
     for _ in range(PASSES):

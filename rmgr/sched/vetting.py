@@ -7,17 +7,41 @@ decisions itself. Such a plan is refused whole, before anybody acts on a part of
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, get_args
 
 from rmgr.errors import StateConflict
 from rmgr.sched.draft import Draft
 from rmgr.sched.event_log import decision as read_decision
 from rmgr.sched.event_log import described
-from rmgr.sched.plan import Decision, GangSet, HoldCores, Migrate, Preempt, Reject, Reserve, Resume, Route, Start, Suspend, Why
+from rmgr.sched.plan import Decision, GangSet, HoldCores, Migrate, Preempt, Reject, Reserve, Resume, Route, Send, Start, Suspend, Why
+from rmgr.sched.policy import Cause, Policy
 
+#: Modules of policies that are shipped.
+_OWN = "rmgr.sched."
 _KINDS = frozenset(get_args(Decision))
 _OF_WAITING = frozenset({Reject, Reserve, HoldCores, Route})
 _MOVES = frozenset({Migrate, Preempt, Suspend, Resume})
+
+
+def _anybody(_policy: str, _partition: str) -> None:
+    pass
+
+
+class Vetted:
+    """A policy whose plan is refused whole where no leader can carry it out. turn: is told its name and partition before it plans."""
+
+    def __init__(self, policy: Policy, turn: Callable[[str, str], None] = _anybody) -> None:
+        self.name = policy.name
+        self._policy, self._turn = policy, turn
+        self._typed = not type(policy).__module__.startswith(_OWN)
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
+        """Raises: StateConflict, LogError as `check_plan`, and whatever the policy raises."""
+        self._turn(self.name, draft.partition)
+        since = len(draft.decisions)
+        self._policy.plan(draft, causes)
+        check_plan(draft, since, typed=self._typed)
 
 
 def check_plan(draft: Draft, since: int, *, typed: bool) -> None:
@@ -33,6 +57,8 @@ def check_plan(draft: Draft, since: int, *, typed: bool) -> None:
             raise StateConflict(f"its plan has {decision!r:.200}, which is no decision for partition {draft.partition}")
         if kind is GangSet:
             raise StateConflict(f"it decided to share nodes in time (gang {decision.gang.name}), which only the simulator carries out")  # type: ignore[union-attr]
+        if kind is Send:
+            raise StateConflict(f"it sends call {decision.job_id} to a server, which is not the business of a leader that places jobs")  # type: ignore[union-attr]
         if kind is Start:
             run = draft.run(decision.job_id)  # type: ignore[union-attr]
             known = run is not None and run.placement == decision.placement  # type: ignore[union-attr]
