@@ -36,6 +36,11 @@ class Guard:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
+    def is_of(self, directory: Path) -> bool:
+        """It is that directory which is held, not one that stood there before."""
+        found = os.fstat(self._fd) if self._fd >= 0 else None
+        return found is not None and (found.st_dev, found.st_ino) == identity(directory)
+
     def close(self) -> None:
         """Lets go. Idempotent."""
         if self._fd >= 0:
@@ -61,7 +66,8 @@ def record_spawner(directory: Path, name: str, *, pid: int, marker: str) -> None
     """Writes down a process that must not outlive this incarnation (replaced as a whole, never half written)."""
     born = _born(pid)
     if born is not None:
-        _record(directory, name, {"pid": pid, "born": born, "marker": marker})
+        with contextlib.suppress(FileNotFoundError):  # `directory` was removed: written down again when it has been made again
+            _record(directory, name, {"pid": pid, "born": born, "marker": marker})
 
 
 def record_cgroups(directory: Path, paths: list[str]) -> None:
@@ -121,6 +127,14 @@ def remove_tree(directory: Path) -> None:
     except RecursionError:  # CPython 3.11 recurses; deeper than any honest work goes
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(["rm", "-rf", "--", str(directory)], stdin=subprocess.DEVNULL, timeout=_DEEP_S, check=False, capture_output=True)
+
+
+def identity(directory: Path) -> tuple[int, int] | None:
+    """Which directory it is, links not followed; None if there is none."""
+    with contextlib.suppress(OSError):
+        found = os.lstat(directory)
+        return found.st_dev, found.st_ino
+    return None
 
 
 def kill_marked(marker: str) -> int:

@@ -52,6 +52,8 @@ from rmgr.adapters.workevents import (
     Surprised,
     TasksReturned,
     WorkEvent,
+    death_words,
+    lost_words,
 )
 from rmgr.model import frames
 from rmgr.model.frames import CommandBatch, CommandStarted, WorkerGone
@@ -106,6 +108,7 @@ class NodeRunner:
         self.cache.mkdir(exist_ok=True)
         self.environ = dict(environ) if environ is not None else {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
         self.lease_end_ns = 0
+        self.check: Callable[[], None] = lambda: None  #: raises OSError when `directory` is not to be used now
         self.slots: dict[str, Slot] = {}  #: by name: a place may have a spawner for each of several users
         self._on_events = on_events
         self._seq = itertools.count(1)
@@ -126,6 +129,7 @@ class NodeRunner:
         run as (this process must be root then), None = as this process. Raises: OSError when it cannot be started (no
         memory, no descriptors, full disk).
         """
+        self.check()
         slot = Slot(self, number, next(self._opened), python=python or sys.executable, account=account)
         self.slots[slot.name] = slot
         return slot
@@ -165,6 +169,19 @@ class NodeRunner:
 
     # -- for slots and workers -----------------------------------------------------------------------------------------
 
+    def mended(self) -> None:
+        """Its directory, or what was in it, was removed and made again: writes down anew what must not outlive this incarnation."""
+        if not self._guard.is_of(self.directory):
+            self._guard.close()
+            self._guard = leftovers.hold(self.directory)
+        if self._cgroups is not None:
+            leftovers.record_cgroups(self.directory, self._cgroups.directories)
+        for slot in list(self.slots.values()):
+            leftovers.record_spawner(self.directory, slot.name, pid=slot.pid, marker=slot.marker)
+            for number, worker in list(slot.workers.items()):
+                if worker.pid:
+                    leftovers.record_spawner(self.directory, f"{slot.name}.w{number}", pid=worker.pid, marker=slot.marker)
+
     def emit(self, *events: WorkEvent) -> None:
         """Hands events over."""
         if events:
@@ -203,8 +220,9 @@ class Slot:
         self._closing = False
         self._gone = threading.Event()
         self.directory.mkdir(mode=0o755 if account is None else 0o700)
+        self._home = leftovers.identity(self.directory)
         if account is not None:
-            os.chown(self.directory, account.uid, account.gid)
+            os.chown(self.directory, account.uid, account.gid, follow_symlinks=False)
         self._cgroup = group = runner.slot_cgroup(self.name)
         if group is not None and account is not None:
             group.give(account.uid, account.gid)
@@ -272,6 +290,11 @@ class Slot:
         return environ
 
     # -- the Starter's side ------------------------------------------------------------------------------------------
+
+    @property
+    def has_home(self) -> bool:
+        """Its directory is the one that was made for it."""
+        return leftovers.identity(self.directory) == self._home
 
     def start_worker(self, spec: WorkerSpec) -> Worker:
         """Forks a Python worker; tasks may be sent at once. `WorkerReady`, or `WorkerFailed` and `WorkerEnded`, follow."""
@@ -466,21 +489,6 @@ class Slot:
         )
         self._gone.set()
         self.runner.emit(*events)
-
-
-def death_words(code: int | None) -> str:
-    """How a process ended, by its return code as `subprocess` has it (None: it still lives)."""
-    if code is None or code >= 0:
-        return "does not answer" if code is None else f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
-def lost_words(how: str) -> str:
-    """What is said of work whose slot has died."""
-    return f"rmgr's process that ran it {how}; work that kills that itself (kill $PPID, pkill -u) ends so"
 
 
 def _lost(worker: int, detail: str) -> WorkerGone:

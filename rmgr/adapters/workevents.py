@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -164,3 +165,18 @@ WorkEvent = (
     | CommandsEnded
     | Surprised
 )
+
+
+def death_words(code: int | None) -> str:
+    """How a process ended, by its return code as `subprocess` has it (None: it still lives)."""
+    if code is None or code >= 0:
+        return "does not answer" if code is None else f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def lost_words(how: str) -> str:
+    """What is said of work whose slot has died."""
+    return f"rmgr's process that ran it {how}; work that kills that itself (kill $PPID, pkill -u) ends so"

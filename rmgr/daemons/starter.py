@@ -33,6 +33,7 @@ from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Fetcher
 from rmgr.daemons.starter_health import DiskWatch
 from rmgr.daemons.starter_hints import Switchboard
+from rmgr.daemons.starter_home import Home
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_loop import Call, Starter
@@ -235,9 +236,20 @@ def build(
 
     room = Room(own.staging_cap_bytes)
     metrics.staged_bytes.set_function(lambda: room.used_bytes)
+    def forget_lost() -> None:
+        """Directories were made again: what was in them is not known any more."""
+        fetcher.forget_lost()
+        records.forget_lost()
+        for agent in agents.values():
+            agent.mending.forget_lost()
+
+    home = io.home = Home(directory, on_mended=lambda: mailbox.put(forget_lost), log=log)
     fetcher = Fetcher(io, nothing, directory / "blobs", room)
     if users is not None:
         open_to_users(directory, names)
+    for runner in runners:
+        runner.check = home.check
+    home.forget.append(fetcher.uploads.forget_lost)
     settings = read_settings(coordinator)
     committer = Committer(
         coordinator, post=mailbox.put, after=mailbox.after, on_fenced=fenced, count=metrics.count, log=log
@@ -253,6 +265,8 @@ def build(
     shared = Shared(
         coordinator=coordinator,
         io=io,
+        home=home,
+        forget_lost=forget_lost,
         committer=committer,
         records=records,
         fetcher=fetcher,
@@ -283,7 +297,9 @@ def build(
     key_id = credentials.identity.key_id if credentials is not None else ""
     identity = Identity(endpoint=endpoint, line=line, key_id=key_id, metrics=metrics_at)
     registry = Registry(coordinator, committer, identity, progress=progress, is_stopping=stopping, log=log)
-    disk = DiskWatch(directory)
+    kept = [directory / name / kind for name in names for kind in ("", "run", "run/cache", "stage", "jobs", "private")]
+    home.keep(directory, directory / "blobs", *filter(Path.is_dir, kept))
+    disk = DiskWatch(directory, home.mend)
     starter = Starter(
         agents,
         coordinator=coordinator,

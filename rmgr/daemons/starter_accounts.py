@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -127,6 +128,10 @@ class Accounts:
         self._who[f"{account.uid}"] = account
         return self._copies.get(f"{account.uid}\0{path}")
 
+    def forget_lost(self) -> None:
+        """Copies that were removed are made again at the next use. Owner's thread only."""
+        self._copies.forget_lost(str)
+
     def _copy(self, _store: Store, key: str) -> KeptFile:
         uid, _, path = key.partition("\0")
         target = self._directory / f"{uid}-{os.urandom(16).hex()}"
@@ -151,7 +156,9 @@ def hand_over(path: Path, account: Account) -> None:
         for root, directories, files in os.walk(path, topdown=False):
             for name in (*directories, *files):
                 os.lchown(os.path.join(root, name), account.uid, account.gid)
-        path.chmod(0o700)
-    else:
-        path.chmod(0o400)
-    os.lchown(path, account.uid, account.gid)
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o700 if stat.S_ISDIR(os.fstat(fd).st_mode) else 0o400)
+        os.fchown(fd, account.uid, account.gid)
+    finally:
+        os.close(fd)

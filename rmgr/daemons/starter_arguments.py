@@ -53,6 +53,7 @@ class Arguments(Sequence[bytes | Piece]):
 
     def __init__(self, values: tuple[bytes, ...] | tuple[Piece, ...], path: str = "") -> None:
         self._values = values
+        self.path = path
         if path:
             weakref.finalize(self, _remove, path)
 

@@ -119,6 +119,12 @@ class Checkpoints:
             self._untouched.lent(place)
         return place
 
+    def forget_lost(self) -> None:
+        """Directories were removed: those of jobs that have not started are made again."""
+        self._spares.forget_lost()
+        for block in [block for block, place in self._places.items() if block.ready and not place.is_dir()]:
+            self._untouched.forget(self._places.pop(block))
+
     def _remove(self, place: Path) -> None:
         self._untouched.forget(place)
         place.rmdir()
@@ -128,9 +134,10 @@ class Checkpoints:
         place = self._directory / f"saved-{key.submission}_{key.first}.{key.attempt}"
         if os.path.lexists(place):
             remove_tree(place)
+        self._shared.home.check()
         place.mkdir(mode=0o700)
         if block.info.account is not None:
-            os.chown(place, block.info.account.uid, block.info.account.gid)
+            os.lchown(place, block.info.account.uid, block.info.account.gid)
         self._untouched.made(place)
         return place
 

@@ -19,7 +19,7 @@ import msgspec
 from rmgr.adapters.process import WorkerSpec
 from rmgr.coord import keys
 from rmgr.daemons.starter_accounts import Accounts
-from rmgr.daemons.starter_arguments import Piece
+from rmgr.daemons.starter_arguments import Arguments, Piece
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_estimate import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, TaskTimes, batch_size
 from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher
@@ -55,6 +55,12 @@ class Kit:
     command: Command | None = None
     script: str = ""
     stdin: Blob | None = None
+
+    @property
+    def files(self) -> list[str]:
+        """Of this node, that its tasks read."""
+        blobs = [blob.path for blob in (self.blob, self.stdin) if blob is not None and blob.path]
+        return blobs + list(self.spec.archives if self.spec is not None else ())
 
 
 class Dispatch:
@@ -108,6 +114,15 @@ class Dispatch:
         self._stager.forget(block)
         if self._jobs is not None and block.is_placed:
             self._jobs.forget(block)
+
+    def forget_lost(self) -> None:
+        """Files that tasks need may have been removed: what is known of them is looked at anew."""
+        for key, kit in list(self._kits.items()):
+            if not all(map(os.path.lexists, kit.files)):
+                del self._kits[key]
+        for block in self._blocks.values():
+            if isinstance(block.payloads, Arguments) and block.payloads.path and not os.path.lexists(block.payloads.path):
+                block.payloads = None
 
     def run(self) -> None:
         """One pass. Raises: OSError when no slot can be opened."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.adapters.accounts import acting
-from rmgr.adapters.process import Worker, lost_words
+from rmgr.adapters.process import Worker
 from rmgr.adapters.workevents import (
     CommandsEnded,
     SlotLost,
@@ -24,6 +25,7 @@ from rmgr.adapters.workevents import (
     WorkerFailed,
     WorkerUnblocking,
     WorkEvent,
+    lost_words,
 )
 from rmgr.client.repair import delete_pointers
 from rmgr.coord import keys
@@ -45,7 +47,7 @@ from rmgr.model.frames import CommandEnd
 from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
-from rmgr.runner.kernel import NODE_TROUBLE
+from rmgr.runner.kernel import DIRECTORY_GONE, NODE_TROUBLE
 from rmgr.runtime.failpoint import failpoint
 
 #: What starting a command costs its slot beside its run time.
@@ -59,7 +61,8 @@ class Ends:
 
     Args:
         settings: of the cluster, now. on_end: counts (kind, how many, seconds of each).
-        on_strike: the node itself failed at something (what, detail). on_surprise: counts what slots report.
+        on_strike: the node itself failed at something (what, detail). on_surprise: counts what slots report. on_missing: files of the
+            Starter may have been removed.
         is_awaited: whether more must be known of an end (of a job of several nodes) before it is told, see `Verdicts.is_awaited`.
         spool: where values wait for a store that is away.
     """
@@ -76,6 +79,7 @@ class Ends:
         on_end: Callable[[State | None, int, float], None],
         on_strike: Callable[[str, str], None],
         on_surprise: Callable[[str], None],
+        on_missing: Callable[[], object],
         is_awaited: Callable[[ClaimedBlock, Ending, Callable[[], None]], bool],
         spool: Path,
         log: Any,
@@ -91,6 +95,7 @@ class Ends:
         self._on_strike = on_strike
         self.reopening = Reopening(lanes, on_strike)
         self._on_surprise = on_surprise
+        self._on_missing = on_missing
         self._spool = spool
         self._log = log
         self._refused: dict[Worker, Ending] = {}
@@ -134,6 +139,9 @@ class Ends:
                         self._on_strike(event.what, event.detail)
                     elif event.what == _FORK_FAILED:
                         event.slot.kill()
+                    elif event.what == DIRECTORY_GONE:
+                        self._on_missing()
+                        self._lanes.retire(event.slot)
                     self._log.warning("slot_surprised", kind=event.what, detail=event.detail, slot=event.slot.number)
 
     # -- calls ---------------------------------------------------------------------------------------------------------------
@@ -170,6 +178,7 @@ class Ends:
             else:
                 counts[2] += 1
                 ending = of_task(end)
+                ending.home = str(event.slot.directory)
                 ending.flushed = self._logs.take(end.seq)
                 self.ended(block, index, ending, now_s)
         if quick and current is not None:
@@ -248,6 +257,7 @@ class Ends:
                     self._logs.remember(block.key.submission, block.key.attempt, outcome, index)
                 continue
             ending = of_command(end)
+            ending.home = str(event.slot.directory)
             ending.flushed = self._logs.take(end.seq)
             self._collect(block, index, end, ending)
             self.ended(block, index, ending, now_s)
@@ -343,6 +353,8 @@ class Ends:
 
     def _told(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         block.live -= 1
+        if ending.reason is Reason.NODE_LOST:
+            self._on_missing()
         ending.account = block.info.account
         if block.payloads is not None and crowded(block, index, ending):
             ending.log_rows = True
@@ -371,11 +383,14 @@ class Ends:
             what = result.message if isinstance(result, RmgrError) else f"{type(result).__name__}: {result}"
             self._log.error("output_not_stored", task_id=f"{block.key.submission}_{index}", error=what)
             # A file that its user may not read, or has taken away, is no fault of the node.
-            his = isinstance(result, OSError) and ending.account is not None and result.errno not in NODE_TROUBLE
+            is_gone = isinstance(result, FileNotFoundError) and (ending.account is None or not os.path.lexists(ending.home))
+            his = isinstance(result, OSError) and ending.account is not None and result.errno not in NODE_TROUBLE and not is_gone
             ending.reason = Reason.BAD_OUTPUT if his or isinstance(result, ValueTooLarge) else Reason.NODE_LOST
             ending.error = f"its output could not be stored: {what}"
             ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
-            if not his:
+            if is_gone:
+                self._on_missing()
+            elif not his:
                 self._on_strike("output_not_stored", what)
         failpoint("starter.output_written")
         self._conclude(block, index, ending, written, time.monotonic())

@@ -57,6 +57,8 @@ def reason_of(error: Exception) -> Reason:
         return Reason.UNTRUSTED
     if isinstance(error, DataLost):
         return Reason.DATA_LOST
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return Reason.NODE_LOST  # something removes files of this node
     return Reason.NODE_LOST if isinstance(error, OSError) and error.errno in NODE_TROUBLE else Reason.START_FAILED
 
 
@@ -114,6 +116,13 @@ class Fetched(Generic[V]):
         self._asked_s[key] = time.monotonic()
         return found
 
+    def forget_lost(self, path_of: Callable[[V], str]) -> None:
+        """What was kept in a file that is gone is fetched again at the next use. Owner's thread only. Cost: an lstat each."""
+        for key, found in list(self._here.items()):
+            path = "" if isinstance(found, Failure) else path_of(found)
+            if isinstance(found, Failure) or (path and not os.path.lexists(path)):
+                self._forget(key)
+
     def _arrived(self, key: str, result: V | Exception) -> None:
         self._coming.discard(key)
         self._forget(key)
@@ -155,6 +164,12 @@ class Fetcher:
     def function(self, sha256_key: str) -> Blob | Failure | None:
         """The pickled function of a batch: inline when small, else a file."""
         return self.blobs.get(sha256_key)
+
+    def forget_lost(self) -> None:
+        """After directories were removed. Owner's thread only."""
+        self.blobs.forget_lost(lambda blob: blob.path)
+        self.files.forget_lost(str)
+        self.rows.forget_lost(lambda arguments: arguments.path)
 
     def _blob(self, store: Store, key: str) -> Blob:
         found = store.get(key)

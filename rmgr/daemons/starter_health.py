@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from rmgr.model.units import format_size
@@ -14,10 +15,11 @@ _LOW_BYTES, _LOW_SHARE = 64 * 1024 * 1024, 0.05
 
 
 class DiskWatch:
-    """Looks at one directory now and then."""
+    """Looks at one directory now and then. mend: makes again what was removed; may raise OSError."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, mend: Callable[[], object] = lambda: None) -> None:
         self._directory = directory
+        self._mend = mend
         self._next_s = -math.inf
         self._why = ""
 
@@ -40,6 +42,7 @@ class DiskWatch:
 
     def _check(self, factor: int) -> str:
         try:
+            self._mend()
             found = os.statvfs(self._directory)
             low = min(_LOW_BYTES, int(found.f_blocks * found.f_frsize * _LOW_SHARE)) * factor
             free = found.f_bavail * found.f_frsize
@@ -49,5 +52,5 @@ class DiskWatch:
             probe.write_bytes(b"x" * 4096)
             probe.unlink()
         except OSError as error:
-            return f"the work directory {self._directory} cannot be written: {error.strerror}"
+            return f"the work directory {self._directory} cannot be written: {error.strerror or error}"
         return ""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmgr.adapters.leftovers import remove_tree
-from rmgr.adapters.process import death_words, lost_words
+from rmgr.adapters.workevents import death_words, lost_words
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
@@ -159,6 +159,17 @@ class Holds:
                 continue
             self._holds[name] = Hold(name=name, submission=submission, index=index, attempt=attempt)
 
+    def forget_lost(self) -> None:
+        """The private directory of a hold was removed: nothing more can be started in it, so what fails there is the node's loss."""
+        lost = [hold for hold in self._holds.values() if hold.place is not None and not hold.place.is_dir()]
+        if lost:
+            self.life = uuid.uuid4().hex[:12]
+        for hold in lost:
+            self._log.warning("hold_lost", name=hold.name, why="its directory was removed")
+            if hold.lane is not None and hold.is_ready:
+                hold.lane.slot.stop(hold.seq, reason=Reason.NODE_LOST, grace_us=0)
+            hold.place = None
+
     def lose(self) -> None:
         """The node was fenced: its part of every job is over."""
         for hold in self._holds.values():
@@ -201,6 +212,11 @@ class Holds:
             self._log.error("hold_too_large", name=hold.name, detail=f"resources {dict(needs)}")
             return True
         lane = lanes.open_for(info, None, cores, memory_mib, needs)
+        if lane is not None and not lane.slot.has_home:  # the others begin at once, and could not wait for another one
+            lanes.give_up(lane)
+            lanes.retire(lane.slot)
+            self._node.mending.missed()
+            lane = lanes.open_for(info, None, cores, memory_mib, needs)
         if lane is None:
             return False
         hold.lane, lane.owner = lane, hold
@@ -221,7 +237,13 @@ class Holds:
         """Starts the program that runs the hold's processes; whatever they start is killed with it. Raises: OSError."""
         hold.seq = self._node.lanes.runner.next_seq()
         place = hold.place = self._directory / f"hold-{hold.name}-{hold.seq}"
-        place.mkdir(mode=0o700)
+        self._shared.home.check()
+        try:
+            place.mkdir(mode=0o700)
+        except FileNotFoundError:
+            if not self._shared.home.look():
+                raise
+            place.mkdir(mode=0o700)
         (place / CHECKPOINTS).mkdir(mode=0o700)
         if info.account is not None:
             hand_over(place, info.account)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rmgr.coord.ports import Store
+from rmgr.daemons.starter_home import Home
 from rmgr.errors import StoreUnavailable
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class StoreIO:
 
     def __init__(self, store: Store, post: Callable[[Callable[[], None]], None], *, threads: int = 4) -> None:
         self.store = store
+        self.home: Home | None = None  #: where jobs make and read files
         self.down_since_s: float | None = None  #: monotonic time since which the store does not answer, None = it does
         self.starved_since_s: float | None = None  #: since when something that is to be read waits for it, None = nothing does
         self._post = post
@@ -96,7 +98,7 @@ class StoreIO:
                 return
             job, was_parked = taken
             try:
-                result = job.call(self.store)
+                result = self._call(job)
             except StoreUnavailable:
                 self._park(job, was_parked=was_parked)
             except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the caller is told
@@ -105,6 +107,20 @@ class StoreIO:
                 self._over(job, result, was_parked=was_parked)
                 del result
             del job, taken
+
+    def _call(self, job: _Job) -> Any:
+        """Once more where directories of this Starter had been removed."""
+        if self.home is None:
+            return job.call(self.store)
+        before = self.home.generation
+        if job.is_read:
+            self.home.check()  # no file is made in what stands there instead
+        try:
+            return job.call(self.store)
+        except OSError as error:
+            if not self.home.retry(error, before):
+                raise
+        return job.call(self.store)
 
     def _take(self) -> tuple[_Job, bool] | None:
         """The next job, and whether it was parked; None at the end."""

@@ -285,6 +285,7 @@ class Jobs:
             place = self._places[key] = self._spares.take(allocation.processes) or self._another_name(key, allocation)
             return place
         place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
+        self._shared.home.check()
         _furnish(place, allocation, mode=0o700)
         self._places[key] = place
         account = block.info.account
@@ -316,6 +317,18 @@ class Jobs:
             _furnish(place, allocation, mode=0o755)
         return place
 
+    def forget_lost(self) -> None:
+        """Directories were removed: those of jobs that have not started are made again."""
+        self._spares.forget_lost()
+        self.checkpoints.forget_lost()
+        for block in self._node.blocks.values():
+            if block.ready and block.key in self._places and not self._places[block.key].exists():
+                door = self._doors.pop(block.key, None)
+                if door is not None:
+                    door.close()
+                del self._places[block.key]
+        self.holds.forget_lost()
+
     def used_elsewhere(self, block: ClaimedBlock) -> tuple[int, int]:
         """(processor time in us, peak memory of one process in KiB) of its ranks on other nodes that have ended."""
         door = self._doors.get(block.key)
@@ -344,6 +357,10 @@ class Jobs:
         cpu_us, max_rss_kib = self.used_elsewhere(block)
         ending.cpu_us += cpu_us
         ending.max_rss_kib = max(ending.max_rss_kib, max_rss_kib)
+        place = self._places.get(block.key)
+        if place is not None and ending.reason in _STARVING and not place.exists():
+            ending.reason, ending.error = Reason.NODE_LOST, f"the job's directory was removed on node {self._node.name} ({ending.error})"
+            del self._places[block.key]  # it is nobody's next one
         door = self._doors.get(block.key)
         if door is not None and door.starved and ending.reason in _STARVING:  # its script may have ended of it first
             ending.reason, ending.error = Reason.OUT_OF_MEMORY, door.starved

@@ -126,6 +126,7 @@ class Lanes:
         self._kinds: dict[Slot, Kind] = {}
         self._active: dict[int, int] = {}
         self._waiting: deque[Lane] = deque()
+        self._retired: list[Slot] = []  #: get no more work, and end once they have none
         self.unproven: set[Account | None] = set()  #: users whose next slot must be up before it gets work
         self.is_owed = False  #: something that the leader has put here does not fit yet: nothing else may start
         for number in range(min(cores, _EARLY_SLOTS) if early else 0):
@@ -256,6 +257,8 @@ class Lanes:
         lane.blocked_seq = 0
         if lane in self._waiting:
             self._waiting.remove(lane)
+        if self._retired:
+            self.close_retired()
 
     def drop_worker(self, worker: Worker) -> Lane | None:
         """A worker is dead: its lane goes, with the tasks that it still has."""
@@ -267,12 +270,36 @@ class Lanes:
     def drop_slot(self, slot: Slot) -> Lane | None:
         """A slot is dead (its workers have been dropped before)."""
         self._kinds.pop(slot, None)
+        if slot in self._retired:
+            self._retired.remove(slot)
         if slot in self._slots.get(slot.number, ()):
             self._slots[slot.number].remove(slot)
         lane = self._commands.pop(slot, None)
         if lane is not None:
             self.give_up(lane)
         return lane
+
+    def retire(self, slot: Slot) -> None:
+        """Its directory is gone: it gets no more work, and ends after what it has."""
+        if slot in self._slots.get(slot.number, ()):
+            self._slots[slot.number].remove(slot)
+            self._retired.append(slot)
+            for lane in self:
+                if lane.slot is slot:
+                    lane.info = None  # nothing is queued behind what it has
+        self.close_retired()
+
+    def retire_homeless(self) -> None:
+        """Slots whose directories were removed. Cost: an lstat each."""
+        for slot in [slot for slots in self._slots.values() for slot in slots if not slot.has_home]:
+            self.retire(slot)
+
+    def close_retired(self) -> None:
+        """Ends retired slots that have nothing to do."""
+        busy = {lane.slot for lane in self} | {lane.slot for lane in self._commands.values() if lane.owner is not None}
+        for slot in [slot for slot in self._retired if slot not in busy]:
+            self._retired.remove(slot)
+            slot.close()
 
     def open_idle(self, number: int, account: Account | None) -> Slot:
         """A slot for which there is no work yet. Raises: OSError."""
@@ -350,7 +377,7 @@ class Lanes:
         for lane in self._workers.values():
             if lane.tasks or lane.cores or lane.worker is None or (lane.spec is not spec and lane.spec != spec):
                 continue
-            if lane.worker.is_leaving or lane.slot.is_lost or self._kinds.get(lane.slot) != kind:
+            if lane.worker.is_leaving or lane.slot.is_lost or self._kinds.get(lane.slot) != kind or lane.slot in self._retired:
                 continue
             if not self._active.get(lane.slot.number):
                 return lane

@@ -26,6 +26,7 @@ from rmgr.daemons.starter_dispatch import Dispatch
 from rmgr.daemons.starter_ends import Ends, cancelled
 from rmgr.daemons.starter_hands import Hands
 from rmgr.daemons.starter_hints import News
+from rmgr.daemons.starter_home import Mending
 from rmgr.daemons.starter_jobs import Jobs
 from rmgr.daemons.starter_joint import Joint
 from rmgr.daemons.starter_lanes import Lanes
@@ -121,6 +122,7 @@ class NodeAgent:
             on_end=self._ended,
             on_strike=self._strike,
             on_surprise=shared.metrics.surprised,
+            on_missing=lambda: self.mending.missed(),  # noqa: PLW0108 - made below
             is_awaited=self.jobs.is_awaited,
             spool=files,
             log=self.log,
@@ -150,6 +152,8 @@ class NodeAgent:
         )
         self.hands = Hands(self, shared, log=self.log)
         self.orders = Orders(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
+        parts = (self._dispatch, self._stager, self.jobs, *((accounts,) if accounts is not None else ()))
+        self.mending = Mending(shared.home, runner, self.lanes, parts, shared.forget_lost)
         self._cores_shown = 0
         self._busy = shared.metrics.slots_busy.labels(name)
 
@@ -223,12 +227,15 @@ class NodeAgent:
         reopen_s = self._ends.reopening.settle(now_s) if not self.is_draining else None
         if reopen_s is not None:
             self._at(reopen_s)
+        before = self.mending.generation
         try:
             self.jobs.settle()
             self._dispatch.run() if not self.is_draining else self.lanes.grant()
         except OSError as error:
-            self._strike("slot_not_opened", str(error))
-            self._at(now_s + 1.0)
+            is_mended = self.mending.failed(error, before)
+            if not is_mended:
+                self._strike("slot_not_opened", str(error))
+            self._at(now_s if is_mended else now_s + 1.0)
         if not self.is_draining and self._shared.io.pending_bytes < self._shared.spool_cap:
             self.puller.run(boards, now_s)
             self._at(self.puller.retry_s)

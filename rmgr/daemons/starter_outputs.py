@@ -73,6 +73,7 @@ class Ending:
     flushed: Flushed | None = None
     kept_paths: tuple[str, ...] = ()  #: files that are the user's: they stay
     directory: str = ""  #: work directory of a command, to be removed
+    home: str = ""  #: directory of its slot
     log_rows: bool = False  #: no output inline: its failed record has no room for it
     account: Account | None = None  #: whose rights its files are used with; None: the Starter's
     spilled: set[str] = field(default_factory=set)  #: files that the Starter has written itself

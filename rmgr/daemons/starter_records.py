@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -212,6 +213,13 @@ class Records:
             if info is not None:
                 info.is_closed, info.read_s = True, time.monotonic()
         self._wake()
+
+    def forget_lost(self) -> None:
+        """Files that workers need may have been removed: their specifications are made anew."""
+        for info in self._here.values():
+            for specs in (info.specs, info.own_specs):
+                for size in [size for size, spec in specs.items() if not all(map(os.path.lexists, spec.archives))]:
+                    del specs[size]
 
     def forget(self, submission: int) -> None:
         """Read it again at the next use."""

@@ -12,6 +12,7 @@ from rmgr.daemons.starter_accounts import Policy
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Fetcher
+from rmgr.daemons.starter_home import Home
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_metrics import StarterMetrics
@@ -38,6 +39,8 @@ class Shared:
 
     coordinator: Coordinator
     io: StoreIO
+    home: Home
+    forget_lost: Callable[[], None]  #: looks at all that is kept in files, and forgets what is gone
     committer: Committer
     records: Records
     fetcher: Fetcher

@@ -45,6 +45,11 @@ class Spares:
             self._is_looking = True
             self._after(IDLE_S, self._look)
 
+    def forget_lost(self) -> None:
+        """Those that were removed by somebody else are not lent any more."""
+        for kind, places in self._free.items():
+            self._free[kind] = [place for place in places if place.exists()]
+
     def _look(self) -> None:
         left_s = self._wanted_s + IDLE_S - time.monotonic()
         if left_s > 0:

@@ -185,6 +185,14 @@ class Stager:
         if staged is not None:
             self._remove(staged)
 
+    def forget_lost(self) -> None:
+        """What was staged and has been removed is staged again."""
+        for block, state in self._states.items():
+            for index in [one for one, staged in state.here.items() if one in block.ready]:
+                staged = state.here[index]
+                if not all(os.path.lexists(path) for path in filter(None, (*staged.files, staged.directory))):
+                    self._remove(state.here.pop(index))
+
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
         state = self._states.get(block)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 import threading
 from collections import OrderedDict
@@ -119,6 +120,16 @@ class Uploads:
                 self._make_room()
             self.room.freed()
 
+    def forget_lost(self) -> bool:
+        """Those whose files were removed are fetched again at the next use. Returns: there were some. Cost: an lstat each."""
+        with self._lock:
+            lost = [entry for entry in self._entries.values() if entry.size >= 0 and not os.path.lexists(entry.path)]
+            for entry in lost:
+                entry.size = -1
+                self.room.settle(entry.disk_bytes, 0)
+                entry.disk_bytes = 0
+        return bool(lost)
+
     def _fetch(self, store: Store, key: str, entry: Kept, name: str, held_bytes: int) -> None:
         head = store.head(key)
         if head is None:
@@ -137,7 +148,7 @@ class Uploads:
         chunks = store.stream(key)
         if chunks is None:
             raise NotFound(f"{key} is not in the data store")
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._directory.mkdir(exist_ok=True, mode=0o700)
         part, digest, size = path.with_suffix(".part"), hashlib.sha256(), 0
         try:
             with part.open("wb") as file:

@@ -115,6 +115,9 @@ class VirtualRunner:
     def renew_lease(self, end_ns: int) -> None:
         """Nothing runs that could outlive it."""
 
+    def mended(self) -> None:
+        """Nothing was written down."""
+
     def close(self, **_: Any) -> None:
         """Nothing is left."""
 
@@ -122,7 +125,7 @@ class VirtualRunner:
 class VirtualSlot:
     """A slot that is up at once."""
 
-    is_up, is_lost, pid, features, account = True, False, 0, (), None
+    is_up, is_lost, pid, features, account, has_home = True, False, 0, (), None, True
 
     def __init__(self, runner: VirtualRunner, number: int) -> None:
         self.runner = runner

@@ -14,6 +14,7 @@ import math
 import os
 import resource
 import signal
+import stat
 import time
 from dataclasses import dataclass
 from typing import NoReturn
@@ -32,6 +33,8 @@ _SPARE_NS = 300_000_000
 #: Work directories with at most this many plain files are emptied in place, others by `rm` in the background.
 _FEW = 32
 _OOM_SCORE = 800
+#: Ends that missing files may be the cause of.
+_OWN = frozenset({Reason.EXIT_CODE, Reason.SIGNAL})
 #: Ignored by the spawner; a command begins with their defaults.
 _DEFAULT_SIGNALS = [*PYTHONS_OWN, signal.SIGINT]
 
@@ -47,6 +50,10 @@ class StartFailed(Exception):
         self.detail = detail
         self.exit_code = exit_code
         self.reason = Reason.NODE_LOST if number in NODE_TROUBLE else Reason.START_FAILED
+
+
+class DirectoryGone(Exception):
+    """The slot's directory was removed: no command can be started in it any more."""
 
 
 @dataclass(slots=True)
@@ -82,6 +89,7 @@ class Launcher:
         self._node = node
         self._paths = (os.path.join(directory, "stdout"), os.path.join(directory, "stderr"))
         self._fds = [open_output(path) for path in self._paths]
+        self._identity = _identity(directory)
         self._found: dict[tuple[str, str], str] = {}
         self._batch: CommandBatch | None = None
         self._base: dict[str, str] = {}
@@ -97,7 +105,22 @@ class Launcher:
         self.removers: set[int] = set()  #: processes that remove work directories
 
     def start(self, batch: CommandBatch, item: CommandItem, group: Group | None) -> Running:
-        """Starts one command. Raises: StartFailed (its work directory is gone again)."""
+        """Starts one command. Raises: StartFailed (its work directory is gone again), DirectoryGone."""
+        try:
+            return self._start(batch, item, group)
+        except StartFailed as error:
+            self.check()
+            if not os.path.lexists(self._stdin):
+                error.detail, error.reason = f"its input was removed from node {self._node}", Reason.NODE_LOST
+            raise
+
+    def check(self) -> None:
+        """Raises: DirectoryGone. Cost: an lstat."""
+        if self._identity is None or _identity(self._directory) != self._identity:
+            self._identity = None  # for good, whatever is made there
+            raise DirectoryGone
+
+    def _start(self, batch: CommandBatch, item: CommandItem, group: Group | None) -> Running:
         if batch is not self._batch:
             try:
                 self._prepare(batch)
@@ -120,7 +143,10 @@ class Launcher:
                 self._go(batch.cwd or directory)
             except OSError as error:
                 where = batch.cwd or directory
-                raise StartFailed(f"the work directory {where} cannot be used: {error.strerror}", 126, error.errno) from None
+                failed = StartFailed(f"the work directory {where} cannot be used: {error.strerror}", 126, error.errno)
+                if _identity(directory) is None:  # removed by something else than its user, whose `cwd` may be wrong
+                    failed.reason = Reason.NODE_LOST
+                raise failed from None
             out_path, out = self._output(item.out, 0, batch, opened)
             same = item.err == item.out and bool(item.out)
             err_path, err = (out_path, out) if same else self._output(item.err, 1, batch, opened)
@@ -134,7 +160,7 @@ class Launcher:
             self._leave(directory if owns and not batch.keep else "")
             raise
         if self._at != directory or not owns:  # a directory of its own may be the next one's, too
-            self._go(self._directory)
+            self._go_home()
         return Running(
             batch=batch,
             item=item,
@@ -178,12 +204,16 @@ class Launcher:
                 reason = Reason.SIGNAL
             elif code:
                 reason = Reason.EXIT_CODE
+        detail = ""
+        if reason in _OWN and not self._has_files(run):
+            reason, detail = Reason.NODE_LOST, f"its files on node {self._node} were removed while it ran"
+            self._batch = None
         cap = run.batch.shape.output_cap
         out = self._take(0, run.out_fd, run.out_path, run.item.seq, cap)
         err = NO_OUTPUT if run.err_path == run.out_path else self._take(1, run.err_fd, run.err_path, run.item.seq, cap)
         keep = run.batch.keep or not run.owns_directory
         if keep:
-            self._go(self._directory)
+            self._go_home()
         else:
             self._leave(run.directory, again=not leftovers, began_ns=run.started_ns)
         return CommandEnd(
@@ -197,6 +227,7 @@ class Launcher:
             max_rss_kib=usage.ru_maxrss,
             out=out,
             err=err,
+            detail=detail,
             leftovers=leftovers,
             directory=run.directory if keep else "",
         )
@@ -253,6 +284,17 @@ class Launcher:
             if os.path.isabs(found):
                 self._found[name, search] = found
         return [found, *argv[1:]]
+
+    def _has_files(self, run: Running) -> bool:
+        """What rmgr has made for a command is still there. Cost: up to four lstats."""
+        own = [path for path in (self._stdin, *self._script[-1:]) if path.startswith(self._directory)]
+        return _identity(self._directory) == self._identity and all(map(os.path.lexists, (run.directory, *own)))
+
+    def _go_home(self) -> None:
+        try:
+            self._go(self._directory)
+        except OSError:  # it was removed: `check` will say so
+            os.chdir("/")
 
     def _go(self, directory: str) -> None:
         if self._at != directory:
@@ -373,7 +415,7 @@ class Launcher:
                 if marks_of(directory) == self._made and (aged or (_attributes(directory) == self._named and not os.listdir(directory))):
                     self._spare = directory
                     return
-        self._go(self._directory)
+        self._go_home()
         if not directory:
             return
         try:
@@ -398,6 +440,15 @@ class Launcher:
             argv = [rm, "-rf", "--", directory]
             with contextlib.suppress(OSError):
                 self.removers.add(os.posix_spawn(rm, argv, os.environ, setsid=True))
+
+
+def _identity(directory: str) -> tuple[int, int] | None:
+    """Which directory it is, None if it is none."""
+    try:
+        found = os.lstat(directory)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 
 
 def _attributes(directory: str) -> int:

@@ -15,9 +15,9 @@ from rmgr.model.frames import CommandBatch, CommandEnd, CommandEnds, CommandItem
 from rmgr.model.states import Reason
 from rmgr.runner import affinity
 from rmgr.runner.board import Board
-from rmgr.runner.command import Launcher, Running, StartFailed
+from rmgr.runner.command import DirectoryGone, Launcher, Running, StartFailed
 from rmgr.runner.contain import Group, resident_bytes, send, send_all, send_group
-from rmgr.runner.kernel import CLOCK
+from rmgr.runner.kernel import CLOCK, DIRECTORY_GONE
 from rmgr.runner.outputs import trim_path
 
 _MS = 1_000_000
@@ -193,6 +193,12 @@ class Commands:
             affinity.bind(batch.shape.environ.get(affinity.VARIABLE, ""))  # this process, and so the command
             try:
                 self._current = self._launcher.start(batch, item, group)
+            except DirectoryGone:
+                if group is not None:
+                    group.remove()
+                self._queue.appendleft((batch, item))
+                self._surprise(DIRECTORY_GONE, "its directory was removed")
+                self.give_back()
             except StartFailed as error:
                 if group is not None:
                     group.remove()

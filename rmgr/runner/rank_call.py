@@ -69,7 +69,8 @@ def in_ranks(batch: TaskBatch, item: TaskItem, spec: StartWorker, *, directory: 
     try:
         return _run(batch, item, spec, directory)
     except OSError as error:
-        return b"", True, failure(error, Reason.NODE_LOST if error.errno in NODE_TROUBLE else Reason.START_FAILED)
+        is_ours = error.errno in NODE_TROUBLE or isinstance(error, FileNotFoundError)
+        return b"", True, failure(error, Reason.NODE_LOST if is_ours else Reason.START_FAILED)
     except RankFailed as error:
         return b"", True, failure(error, Reason.EXCEPTION)
 

@@ -29,10 +29,10 @@ from rmgr.model.frames import FrameError, FrameReader, Setup, ToSpawner
 from rmgr.model.states import Reason
 from rmgr.runner import dispositions
 from rmgr.runner.board import Board, create_board
-from rmgr.runner.command import Launcher
+from rmgr.runner.command import DirectoryGone, Launcher
 from rmgr.runner.commands import Commands
 from rmgr.runner.contain import OF_WORK, Children, Forks, Group, kill_strangers, send_group, write_file
-from rmgr.runner.kernel import CLOCK, become_subreaper, forbid_new_privileges, prefer_for_oom, trim_memory
+from rmgr.runner.kernel import CLOCK, DIRECTORY_GONE, become_subreaper, forbid_new_privileges, prefer_for_oom, trim_memory
 from rmgr.runner.workers import Workers
 
 _MS = 1_000_000
@@ -217,8 +217,13 @@ class Spawner:
             forked, fds = self._workers.fork(spec)
         except OSError as error:
             detail = f"a worker cannot be started: {error.strerror}"
+            what = "fork_failed"
+            try:
+                self._launcher.check()
+            except DirectoryGone:
+                what = DIRECTORY_GONE
+            self._surprise(what, detail)  # first: what comes back is not sent here again
             self._send(frames.WorkerGone(worker=spec.worker, reason=Reason.WORKER_LOST, detail=detail))
-            self._surprise("fork_failed", detail)
             return
         self._send(forked, fds)
 

@@ -202,7 +202,10 @@ class Worker:
         """Runs one batch. Everything in the loop costs every task: about 4 us in all."""
         shape = batch.shape
         board = self._board
-        os.chdir(self._cwd)
+        try:
+            os.chdir(self._cwd)
+        except OSError:
+            os._exit(0)  # it was removed: nothing of this batch has begun
         os.dup2(self._fds[0], 1)
         os.dup2(self._fds[1], 2)
         if self._streams[0].closed or self._streams[1].closed:  # a task's doing
@@ -234,7 +237,7 @@ class Worker:
         try:
             function = self._leave if in_ranks else self._functions.get(batch)  # one for ranks is not read here: it may begin MPI
         except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
-            broken = failure(error, Reason.START_FAILED)
+            broken = failure(error, Reason.NODE_LOST if _is_missing(error, batch.path) else Reason.START_FAILED)
         wall = time.time_ns() - clock(CLOCK)
         for item in batch.items:
             seq = item.seq
@@ -283,7 +286,7 @@ class Worker:
         try:
             args, kwargs, outputs = arguments(item, keyed=keyed)
         except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
-            return b"", True, failure(error, Reason.START_FAILED)
+            return b"", True, failure(error, Reason.NODE_LOST if _is_missing(error, item.path, keyed=keyed) else Reason.START_FAILED)
         try:
             self._in_call = True
             if self._missed == item.seq:
@@ -295,7 +298,7 @@ class Worker:
             return b"", True, failure(error, Reason.USER_CANCEL)
         except BaseException as error:  # noqa: BLE001 - a task may raise anything, SystemExit and KeyboardInterrupt too
             self._in_call = False
-            return b"", True, failure(error, Reason.EXCEPTION)
+            return b"", True, failure(error, Reason.EXCEPTION if os.path.isdir(self._cwd) else Reason.NODE_LOST)
         try:
             if outputs >= 0:
                 return b"", True, self._results.keyed(item.seq, value, outputs)
@@ -303,7 +306,8 @@ class Worker:
         except WrongCount as error:
             return b"", True, failure(error, Reason.BAD_OUTPUT)
         except OSError as error:  # the spool file: this node's trouble, not the task's
-            return b"", True, failure(error, Reason.NODE_LOST if error.errno in NODE_TROUBLE else Reason.EXCEPTION)
+            is_ours = error.errno in NODE_TROUBLE or isinstance(error, FileNotFoundError)
+            return b"", True, failure(error, Reason.NODE_LOST if is_ours else Reason.EXCEPTION)
         except Exception as error:  # noqa: BLE001 - __reduce__ of the result's class may raise anything
             return b"", True, failure(error, Reason.EXCEPTION)
 
@@ -467,6 +471,11 @@ class Worker:
 
 
 _NOTHING = TaskExtra()
+
+
+def _is_missing(error: BaseException, path: str, *, keyed: bool = False) -> bool:
+    """A file of the Starter was removed. keyed: it may be one of several."""
+    return isinstance(error, FileNotFoundError) and (keyed or error.filename == path)
 
 
 def _terminated(extra: TaskExtra | None, reason: Reason) -> TaskExtra:

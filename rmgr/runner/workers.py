@@ -91,7 +91,8 @@ class Workers:
     def fork(self, spec: StartWorker) -> tuple[WorkerForked, list[int]]:
         """Forks a worker; returns what to tell, with the descriptors to pass (which the caller closes). Raises: OSError."""
         directory = os.path.join(self._directory, f"w{spec.worker}")
-        os.makedirs(os.path.join(directory, "cwd"))
+        os.mkdir(directory)  # alone: a slot's directory that was removed is not made here
+        os.mkdir(os.path.join(directory, "cwd"))
         fd = create_board()
         board = Board(fd)
         board.lease_end_ns = self.lease_end_ns
@@ -276,6 +277,8 @@ class Workers:
             reason, detail = Reason.SIGNAL, f"the task died of {_signal_name(signum)}"
         elif seq:
             reason, detail = Reason.EXIT_CODE, f"the task ended its worker process with exit code {code}"
+        if reason in (Reason.EXIT_CODE, Reason.WORKER_LOST) and watched.killed_for is None and not os.path.isdir(watched.directory):
+            reason, code, signum, detail = Reason.NODE_LOST, None, 0, f"its directory on node {self._node} was removed"
         out, err = self._outputs(watched, seq) if seq or watched.killed_for is None else (NO_OUTPUT, NO_OUTPUT)
         return watched, WorkerGone(
             worker=watched.number,

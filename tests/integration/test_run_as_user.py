@@ -404,23 +404,6 @@ def test_a_tree_too_deep_to_be_walked_is_removed_all_the_same(place: Path, anna:
         wait_for(lambda: slot.is_lost and not slot.directory.exists(), "it is gone")
 
 
-@pytest.mark.parametrize(("signum", "reason"), [(signal.SIGTERM, Reason.SIGNAL), (signal.SIGKILL, Reason.WORKER_LOST)])
-def test_a_script_that_ends_all_processes_of_its_user_ends_itself_and_holds_up_nobody(
-    rig: Rig, node: Running, anna: Account, ben: Account, signum: signal.Signals, reason: Reason
-) -> None:
-    script = f"sleep 0.2; {sys.executable} -c 'import os; os.kill(-1, {int(signum)})'; sleep 60"
-    for _ in range(3):  # both slots at once: one of them dies by the other's hand
-        assert {told(rig, sh("id -u"), user) for user in (anna, ben)} == {f"{anna.uid}\n", f"{ben.uid}\n"}
-        bad = rig.submit(sh(script), [b""] * 2, user=anna.name, blocks=2, resubmit=False)
-        outcomes = rig.outcomes(bad, 2).values()
-        assert {outcome.reason for outcome in outcomes} == {reason}, outcomes
-        asked_s = time.monotonic()
-        assert told(rig, sh("id -un"), ben) == f"{ben.name}\n"
-        assert time.monotonic() - asked_s < 5
-    assert node.agent().strikes.last == "", "no fault of the node"
-    assert node.agent().drains == {}
-
-
 def test_what_a_spawner_per_user_costs(place: Path, anna: Account) -> None:
     """Not a limit, a number for the README: the time until a spawner is up, as its user and as the Starter."""
     with WorkNode(place / "cost") as node:

@@ -296,6 +296,7 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_the_node_s_trouble_and_no_failure_of_the_work() -> None:
     assert reason_of(OSError(errno.ENOSPC, "No space left on device")) is Reason.NODE_LOST
-    assert reason_of(FileNotFoundError(errno.ENOENT, "No such file")) is Reason.START_FAILED
+    assert reason_of(FileNotFoundError(errno.ENOENT, "No such file")) is Reason.NODE_LOST, "a cleaner has removed it"
+    assert reason_of(OSError(errno.ENAMETOOLONG, "File name too long")) is Reason.START_FAILED
     assert reason_of(DataLost("a chunk is gone")) is Reason.DATA_LOST
     assert reason_of(LookupError("no such row")) is Reason.START_FAILED
