@@ -79,7 +79,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 heading "2. A cluster on this machine: 1 ZooKeeper, 2 WatchDogs, 3 Starters of 2 cores"
-"$VENV/bin/rmgr" dev --detach --dir "$dir" --zookeepers 1 --watchdogs 2 --nodes 3 --cores 2 >"$dir/dev.out"
+"$VENV/bin/rmgr" dev --detach --no-restart --dir "$dir" --zookeepers 1 --watchdogs 2 --nodes 3 --cores 2 >"$dir/dev.out"
 head -n 1 "$dir/dev.out" # the rest says what to type next: too early here
 endpoint() { "$VENV/bin/rmgr" dev status --dir "$dir" --json | "$VENV/bin/python" -c "import json, sys; print(json.load(sys.stdin)['$1'])"; }
 RMGR_ZK=$(endpoint zookeeper)

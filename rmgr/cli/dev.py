@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,35 +18,69 @@ from rmgr.cli.command import command, command_group
 from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.params import RESOURCE
-from rmgr.cli.render import Column, Layout, emit, paint, table
-from rmgr.errors import NotFound, StateConflict
+from rmgr.cli.render import Column, Layout, clock, emit, iso, paint, table
+from rmgr.errors import NotFound, StateConflict, Unavailable
 from rmgr.model.resources import checked_resources
 from rmgr.runner import dispositions
 
 if TYPE_CHECKING:
-    from rmgr.dev.cluster import DevCluster, DevState
+    from rmgr.dev.cluster import DevCluster
+    from rmgr.dev.keeper import Fate
+    from rmgr.dev.record import DevProcess, DevState
 
 _DIR = click.option("--dir", "directory", metavar="DIR", type=click.Path(file_okay=False), help="directory of the cluster  [~/.rmgr/dev]")
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A process, and what its keeper has noted. kept_down: it was killed by `rmgr dev kill`."""
+
+    process: DevProcess
+    state: str
+    fate: Fate
+    kept_down: bool
+
+    @property
+    def next(self) -> str:
+        """What comes of a dead one."""
+        if self.state != "dead":
+            return ""
+        if self.kept_down:
+            return f"stays down: rmgr dev start {self.process.id}"
+        if self.fate.next_at is None:
+            return self.fate.problem
+        told = f"started again in {max(0.0, self.fate.next_at - time.time()):.0f} s"
+        return f"{told} ({self.fate.problem})" if self.fate.problem else told
+
+    @property
+    def died(self) -> str:
+        """When it died last, for people; "" = never."""
+        return "" if self.fate.died_at is None else clock(int(self.fate.died_at * 1e6))
+
+
 _COLUMNS = (
-    Column(name="ROLE", text=lambda p: p.role),
-    Column(name="ID", text=lambda p: p.id, is_id=True),
-    Column(name="PID", text=lambda p: str(p.pid), order=lambda p: p.pid, right=True, is_id=True),
-    Column(name="STATE", text=lambda p: p.state, state=True),
+    Column(name="ROLE", text=lambda r: r.process.role),
+    Column(name="ID", text=lambda r: r.process.id, is_id=True),
+    Column(name="PID", text=lambda r: str(r.process.pid), order=lambda r: r.process.pid, right=True, is_id=True),
+    Column(name="STATE", text=lambda r: r.state, state=True),
+    Column(name="RESTARTS", text=lambda r: str(r.fate.restarts or ""), order=lambda r: r.fate.restarts, right=True),
+    Column(name="DIED", text=lambda r: r.died),
+    Column(name="NEXT", text=lambda r: r.next),
 )
 
 
 @command_group(
     "dev",
     invoke_without_command=True,
-    subcommand_metavar="[status|stop]",
+    subcommand_metavar="[status|stop|kill|start]",
     examples="""\
     rmgr dev                          3 Starters of 2 cores, 2 WatchDogs, 1 ZooKeeper, SQLite; Ctrl-C stops it
     rmgr dev --nodes 8 --cores 1
     rmgr dev --resource gpu=2         each Starter with two GPUs, which need not exist
     rmgr dev --zookeepers 3           an ensemble, which survives the loss of one server
     rmgr dev --store cassandra        with a Cassandra node of its own instead of SQLite
-    rmgr dev --detach                 goes on in the background; rmgr dev stop ends it
+    rmgr dev --detach                 goes on in the background, and restarts what dies; rmgr dev stop ends it
+    rmgr dev kill n2                  SIGKILL; it stays dead until rmgr dev start n2
     rmgr dev --dir /tmp/second        a second cluster beside the first
     rmgr dev status
     RMGR_DEV_OPEN=1 rmgr dev          without credentials: an open cluster, on loopback""",
@@ -57,7 +92,8 @@ _COLUMNS = (
 @click.option("--watchdogs", type=click.IntRange(0, 20), default=2, show_default=True, help="WatchDogs")
 @click.option("--zookeepers", type=click.IntRange(1, 7), default=1, show_default=True, help="ZooKeeper servers")
 @_DIR
-@click.option("--detach", is_flag=True, help="return when the cluster is healthy and leave it running")
+@click.option("--detach", is_flag=True, help="return when the cluster is healthy and leave it running; what dies of it is restarted")
+@click.option("--no-restart", is_flag=True, help="with --detach: what dies stays dead")
 def dev(
     session: Session,
     nodes: int,
@@ -67,6 +103,7 @@ def dev(
     zookeepers: int,
     directory: str | None,
     detach: bool,
+    no_restart: bool,
 ) -> None:
     """A whole cluster on this machine: real ZooKeeper, WatchDogs and Starters, each its own process.
 
@@ -77,9 +114,10 @@ def dev(
         if directory is not None:
             ctx.meta["rmgr.dev.directory"] = directory
         return
-    from rmgr.dev import cluster as machinery
+    from rmgr.dev.cluster import DevCluster
+    from rmgr.dev.record import advertise, default_directory
 
-    where = Path(directory) if directory else machinery.default_directory()
+    where = Path(directory) if directory else default_directory()
     other = _advertised()
     if other is not None and directory is None:
         raise StateConflict(
@@ -88,7 +126,7 @@ def dev(
         )
     has = {"gpu": 0} | checked_resources(resources)  # of real ones no two Starters may offer the same
     options = [word for name, count in has.items() for word in ("--resource", f"{name}={count}")]
-    made = machinery.DevCluster(
+    made = DevCluster(
         where,
         nodes=nodes,
         cores=cores,
@@ -97,22 +135,26 @@ def dev(
         store=session.store or "",
         starter_options=options,
     )
-    began, state = time.monotonic(), None
+    began, state, is_left = time.monotonic(), None, False
     with _signals_as_interrupt():
         try:
             state = made.start(deadline_s=session.timeout_s or 60.0, report=session.note)
+            if detach and not no_restart:
+                made.keep()
+                state = made.state
             is_found = other is None
             if is_found:
-                machinery.advertise(state)
+                advertise(state)
+            is_left = detach  # from here on it is known, and whoever starts it may go
             _tell(session, state, is_found=is_found, detached=detach, seconds=time.monotonic() - began)
             if detach:
                 return
             _watch(session, made)
         except KeyboardInterrupt:
-            if detach or state is None:
+            if is_left or state is None:
                 raise
         except BaseException:  # as a reader of the output that has gone
-            if state is not None and not detach:
+            if state is not None and not is_left:
                 with _deaf():
                     made.stop()
             raise
@@ -134,8 +176,9 @@ def status(session: Session, directory: str | None) -> None:
     """Which processes a cluster on this machine has, and whether they run."""
     state = _find(directory)
     running = state is not None and state.is_running
+    rows = _rows(state) if state else []
     if session.json:
-        processes = [{"role": p.role, "id": p.id, "pid": p.pid, "state": p.state} for p in (state.processes if state else ())]
+        processes = [_shape(row) for row in rows]
         emit(
             {
                 "running": running,
@@ -151,8 +194,8 @@ def status(session: Session, directory: str | None) -> None:
         session.note("start one: rmgr dev --detach")
     else:
         sys.stdout.write(f"dir        {state.directory}\nzookeeper  {state.zookeeper}\nstore      {state.store}\n\n")
-        table(state.processes, _COLUMNS, Layout())
-    if not running or (state and any(p.state == "dead" for p in state.processes)):
+        table(rows, _COLUMNS, Layout())
+    if not running or any(row.state == "dead" for row in rows):
         raise WorkEnded(1)
 
 
@@ -166,7 +209,7 @@ def status(session: Session, directory: str | None) -> None:
 @_DIR
 def stop(session: Session, directory: str | None) -> None:
     """Ends the cluster started by `rmgr dev`: Starters first, ZooKeeper and Cassandra last. Its data stay."""
-    from rmgr.dev import cluster as machinery
+    from rmgr.dev.record import forget, stop_processes
 
     state = _find(directory)
     if state is None:
@@ -178,8 +221,8 @@ def stop(session: Session, directory: str | None) -> None:
             sys.stdout.write("no cluster of yours runs on this machine\n")
         return
     was_running = state.is_running
-    killed = machinery.stop_processes(state, timeout_s=session.timeout_s or 20.0)
-    machinery.forget(state)
+    killed = stop_processes(state, timeout_s=session.timeout_s or 20.0)
+    forget(state)
     if session.json:
         emit({"dir": state.directory, "stopped": was_running, "killed": [process.id for process in killed]})
         return
@@ -188,6 +231,96 @@ def stop(session: Session, directory: str | None) -> None:
     )
     for process in killed:
         session.note(f"{process.role} {process.id} did not stop in time and was killed")
+
+
+@command(
+    "kill",
+    group=dev,
+    short_help="SIGKILL to one of its processes, which then stays dead",
+    examples="rmgr dev kill n2\nrmgr dev kill w1 --dir /tmp/second",
+    exits="0 it is dead, 3 there is no such process",
+)
+@click.argument("name", metavar="ID")
+@_DIR
+def kill(session: Session, name: str, directory: str | None) -> None:
+    """Kills a process of the cluster (an ID of `rmgr dev status`), as a crash would, and keeps it from being restarted."""
+    from rmgr.dev.keeper import keep_down
+
+    state, process = _process(name, directory)
+    keep_down(Path(state.directory), name, is_down=True)  # before it dies: the keeper looks twice a second
+    found = process.find()
+    if found is not None:
+        found.kill()
+        found.wait(10.0)
+    _tell_one(session, name, f"{process.role} {name} is dead and stays so: rmgr dev start {name}", state="dead", pid=process.pid)
+
+
+@command(
+    "start",
+    group=dev,
+    short_help="Start one of its processes that is dead",
+    examples="rmgr dev start n2",
+    exits="0 it runs, 3 there is no such process, 5 no cluster runs there, or it cannot be started",
+)
+@click.argument("name", metavar="ID")
+@_DIR
+def start(session: Session, name: str, directory: str | None) -> None:
+    """Starts a process of a running cluster again that `rmgr dev kill` has killed, or that died."""
+    from rmgr.dev.keeper import keep_down, read_recipes, started
+    from rmgr.dev.record import KEEPER, read_state
+
+    state, process = _process(name, directory)
+    where = Path(state.directory)
+    if not state.is_running:
+        raise Unavailable(f"the cluster in {where} does not run", hint=f"rmgr dev --detach --dir {where}")
+    recipe = read_recipes(where).get(name)
+    if recipe is None:
+        raise NotFound(f"nobody has kept how {name} is started", hint=f"rmgr dev stop --dir {where}; rmgr dev --detach --dir {where}")
+    keep_down(where, name, is_down=False)
+    if process.find() is None and not any(each.role == KEEPER and each.find() for each in state.processes):
+        started(where, name, recipe, role=process.role)
+    end_s = time.monotonic() + (session.timeout_s or 90.0)
+    while True:  # the keeper may be in a long pause
+        now = next((each for each in (read_state(where) or state).processes if each.id == name), process)
+        if now.find() is not None:
+            _tell_one(session, name, f"{process.role} {name} runs (pid {now.pid})", state="running", pid=now.pid)
+            return
+        if time.monotonic() > end_s:
+            raise Unavailable(f"{process.role} {name} has not been started", hint=f"its log: {recipe.log}; rmgr dev status")
+        time.sleep(0.1)
+
+
+def _process(name: str, directory: str | None) -> tuple[DevState, DevProcess]:
+    """A cluster and its process of that id. Raises NotFound."""
+    state = _find(directory)
+    if state is None:
+        raise NotFound(f"there is no cluster in {directory or 'the default directory'}", hint="rmgr dev status tells where one runs")
+    for process in state.processes:
+        if process.id == name:
+            return state, process
+    raise NotFound(f"the cluster has no process {name!r}", hint=f"it has {', '.join(process.id for process in state.processes)}")
+
+
+def _tell_one(session: Session, name: str, text: str, *, state: str, pid: int) -> None:
+    if session.json:
+        emit({"id": name, "state": state, "pid": pid})
+    else:
+        sys.stdout.write(f"{text}\n")
+
+
+def _rows(state: DevState) -> list[_Row]:
+    from rmgr.dev.keeper import Fate, down, read_fates
+
+    where = Path(state.directory)
+    fates, kept = read_fates(where), down(where)
+    return [_Row(process=p, state=p.state, fate=fates.get(p.id, Fate()), kept_down=p.id in kept) for p in state.processes]
+
+
+def _shape(row: _Row) -> dict[str, Any]:
+    process, fate = row.process, row.fate
+    died, due = (None if at is None else iso(int(at * 1e6)) for at in (fate.died_at, fate.next_at if row.state == "dead" else None))
+    known = {"role": process.role, "id": process.id, "pid": process.pid, "state": row.state}
+    return {**known, "restarts": fate.restarts, "died": died, "next_try": due, "kept_down": row.kept_down, "problem": fate.problem}
 
 
 # -- drawing ------------------------------------------------------------------------------------------------------------------
@@ -220,7 +353,8 @@ def _tell(session: Session, state: DevState, *, is_found: bool, detached: bool, 
     ):
         out.write(f"  {paint(line, 'cyan', out)}\n")
     stop_it = f"rmgr dev stop --dir {state.directory}" if not is_found else "rmgr dev stop"
-    out.write(f"\n{stop_it} ends it\n" if detached else "\nCtrl-C stops it and leaves no process\n")
+    kept = "; what dies of it is started again (rmgr dev status)" if "keeper" in roles else ""
+    out.write(f"\n{stop_it} ends it{kept}\n" if detached else "\nCtrl-C stops it and leaves no process\n")
     out.flush()
 
 
@@ -246,7 +380,7 @@ def _watch(session: Session, cluster: DevCluster) -> None:
 def _advertised() -> DevState | None:
     """The running cluster that commands find by themselves."""
     from rmgr.config import dev_file
-    from rmgr.dev.cluster import read_state
+    from rmgr.dev.record import read_state
 
     with contextlib.suppress(OSError, KeyError, ValueError, tomllib.TOMLDecodeError):
         directory = tomllib.loads(dev_file().read_text())["dev"]["directory"]
@@ -257,7 +391,7 @@ def _advertised() -> DevState | None:
 
 def _find(directory: str | None) -> DevState | None:
     """The cluster in `--dir`, else the advertised one, else the one in the default directory."""
-    from rmgr.dev.cluster import default_directory, read_state
+    from rmgr.dev.record import default_directory, read_state
 
     directory = directory or click.get_current_context().meta.get("rmgr.dev.directory")
     if directory:

@@ -7,7 +7,6 @@ process by pid and start time, so that `rmgr dev stop` from any shell ends exact
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -23,11 +22,14 @@ import psutil
 
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.snapshot import read_snapshot
-from rmgr.config import ClusterConfig, Config, SecurityConfig, dev_file
+from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.snapshot import ClusterSnapshot
 from rmgr.dev.cassandra import CassandraNode
 from rmgr.dev.cassandra import prepare as prepare_cassandra
+from rmgr.dev.keeper import Recipe, write_recipes
+from rmgr.dev.record import KEEPER, DevProcess, DevState, forget, kill_processes, read_state, stop_processes, write_state
 from rmgr.dev.security import DevSecurity, is_open_asked
+from rmgr.dev.server import ServerProcess
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
 from rmgr.model.identity import Role
@@ -41,69 +43,6 @@ CHROOT = "/rmgr/dev"
 OWN_CASSANDRA = "cassandra"
 _CASSANDRA_HEAP_MB = 400
 _POLL_S = 0.05
-_STATE = "cluster.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DevProcess:
-    """A process of the cluster. started: its creation time, which with the pid makes it unmistakable."""
-
-    role: str
-    id: str
-    pid: int
-    started: float
-
-    def find(self) -> psutil.Process | None:
-        """The process, None when it is gone (or its pid belongs to another one now)."""
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return None
-        return process if same else None
-
-    @property
-    def state(self) -> str:
-        """`running`, `stopped` (SIGSTOP) or `dead`."""
-        process = self.find()
-        if process is None:
-            return "dead"
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return "stopped" if process.status() == psutil.STATUS_STOPPED else "running"
-        return "dead"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DevState:
-    """What `cluster.json` records."""
-
-    directory: str
-    zookeeper: str
-    store: str
-    session_timeout_s: float
-    security: str = ""  #: the bundle of who runs it; "" = an open cluster
-    zookeeper_tls: bool = False
-    processes: tuple[DevProcess, ...] = ()
-
-    @property
-    def is_running(self) -> bool:
-        """Any of its processes lives."""
-        return any(process.find() is not None for process in self.processes)
-
-
-def default_directory() -> Path:
-    """Where `rmgr dev` keeps its cluster unless told otherwise."""
-    return dev_file({"HOME": os.environ.get("HOME") or str(Path.home())}).parent / "dev"
-
-
-def read_state(directory: Path) -> DevState | None:
-    """The recorded state of the cluster in `directory`, None when there is none."""
-    try:
-        document = json.loads((directory / _STATE).read_text())
-        processes = tuple(DevProcess(**process) for process in document.pop("processes"))
-        return DevState(**document, processes=processes)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 class DevCluster:
@@ -167,6 +106,7 @@ class DevCluster:
             zookeeper_tls=tls is not None,
         )
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._recipes: dict[str, Recipe] = {}
         self._log_starts: dict[str, int] = {}  # where in its log the present process of a name begins
         self._coordinator: ZkCoordinator | None = None
 
@@ -200,12 +140,12 @@ class DevCluster:
             report("starting ZooKeeper and Cassandra" if self.cassandra is not None else "starting ZooKeeper")
             if self.cassandra is not None:
                 self.cassandra.start(wait_s=0)
-                self._record("cassandra", "c1", self.cassandra.pid or 0)
+                self._record_server("cassandra", "c1", self.cassandra)
             if not self._is_guest:
                 self.zookeeper.start()
                 servers = [self.zookeeper] if isinstance(self.zookeeper, ZooKeeperServer) else self.zookeeper.servers
                 for number, server in enumerate(servers, 1):
-                    self._record("zookeeper", f"zk{number}", server.pid or 0)
+                    self._record_server("zookeeper", f"zk{number}", server)
             if self.cassandra is not None:
                 self.cassandra.wait_ready(max(1.0, end - time.monotonic()))
                 self._init_store(end, report)
@@ -215,7 +155,8 @@ class DevCluster:
                 self.start_watchdog(f"w{number}")
             for number in range(1, nodes + 1):
                 self.start_starter(f"n{number}", cores=cores)
-            self.wait_healthy(nodes=nodes, leader=watchdogs > 0, deadline_s=end - time.monotonic())
+            self.wait_healthy(nodes=nodes, leader=watchdogs > 0, deadline_s=end - time.monotonic(), are_new=True)
+            write_recipes(self.directory, self._recipes)
         except BaseException:
             self.stop()
             raise
@@ -323,19 +264,25 @@ class DevCluster:
         """Facts from ZooKeeper."""
         return read_snapshot(self.coordinator, None)
 
-    def wait_healthy(self, *, nodes: int, leader: bool = True, deadline_s: float) -> None:
-        """Waits until a leader leads and `nodes` nodes are up. Raises Unavailable with the log of what is missing."""
+    def wait_healthy(self, *, nodes: int, leader: bool = True, deadline_s: float, are_new: bool = False) -> None:
+        """Waits until a leader leads and `nodes` nodes are up. Raises Unavailable with the log of what is missing.
+
+        are_new: all of them are processes of ours. Entries of a cluster that was killed in this directory stand until their sessions end.
+        """
         end = time.monotonic() + deadline_s
         while True:
             for process in self.state.processes:
                 if process.find() is None:
                     raise self._stillborn(process)
             snapshot = self.snapshot()
-            up = [record.node for record in snapshot.nodes.values() if record.state is NodeState.UP and record.guid in snapshot.alive]
-            if len(up) >= nodes and (snapshot.leader_alive or not leader):
+            ours = {process.pid for process in self.state.processes}
+            alive = [record for record in snapshot.nodes.values() if record.state is NodeState.UP and record.guid in snapshot.alive]
+            up = [record.node for record in alive if not are_new or record.pid in ours]
+            leads = snapshot.leader_alive and (not are_new or (snapshot.epoch is not None and snapshot.epoch.pid in ours))
+            if len(up) >= nodes and (leads or not leader):
                 return
             if time.monotonic() > end:
-                missing = "no leader" if leader and not snapshot.leader_alive else f"{len(up)} of {nodes} nodes up"
+                missing = "no leader" if leader and not leads else f"{len(up)} of {nodes} nodes up"
                 raise Unavailable(f"the cluster is not healthy after {deadline_s:.0f} s: {missing}", hint=f"logs: {self.directory / 'log'}")
             time.sleep(_POLL_S)
 
@@ -399,97 +346,32 @@ class DevCluster:
     def _spawn(self, role: str, name: str, options: Sequence[str], more: Mapping[str, str]) -> int:
         log = self.log_file(name)
         log.parent.mkdir(parents=True, exist_ok=True)
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
-        with log.open("ab") as sink:
-            self._log_starts[name] = sink.tell()
-            child = subprocess.Popen(
-                [sys.executable, "-m", "rmgr.cli.main", role, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env=inherited | self.daemon_environment(role, name) | self._environment | dict(more),
-                cwd=self.directory,
-                start_new_session=True,
-            )
+        argv = (sys.executable, "-m", "rmgr.cli.main", role, *options)
+        variables = self.daemon_environment(role, name) | self._environment | dict(more)
+        self._recipes[name] = recipe = Recipe(argv=argv, cwd=str(self.directory), log=str(log), variables=variables)
+        self._log_starts[name] = log.stat().st_size if log.exists() else 0
+        child = recipe.start()
         self._children[name] = child
         self._record(role, name, child.pid)
         return child.pid
 
+    def _record_server(self, role: str, name: str, server: ServerProcess) -> None:
+        process = psutil.Process(server.pid or 0)
+        self._recipes[name] = Recipe(argv=tuple(process.cmdline()), cwd=process.cwd(), log=str(server.log_file))
+        self._record(role, name, process.pid)
+
+    def keep(self) -> None:
+        """From now on what dies is started again, by a process that outlives this one (`dev/keeper.py`)."""
+        argv = (sys.executable, "-m", "rmgr.dev.keeper", str(self.directory))
+        self._recipes[KEEPER] = recipe = Recipe(argv=argv, cwd=str(self.directory), log=str(self.log_file(KEEPER)))
+        write_recipes(self.directory, self._recipes)
+        self._record(KEEPER, KEEPER, recipe.start().pid)
+
     def _record(self, role: str, name: str, pid: int) -> None:
-        entry = DevProcess(role=role, id=name, pid=pid, started=psutil.Process(pid).create_time())
         others = tuple(process for process in self.state.processes if process.id != name)
-        self.state = replace(self.state, processes=(*others, entry))
+        self.state = replace(self.state, processes=(*others, DevProcess.of(role, name, pid)))
         write_state(self.state)
 
 
 def _several(count: int, name: str) -> str:
     return f"{count} {name}{'s' if count != 1 else ''}"
-
-
-# -- the record --------------------------------------------------------------------------------------------------------------
-
-
-def write_state(state: DevState) -> None:
-    """Replaces `cluster.json` in one step."""
-    path = Path(state.directory) / _STATE
-    draft = path.with_suffix(".new")
-    draft.write_text(json.dumps(asdict(state), indent=1))
-    draft.replace(path)
-
-
-def advertise(state: DevState) -> Path:
-    """Makes this the cluster that clients find without any option; returns the file.
-
-    The cluster counts as running while any of the ZooKeeper servers does whose pids are in it.
-    """
-    path = dev_file()
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    pids = [process.pid for process in state.processes if process.role == "zookeeper"]
-    text = (
-        f"[dev]\npids = {json.dumps(pids)}\ndirectory = {json.dumps(state.directory)}\n\n[cluster]\nzk = {json.dumps(state.zookeeper)}\n"
-        f"store = {json.dumps(state.store)}\nsession_timeout_s = {state.session_timeout_s}\n\n"
-        f"[security]\ndir = {json.dumps(state.security)}\nzookeeper_tls = {json.dumps(state.zookeeper_tls)}\n"
-    )
-    draft = path.with_suffix(".new")
-    draft.write_text(text)
-    draft.replace(path)
-    return path
-
-
-def forget(state: DevState) -> None:
-    """Takes back what `advertise` wrote, if it was for this cluster."""
-    path = dev_file()
-    with contextlib.suppress(OSError):
-        if f"directory = {json.dumps(state.directory)}\n" in path.read_text():
-            path.unlink()
-
-
-def stop_processes(state: DevState, *, timeout_s: float = 20.0) -> list[DevProcess]:
-    """SIGTERM by role (Starters, WatchDogs, then ZooKeeper and Cassandra), SIGKILL after the deadline; returns what had to be killed."""
-    end = time.monotonic() + timeout_s
-    killed: list[DevProcess] = []
-    for roles in (("starter", "submitter"), ("watchdog",), ("zookeeper", "cassandra")):
-        group = [(process, found) for process in state.processes if process.role in roles and (found := process.find()) is not None]
-        for _, found in group:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found.send_signal(signal.SIGCONT)
-                found.terminate()
-        _, alive = psutil.wait_procs([found for _, found in group], timeout=max(0.5, end - time.monotonic()))
-        for found in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found.kill()
-        killed += [process for process, found in group if found in alive]
-        psutil.wait_procs(alive, timeout=5.0)
-    return killed
-
-
-def kill_processes(state: DevState, *, timeout_s: float = 20.0) -> None:
-    """SIGKILL for all of them and their descendants; returns when they are gone, or after `timeout_s`."""
-    found = [process for entry in state.processes if (process := entry.find()) is not None]
-    for process in tuple(found):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += process.children(recursive=True)
-    for process in found:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(found, timeout=timeout_s)

@@ -19,7 +19,7 @@ from rmgr import TaskQueue
 from rmgr.adapters.rpc import LeaderClient, NodeClient, NodeStats
 from rmgr.adapters.stores import open_store
 from rmgr.dev.cassandra import CassandraRing
-from rmgr.dev.cluster import DevState
+from rmgr.dev.record import DevState
 from rmgr.errors import StoreUnavailable, Unavailable
 from rmgr.model.views import StatusView
 from rmgr.runtime.secured import credentials_of

@@ -1,0 +1,220 @@
+"""Restarts what dies of a detached cluster: `python -m rmgr.dev.keeper DIR`, a small process of its own, started by `rmgr dev --detach`.
+
+A process that died is started again after a pause that doubles each time and is short again once it has lived for a minute. What
+`rmgr dev kill` has killed stays dead until `rmgr dev start`. The keeper alone writes `cluster.json` while it lives; its own notes are in
+`keeper.json`, for `rmgr dev status`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import psutil
+
+from rmgr.dev.record import KEEPER, DevProcess, advertise, is_advertised, read_state, write_state
+
+#: First pause before a restart, the longest one, and after which life a process begins afresh (s).
+FIRST_S, LONGEST_S, SOUND_S = 1.0, 60.0, 60.0
+_LOOK_S = 0.5
+_NOTES, _RECIPES, _DOWN = "keeper.json", "recipes.json", "down"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a process of the cluster is started. variables: beside those of the keeper's own environment, which has none of rmgr's."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    log: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Starts it. Raises OSError."""
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
+        with Path(self.log).open("ab") as sink:
+            return subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=inherited | dict(self.variables),
+                cwd=self.cwd,
+                start_new_session=True,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What became of one process. Times: seconds since 1970; died_at, next_at: None = it never died, no try is due."""
+
+    restarts: int = 0
+    died_at: float | None = None
+    next_at: float | None = None
+    problem: str = ""  #: why the last try failed
+
+
+def write_recipes(directory: Path, recipes: Mapping[str, Recipe]) -> None:
+    """Keeps how each process is started, for the keeper and for `rmgr dev start`."""
+    _replace(directory / _RECIPES, {name: asdict(recipe) for name, recipe in recipes.items()})
+    for name in down(directory):
+        (directory / _DOWN / name).unlink(missing_ok=True)
+
+
+def read_recipes(directory: Path) -> dict[str, Recipe]:
+    """By name of the process; {} where none were kept."""
+    found = _read(directory / _RECIPES)
+    return {name: Recipe(**recipe | {"argv": tuple(recipe["argv"])}) for name, recipe in found.items()}
+
+
+def read_fates(directory: Path) -> dict[str, Fate]:
+    """What the keeper has noted, by name of the process."""
+    return {name: Fate(**fate) for name, fate in _read(directory / _NOTES).items()}
+
+
+def down(directory: Path) -> frozenset[str]:
+    """Processes that are to stay dead."""
+    try:
+        return frozenset(os.listdir(directory / _DOWN))
+    except OSError:
+        return frozenset()
+
+
+def keep_down(directory: Path, name: str, *, is_down: bool) -> None:
+    """Says whether a process is to stay dead. Raises OSError."""
+    mark = directory / _DOWN / name
+    if is_down:
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
+    else:
+        mark.unlink(missing_ok=True)
+
+
+def started(directory: Path, name: str, recipe: Recipe, *, role: str) -> subprocess.Popen[bytes]:
+    """Starts a process again and records it; a ZooKeeper is advertised anew. Raises OSError."""
+    child = recipe.start()
+    state = read_state(directory)
+    if state is not None:
+        entry = DevProcess.of(role, name, child.pid)
+        state = replace(state, processes=(*(process for process in state.processes if process.id != name), entry))
+        write_state(state)
+        if role == "zookeeper" and is_advertised(state):
+            advertise(state)
+    return child
+
+
+class Keeper:
+    """Looks at one cluster again and again. clock: monotonic seconds."""
+
+    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._fates = read_fates(directory)
+        self._pauses: dict[str, float] = {}
+        self._due_s: dict[str, float] = {}  # when the next try of a dead process is due
+        self._began_s: dict[str, float] = {}
+
+    def look(self) -> bool:
+        """One look at all processes; starts what is due. Returns: there is still a cluster to keep."""
+        state = read_state(self._directory)
+        if state is None:
+            return False
+        self._children = [child for child in self._children if child.poll() is None]  # reaped
+        kept, recipes = down(self._directory), read_recipes(self._directory)
+        before = dict(self._fates)
+        for process in state.processes:
+            if process.role == KEEPER or process.id not in recipes:
+                continue
+            if process.find() is not None:
+                self._is_alive(process.id)
+            elif process.id in kept:
+                self._due_s.pop(process.id, None)
+                died_at = self._fate(process.id).died_at
+                self._note(process.id, died_at=time.time() if died_at is None else died_at, next_at=None)
+            else:
+                self._is_dead(process, recipes[process.id])
+        if self._fates != before:
+            _replace(self._directory / _NOTES, {name: asdict(fate) for name, fate in self._fates.items()})
+        return True
+
+    def _fate(self, name: str) -> Fate:
+        return self._fates.get(name, Fate())
+
+    def _note(self, name: str, **changes: object) -> None:
+        self._fates[name] = replace(self._fate(name), **changes)  # type: ignore[arg-type]
+
+    def _is_alive(self, name: str) -> None:
+        now_s = self._clock()
+        if now_s - self._began_s.setdefault(name, now_s) > SOUND_S:
+            self._pauses.pop(name, None)
+
+    def _is_dead(self, process: DevProcess, recipe: Recipe) -> None:
+        now_s, name = self._clock(), process.id
+        if name not in self._due_s:
+            self._began_s.pop(name, None)
+            pause_s = self._pauses.get(name, FIRST_S)
+            self._pauses[name] = min(LONGEST_S, pause_s * 2)
+            self._due_s[name] = now_s + pause_s
+            self._note(name, died_at=time.time(), next_at=time.time() + pause_s)
+            _say(f"{process.role} {name} (pid {process.pid}) has died; it is started again in {pause_s:g} s; its log: {recipe.log}")
+        if now_s < self._due_s[name]:
+            return
+        del self._due_s[name]
+        try:
+            child = started(self._directory, name, recipe, role=process.role)
+        except OSError as error:
+            self._note(name, problem=str(error), next_at=None)
+            _say(f"{process.role} {name} cannot be started: {error}")
+            return
+        self._children.append(child)
+        self._began_s[name] = now_s
+        self._note(name, restarts=self._fate(name).restarts + 1, next_at=None, problem="")
+        _say(f"{process.role} {name} was started again (pid {child.pid})")
+
+
+def main(directory: Path) -> int:
+    """Until SIGTERM, or until the cluster's directory is gone; what it keeps is left alone."""
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: ended.set())
+    keeper = Keeper(directory)
+    while not ended.wait(_LOOK_S):
+        try:
+            if not keeper.look():
+                return 0
+        except (OSError, psutil.Error) as error:  # loop boundary: a full disk must not end the keeper
+            _say(f"cannot look after the cluster now: {error}")
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
+    sys.stderr.flush()
+
+
+def _read(path: Path) -> dict[str, dict[str, object]]:  # type: ignore[type-arg]
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _replace(path: Path, document: object) -> None:
+    draft = path.with_suffix(".new")
+    draft.touch(mode=0o600)
+    draft.write_text(json.dumps(document, indent=1))
+    draft.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

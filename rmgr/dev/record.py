@@ -1,0 +1,178 @@
+"""What is recorded of a cluster on one machine: its processes, by pid and start time, and where clients find it; how all of them end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from rmgr.config import dev_file
+
+_STATE = "cluster.json"
+#: Role of the process that restarts the others.
+KEEPER = "keeper"
+#: How long processes of a role may take to end although the time for all is over (s): who is killed leaves its session behind.
+_AT_LEAST_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevProcess:
+    """A process of the cluster. started, ticks: when it began, which with the pid makes it unmistakable.
+
+    started: seconds since 1970, and moves when the machine's clock is set. ticks: of the kernel, since boot; 0 = not known.
+    """
+
+    role: str
+    id: str
+    pid: int
+    started: float
+    ticks: int = 0
+
+    @classmethod
+    def of(cls, role: str, name: str, pid: int) -> Self:
+        """A process that runs. Raises psutil.NoSuchProcess."""
+        return cls(role=role, id=name, pid=pid, started=psutil.Process(pid).create_time(), ticks=_ticks(pid))
+
+    def find(self) -> psutil.Process | None:
+        """The process, None when it is gone (or its pid belongs to another one now)."""
+        try:
+            process = psutil.Process(self.pid)
+            same = self.ticks == _ticks(self.pid) if self.ticks else abs(process.create_time() - self.started) < 1.0
+            same = same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return None
+        return process if same else None
+
+    @property
+    def state(self) -> str:
+        """`running`, `stopped` (SIGSTOP) or `dead`."""
+        process = self.find()
+        if process is None:
+            return "dead"
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return "stopped" if process.status() == psutil.STATUS_STOPPED else "running"
+        return "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevState:
+    """What `cluster.json` records."""
+
+    directory: str
+    zookeeper: str
+    store: str
+    session_timeout_s: float
+    security: str = ""  #: the bundle of who runs it; "" = an open cluster
+    zookeeper_tls: bool = False
+    processes: tuple[DevProcess, ...] = ()
+
+    @property
+    def is_running(self) -> bool:
+        """Any of its processes lives."""
+        return any(process.find() is not None for process in self.processes)
+
+
+def _ticks(pid: int) -> int:
+    """When the process began, in ticks since the machine has booted; 0 where that cannot be told."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    return 0
+
+
+def default_directory() -> Path:
+    """Where `rmgr dev` keeps its cluster unless told otherwise."""
+    return dev_file({"HOME": os.environ.get("HOME") or str(Path.home())}).parent / "dev"
+
+
+def read_state(directory: Path) -> DevState | None:
+    """The recorded state of the cluster in `directory`, None when there is none."""
+    try:
+        document = json.loads((directory / _STATE).read_text())
+        processes = tuple(DevProcess(**process) for process in document.pop("processes"))
+        return DevState(**document, processes=processes)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_state(state: DevState) -> None:
+    """Replaces `cluster.json` in one step."""
+    path = Path(state.directory) / _STATE
+    draft = path.with_suffix(".new")
+    draft.write_text(json.dumps(asdict(state), indent=1))
+    draft.replace(path)
+
+
+def advertise(state: DevState) -> Path:
+    """Makes this the cluster that clients find without any option; returns the file.
+
+    The cluster counts as running while its keeper or any of its ZooKeeper servers does, whose pids are in it.
+    """
+    path = dev_file()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    pids = [process.pid for process in state.processes if process.role in {"zookeeper", KEEPER}]
+    text = (
+        f"[dev]\npids = {json.dumps(pids)}\ndirectory = {json.dumps(state.directory)}\n\n[cluster]\nzk = {json.dumps(state.zookeeper)}\n"
+        f"store = {json.dumps(state.store)}\nsession_timeout_s = {state.session_timeout_s}\n\n"
+        f"[security]\ndir = {json.dumps(state.security)}\nzookeeper_tls = {json.dumps(state.zookeeper_tls)}\n"
+    )
+    draft = path.with_suffix(".new")
+    draft.write_text(text)
+    draft.replace(path)
+    return path
+
+
+def is_advertised(state: DevState) -> bool:
+    """Clients find this cluster without any option."""
+    with contextlib.suppress(OSError):
+        return f"directory = {json.dumps(state.directory)}\n" in dev_file().read_text()
+    return False
+
+
+def forget(state: DevState) -> None:
+    """Takes back what `advertise` wrote, if it was for this cluster."""
+    path = dev_file()
+    if is_advertised(state):
+        path.unlink(missing_ok=True)
+
+
+def stop_processes(state: DevState, *, timeout_s: float = 20.0) -> list[DevProcess]:
+    """SIGTERM by role (Starters, WatchDogs, then ZooKeeper and Cassandra), SIGKILL after the deadline; returns what had to be killed.
+
+    The keeper goes first, and what it has started meanwhile ends with the rest.
+    """
+    end = time.monotonic() + timeout_s
+    killed: list[DevProcess] = []
+    for roles in ((KEEPER,), ("starter", "submitter"), ("watchdog",), ("zookeeper", "cassandra")):
+        group = [(process, found) for process in state.processes if process.role in roles and (found := process.find()) is not None]
+        for _, found in group:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.send_signal(signal.SIGCONT)
+                found.terminate()
+        _, alive = psutil.wait_procs([found for _, found in group], timeout=max(_AT_LEAST_S, end - time.monotonic()))
+        for found in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.kill()
+        killed += [process for process, found in group if found in alive]
+        psutil.wait_procs(alive, timeout=5.0)
+        if group and roles == (KEEPER,):
+            state = read_state(Path(state.directory)) or state
+    return killed
+
+
+def kill_processes(state: DevState, *, timeout_s: float = 20.0) -> None:
+    """SIGKILL for all of them and their descendants; returns when they are gone, or after `timeout_s`."""
+    found = [process for entry in state.processes if (process := entry.find()) is not None]
+    for process in tuple(found):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += process.children(recursive=True)
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(found, timeout=timeout_s)
