@@ -55,10 +55,8 @@ class Room:
         """
         if held_bytes + need_bytes > self.cap_bytes:
             size, cap = format_size(held_bytes + need_bytes), format_size(self.cap_bytes)
-            raise ValueTooLarge(
-                f"{what} would take {size} of this node's disk, and its limit for staged files is {cap} ([starter] staging_cap_bytes)",
-                hint="make it smaller, use a shared file system, or raise the limit and restart the Starter",
-            )
+            told = f"{what} would take {size} of this node's disk, and its limit for staged files is {cap} ([starter] staging_cap_bytes)"
+            raise ValueTooLarge(f"{told}: send less, use a shared file system, or have the limit raised")
         if self._try(need_bytes):
             return
         self.throw_out(self.used_bytes + need_bytes - self.cap_bytes)

@@ -47,6 +47,8 @@ _INLINE_INPUT = 256 * 1024
 _PATIENCE_S = 1.0
 #: A task without room asks again when some was given back, and after this long: what was given back meanwhile was not counted.
 _ASK_AGAIN_S = 1.0
+#: A full room is logged this often at most.
+_TOLD_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,6 +113,7 @@ class Stager:
         self._blocks = blocks
         self._log = log
         self._short: _Short | None = None
+        self._told_s = -math.inf  # when the log was told last that the room is full
         self._wake = wake
         self._directory = directory
         self._on_unstartable = on_unstartable
@@ -364,11 +367,13 @@ class Stager:
         """It is the next to get room. Tasks behind it that have not begun give theirs back: they might wait for its cores."""
         order = {other: number for number, other in enumerate(self._blocks.values())}
         place = order.get(block, len(order)), index
-        if self._short is None:
+        now_s = time.monotonic()
+        if self._short is None and now_s > self._told_s + _TOLD_S:
+            self._told_s = now_s
             why = "staged files fill their room on this node's disk ([starter] staging_cap_bytes)"
             self._log.warning("staging_waits", task_id=f"{block.key.submission}_{index}", why=why, limit=self._room.cap_bytes)
         if self._short is None or place <= (order.get(self._short.block, len(order)), self._short.index):
-            self._short = _Short(block, index, self._room.given, time.monotonic())
+            self._short = _Short(block, index, self._room.given, now_s)
         for other, state in self._states.items():
             for later in [one for one in state.here if one in other.ready and (order.get(other, len(order)), one) > place]:
                 self._remove(state.here.pop(later))
