@@ -32,6 +32,7 @@ class _Job:
     done: Callable[[Any], None]
     size: int
     is_read: bool
+    is_long: bool
 
 
 class StoreIO:
@@ -48,6 +49,8 @@ class StoreIO:
         self.starved_since_s: float | None = None  #: since when something that is to be read waits for it, None = nothing does
         self._post = post
         self._jobs: deque[_Job] = deque()
+        self._long: deque[_Job] = deque()  #: that may take seconds each: one thread is left for all others
+        self._long_busy = 0
         self._parked: deque[_Job] = deque()  #: met a store that was away
         self._retry_s = -math.inf
         self._pause_s = _FIRST_PAUSE_S
@@ -56,6 +59,7 @@ class StoreIO:
         self._closing = threading.Event()
         self._pending_bytes = 0
         self._busy = 0
+        self._most_long = max(1, threads - 1)
         self._threads = [threading.Thread(target=self._work, name=f"store-{n}", daemon=True) for n in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -68,16 +72,25 @@ class StoreIO:
     @property
     def is_idle(self) -> bool:
         """Nothing waits and nothing runs."""
-        return not self._jobs and not self._parked and not self._busy
+        return not self._jobs and not self._long and not self._parked and not self._busy
 
-    def run(self, job: Callable[[Store], T], done: Callable[[T | Exception], None], *, size: int = 0, is_read: bool = False) -> None:
-        """Runs `job` soon; `size`: bytes that wait with it; `is_read`: work cannot start before it. From any thread.
+    def run(
+        self,
+        job: Callable[[Store], T],
+        done: Callable[[T | Exception], None],
+        *,
+        size: int = 0,
+        is_read: bool = False,
+        is_long: bool = False,
+    ) -> None:
+        """Runs `job` soon. From any thread. Jobs start in order and end in any; one long one at a time, more when no other waits.
 
-        Jobs start in order and end in any.
+        Args: size: bytes that wait with it. is_read: work cannot start before it. is_long: it may take seconds: one thread is
+            left for results.
         """
         with self._arrived:
             self._pending_bytes += size
-            self._jobs.append(_Job(job, done, size, is_read))
+            (self._long if is_long else self._jobs).append(_Job(job, done, size, is_read, is_long))
             self._arrived.notify()
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -85,6 +98,7 @@ class StoreIO:
         self._closing.set()
         with self._arrived:
             self._jobs.clear()
+            self._long.clear()
             self._parked.clear()
             self._arrived.notify_all()
         deadline_s = time.monotonic() + timeout_s
@@ -126,6 +140,10 @@ class StoreIO:
         """The next job, and whether it was parked; None at the end."""
         with self._arrived:
             while not self._closing.is_set():
+                if self._long and (not self._long_busy or (not self._jobs and self._long_busy < self._most_long)):
+                    self._busy += 1
+                    self._long_busy += 1
+                    return self._long.popleft(), False
                 if self._jobs:
                     self._busy += 1
                     return self._jobs.popleft(), False
@@ -135,7 +153,9 @@ class StoreIO:
                     if wait_s <= 0:
                         self._busy += 1
                         self._is_trying = True
-                        return self._parked.popleft(), True
+                        parked = self._parked.popleft()
+                        self._long_busy += parked.is_long
+                        return parked, True
                 self._arrived.wait(wait_s)
         return None
 
@@ -143,6 +163,7 @@ class StoreIO:
         now_s = time.monotonic()
         with self._arrived:
             self._busy -= 1
+            self._long_busy -= job.is_long
             self.down_since_s = now_s if self.down_since_s is None else self.down_since_s
             if job.is_read:
                 self.starved_since_s = now_s if self.starved_since_s is None else self.starved_since_s
@@ -158,9 +179,13 @@ class StoreIO:
         with self._arrived:
             self._busy -= 1
             self._pending_bytes -= job.size
+            if job.is_long:
+                self._long_busy -= 1
+                self._arrived.notify()
             if was_parked:  # it met an absent store before, so this time the store has answered; others may not have asked it
                 self._is_trying = False
-                self._jobs.extendleft(reversed(self._parked))
+                for parked in reversed(self._parked):
+                    (self._long if parked.is_long else self._jobs).appendleft(parked)
                 self._parked.clear()
                 self._pause_s = _FIRST_PAUSE_S
                 self.down_since_s = self.starved_since_s = None

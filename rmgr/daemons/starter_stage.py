@@ -150,6 +150,7 @@ class Stager:
                     lambda store, index=index, wish=wish: self._stage(store, block, index, wish),  # type: ignore[misc]
                     lambda result, index=index, wish=wish: self._staged(block, state, index, wish, result),  # type: ignore[misc]
                     is_read=True,
+                    is_long=not block.data.keyed,
                 )
         return count
 

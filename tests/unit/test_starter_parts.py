@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 import uuid
 from collections import deque
@@ -157,6 +158,27 @@ def test_every_job_meets_an_absent_store_once_and_all_go_on_when_it_is_back() ->
     inner.outage = ""
     until(lambda: len(letters) == 20)
     assert (work.pending_bytes, work.down_since_s, work.starved_since_s) == (0, None, None)
+    work.close()
+
+
+def test_results_do_not_wait_for_slow_staging(tmp_path: Path) -> None:
+    letters: deque[Callable[[], None]] = deque()
+    work = StoreIO(MemoryStore(uuid.uuid4().hex), letters.append, threads=3)
+    gate, begun = threading.Event(), []
+
+    def slow(_store: Any) -> None:
+        begun.append(1)
+        assert gate.wait(60)
+
+    for _ in range(5):
+        work.run(slow, lambda _: None, is_long=True)
+    for _ in range(5):
+        work.run(lambda _: None, lambda _: None)
+    until(lambda: len(letters) == 5 and len(begun) == 2)
+    assert not work.is_idle
+    gate.set()
+    until(lambda: len(letters) == 10)
+    until(lambda: work.is_idle)
     work.close()
 
 
