@@ -97,7 +97,7 @@ def _drop_failed(coordinator: Coordinator, submission: Submission, wanted: set[i
     if not wanted:
         return set()
     names = coordinator.children(paths.failed(submission.id), timeout_s=_left(deadline_s)).result(_left(deadline_s) + 1) or []
-    ranges = [(name, *paths.parse_failed_range(name)) for name in names]
+    ranges = [(name, *numbers) for name, numbers in paths.failed_in(names)]
     # A range goes as a whole: part of one that waits for its rule is caught when it waits in the queue again.
     mine = [item for item in ranges if all(index in wanted for index in range(item[1], item[1] + item[2]))]
     found = fetch([f"{paths.failed(submission.id)}/{item[0]}" for item in mine], coordinator.get, timeout_s=_left(deadline_s))

@@ -91,7 +91,7 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
     failed_names = fetch([paths.failed(number) for number in submissions], coordinator.children, timeout_s=timeout_s)
     for number, names in zip(submissions, failed_names, strict=True):
         if names:
-            waiting[number] = sum(paths.parse_failed_range(name)[1] for name in names)
+            waiting[number] = sum(count for _, (_, count, _) in paths.failed_in(names))
     return ClusterSnapshot(
         cluster_id=decode_record(meta.data, Meta, paths.META).cluster_id if meta else "",
         settings=decode_record(settings.data, ClusterSettings, paths.CONFIG) if settings else ClusterSettings(),
@@ -200,10 +200,9 @@ def read_claimed(
 def read_waiting(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> list[Waiting]:
     """Failed ranges of a submission that wait for the resubmit rule."""
     names = _awaited(coordinator.children(paths.failed(number), timeout_s=timeout_s), timeout_s) or []
-    found = fetch([f"{paths.failed(number)}/{name}" for name in names], coordinator.get, timeout_s=timeout_s)
-    return [
-        (*paths.parse_failed_range(name), decode_failed(item.data)) for name, item in zip(names, found, strict=True) if item is not None
-    ]
+    ranges = paths.failed_in(names)
+    found = fetch([f"{paths.failed(number)}/{name}" for name, _ in ranges], coordinator.get, timeout_s=timeout_s)
+    return [(*numbers, decode_failed(item.data)) for (_, numbers), item in zip(ranges, found, strict=True) if item is not None]
 
 
 def read_tasks(

@@ -9,7 +9,7 @@ import shlex
 from collections import Counter, defaultdict
 from dataclasses import replace
 
-from rmgr.coord import health
+from rmgr.coord import health, paths
 from rmgr.coord.node_answers import allowed_whys, nobody_up, room_whys
 from rmgr.coord.placing_answers import (
     FAILED,
@@ -326,6 +326,8 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
     if running := job.counts[State.RUNNING]:
         told = "run on" if submission.rigid is not None else "are claimed by"
         why.append(WhyView(what="running", id=str(job.id), detail=f"{running} of {job.tasks} tasks {told} {', '.join(job.nodes)}"))
+    if error := snapshot.aside.get(paths.sub(job.id)):
+        why.append(WhyView(what="set aside", id=str(job.id), detail=f"the leader does nothing for it until it changes: {error}"))
     why += stop_whys(_blocks(snapshot, job.id))
     if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
         why += health.store_whys(snapshot)

@@ -114,6 +114,13 @@ def parts(
             reason = f"partition {name}: {item.instead}"
             fix = "mend the policy, or rmgr policy set another one"
             found.append(PartView(kind="partition", id=name, state="policy failed", reason=reason, fix=fix, level=level))
+    for path, error in sorted(snapshot.aside.items())[:_SHOWN]:
+        reason = f"the leader has set {path} aside: {error}"
+        fix = "mend or remove that znode; the leader's log has the traceback (set_aside)"
+        found.append(PartView(kind="record", id=path, state="set aside", reason=reason, fix=fix, level=Level.WARNING))
+    if (more := len(snapshot.aside) - _SHOWN) > 0:
+        reason = f"the leader has set {more} more znodes aside"
+        found.append(PartView(kind="record", id="", state="set aside", reason=reason, fix="its log names them", level=Level.WARNING))
     return tuple(found + _waiting(snapshot, views, live))
 
 

@@ -74,6 +74,7 @@ SKELETON = (
     *(REQUESTS, IDENTITIES, REVOKED, JOINS, SECRETS, TROUBLES),
 )
 
+_THREE_NUMBERS = re.compile(r"\d{1,18}\.\d{1,18}\.\d{1,18}", re.ASCII)
 _KEY = re.compile(r"^(\d{7})\.(\d{10})\.(\d{10})\.(\d{3})\.(\d{6})\.(\d{5})\.(\d{9})-(\d{10})$")
 _SEQUENCE = re.compile(r"-(\d{10})$")
 
@@ -261,6 +262,16 @@ def parse_failed_range(name: str) -> tuple[int, int, int]:
     """`<first>.<count>.<attempt>` -> its three numbers."""
     first, count, attempt = name.split(".")
     return int(first), int(count), int(attempt)
+
+
+def holds_in(names: Iterable[str] | None) -> list[tuple[str, tuple[int, int, int]]]:
+    """(name, its numbers) of the holds of a list; other names are passed over."""
+    return [(name, parse_hold(name)) for name in names or () if _THREE_NUMBERS.fullmatch(name)]
+
+
+def failed_in(names: Iterable[str] | None) -> list[tuple[str, tuple[int, int, int]]]:
+    """(name, its numbers) of the failed ranges of a list; other names are passed over: submitters may create there, too."""
+    return [(name, parse_failed_range(name)) for name in names or () if _THREE_NUMBERS.fullmatch(name)]
 
 
 def token(digest: str) -> str:

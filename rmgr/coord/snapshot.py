@@ -41,6 +41,7 @@ class ClusterSnapshot:
 
     alive: guids of Starters with an entry. leader_alive: the recorded leader's candidate entry exists.
     waiting: failed ranges that wait for the resubmit rule, as tasks by submission. placing: what only the leader knows.
+    aside: what made the leader's handlers raise, and is not tried again until it changes: path -> error.
     store_problem: why the data store does not serve, "" while it does, or where nobody has asked.
     """
 
@@ -57,4 +58,5 @@ class ClusterSnapshot:
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     waiting: Mapping[int, int] = field(default_factory=dict)
     placing: PlacingView = PlacingView()
+    aside: Mapping[str, str] = field(default_factory=dict)
     store_problem: str = ""

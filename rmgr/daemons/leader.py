@@ -172,5 +172,6 @@ class Leader:
             alive=self.nodes.alive,
             drains=dict(self.nodes.drains),
             troubles=dict(self.nodes.troubles),
+            aside=self._desk.aside.told(),
             waiting={item.number: sum(seen.count for seen in item.failed.values()) for item in known if item.failed},
         )

@@ -20,6 +20,7 @@ from rmgr.coord.multi import Committed, Conflict, Multi, Outcome, Stamped, Stat,
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.errors import RequestTooLarge, RmgrError
+from rmgr.runtime.aside import Aside
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.timers import Timer
 
@@ -42,6 +43,7 @@ class Desk:
         deposed: called once, in the loop, when the reign has ended by itself.
         may_act: the lease is valid; asked before each commit.
         clock: monotonic seconds. wall_us: microseconds since the epoch, for people and retention only.
+    Attributes: aside: what made a handler raise.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Desk:
         self.clock = clock
         self.wall_us = wall_us
         self.is_open = True
+        self.aside = Aside(log, metrics.loop_errors.inc)
         self._store = store
         self._mailbox = mailbox
         self._io = io
@@ -123,6 +126,7 @@ class Desk:
 
     def get(self, path: str, then: Callable[[Stamped | None], None], *, watch: Thunk | None = None, failed: Thunk | None = None) -> None:
         """Data and stat of a znode, into `then`; `failed` when it could not be read in time."""
+        then = partial(self._contained, path, then)
         self._read(lambda: self.coordinator.get(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S), then, failed)
 
     def get_all(self, wanted: Sequence[str], then: Callable[[list[Stamped | None]], None], *, failed: Thunk | None = None) -> None:
@@ -137,7 +141,19 @@ class Desk:
         self, path: str, then: Callable[[list[str] | None], None], *, watch: Thunk | None = None, failed: Thunk | None = None
     ) -> None:
         """Names of the children of a znode."""
+        then = partial(self._contained, path, then)
         self._read(lambda: self.coordinator.children(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S), then, failed)
+
+    def _contained(self, path: str, then: Callable[[T], None], value: T) -> None:
+        """What was read is handled; when that raises, it is this znode's trouble and nobody else's."""
+        version = None
+        if isinstance(value, Stamped):
+            version = value.version
+        elif isinstance(value, list):
+            self.aside.keep(path, value)
+        elif value is None:
+            self.aside.forget(path)
+        self.aside.run(path, version, partial(then, value))
 
     def _watch(self, watch: Thunk | None) -> Thunk | None:
         return None if watch is None else partial(self.soon, watch)
@@ -206,7 +222,7 @@ class Desk:
         if isinstance(outcome, Unknown):
             self.metrics.unknown_commits.inc()
             self.log.warning("leader_commit_unknown", op=multi.name, cause=outcome.cause)
-        then(outcome)
+        self.aside.run(f"commit {multi.name}", None, partial(then, outcome))
         self._send()
 
     # -- the store

@@ -85,6 +85,11 @@ class Followed:
         self._looked_s = float("-inf")
         self._look_timer: Timer | None = None
 
+    @property
+    def mark(self) -> tuple[object, ...]:
+        """Another one when anything of it has changed in ZooKeeper."""
+        return (self.version, self.tail_version, self.done_version, len(self.failed))
+
     # -- life
 
     def start(self) -> None:
@@ -282,8 +287,8 @@ class Followed:
 
     def _on_failed(self) -> None:
         now_s = self._desk.clock()
-        names = self._failed.value or []
-        self.failed = {name: self.failed.get(name) or FailedSeen(*paths.parse_failed_range(name), seen_s=now_s) for name in sorted(names)}
+        ranges = sorted(paths.failed_in(self._failed.value))
+        self.failed = {name: self.failed.get(name) or FailedSeen(*numbers, seen_s=now_s) for name, numbers in ranges}
         if self.submission is not None and self.submission.max_running:
             self.swept = False  # what failed leaves room, and waits aside when it is put back
         self._touch()

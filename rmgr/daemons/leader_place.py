@@ -16,9 +16,10 @@ from rmgr.coord import paths
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror, names_below
 from rmgr.daemons.leader_nodes import NodeKeeper
+from rmgr.daemons.placing_arrivals import Arrivals
 from rmgr.daemons.placing_asks import Asks
 from rmgr.daemons.placing_book import Book
-from rmgr.daemons.placing_facts import Names, allows, job_of, marked, node_mark, node_of
+from rmgr.daemons.placing_facts import Names, allows, node_of
 from rmgr.daemons.placing_faults import INSTEAD, Faults
 from rmgr.daemons.placing_foreign import Foreign
 from rmgr.daemons.placing_lists import LongList
@@ -32,7 +33,7 @@ from rmgr.daemons.placing_stops import Stops
 from rmgr.daemons.placing_submissions import SubmissionRecords
 from rmgr.daemons.placing_view import view_of
 from rmgr.errors import ConfigError, StateConflict
-from rmgr.model.placing import MAX_INDEX, job_id, task_of
+from rmgr.model.placing import task_of
 from rmgr.model.queue import ClusterSettings, PipelineSpec, QueueSpec
 from rmgr.model.submission import Submission
 from rmgr.model.views import PlacingView
@@ -81,6 +82,7 @@ class Placer:
         self._orders = Orders(desk, self.book, self.names, nodes, self.stops, self.watch_head, self._broke)
         self.asks = Asks(desk, self, self._orders, nodes)
         self.rests = Rests(desk, self.nodes_changed)
+        self.arrivals = Arrivals(desk, self)
         self._record = Recording(desk)
         self._rebuild_of: Rebuild | None = None
         self._every: tuple[Stage, ...] = ()
@@ -89,7 +91,7 @@ class Placer:
         self._half_life_us = 0
         self._pending: dict[str, Mirror[list[str]]] = {}
         self._running: dict[str, Mirror[list[str]]] = {}
-        self._news: set[str] = set()  # paths of lists that have changed
+        self.news: set[str] = set()  #: paths of lists that have changed
         self._marks: set[str] = set()  # of requests that name nodes
         self.records = SubmissionRecords(desk, self.book, self.wake)
         self._nodes_changed = False
@@ -323,7 +325,7 @@ class Placer:
 
     def look_at(self, path: str) -> None:
         """A list is to be compared again, as it is now."""
-        self._news.add(path)
+        self.news.add(path)
         for mirror in (*self._pending.values(), *self._running.values()):
             if mirror.path == path:
                 mirror.refresh()
@@ -331,7 +333,7 @@ class Placer:
 
     def _listed(self, path: str, mirror: Mirror[list[str]]) -> None:
         mirror.pace_s = PACE_S + PACE_A_NAME_S * len(mirror.value or ())
-        self._news.add(path)
+        self.news.add(path)
         self.wake()
 
     def _look_at_nodes(self) -> None:
@@ -358,7 +360,7 @@ class Placer:
 
     def _reconcile(self, state: ClusterState) -> None:
         """What the lists say now, told to the state: ends first, then nodes, then arrivals."""
-        news, self._news = self._news, set()
+        news, self.news = self.news, set()
         now_us = self.now_us()
         try:
             for node in sorted(paths.running_of(path) for path in news):
@@ -369,12 +371,12 @@ class Placer:
             if self._nodes_changed:
                 self._nodes_changed = False
                 self._look_at_nodes()
-                self._tell_nodes(state)
+                self.tell_nodes(state)
                 self.asks.look_at_marks(state)
                 self._orders.look_for_losses()
             for queue, mirror in self._pending.items():
                 if mirror.path in news and mirror.is_known:
-                    self._tell_waiting(state, queue, mirror, now_us)
+                    self.arrivals.look(state, queue, mirror, now_us)
         except StateConflict as error:
             self.rebuild(error.message)
 
@@ -388,59 +390,13 @@ class Placer:
         self.tell(state, "job_ended", job, placed.partition, now=now_us)
         self._causes |= {Cause.JOB_ENDED}
 
-    def _tell_nodes(self, state: ClusterState) -> None:
+    def tell_nodes(self, state: ClusterState) -> None:
+        """What is different about the machine."""
         for node in self.machine():
             part = state.partitions.get(node.partition)
             if part is None or part.nodes.get(node.id) != node:
                 self.tell(state, "node_changed", node)
                 self._causes |= {Cause.NODES_CHANGED}
-
-    def _tell_waiting(self, state: ClusterState, queue: str, mirror: Mirror[list[str]], now_us: int) -> None:
-        for gone in self.book.went(queue, mirror):
-            self.tell(state, "job_withdrawn", gone, self.queues[queue].partition)
-            self._causes |= {Cause.JOB_WITHDRAWN}
-        for name, key in list(self.book.came(queue, mirror)):
-            submission = self.submission(key.submission)
-            if submission is None:
-                self._news.add(mirror.path)  # again when its record has come
-                continue
-            if key.count != 1 or key.first >= MAX_INDEX:
-                self._odd(queue, name, "a placed job is a block of one task")
-                continue
-            known = job_id(key.submission, key.first)
-            stop = self.stops.by_job.get(known)
-            if (
-                known in self.book.waiting
-                or known in self.book.placed
-                or self.queues[queue].partition not in state.partitions
-                or (stop is not None and not stop.is_back)
-            ):
-                self._news.add(mirror.path)  # it was returned, and is still read on its node; or no node has come yet
-                continue
-            try:
-                job = job_of(submission, key, self.queues[queue].partition, now_us)
-            except ValueError as error:
-                self._odd(queue, name, str(error))
-                continue
-            own = node_mark(submission.rigid) if submission.rigid is not None else ""
-            extra = self.asks.mark_of(known, job)
-            if self.mark(own) | self.mark(extra):
-                self._tell_nodes(state)
-            job = marked(job, extra)
-            self.book.wait(queue, job.partition, name, key)
-            if self.rests.came(known, key):
-                self._tell_nodes(state)
-            if stop is not None:
-                self.stops.returned(state, job, now_us)
-                continue
-            self.tell(state, "job_submitted", job)
-            self._causes |= {Cause.JOB_SUBMITTED}
-
-    def _odd(self, queue: str, name: str, why: str) -> None:
-        self.book.settle(queue, name)
-        if name not in self.book.odd:
-            self.book.odd.add(name)
-            self._desk.log.error("job_not_placeable", queue=queue, block=name, error=why)
 
     def mark(self, mark: str) -> bool:
         """A request names nodes: those that it allows have a feature of their own. True: it is new."""
@@ -490,7 +446,7 @@ class Placer:
         for node in {placed.node for placed in self.book.placed.values()}:
             self.watch_head(node)
         self._orders.look_for_holds(sorted(self._running))
-        self._news = {mirror.path for mirror in (*self._pending.values(), *self._running.values())}
+        self.news = {mirror.path for mirror in (*self._pending.values(), *self._running.values())}
         self._nodes_changed = True
         # Whatever had happened before, and was decided by a pass whose commit was never made, is decided now.
         self._causes = frozenset({Cause.TAKE_OVER, Cause.JOB_ENDED, Cause.JOB_SUBMITTED})

@@ -68,7 +68,11 @@ class RequestKeeper:
             self._clear_later(guid)
             return
         if isinstance(request, StopRequest):
-            self._asks.add(guid, request, lambda answer: self._answer(guid, answer, found.version))
+            try:
+                self._asks.add(guid, request, lambda answer: self._answer(guid, answer, found.version))
+            except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
+                self._desk.aside.add(path, found.version, error)
+                self._answer(guid, replace(request, answered=True, error=f"the leader cannot handle it: {error}"), found.version)
             return
         self._desk.store(
             lambda _: _cancel(self._desk, request),

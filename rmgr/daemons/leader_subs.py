@@ -146,6 +146,7 @@ class SubmissionKeeper:
 
     def _forget(self, followed: Followed) -> None:
         followed.stop()
+        self._desk.aside.forget(paths.sub(followed.number))
         if self.followed.get(followed.number) is followed:
             del self.followed[followed.number]
             self._shed_watches()
@@ -252,8 +253,11 @@ class SubmissionKeeper:
         numbers, self._dirty = list(self._dirty), {}
         for number in numbers:
             followed = self.followed.get(number)
-            if followed is not None and followed.is_loaded:
-                self._consider(followed)
+            if followed is None or not followed.is_loaded:
+                continue
+            path, version = paths.sub(number), followed.mark
+            if not self._desk.aside.holds(path, version):
+                self._desk.aside.run(path, version, partial(self._consider, followed))
 
     def _consider(self, followed: Followed) -> None:
         submission = followed.submission

@@ -160,7 +160,7 @@ class Sweeper:
         if turn.tail is None:
             _abort(turn)
             return
-        failed = sum(paths.parse_failed_range(name)[1] for name in names or ())
+        failed = sum(count for _, (_, count, _) in paths.failed_in(names))
         room = room_of(submission, total=turn.tail.next, final=turn.final, held=turn.followed.held_tasks, failed=failed)
         self._move(turn, room)
 

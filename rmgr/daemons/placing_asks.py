@@ -132,6 +132,10 @@ class Asks:
         except RmgrError as error:
             ask.error, ask.is_over = error, True
             return []
+        except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
+            self.desk.aside.add(paths.request(ask.guid), None, error)
+            ask.error, ask.is_over = StateConflict(f"the leader cannot handle this request: {type(error).__name__}: {error}"), True
+            return []
 
     def _vacate(self, state: ClusterState, ask: Ask, now_us: int) -> list[Asked]:
         """Every job with a part on the node, once nothing new comes there."""

@@ -59,7 +59,7 @@ class Book:
     marks: dict[int, str] = field(default_factory=dict)  #: job -> feature of the nodes on which its next start must be
     stays: dict[int, tuple[int, int]] = field(default_factory=dict)  #: job that went on after a pause -> (since, its limit) (us)
     pins: dict[int, int] = field(default_factory=dict)  #: job that has refused to stop -> until when it is not asked again (us)
-    odd: set[str] = field(default_factory=set)  #: names that are no jobs: told once
+    odd: dict[str, str] = field(default_factory=dict)  #: names that are no jobs: told once
     spoilt: set[str] = field(default_factory=set)  #: names of blocks that cannot be read: no jobs either
     _seen: dict[str, set[str]] = field(default_factory=dict)  # queue -> names that are accounted for
     _there: dict[str, set[int]] = field(default_factory=dict)  # head -> its placed jobs
@@ -92,7 +92,7 @@ class Book:
             try:
                 yield name, paths.parse_block(name)
             except ValueError:
-                self.odd.add(name)
+                self.odd[name] = "its name is none of a block"
 
     def went(self, queue: str, mirror: Mirror[list[str]]) -> list[int]:
         """Waiting jobs whose names are gone from the list; they are forgotten."""
@@ -105,6 +105,7 @@ class Book:
         found = []
         for name in gone:
             taken.pop(name, None)
+            self.odd.pop(name, None)
             key = paths.parse_block(name)
             job = job_id(key.submission, key.first)
             waiting = self.waiting.get(job)

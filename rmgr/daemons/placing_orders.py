@@ -176,7 +176,11 @@ class Orders:
                     asked.append(self._paused(state, decision))
                 continue
             found = self._blocks[decision.job_id]
-            assigned = None if found is None else self._assigned(decision, found, now_us)
+            try:
+                assigned = None if found is None else self._assigned(decision, found, now_us)
+            except Exception as error:  # noqa: BLE001 - the boundary of one job: its block or record is to blame, not the policy
+                self._spoil(decision.job_id, error)
+                continue
             why = place_ops.too_large(assigned, MOST_BYTES) if assigned is not None else ""
             if why:
                 self._refuse(decision.job_id, why)
@@ -259,6 +263,14 @@ class Orders:
             self._desk.log.error("block_unreadable", path=f"{paths.pending(waiting.queue)}/{waiting.name}", error=str(error))
             self._book.spoilt.add(waiting.name)
             return None
+
+    def _spoil(self, job: int, error: Exception) -> None:
+        """What is recorded of the job makes its start raise: it waits on, and is not tried again while its block stands there."""
+        waiting = self._book.waiting[job]
+        self._desk.aside.add(f"{paths.pending(waiting.queue)}/{waiting.name}", None, error)
+        self._book.spoilt.add(waiting.name)
+        self._book.odd[waiting.name] = f"{type(error).__name__}: {error}"
+        self._problem = self._problem or f"job {job} cannot be started"
 
     def _assigned(self, start: Start, found: Stamped, now_us: int) -> Assigned | None:
         waiting = self._book.waiting.get(start.job_id)
@@ -385,8 +397,7 @@ class Orders:
             self._desk.children(paths.hold(node), partial(self._on_holds, node), failed=again)
 
     def _on_holds(self, node: str, names: list[str] | None) -> None:
-        for name in names or ():
-            submission, index, attempt = paths.parse_hold(name)
+        for _, (submission, index, attempt) in paths.holds_in(names):
             placed = self._book.placed.get(job_id(submission, index))
             if placed is None or placed.key.attempt != attempt:
                 self._unhold(node, submission, index, attempt)

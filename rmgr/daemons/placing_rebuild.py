@@ -147,7 +147,8 @@ class Rebuild:
     def _on_blocks(self, wanted: list[str], blocks: list[Stamped | None]) -> None:
         self._reading -= 1
         for path, found in zip(wanted, blocks, strict=True):
-            self._on_block(path, found)
+            if not self._desk.aside.run(path, None if found is None else found.version, partial(self._on_block, path, found)):
+                self._blocks[path] = None
         self._placer.wake()
 
     def _no_blocks(self, wanted: list[str]) -> None:
@@ -253,8 +254,8 @@ class Rebuild:
             return None
         try:
             return job_of(submission, key, spec.partition, now_us)
-        except ValueError as error:
-            self._desk.log.error("job_not_placeable", queue=queue, submission=key.submission, error=str(error))
+        except Exception as error:  # noqa: BLE001 - the boundary of one job
+            self._placer.arrivals.refuse(queue, paths.block_name(key), str(error))
             return None
 
     def _routed(self, job: Job, routes: Mapping[int, str]) -> Job:

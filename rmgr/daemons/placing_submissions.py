@@ -46,7 +46,8 @@ class SubmissionRecords:
 
     def _on_records(self, numbers: list[int], records: list[Stamped | None]) -> None:
         for number, found in zip(numbers, records, strict=True):
-            self._on_record(number, found)
+            version = None if found is None else found.version
+            self._desk.aside.run(paths.sub(number), version, partial(self._on_record, number, found))
 
     def _on_record(self, number: int, found: Stamped | None) -> None:
         try:

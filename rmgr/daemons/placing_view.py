@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rmgr.coord import paths
 from rmgr.coord.placing_answers import STOPPING, SUSPENDED
 from rmgr.model.array import shown_index
 from rmgr.model.placing import MAX_INDEX, job_label, task_of
@@ -51,6 +52,10 @@ def view_of(placer: Placer) -> PlacingView:
             route=routes.get(job, ""),
             route_limits=limits.get(routes.get(job, ""), ""),
         )
+    for name, reason in placer.book.odd.items():
+        for _, key in paths.blocks_in((name,)):
+            told = f"it is set aside and not tried again: {reason}; rmgr cancel {key.submission} takes it away"
+            jobs.setdefault((key.submission, key.first), PlacedView(state="waiting", what="set aside", reason=told))
     for job, placed in placer.book.placed.items():
         stop, part = placer.stops.by_job.get(job), state.partitions.get(placed.partition) if state is not None else None
         doing = SUSPENDED if part is not None and job in part.suspended else "running"

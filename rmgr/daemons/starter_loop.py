@@ -33,6 +33,7 @@ from rmgr.model.node import Drain
 from rmgr.model.queue import ClusterSettings, Dispatch
 from rmgr.model.states import Reason
 from rmgr.model.units import format_size
+from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.lease import Lease
@@ -116,6 +117,7 @@ class Starter:
         self._killed: set[Any] = set()
         self._quiet_since_s: float | None = None
         self._finished = False
+        self._aside = Aside(log, metrics.loop_errors.inc)  #: handlers that raised: each place in the code is told once
         self._renewed_s: float | None = None  #: None = no exclusive work is here
         self._spooled = 0  #: bytes, as the metric shows
         self._hold_watches = {name: self._watch_holds(name) for name in agents}
@@ -201,9 +203,8 @@ class Starter:
     def _handle(self, letter: Call) -> None:
         try:
             letter()
-        except Exception:  # noqa: BLE001 - loop boundary: one bad letter must not end the node's work
-            self._metrics.loop_errors.inc()
-            self._log.exception("letter_failed", kind=getattr(letter, "__qualname__", repr(letter)[:200]))
+        except Exception as error:  # noqa: BLE001 - loop boundary: one bad letter must not end the node's work
+            self._aside.add(place_of(error), None, error)
 
     def _wait_s(self) -> float:
         now_s = time.monotonic()
@@ -241,7 +242,10 @@ class Starter:
             self._renew_leases(now_s)
             hungry = self._hungry
             for agent in self.agents.values():
-                agent.settle(self._boards, hungry, now_s)
+                try:
+                    agent.settle(self._boards, hungry, now_s)
+                except Exception as error:  # noqa: BLE001 - the boundary of one node: its neighbours in this process go on
+                    self._aside.add(place_of(error), None, error)
             self._watch_hungry()
         if (pending := self._io.pending_bytes) != self._spooled:
             self._spooled = pending

@@ -17,7 +17,7 @@ from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_shared import Quietly
-from rmgr.errors import RmgrError
+from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.block import BlockKey
 from rmgr.model.node import InboxOrder, Order
 
@@ -66,6 +66,7 @@ class Orders:
         self._others: dict[str, _Active] = {}
         self._has_stray = False  #: one of the starts may be of a block that is not here
         self._reading: set[str] = set()
+        self._unreadable: set[str] = set()
         self._listing = False
         self._watched = False
         self._listed_s = -math.inf
@@ -205,9 +206,10 @@ class Orders:
             self._listed_s = time.monotonic() + _FAILED_PAUSE_S
             self._post(self._wake)
             return
+        self._unreadable &= set(guids)
         begun: list[tuple[str, BlockKey]] = []
         for guid in guids:
-            if guid in self._active or guid in self._reading:
+            if guid in self._active or guid in self._reading or guid in self._unreadable:
                 continue
             starts = paths.parse_start_order(guid)
             if starts is not None:
@@ -231,6 +233,8 @@ class Orders:
             order = decode_record(found.data, InboxOrder, paths.inbox(self._node.name, guid))
         except RmgrError as error:
             self._log.warning("order_not_readable", guid=guid, error=error.message)
+            if isinstance(error, WrongCluster):  # what stands there is no order: not read again while it stands there
+                self._unreadable.add(guid)
             return
         if order.order is Order.START:
             starts = _block_of(order)

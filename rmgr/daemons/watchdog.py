@@ -38,6 +38,7 @@ from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.identity import Role
 from rmgr.model.node import EpochRecord, Meta
 from rmgr.runtime.advertise import advertised, advertised_metrics
+from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.lease import Lease
@@ -94,6 +95,7 @@ class Watchdog:
         self._lease = Lease(coordinator)
         self._session = 0
         self._stopping = False
+        self._aside = Aside(log, metrics.loop_errors.inc)  # letters that raised: each place in the code is told once
         mine = release()
         record = EpochRecord(
             leader=self.guid,
@@ -155,9 +157,8 @@ class Watchdog:
             started_s = time.perf_counter()
             try:
                 letter()
-            except Exception:  # noqa: BLE001 - loop boundary: one bad record must not take the cluster's leader away
-                self._metrics.loop_errors.inc()
-                self._log.exception("watchdog_letter_failed")
+            except Exception as error:  # noqa: BLE001 - loop boundary: one bad record must not take the cluster's leader away
+                self._aside.add(place_of(error), None, error)
             self._metrics.pass_seconds.observe(time.perf_counter() - started_s)
         if notifier is not None:
             notifier.stopping()

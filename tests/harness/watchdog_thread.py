@@ -88,4 +88,4 @@ class WatchdogThread:
         self.client.close()
         self.server.stop(0.1)
         assert not self._thread.is_alive()
-        assert [line for line in self.log if line["event"] == "watchdog_letter_failed"] == []
+        assert [line for line in self.log if line["event"] == "set_aside"] == []

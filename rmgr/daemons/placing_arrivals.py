@@ -1,0 +1,88 @@
+"""Tells the scheduler's state which jobs have come to wait and which have gone, one list of names at a time.
+
+A job that cannot be told (its request is none, or its handling raises) is set aside while its name stands there: others wait behind it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_mirror import Mirror
+from rmgr.daemons.placing_facts import job_of, marked, node_mark
+from rmgr.errors import StateConflict
+from rmgr.model.block import BlockKey
+from rmgr.model.placing import MAX_INDEX, job_id
+from rmgr.sched.policy import Cause
+from rmgr.sched.state import ClusterState
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader_place import Placer
+
+
+class Arrivals:
+    """Of all place queues. In the leader's loop."""
+
+    def __init__(self, desk: Desk, placer: Placer) -> None:
+        self._desk = desk
+        self._placer = placer
+
+    def look(self, state: ClusterState, queue: str, mirror: Mirror[list[str]], now_us: int) -> None:
+        """Compares the names that wait in the queue with what is known. Raises: StateConflict when the state must be made again."""
+        placer = self._placer
+        partition = placer.queues[queue].partition
+        for gone in placer.book.went(queue, mirror):
+            placer.tell(state, "job_withdrawn", gone, partition)
+            placer.because(Cause.JOB_WITHDRAWN)
+        for name, key in list(placer.book.came(queue, mirror)):
+            try:
+                self._came(state, queue, mirror.path, name, key, now_us)
+            except StateConflict:
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary of one job
+                self._desk.aside.add(f"{mirror.path}/{name}", None, error)
+                placer.book.waiting.pop(job_id(key.submission, key.first), None)
+                self.refuse(queue, name, f"{type(error).__name__}: {error}")
+
+    def _came(self, state: ClusterState, queue: str, path: str, name: str, key: BlockKey, now_us: int) -> None:
+        placer = self._placer
+        partition = placer.queues[queue].partition
+        submission = placer.submission(key.submission)
+        if submission is None:
+            placer.news.add(path)  # again when its record has come
+            return
+        if key.count != 1 or key.first >= MAX_INDEX:
+            self.refuse(queue, name, "a placed job is a block of one task")
+            return
+        known = job_id(key.submission, key.first)
+        stop = placer.stops.by_job.get(known)
+        is_known = known in placer.book.waiting or known in placer.book.placed
+        if is_known or partition not in state.partitions or (stop is not None and not stop.is_back):
+            placer.news.add(path)  # it was returned, and is still read on its node; or no node has come yet
+            return
+        try:
+            job = job_of(submission, key, partition, now_us)
+        except ValueError as error:
+            self.refuse(queue, name, str(error))
+            return
+        own = node_mark(submission.rigid) if submission.rigid is not None else ""
+        extra = placer.asks.mark_of(known, job)
+        if placer.mark(own) | placer.mark(extra):
+            placer.tell_nodes(state)
+        job = marked(job, extra)
+        placer.book.wait(queue, job.partition, name, key)
+        if placer.rests.came(known, key):
+            placer.tell_nodes(state)
+        if stop is not None:
+            placer.stops.returned(state, job, now_us)
+            return
+        placer.tell(state, "job_submitted", job)
+        placer.because(Cause.JOB_SUBMITTED)
+
+    def refuse(self, queue: str, name: str, why: str) -> None:
+        """It is no job that can be placed; told once, and its owner is told when he asks."""
+        book = self._placer.book
+        book.settle(queue, name)
+        if name not in book.odd:
+            self._desk.log.error("job_not_placeable", queue=queue, block=name, error=why)
+        book.odd[name] = why

@@ -1,0 +1,88 @@
+"""Sets aside what makes a handler raise: one poisoned znode must not stop the work of others, nor fill the log.
+
+A *subject* is what is handled: the path of a znode, or the name of a place in the code where nobody knows more. Its version says whether it
+has changed since. Owner's thread only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from traceback import extract_tb
+from typing import Any
+
+#: Subjects that are remembered; the oldest are forgotten first. Characters of an error.
+MOST, _MOST_CHARACTERS = 1000, 300
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """version: of the subject when it failed, None = it has none. error: class and message."""
+
+    version: object
+    error: str
+
+
+class Aside:
+    """What was set aside, by subject.
+
+    Args: log: a structlog logger. failed: called once for each failure (a counter).
+    """
+
+    def __init__(self, log: Any, failed: Callable[[], None]) -> None:
+        self._log = log
+        self._failed = failed
+        self._kept: OrderedDict[str, SetAside] = OrderedDict()
+
+    def run(self, subject: str, version: object, what: Callable[[], object]) -> bool:
+        """Handles it. False: it raised; then it is told once, and set aside until it has another version. Cost: about 0.2 us."""
+        try:
+            what()
+        except Exception as error:  # noqa: BLE001 - the boundary of handlers: whatever it is, it is this subject's alone
+            self.add(subject, version, error)
+            return False
+        if self._kept:
+            self._kept.pop(subject, None)
+        return True
+
+    def holds(self, subject: str, version: object) -> bool:
+        """It failed at this version, and is not to be tried again."""
+        if not self._kept:
+            return False
+        kept = self._kept.get(subject)
+        return kept is not None and kept.version == version
+
+    def add(self, subject: str, version: object, error: Exception) -> None:
+        """It failed."""
+        found = SetAside(version, f"{type(error).__name__}: {error}"[:_MOST_CHARACTERS])
+        self._failed()
+        if self._kept.get(subject) != found:
+            self._log.error("set_aside", path=subject, error=found.error, exc_info=error)
+        self._kept[subject] = found
+        self._kept.move_to_end(subject)
+        if len(self._kept) > MOST:
+            self._kept.popitem(last=False)
+
+    def forget(self, subject: str) -> None:
+        """It has gone."""
+        self._kept.pop(subject, None)
+
+    def keep(self, parent: str, names: Iterable[str]) -> None:
+        """Only these are below that path now: the others have gone. Cost: nothing where nothing is set aside."""
+        if self._kept:
+            there = frozenset(names)
+            for subject in list(self._kept):
+                above, _, name = subject.rpartition("/")
+                if above == parent and name not in there:
+                    del self._kept[subject]
+
+    def told(self) -> dict[str, str]:
+        """Subject -> its error."""
+        return {subject: kept.error for subject, kept in self._kept.items()}
+
+
+def place_of(error: BaseException) -> str:
+    """Where it was raised, as a subject: `leader_nodes.py:214`."""
+    frames = extract_tb(error.__traceback__)
+    return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "somewhere"
