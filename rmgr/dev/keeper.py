@@ -64,8 +64,9 @@ class Fate:
 
 
 def write_recipes(directory: Path, recipes: Mapping[str, Recipe]) -> None:
-    """Keeps how each process is started, for the keeper and for `rmgr dev start`."""
+    """Keeps how each process of a new cluster is started; forgets what became of the processes of the one before."""
     _replace(directory / _RECIPES, {name: asdict(recipe) for name, recipe in recipes.items()})
+    (directory / _NOTES).unlink(missing_ok=True)
     for name in down(directory):
         (directory / _DOWN / name).unlink(missing_ok=True)
 
@@ -105,7 +106,7 @@ def started(directory: Path, name: str, recipe: Recipe, *, role: str) -> subproc
     state = read_state(directory)
     if state is not None:
         entry = DevProcess.of(role, name, child.pid)
-        state = replace(state, processes=(*(process for process in state.processes if process.id != name), entry))
+        state = replace(state, processes=tuple(entry if process.id == name else process for process in state.processes))
         write_state(state)
         if role == "zookeeper" and is_advertised(state):
             advertise(state)

@@ -86,6 +86,7 @@ def test_stop_ends_the_keeper_first_and_a_cluster_can_be_started_there_at_once(s
     assert left == []
     sh.ok("dev", "--nodes", "1", "--cores", "1", "--watchdogs", "1", "--detach", "--no-restart")
     now = processes(sh)
+    assert {process["restarts"] for process in now.values()} == {0}, "that was another cluster"
     assert ("keeper" in now, {process["pid"] for process in now.values()} & set(pids)) == (False, set())
     sh.ok("dev", "kill", "n1")
     assert sh.ok("dev", "start", "n1", "--json").json["state"] == "running"  # by the command itself
