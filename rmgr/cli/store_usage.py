@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.cli.store_values import Opened
 from rmgr.coord import keys, paths
-from rmgr.errors import CoordinationUnavailable, NotConnected, RmgrError
+from rmgr.errors import CoordinationUnavailable, DataLost, NotConnected, PermissionDenied, RmgrError
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
@@ -118,10 +118,10 @@ class LiveOwners:
 def _owner(opened: Opened, number: int) -> str | None:
     from rmgr.coord.closing import decode_summary
 
-    row = opened.store.get(keys.history(number), timeout_s=opened.timeout_s) if number >= 0 else None
     try:
+        row = opened.store.get(keys.history(number), timeout_s=opened.timeout_s) if number >= 0 else None
         return decode_summary(row[0]).user if row is not None else None
-    except RmgrError:
+    except (DataLost, PermissionDenied):  # a gateway shows everybody his own
         return None
 
 

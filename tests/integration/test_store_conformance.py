@@ -21,6 +21,8 @@ from rmgr.client.history import ended_before, forget, oldest_end
 from rmgr.coord import keys
 from rmgr.coord.closing import history_rows
 from rmgr.coord.ports import Encoding, Store
+from rmgr.daemons import leader_collect
+from rmgr.daemons.leader_collect import stored_submissions
 from rmgr.daemons.starter_outputs import Ending, write
 from rmgr.errors import KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
 from rmgr.model.frames import Output
@@ -341,6 +343,20 @@ def test_logs_live_as_long_as_the_clusters_settings_say_and_named_values_for_eve
     assert store.keys(keys.logs_of(0)) == []
     assert store.keys(keys.logs_of(1))
     assert store.keys("name/") == [keys.named("stays")]
+
+
+def test_rows_of_a_collected_submission_go_and_those_that_are_kept_longer_stay(store: Store) -> None:
+    for number in (41, 42):
+        gone = [keys.arguments(number, 0, "g"), keys.fragment(number, "g"), keys.output(number, 0, 1), keys.page(number, 0)]
+        kept = [keys.log(number, 0, 1, "stdout", 0), keys.final(keys.Pointer(sub=number, index=0)), keys.history(number)]
+        store.put_many([(key, b"x") for key in (*gone, *kept)])
+    assert stored_submissions(store) == [41, 42]
+    while leader_collect._delete_some(store, number=42):
+        pass
+    assert stored_submissions(store) == [41]
+    left = store.keys()
+    assert [key for key in left if key.split("/")[1] == f"{42:010d}"] == sorted(kept[:2])
+    assert store.head(kept[2]) is not None
 
 
 def test_old_history_is_found_from_its_oldest_end_and_removed(store: Store) -> None:
