@@ -54,6 +54,7 @@ from rmgr.adapters.workevents import (
     WorkEvent,
     death_words,
     lost_words,
+    lost_worker,
 )
 from rmgr.model import frames
 from rmgr.model.frames import CommandBatch, CommandStarted, WorkerGone
@@ -315,7 +316,7 @@ class Slot:
             )
         )
         if not sent and self.is_lost:
-            self.runner.loop.call(lambda: self._worker_gone(_lost(worker.number, "its slot is lost")))
+            self.runner.loop.call(lambda: self._worker_gone(lost_worker(worker.number, "its slot is lost")))
         return worker
 
     def run(self, batch: CommandBatch) -> bool:
@@ -383,6 +384,11 @@ class Slot:
         """Kills the spawner and everything it started, from here."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
+
+    def wake(self) -> None:
+        """Continues the spawner, should its work have stopped it."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGCONT)
 
     def order(self, frame: object) -> bool:
         """Sends a control frame."""
@@ -462,7 +468,7 @@ class Slot:
         killed = leftovers.kill_marked(self.marker)
         how = death_words(self._process.returncode) if why == "closed" else f"was ended: {why}"
         for worker in list(self.workers.values()):
-            self._worker_gone(_lost(worker.number, lost_words(how)))
+            self._worker_gone(lost_worker(worker.number, lost_words(how)))
         with self._lock:
             self.is_lost = True
             left, self._commands = self._commands, {}
@@ -489,10 +495,6 @@ class Slot:
         )
         self._gone.set()
         self.runner.emit(*events)
-
-
-def _lost(worker: int, detail: str) -> WorkerGone:
-    return WorkerGone(worker=worker, reason=Reason.WORKER_LOST, seq=0, detail=detail)
 
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rmgr.model.frames import CommandEnd, CommandStarted, Output, TaskEnd
+from rmgr.model.frames import CommandEnd, CommandStarted, Output, TaskEnd, WorkerGone
 from rmgr.model.states import Reason
 
 if TYPE_CHECKING:
@@ -180,3 +180,8 @@ def death_words(code: int | None) -> str:
 def lost_words(how: str) -> str:
     """What is said of work whose slot has died."""
     return f"rmgr's process that ran it {how}; work that kills that itself (kill $PPID, pkill -u) ends so"
+
+
+def lost_worker(worker: int, detail: str) -> WorkerGone:
+    """What its spawner would have said of it."""
+    return WorkerGone(worker=worker, reason=Reason.WORKER_LOST, seq=0, detail=detail)

@@ -279,6 +279,10 @@ class Lanes:
             self.give_up(lane)
         return lane
 
+    def slots(self) -> list[Slot]:
+        """All that are open."""
+        return [slot for slots in self._slots.values() for slot in slots if not slot.is_lost] + self._retired
+
     def retire(self, slot: Slot) -> None:
         """Its directory is gone: it gets no more work, and ends after what it has."""
         if slot in self._slots.get(slot.number, ()):

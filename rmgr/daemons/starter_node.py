@@ -224,7 +224,7 @@ class NodeAgent:
         self._at(self.hands.due_s)
         if self.is_draining:
             self._give_back_unstarted()
-        reopen_s = self._ends.reopening.settle(now_s) if not self.is_draining else None
+        reopen_s = self._ends.reopening.settle(now_s, takes_work=not self.is_draining)
         if reopen_s is not None:
             self._at(reopen_s)
         before = self.mending.generation

@@ -1,7 +1,8 @@
-"""After a slot was lost: opens another one without work, as the same user, and blames the node only if that fails.
+"""Slots that their own work has killed or stopped: another one is opened, or the same one continued, and the node is not blamed.
 
-A slot's spawner has its user's rights, so its work can kill it (`kill -9 $PPID`, `pkill -u`). That says nothing of the node.
-Until the new slot is up, no other new slot of that user gets work: what kills slots wears out its own attempts, no node.
+A slot's spawner has its user's rights, so its work can kill it (`kill -9 $PPID`, `pkill -u`). That says nothing of the node: the
+Starter opens another slot without work, as the same user, and only if that fails it is the node's failure. Until the new slot
+is up, no other new slot of that user gets work: what kills slots wears out its own attempts, no node.
 
     lost ──> opening ──up──> proven: work goes on
                │ lost, not up in time, cannot be opened: a strike
@@ -10,6 +11,7 @@ Until the new slot is up, no other new slot of that user gets work: what kills s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from rmgr.daemons.starter_lanes import Lanes
 
 #: A spawner is up after 0.1 s; on a machine that swaps, later.
 _UP_S = 20.0
+#: How often spawners are continued: one that its work has stopped would enforce no limit, and hear of no cancel.
+_CONTINUE_S = 2.0
 #: After a failure; doubled each time.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0
 
@@ -45,6 +49,7 @@ class Reopening:
         self._lanes = lanes
         self._on_strike = on_strike
         self._trials: dict[Account | None, _Trial] = {}
+        self._continued_s = -math.inf
 
     def lost(self, slot: Slot, why: str, now_s: float) -> None:
         """A slot was lost that nobody had closed."""
@@ -65,8 +70,14 @@ class Reopening:
         if trial is not None and trial.slot is slot:
             self._end(slot.account)
 
-    def settle(self, now_s: float) -> float | None:
-        """Opens what is due; to be called while the node takes work. Returns: when to call again at the latest, None if never."""
+    def settle(self, now_s: float, *, takes_work: bool = True) -> float | None:
+        """Opens what is due, while the node takes work. Returns: when to call again at the latest, None if never."""
+        if now_s - self._continued_s > _CONTINUE_S:
+            self._continued_s = now_s
+            for slot in self._lanes.slots():
+                slot.wake()
+        if not takes_work:
+            return None
         for account, trial in list(self._trials.items()):
             if now_s < trial.next_s:
                 continue

@@ -139,6 +139,9 @@ class VirtualSlot:
         self._tell(WorkerReady(self, worker))  # type: ignore[arg-type]
         return worker
 
+    def wake(self) -> None:
+        """It cannot be stopped."""
+
     def close(self, **_: Any) -> None:
         """See `Slot`."""
         self.is_lost = True

@@ -15,11 +15,13 @@ from rmgr.coord import paths
 from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_strikes import OWN
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import Trouble
+from rmgr.model.node import Order, Trouble
 from rmgr.model.outcome import Outcome
+from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command
 from tests.harness.starter_rig import Rig, call, wait_for
+from tests.integration.test_starter_orders import order
 
 
 @pytest.fixture
@@ -92,3 +94,15 @@ def test_work_that_kills_its_slot_wears_out_its_own_attempts_and_not_the_node(ri
     assert not running.agent().strikes.last, "no fault of the node"
     assert trouble(rig) is None
     assert waited_s < 5, "seconds are a busy machine's; it was a minute"
+
+
+def test_work_that_stops_its_slot_is_ended_at_its_limit_and_when_it_is_cancelled(rig: Rig) -> None:
+    rig.start()
+    script = Command(argv=("sh", "-c", "kill -STOP $PPID; sleep 60"))
+    limited = rig.submit(script, request=Request(cores=1, time_limit_us=500_000), grace_us=100_000)
+    assert rig.outcomes(limited, 1)[0].reason is Reason.TIME_LIMIT
+    endless = rig.submit(script)
+    (key,) = wait_for(rig.running, "it to run")
+    order(rig, Order.CANCEL, endless, 0, reason=Reason.USER_CANCEL)
+    assert rig.outcomes(endless, 1)[0].state is State.CANCELLED
+    assert key.submission == endless

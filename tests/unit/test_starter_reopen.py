@@ -17,10 +17,13 @@ class Slot:
     """Killed: it is reported lost as soon as somebody asks."""
 
     def __init__(self, account: Account | None) -> None:
-        self.number, self.account, self.is_up, self.killed = 3, account, False, False
+        self.number, self.account, self.is_up, self.killed, self.woken = 3, account, False, False, 0
 
     def kill(self) -> None:
         self.killed = True
+
+    def wake(self) -> None:
+        self.woken += 1
 
 
 class Lanes:
@@ -28,6 +31,9 @@ class Lanes:
         self.unproven: set[Account | None] = set()
         self.opened: list[Slot] = []
         self.is_broken = False
+
+    def slots(self) -> list[Slot]:
+        return self.opened
 
     def open_idle(self, number: int, account: Account | None) -> Slot:
         assert number == 3
