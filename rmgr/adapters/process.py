@@ -60,6 +60,7 @@ from rmgr.model import frames
 from rmgr.model.frames import CommandBatch, CommandStarted, WorkerGone
 from rmgr.model.states import Reason
 from rmgr.model.version import PROTOCOL
+from rmgr.runner import home
 from rmgr.runner.board import Board
 from rmgr.runner.outputs import read_live
 
@@ -67,7 +68,6 @@ __all__ = ["Account", "CgroupConfig", "NodeRunner", "Slot", "Worker", "WorkerSpe
 
 #: Variables of the Starter that never reach work.
 _PRIVATE = ("RMGR_", "NOTIFY_SOCKET", "WATCHDOG_", "LISTEN_")
-_ROOT = str(Path(__file__).resolve().parents[2])
 _BECOME = str(Path(__file__).resolve().parents[1] / "runner" / "privileges.py")
 
 
@@ -131,7 +131,7 @@ class NodeRunner:
         memory, no descriptors, full disk).
         """
         self.check()
-        slot = Slot(self, number, next(self._opened), python=python or sys.executable, account=account)
+        slot = Slot(self, number, next(self._opened), python=python or home.PYTHON, account=account)
         self.slots[slot.name] = slot
         return slot
 
@@ -286,7 +286,7 @@ class Slot:
         environ = environ | {"RMGR_SLOT": self.marker}
         environ["RMGR_SPAWNER_PYTHONPATH"] = environ.get("PYTHONPATH", "")
         # An installed rmgr stands among packages built for this interpreter: another one has its own.
-        root = "" if python != sys.executable and os.path.basename(_ROOT).endswith("-packages") else _ROOT
+        root = "" if python != home.PYTHON and home.ROOT.name.endswith("-packages") else str(home.ROOT)
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH", ""))))
         return environ
 

@@ -27,7 +27,7 @@ from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
 from rmgr.errors import NotFound
 from rmgr.model.array import shown_index
-from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.node import NodeRecord, NodeState, TroubleKind
 from rmgr.model.queue import Dispatch, QueueSpec
 from rmgr.model.resources import MIB, Needs, needs_of
 from rmgr.model.states import Reason, State
@@ -36,6 +36,8 @@ from rmgr.model.views import ExplainView, JobView, LeaderView, Level, NodeView, 
 
 #: States counted by `rmgr status` and `rmgr show`, in their order.
 COUNTED = (State.INITIAL, State.RUNNING, State.COMPLETED, State.FAILED, State.CANCELLED, State.HELD, State.SUSPENDED)
+#: Nodes that refuse a user's work and are named.
+_MOST = 8
 
 
 def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBlock], waits: PlacedView | None = None) -> JobView:
@@ -181,7 +183,7 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
         seen_us=record.registered_us if alive else 0,  # when a dead one was last alive is not recorded
         version=record.version,
         resources=dict(record.capacity.resources),
-        trouble=trouble.kind if trouble is not None else "",
+        trouble=trouble.kind if trouble is not None and trouble.kind != TroubleKind.USERS else "",
         until_us=trouble.until_us if trouble is not None else 0,
         metrics=record.metrics if alive else "",
         fix=how.fix,
@@ -338,6 +340,7 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
                 why += cap
             elif any(view.state == NodeState.UP for view in views):
                 more, start_us = placed_whys(snapshot, submission, queue, position)
+                why += list(health.refused_whys(snapshot, views, submission.user).values())[:_MOST]
                 why += more + _resource_whys(snapshot, submission, queue) + allowed_whys(views, submission.rigid)
                 why += room_whys(views, submission.request, submission.rigid, queue.partition)
             else:
@@ -367,6 +370,10 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
         return [WhyView(what="nodes", id=queue.partition, detail=health.unfit(snapshot, views, submission))]
     if cap := _cap(submission, job):
         return cap
+    refused = health.refused_whys(snapshot, fitting, submission.user)
+    if len(refused) == len(fitting):
+        return list(refused.values())[:_MOST]
+    fitting = [view for view in fitting if view.id not in refused]
     free = [view for view in fitting if view.cores - view.cores_used >= request.cores]
     ahead = sum(
         other.counts[State.INITIAL]

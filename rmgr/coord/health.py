@@ -69,6 +69,9 @@ def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, troubl
     if trouble.kind == TroubleKind.QUARANTINE:
         fix = f"its Starter tries again by itself then; its log{_on(record)} tells more"
         return Condition(state=NodeState.QUARANTINED, reason=trouble.reason, fix=fix, level=Level.PROBLEM)
+    if trouble.kind == TroubleKind.USERS:
+        fix = f"type that command there{_on(record)}, or install where all users get to; such work starts seconds later"
+        return Condition(state=NodeState.UP, reason=trouble.reason, fix=fix, level=Level.PROBLEM)
     mended = {TroubleKind.DISK: f"free space there{_on(record)}", TroubleKind.STORE: "rmgr doctor looks at the data store"}
     fix = next((fix for kind, fix in mended.items() if kind == trouble.kind), f"look at its Starter's log{_on(record)}")
     return Condition(state=leaving, reason=trouble.reason, fix=f"{fix}; it goes on by itself", level=Level.PROBLEM)
@@ -197,6 +200,16 @@ def unfit(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Subm
     out = [view for view in views if view.state != NodeState.UP and can_run(snapshot, view, submission)]
     told = [f"{view.id} would, and is {state_words(view)}{f' ({view.reason})' if view.reason else ''}: {view.fix}" for view in out[:_SHOWN]]
     return "; ".join([detail, *told]) + (f"; and {len(out) - _SHOWN} more" if len(out) > _SHOWN else "")
+
+
+def refused_whys(snapshot: ClusterSnapshot, views: Sequence[NodeView], user: str) -> dict[str, WhyView]:
+    """Of these nodes those whose Starters cannot run work of the user, by name: why, and what to type there."""
+    found = {}
+    for view in views:
+        trouble = trouble_of(snapshot, snapshot.nodes[view.id])
+        if trouble is not None and user in trouble.refused:
+            found[view.id] = WhyView(what="refused", id=view.id, detail=trouble.refused[user])
+    return found
 
 
 def store_whys(snapshot: ClusterSnapshot) -> list[WhyView]:

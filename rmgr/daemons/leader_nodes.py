@@ -8,7 +8,7 @@ FENCE comes first, always: from then on the old incarnation can commit nothing, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,8 +20,9 @@ from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_clear import Clearer
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import names_below
+from rmgr.daemons.placing_facts import user_mark
 from rmgr.errors import WrongCluster
-from rmgr.model.node import Drain, NodeRecord, NodeState, StarterEntry, Trouble
+from rmgr.model.node import Drain, NodeRecord, NodeState, StarterEntry, Trouble, TroubleKind
 from rmgr.model.queue import ClusterSettings
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.timers import Timer
@@ -121,7 +122,16 @@ class NodeKeeper:
         """The node is up, nobody drains it, and its Starter takes what is placed there."""
         record, trouble = self.records[name], self.troubles.get(name)
         is_up = record.state is NodeState.UP and record.guid in self.alive and name not in self.drains
-        return is_up and (trouble is None or trouble.incarnation != record.incarnation)
+        return is_up and (trouble is None or trouble.incarnation != record.incarnation or trouble.kind == TroubleKind.USERS)
+
+    def refuses(self, name: str) -> Collection[str]:
+        """Users whose work the node's Starter cannot run."""
+        record, trouble = self.records[name], self.troubles.get(name)
+        return trouble.refused if trouble is not None and trouble.incarnation == record.incarnation else ()
+
+    def mark_of(self, user: str) -> str:
+        """What jobs of the user need of their nodes (`user_mark`), "" if no node refuses his work."""
+        return user_mark(user) if any(user in trouble.refused for trouble in self.troubles.values()) else ""
 
     def version_of(self, name: str) -> int | None:
         """The node's fence; None for an unknown one."""

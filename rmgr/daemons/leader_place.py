@@ -76,6 +76,7 @@ class Placer:
         self._desk = desk
         self._settings = settings
         self._nodes = nodes
+        self.whose = nodes.mark_of
         self._foreign = Foreign(desk, self.faults, wake=self.wake, state=lambda: self.state, relearned=self._relearned)
         self._passes = Passes(desk, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
         self.stops = Stops(desk, self)
@@ -350,9 +351,8 @@ class Placer:
 
     def _node(self, name: str) -> Node:
         record, nodes = self._nodes.records[name], self._nodes
-        closed = not nodes.takes_work(name) or self.rests.rests(name)
-        marks = (mark for mark in self._marks if allows(mark, name))
-        return node_of(record, self.names.id(name), closed=closed, marks=marks)
+        marks = (mark for mark in self._marks if allows(mark, name, nodes.refuses(name)))
+        return node_of(record, self.names.id(name), closed=not nodes.takes_work(name) or self.rests.rests(name), marks=marks)
 
     def machine(self) -> list[Node]:
         """Every node of a partition that is placed."""

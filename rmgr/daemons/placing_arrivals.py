@@ -66,12 +66,12 @@ class Arrivals:
             self.refuse(queue, name, str(error))
             return
         own = node_mark(submission.rigid) if submission.rigid is not None else ""
-        extra = placer.asks.mark_of(known, job)
-        if placer.mark(own) | placer.mark(extra):
+        extra, whose = placer.asks.mark_of(known, job), placer.whose(job.user)
+        if placer.mark(own) | placer.mark(extra) | placer.mark(whose):
             placer.tell_nodes(state)
-        job = marked(job, extra)
+        job = marked(marked(job, extra), whose)
         placer.book.wait(queue, job.partition, name, key)
-        if placer.rests.came(known, key):
+        if not whose and placer.rests.came(known, key):
             placer.tell_nodes(state)
         if stop is not None:
             placer.stops.returned(state, job, now_us)

@@ -6,7 +6,7 @@ Pure. Numbers of nodes are this leader's own: what is recorded names nodes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from rmgr.model.block import BlockKey
@@ -75,8 +75,15 @@ def node_mark(rigid: Rigid) -> str:
     return f"={','.join(sorted(rigid.nodelist))};{','.join(sorted(rigid.exclude))}"
 
 
-def allows(mark: str, node: str) -> bool:
-    """Whether the request of this mark allows the node."""
+def user_mark(user: str) -> str:
+    """The feature of every node that does not refuse the user's work; needed by jobs of users whom some node refuses."""
+    return f"!{user}"
+
+
+def allows(mark: str, node: str, refused: Collection[str] = ()) -> bool:
+    """Whether the request of this mark allows the node. refused: users whose work it cannot run."""
+    if mark.startswith("!"):
+        return mark[1:] not in refused
     only, _, never = mark[1:].partition(";")
     return (not only or node in only.split(",")) and node not in never.split(",")
 

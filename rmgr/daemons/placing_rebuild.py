@@ -211,7 +211,7 @@ class Rebuild:
                 if job.id in asked and asked[job.id].attempt < key.attempt:
                     queued.setdefault(job.id, now_us)  # it came back while nobody led
                 job = self._queued(self._routed(job, routes), queued)
-                if mark := placer.asks.mark_of(job.id, job):
+                for mark in (placer.asks.mark_of(job.id, job), placer.whose(job.user)):
                     placer.mark(mark)
                     job = marked(job, mark)
                 book.wait(queue, job.partition, name, key)

@@ -13,6 +13,7 @@ import psutil
 
 from rmgr import log as logs
 from rmgr.adapters import rpc_terminal
+from rmgr.adapters.accounts import Account
 from rmgr.adapters.cgroup import CgroupConfig
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.gpus import gpus_here
@@ -40,6 +41,7 @@ from rmgr.daemons.starter_loop import Call, Starter
 from rmgr.daemons.starter_metrics import StarterMetrics
 from rmgr.daemons.starter_node import NodeAgent, Shared
 from rmgr.daemons.starter_ranks import RanksAnswering
+from rmgr.daemons.starter_reach import Reach
 from rmgr.daemons.starter_records import Records, expander
 from rmgr.daemons.starter_registry import Identity, Registry
 from rmgr.daemons.starter_room import Room
@@ -68,6 +70,8 @@ STALL_S = 15.0
 #: Nodes of one process: their records, inboxes and the entry are registered in one multi.
 MAX_NODES = 60
 _META_WAIT_S = 30.0
+#: Stands for users who are in no group that the files of this machine name.
+_STRANGER = Account(name="others", uid=65534, gid=65534)
 
 
 def run(config: Config, *, insecure: bool = False) -> int:
@@ -204,7 +208,7 @@ def build(
         """Slots report before their agent is made; the letter is opened after."""
         mailbox.put(lambda: agents[name].on_work(events))
 
-    users = policy_of(config.security, directory)
+    users = policy_of(config.security)
     capacity = capacity_of(own)
     processors = processors_of(
         names, cores=capacity.cores, mode=own.bind_cpus, has_all=not own.cores, available=sorted(os.sched_getaffinity(0))
@@ -247,6 +251,8 @@ def build(
     fetcher = Fetcher(io, nothing, directory / "blobs", room)
     if users is not None:
         open_to_users(directory, names)
+        if problem := Reach(python=own.python, directory=directory).problem(_STRANGER):
+            log.warning("work_of_users_refused", why=problem)
     for runner in runners:
         runner.check = home.check
     home.forget.append(fetcher.uploads.forget_lost)
@@ -282,6 +288,7 @@ def build(
         output_cap=own.log_cap_bytes,
         spool_cap=own.spool_cap_bytes,
         checkpoint_max_bytes=own.checkpoint_max_bytes,
+        directory=directory,
         python=own.python,
         log=log,
         users=users,

@@ -6,24 +6,30 @@ that all users share in a Starter's cache (functions, modules, scripts, input) a
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rmgr.adapters.accounts import Account, find_account
+from rmgr.adapters.reach import obstacle
+from rmgr.adapters.workevents import SlotLost
 from rmgr.config import SecurityConfig
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_fetch import Failure, Fetched, KeptFile
 from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_reach import Reach, Refusal
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.states import Reason
 
 #: How long an account is believed as it was: groups change, people leave.
 _FRESH_S = 60.0
+#: How long a user is refused until it is looked at again.
+_REFUSED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +58,9 @@ def runs_as_user(security: SecurityConfig, *, euid: int) -> bool:
     raise ConfigError(f"[security] run_as = {security.run_as!r} is not known", hint="user, self or auto")
 
 
-def policy_of(security: SecurityConfig, directory: Path) -> Policy | None:
-    """How work runs as its users, None: it runs as the Starter. directory: the Starter's. Raises: ConfigError."""
-    if not runs_as_user(security, euid=os.geteuid()):
-        return None
-    check_reachable(directory.parent, Path(sys.executable), Path(__file__))
-    return Policy(min_uid=security.min_uid)
+def policy_of(security: SecurityConfig) -> Policy | None:
+    """How work runs as its users, None if it runs as the Starter. Raises: ConfigError."""
+    return Policy(min_uid=security.min_uid) if runs_as_user(security, euid=os.geteuid()) else None
 
 
 def open_to_users(directory: Path, nodes: Sequence[str]) -> None:
@@ -65,18 +68,6 @@ def open_to_users(directory: Path, nodes: Sequence[str]) -> None:
     for path in (directory, *(directory / name for name in nodes), *(directory / name / "run" for name in nodes)):
         path.chmod(0o711)
     (directory / "blobs").chmod(0o700)
-
-
-def check_reachable(*paths: Path) -> None:
-    """Every user can get to these. Raises: ConfigError naming what is in his way."""
-    for path in paths:
-        resolved = path.resolve()
-        closed = next((place for place in (resolved, *resolved.parents) if place.is_dir() and not place.stat().st_mode & 0o001), None)
-        if closed is not None:
-            raise ConfigError(
-                f"work runs as its users here, and they cannot get to {resolved}: {closed} is closed to them",
-                hint=f'chmod o+x {closed}, choose another place (--work-dir), or say [security] run_as = "self"',
-            )
 
 
 def choose(user: str, account: Account | None, *, node: str, min_uid: int) -> Account:
@@ -97,25 +88,88 @@ def choose(user: str, account: Account | None, *, node: str, min_uid: int) -> Ac
 
 
 class Accounts:
-    """Accounts of the users whose work a node has. `directory`: for their copies of files, made if absent."""
+    """Accounts of the users whose work a node has, and whose it cannot run. `directory`: for their copies of files, made if absent."""
 
     def __init__(
-        self, policy: Policy, io: StoreIO, *, node: str, wake: Callable[[], None], directory: Path, clock: Callable[[], float]
+        self,
+        policy: Policy,
+        io: StoreIO,
+        *,
+        node: str,
+        wake: Callable[[], None],
+        directory: Path,
+        clock: Callable[[], float],
+        log: Any,
+        reach: Reach,
     ) -> None:
         self._policy = policy
         self._node = node
         self._clock = clock
+        self._log = log
+        self._reach = reach
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
-        self._found: Fetched[Account] = Fetched(io, wake, lambda _store, key: self.resolve(key.partition("\0")[0]), keep=256)
+        self._found: Fetched[Account | Refusal] = Fetched(io, wake, lambda _store, key: self._find(key.partition("\0")[0]), keep=256)
         self._copies: Fetched[KeptFile] = Fetched(io, wake, self._copy, keep=512)
+        self._pythons: Fetched[str] = Fetched(io, wake, self._look_at_python, keep=256)
         self._who: dict[str, Account] = {}
+        self._met: set[str] = set()  #: users who were looked up at least once
+        self._doubted: set[str] = set()
+        self._looks = 0
+        self.refused: dict[str, str] = {}  #: user -> why none of his work can run here, and what to type
 
     def get(self, user: str) -> Account | Failure | None:
-        """Who work of `user` runs as, why it does not, or None: it is being looked up. Owner's thread only."""
-        found = self._found.get(f"{user}\0{int(self._clock() / _FRESH_S)}")
+        """Who work of `user` runs as, why it does not, or None: it is being looked up, or refused. Owner's thread only."""
+        fresh_s = _REFUSED_S if user in self.refused else _FRESH_S
+        found = self._found.get(f"{user}\0{fresh_s:g}.{int(self._clock() / fresh_s)}.{self._looks}")
+        if found is None:
+            return None
+        self._met.add(user)
+        if isinstance(found, Refusal):
+            if user not in self.refused:
+                self._log.error("user_refused", user=user, why=found.why)
+            self.refused[user] = found.why
+            return None
+        if self.refused.pop(user, None) is not None:
+            self._log.info("user_accepted", user=user)
+            self._looks += 1  # the refusal may still be cached under its older key
         return replace(found, reason=Reason.START_FAILED, blames_node=False) if isinstance(found, Failure) else found
+
+    def may_claim(self, user: str) -> bool:
+        """Work of `user` is not refused; False also until he was looked up for the first time."""
+        if user not in self._met:
+            self.get(user)
+        return user in self._met and user not in self.refused
+
+    def saw(self, events: Sequence[object]) -> None:
+        """What slots report: where one did not come up, something may have been closed to its user since it was last looked at."""
+        lost = {event.slot.account for event in events if isinstance(event, SlotLost) and not event.slot.is_up}
+        if names := {account.name for account in lost if account is not None}:
+            self._doubted |= names
+            self._looks += 1
+
+    def settle(self) -> float:
+        """Looks again where it is due. Returns: seconds until that is due again, inf = nobody is refused."""
+        for user in {*self.refused, *self._doubted}:
+            if self.get(user) is not None or user in self.refused:
+                self._doubted.discard(user)
+        return _REFUSED_S if self.refused else math.inf
+
+    def python(self, account: Account, path: str) -> str | None:
+        """What keeps the account from an interpreter that its user chose, "" if nothing does, None: it is being looked at."""
+        self._who[f"{account.uid}"] = account
+        found = self._pythons.get(f"{account.uid}\0{path}\0{int(self._clock() / _FRESH_S)}")
+        return found.error if isinstance(found, Failure) else found
+
+    def _look_at_python(self, _store: Store, key: str) -> str:
+        uid, path, _ = key.split("\0")
+        return obstacle(self._who[uid], programs=[Path(path)])
+
+    def _find(self, user: str) -> Account | Refusal:
+        account = self.resolve(user)
+        problem = self._reach.problem(account)
+        return Refusal(f"work of {user} cannot run on node {self._node}: {problem}") if problem else account
 
     def resolve(self, user: str) -> Account:
         """The same at once, on an IO thread. Raises: PermissionDenied."""

@@ -249,13 +249,26 @@ class Dispatch:
     def _python_kit(self, block: ClaimedBlock, info: Info, shape: Shape) -> Kit | Failure | None:
         spec = info.worker_spec(block.key.cores, block.key.memory_mib, self._fetcher)
         blob = self._fetcher.blobs.get(keys.function(block.data.function))
-        if info.python and not os.access(info.python, os.X_OK):
-            return Failure(Reason.START_FAILED, f"there is no Python interpreter {info.python} on node {block.node}")
+        if info.python:
+            trouble = self._python_trouble(info, block.node)
+            if trouble is None or isinstance(trouble, Failure):
+                return trouble
         if spec is None or isinstance(spec, Failure):
             return spec
         if blob is None or isinstance(blob, Failure):
             return blob
         return Kit(shape, spec=spec, function=block.data.function, blob=blob)
+
+    def _python_trouble(self, info: Info, node: str) -> Failure | str | None:
+        """Why the interpreter that a user chose cannot be used, "" if it can, None while that is being looked at."""
+        if self._accounts is None or info.account is None:
+            missing = f"there is no Python interpreter {info.python} on node {node}"
+            return "" if os.access(info.python, os.X_OK) else Failure(Reason.START_FAILED, missing)
+        problem = self._accounts.python(info.account, info.python)
+        if not problem:
+            return problem
+        why = f"{info.account.name} cannot use the Python interpreter {info.python} on node {node}: {problem}"
+        return Failure(Reason.START_FAILED, why, blames_node=False)
 
     def _command_kit(self, info: Info, shape: Shape) -> Kit | Failure | None:
         command = info.record.command

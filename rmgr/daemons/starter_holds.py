@@ -7,7 +7,6 @@ while one does not. When a hold goes, everything that ran in it is killed, and w
 from __future__ import annotations
 
 import math
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ from rmgr.model.placing import NodeHold
 from rmgr.model.resources import MIB
 from rmgr.model.states import Reason
 from rmgr.model.units import format_size
-from rmgr.runner import ranks
+from rmgr.runner import home
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
@@ -259,7 +258,7 @@ class Holds:
             }
             | lane.variables,
         )
-        argv = (sys.executable, "-I", "-S", ranks.__file__, str(place))
+        argv = (home.PYTHON, "-I", "-S", str(home.ROOT / "rmgr" / "runner" / "ranks.py"), str(place))
         item = CommandItem(seq=hold.seq, index=hold.index, attempt=hold.attempt, label=info.label(hold.index))
         lane.slot.run(CommandBatch(shape=shape, argv=argv, items=(item,)))
 

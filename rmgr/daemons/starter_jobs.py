@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -42,17 +41,18 @@ from rmgr.model.node import NodeRecord
 from rmgr.model.placing import Allocation
 from rmgr.model.resources import share_variable
 from rmgr.model.states import Reason
+from rmgr.runner import home
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
 
 #: `rmgr` as the script of a job finds it, whatever its PATH was: without the time that the command line's library takes to load.
-_PROGRAM = f"""import sys
-sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+_PROGRAM = """import sys
+sys.path.insert(0, {root!r})
 from rmgr.runner.rank_client import main
 sys.exit(main(sys.argv[1:]))"""
-_RMGR = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(_PROGRAM)} "$@"\n'
+_RMGR = '#!/bin/sh\nexec {python} -I -S -c {program} "$@"\n'
 #: What mpirun takes for ssh.
 _AGENT = '#!/bin/sh\nexec "${0%/*}/bin/rmgr" agent "$@"\n'
 #: How long a node is tried to be reached with an order to suspend.
@@ -422,7 +422,8 @@ def _furnish(place: Path, allocation: Allocation, *, mode: int) -> None:
     hosts, programs = place / "hosts", place / "bin"
     hosts.write_text("".join(f"{node} slots={count}\n" for node, count in allocation.shares))
     programs.mkdir()
-    for program, text in ((place / "rmgr-agent", _AGENT), (programs / "rmgr", _RMGR)):
+    rmgr = _RMGR.format(python=shlex.quote(home.PYTHON), program=shlex.quote(_PROGRAM.format(root=str(home.ROOT))))
+    for program, text in ((place / "rmgr-agent", _AGENT), (programs / "rmgr", rmgr)):
         program.write_text(text)
         program.chmod(mode)
     hosts.chmod(mode & 0o644)

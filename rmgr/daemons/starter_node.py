@@ -19,7 +19,6 @@ from rmgr.adapters.process import NodeRunner
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
 from rmgr.coord.records import decode_block
-from rmgr.daemons.starter_accounts import Accounts
 from rmgr.daemons.starter_blocks import ClaimedBlock, Part, Return, split_share
 from rmgr.daemons.starter_board import Board
 from rmgr.daemons.starter_dispatch import Dispatch
@@ -33,6 +32,7 @@ from rmgr.daemons.starter_lanes import Lanes
 from rmgr.daemons.starter_logs import LiveLogs
 from rmgr.daemons.starter_orders import Orders
 from rmgr.daemons.starter_pull import IdleMark, Puller
+from rmgr.daemons.starter_reach import settle_refused
 from rmgr.daemons.starter_shared import Shared
 from rmgr.daemons.starter_stage import Stager
 from rmgr.daemons.starter_strikes import Strikes
@@ -77,10 +77,7 @@ class NodeAgent:
             resources=capacity.resources,
             processors=shared.processors.get(name, ()),
         )
-        accounts = None
-        if shared.users is not None:
-            private = files.with_name("private")
-            accounts = Accounts(shared.users, shared.io, node=name, wake=shared.wake, directory=private, clock=time.monotonic)
+        self.accounts = accounts = shared.accounts(name, files.with_name("private"), self.log)
         self.logs = LiveLogs(shared.io, lambda: shared.settings().log_ttl_s)
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: who wants no new work here -> why
@@ -149,6 +146,7 @@ class NodeAgent:
             log=self.log,
             on_claim=shared.metrics.claimed,
             gate=shared.gate,
+            accounts=accounts,
         )
         self.hands = Hands(self, shared, log=self.log)
         self.orders = Orders(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
@@ -161,6 +159,8 @@ class NodeAgent:
 
     def on_work(self, events: list[Any]) -> None:
         """What the slots report."""
+        if self.accounts is not None:
+            self.accounts.saw(events)
         self._ends.take(events)
 
     def claimed(self, block: ClaimedBlock) -> None:
@@ -224,9 +224,9 @@ class NodeAgent:
         self._at(self.hands.due_s)
         if self.is_draining:
             self._give_back_unstarted()
+        self._at(now_s + settle_refused(self, self._ends.reopening))
         reopen_s = self._ends.reopening.settle(now_s, takes_work=not self.is_draining)
-        if reopen_s is not None:
-            self._at(reopen_s)
+        self._at(math.inf if reopen_s is None else reopen_s)
         before = self.mending.generation
         try:
             self.jobs.settle()

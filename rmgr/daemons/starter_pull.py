@@ -18,6 +18,7 @@ import msgspec
 
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Outcome
+from rmgr.daemons.starter_accounts import Accounts
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_board import Board, Candidate
 from rmgr.daemons.starter_commits import Committer
@@ -119,8 +120,10 @@ class Puller:
         log: Any,
         on_claim: Any,
         gate: Gate | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         self._gate = gate
+        self._accounts = accounts
         self._node = node
         self._committer = committer
         self._records = records
@@ -131,7 +134,7 @@ class Puller:
         self._together = 1
         self._claims = 0
         self._lacking: set[str] = set()  #: resources that a block met in this pass waits for: none behind it gets them
-        self._without: set[int] = set()  #: submissions that need one of them
+        self._without: set[int] = set()  #: submissions that need one of them, or whose user is refused
         self._seen: _Appetite | None = None
         self.is_hungry = False  #: slots are free and nothing can be claimed
         self.retry_s = math.inf  #: monotonic time at which `run` is worth calling again, inf = when something changes
@@ -170,7 +173,8 @@ class Puller:
             if not self._from(board, now_s):
                 return
             empty = empty and board.is_current
-        self.is_hungry = empty and not self._flying and self._appetite().cores > 0
+        is_picky = self._accounts is not None and bool(self._accounts.refused)  # what is given away for it could be what it refuses
+        self.is_hungry = empty and not self._flying and self._appetite().cores > 0 and not is_picky
 
     # -- one queue ---------------------------------------------------------------------------------------------------------
 
@@ -218,6 +222,9 @@ class Puller:
             return False
         if not self.suits(info, key):
             card.is_unsuitable = True
+            return False
+        if self._accounts is not None and not self._accounts.may_claim(info.record.user):
+            self._without.add(key.submission)
             return False
         if card.data is None:
             return None

@@ -12,7 +12,7 @@ is up, no other new slot of that user gets work: what kills slots wears out its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -89,6 +89,11 @@ class Reopening:
                 trial.next_s = now_s + _UP_S
                 trial.slot.kill()  # its loss is reported
         return min((trial.next_s for trial in self._trials.values()), default=None)
+
+    def forget(self, users: Container[str]) -> None:
+        """No slot of these users is to be opened: why is known."""
+        for account in [account for account in self._trials if account is not None and account.name in users]:
+            self._end(account)
 
     def _open(self, account: Account | None, trial: _Trial, now_s: float) -> None:
         try:

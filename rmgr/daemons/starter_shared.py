@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rmgr.adapters.rpc_ranks import Peers
 from rmgr.coord.ports import Coordinator
-from rmgr.daemons.starter_accounts import Policy
+from rmgr.daemons.starter_accounts import Accounts, Policy
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Fetcher
@@ -16,6 +18,7 @@ from rmgr.daemons.starter_home import Home
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_metrics import StarterMetrics
+from rmgr.daemons.starter_reach import Reach
 from rmgr.daemons.starter_records import Records
 from rmgr.daemons.starter_trust import Gate
 from rmgr.model.queue import ClusterSettings
@@ -62,3 +65,12 @@ class Shared:
     processors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: that are a node's own, none: work is not bound
     separate: bool = False  #: users never share a worker
     checkpoint_max_bytes: int = 1 << 30  #: of one job
+    directory: Path = Path()  #: the Starter's own
+
+    def accounts(self, node: str, directory: Path, log: Any) -> Accounts | None:
+        """Whose rights work has on a node, None = the Starter's. directory: for copies of files."""
+        if self.users is None:
+            return None
+        reach = Reach(python=self.python, directory=self.directory)
+        clock = time.monotonic
+        return Accounts(self.users, self.io, node=node, wake=self.wake, directory=directory, clock=clock, log=log, reach=reach)

@@ -1,4 +1,4 @@
-"""Publishes why this Starter takes no work on a node (`/troubles/<node>`): the leader places nothing there, people are shown it.
+"""Publishes why this Starter takes no work on a node, or none of some users (`/troubles/<node>`): the leader places none there.
 
 What the operator drained, and a Starter that stops, are known from elsewhere and not published.
 """
@@ -25,6 +25,7 @@ _KINDS = (TroubleKind.QUARANTINE, TroubleKind.STORE, TroubleKind.DISK, TroubleKi
 #: After a refused commit (an older tree has no place for troubles), and between two wordings of the same trouble.
 _RETRY_S, _REWORD_S = 5.0, 30.0
 _LONGEST = 1000
+_MOST_USERS = 32
 
 
 class TroubleMark:
@@ -76,15 +77,17 @@ class TroubleMark:
     def _wanted(self, now_s: float) -> Trouble | None:
         node = self._node
         kind = next((kind for kind in _KINDS if kind in node.drains), None)
-        if kind is None:
+        refused = dict(list(node.accounts.refused.items())[:_MOST_USERS]) if node.accounts is not None else {}
+        if kind is None and not refused:
             return None
         now_us = time.time_ns() // 1000
         until_s = node.strikes.out_until_s if kind is TroubleKind.QUARANTINE else now_s
         return Trouble(
             node=node.name,
             incarnation=node.incarnation,
-            kind=kind,
-            reason=node.drains[kind][:_LONGEST],
+            kind=kind or TroubleKind.USERS,
+            reason=(node.drains[kind] if kind is not None else "; ".join(refused.values()))[:_LONGEST],
+            refused={user: why[:_LONGEST] for user, why in refused.items()},
             since_us=now_us,
             until_us=now_us + int((until_s - now_s) * 1e6) if until_s > now_s else 0,
         )

@@ -79,13 +79,15 @@ class TroubleKind(StrEnum):
     DISK = "disk"
     STORE = "store"
     OTHER = "other"
+    USERS = "users"  #: none at all, but work of some users cannot run there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """`/troubles/<node>`: its Starter takes no new work there, and says why. One of another incarnation than the node's record is old.
+    """`/troubles/<node>`: why its Starter takes no new work there, or none of some users. Old if the node's record has another incarnation.
 
     until_us: when it will try again by itself (wall clock), 0 = when the cause is gone.
+    refused: users whose work cannot run there, whatever `kind`: user -> why, and what to type.
     """
 
     format: int = 1
@@ -95,6 +97,7 @@ class Trouble:
     reason: str
     since_us: int
     until_us: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
     newer: Newer = newer()
 
 

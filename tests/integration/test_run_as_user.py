@@ -37,8 +37,10 @@ from rmgr.model.identity import Role
 from rmgr.model.outcome import Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, PythonEnvironment, Upload
+from rmgr.runner import home
 from tests.harness.fair_time import FairTimer
 from tests.harness.local_accounts import LocalAccounts
+from tests.harness.reachable import work_that_users_reach
 from tests.harness.starter_rig import Rig, Running, call, wait_for
 from tests.harness.work_node import WorkNode
 
@@ -47,7 +49,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 @pytest.fixture(scope="module")
 def accounts() -> Iterator[LocalAccounts]:
-    with LocalAccounts() as made:
+    with LocalAccounts() as made, work_that_users_reach():
         yield made
 
 
@@ -85,10 +87,10 @@ def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
 
 
 @pytest.fixture(scope="module")
-def node(rig: Rig) -> Running:
+def node(accounts: LocalAccounts, rig: Rig) -> Running:
     """A Starter of two cores whose work runs as its users (whose names are proven elsewhere: that the policy holds is given here)."""
     with pytest.MonkeyPatch.context() as patch:  # undone at once: other tests of this process have Starters of their own
-        patch.setattr(starter, "policy_of", lambda _security, _directory: Policy(min_uid=1000))
+        patch.setattr(starter, "policy_of", lambda _security: Policy(min_uid=1000))
         running = rig.start("n1", log_cap_bytes=1 << 20)
     rig.wait_registered()
     return running
@@ -429,7 +431,7 @@ def test_in_a_secured_cluster_work_runs_as_whoever_signed_it(
     with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, heap_mb=128, secured=True) as cluster:
         assert cluster.security is not None
         options = ["--work-dir", str(place / "secured")]
-        cluster.start_starter("n1", options=options, environment={"RMGR_SECURITY_RUN_AS": "user"})
+        cluster.start_starter("n1", options=options, environment={"RMGR_SECURITY_RUN_AS": "user", "PYTHONPATH": str(home.ROOT)})
         cluster.wait_healthy(nodes=1, leader=True, deadline_s=30)
         shells = {
             name: Shell(tmp_path / name, cluster.environment() | {"RMGR_SECURITY_DIR": str(cluster.security.bundle(role, name))})

@@ -32,6 +32,7 @@ from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold, waiting
 from tests.harness.local_accounts import LocalAccounts
+from tests.harness.reachable import work_that_users_reach
 from tests.harness.starter_rig import Rig, call, wait_for
 from tests.integration.test_starter_faults import expire
 from tests.integration.test_starter_orders import crossed_off, order
@@ -471,9 +472,9 @@ def test_where_work_runs_as_its_user_his_files_are_his_own(
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("takes root")
-    with LocalAccounts() as accounts:
+    with LocalAccounts() as accounts, work_that_users_reach():
         anna = accounts.make("a")
-        monkeypatch.setattr(starter, "policy_of", lambda _security, _directory: Policy(min_uid=1000))
+        monkeypatch.setattr(starter, "policy_of", lambda _security: Policy(min_uid=1000))
         directory = Path(tempfile.mkdtemp(prefix="rmgr-saved-", dir="/var/tmp"))  # pytest's own is closed to users
         directory.chmod(0o777)
         try:

@@ -25,6 +25,7 @@ from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold
 from tests.harness.local_accounts import LocalAccounts
+from tests.harness.reachable import work_that_users_reach
 from tests.harness.starter_rig import Rig, call, wait_for
 from tests.integration.test_starter_orders import order
 
@@ -265,9 +266,9 @@ def test_a_job_whose_helper_died_is_lost_though_its_script_failed_first(
 def test_ranks_are_their_users_and_no_other_socket_is_reached_through_them(
     coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with LocalAccounts() as accounts:
+    with LocalAccounts() as accounts, work_that_users_reach():
         anna = accounts.make("a")
-        monkeypatch.setattr(starter, "policy_of", lambda _security, _directory: Policy(min_uid=1000))
+        monkeypatch.setattr(starter, "policy_of", lambda _security: Policy(min_uid=1000))
         directory = Path(tempfile.mkdtemp(prefix="rmgr-ranks-", dir="/var/tmp"))  # pytest's own is closed to users
         directory.chmod(0o777)
         try:

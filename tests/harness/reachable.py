@@ -1,0 +1,70 @@
+"""An interpreter and packages that every local account can reach, for tests of work as its user in a checkout that is closed to others."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import cloudpickle
+import msgspec
+import pytest
+
+from rmgr.adapters.accounts import Account
+from rmgr.daemons.starter_reach import Reach
+from rmgr.runner import home
+
+#: Stands for every account that a test makes.
+_ANYBODY = Account(name="anybody", uid=65534, gid=65534)
+
+
+@contextmanager
+def work_that_users_reach() -> Iterator[None]:
+    """Work of users starts inside it, wherever the checkout lies: where it is closed to them, from a copy in /var/tmp.
+
+    Root only. Cost: 1 ms, or 0.3 s and 8 MiB for the copy, which goes at the end.
+    """
+    if not Reach(python="", directory=Path("/var/tmp")).problem(_ANYBODY):
+        yield
+        return
+    place = Path(tempfile.mkdtemp(prefix="rmgr-reach-", dir="/var/tmp"))
+    try:
+        place.chmod(0o755)
+        python = _environment(place)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(home, "PYTHON", python)
+            patch.setattr(home, "ROOT", place / "root")
+            patch.setattr(home, "IS_OWN", False)
+            patch.setattr(sys, "executable", python)
+            yield
+    finally:
+        shutil.rmtree(place)
+
+
+def _environment(place: Path) -> str:
+    """Fills `place`; returns the interpreter. What only daemons import is found where it is: they are root."""
+    skip = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(home.ROOT / "rmgr", place / "root" / "rmgr", ignore=skip)
+    base = Path(sys.base_prefix)
+    if not all(above.stat().st_mode & 0o001 for above in (base.resolve(), *base.resolve().parents)):
+        shutil.copytree(base, place / "base", symlinks=True, ignore=skip)
+        base = place / "base"
+    real = base / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (place / "bin").mkdir()
+    (place / "bin" / "python").symlink_to(real)
+    (place / "pyvenv.cfg").write_text(f"home = {real.parent}\ninclude-system-site-packages = false\n")
+    packages = place / "lib" / real.name / "site-packages"
+    for module in (msgspec, cloudpickle):
+        source = Path(module.__file__ or "").parent
+        shutil.copytree(source, packages / source.name, ignore=skip)
+    others = dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib"))
+    (packages / "others.pth").write_text("\n".join([str(place / "root"), *others]) + "\n")
+    for path in place.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
+    return str(place / "bin" / "python")
+
