@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -90,7 +91,7 @@ def _sum(name: str) -> str:
 def _run_maven(maven: str, name: str, draft: Path, timeout_s: float) -> None:
     # Its own directory: Maven reads .mvn/ of the one it runs in, and of those above.
     options = [f"-DoutputDirectory={draft}", "-DincludeScope=runtime"]
-    words = [maven, "-B", "-q", "-Dstyle.color=never", "-f", str(_pom(name)), "dependency:copy-dependencies", *options]
+    words = [maven, "-B", "-q", "-f", str(_pom(name)), "dependency:copy-dependencies", *options]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
         ended = subprocess.run(words, cwd=draft, **pipes, timeout=timeout_s, text=True, errors="replace", check=False)  # type: ignore[call-overload]
@@ -98,7 +99,8 @@ def _run_maven(maven: str, name: str, draft: Path, timeout_s: float) -> None:
         msg = f"mvn has not fetched {SETS[name]} within {timeout_s:.0f} s"
         raise Unavailable(msg, hint=f"once this machine reaches Maven Central faster: {command(name)}") from None
     if ended.returncode:
-        lines = [line.removeprefix("[ERROR]").strip() for line in ended.stdout.splitlines()]
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout)  # Maven 3.8 resets colours that it was told not to use
+        lines = [line.removeprefix("[ERROR]").strip() for line in plain.splitlines()]
         told = next((line for line in lines if line), f"exit code {ended.returncode}")
         msg = f"mvn could not fetch {SETS[name]}: {told[:400]}"
         raise Unavailable(msg, hint="is this machine online, and does ~/.m2/settings.xml name its proxy or mirror, if it needs one?")
