@@ -262,7 +262,7 @@ class Channel:
         """One read; False when there is nothing more at present."""
         try:
             if self._passes_fds:
-                size, ancillary, _, _ = self._socket.recvmsg_into(
+                size, ancillary, flags, _ = self._socket.recvmsg_into(
                     [self._loop.buffer], socket.CMSG_SPACE(_MAX_FDS * _FDS.itemsize), _CLOEXEC
                 )
                 for level, kind, body in ancillary:
@@ -270,6 +270,9 @@ class Channel:
                         fds = array.array("i")
                         fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
                         self._fds.extend(fds)
+                if flags & socket.MSG_CTRUNC:  # they are gone for good, and what they belong to with them
+                    self._end("no file descriptor is left for what it sent")
+                    return False
             else:
                 size = self._socket.recv_into(self._loop.buffer)
         except BlockingIOError:
@@ -291,6 +294,8 @@ class Channel:
 
     def _end(self, why: str) -> None:
         self.close()
+        while self._fds:  # came with frames that were never read
+            os.close(self._fds.pop())
         self._on_end(why)
 
 

@@ -145,7 +145,8 @@ class Barriers:
         failpoint("starter.before_prepare")
 
         def answered(error: RmgrError | None, life: str, incarnation: int) -> None:
-            self._shared.post(partial(self._heard, barrier, helper, record, error, Promise(life=life, incarnation=incarnation)))
+            promise = Promise(life=life, incarnation=incarnation, endpoint=record.endpoint)
+            self._shared.post(partial(self._heard, barrier, helper, record, error, promise))
 
         hold = f"{key.submission}.{key.first}.{key.attempt}"
         peers.prepare(record.endpoint, helper, hold, head=self._node.name, cores=cores, timeout_s=left_s, done=answered)

@@ -28,7 +28,7 @@ from rmgr.errors import RmgrError
 from rmgr.model.frames import CommandBatch, CommandEnd, CommandItem, Shape
 from rmgr.model.placing import NodeHold
 from rmgr.model.resources import MIB
-from rmgr.model.states import Reason
+from rmgr.model.states import OWN_FAILURES, Reason
 from rmgr.model.units import format_size
 from rmgr.runner import home
 
@@ -70,7 +70,10 @@ class Hold:
         return self.is_ready and record is not None and record.head == head and cores in (0, record.cores)
 
     def ended(self, end: CommandEnd) -> None:
-        """What runs its processes is dead, and with it they."""
+        """What runs its processes is dead, and with it they. A fate is the work's own doing; without one the system has ended them."""
+        if not self.is_ready or end.reason not in OWN_FAILURES - {Reason.EXIT_CODE}:
+            self.fates[end.seq] = ""
+            return
         fate = end.detail
         if end.reason is Reason.SIGNAL and not fate:
             fate = lost_words(death_words(-end.signal))
@@ -221,7 +224,12 @@ class Holds:
         hold.lane, lane.owner = lane, hold
         hold.life, hold.incarnation = self.life, self._node.incarnation
         hold.again_s = time.monotonic() + _PAUSE_S
-        self._serve(hold, lane, info)
+        try:
+            self._serve(hold, lane, info)
+        except OSError:  # no descriptor, a full disk: tried again, and until then nobody is told that it is ready
+            hold.lane = None
+            lanes.give_up(lane)
+            raise
         self._log.info("hold_taken", name=hold.name, cores=cores)
         waiting = self._waiters.pop(hold.name, [])
         for head, asked, waiter in waiting:

@@ -287,20 +287,22 @@ class Jobs:
         place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
         self._shared.home.check()
         _furnish(place, allocation, mode=0o700)
-        self._places[key] = place
         account = block.info.account
+        if key in self._doors:  # the last try came no further
+            self._doors.pop(key).close()
         if allocation.helpers and self._shared.peers is not None:
             self._doors[key] = Door(
                 place / "ranks",
-                self._shared.coordinator,
                 self._shared.peers,
                 nodes=frozenset(node for node, _ in allocation.helpers),
+                endpoint_of=partial(self._endpoint_of, block),
                 hold=f"{key.submission}.{key.first}.{key.attempt}",
                 uid=account.uid if account is not None else -1,
                 on_starved=lambda: self._shared.post(partial(self._node.stop_tasks, block, None, Reason.OUT_OF_MEMORY, 0)),
             )
         if account is not None:  # last: nothing is made where he could have put something else
             hand_over(place, account)
+        self._places[key] = place  # whole: without descriptors any step above may fail, and is taken again
         return place
 
     def _another_name(self, key: BlockKey, allocation: Allocation) -> Path:
@@ -333,6 +335,15 @@ class Jobs:
         """(processor time in us, peak memory of one process in KiB) of its ranks on other nodes that have ended."""
         door = self._doors.get(block.key)
         return door.used if door is not None else (0, 0)
+
+    def _endpoint_of(self, block: ClaimedBlock, helper: str) -> str:
+        promise = self.barriers.promise_of(block, helper)
+        return promise.endpoint if promise is not None else ""
+
+    def lost_ranks(self, block: ClaimedBlock) -> str:
+        """Which node's ranks of the job were ended by the system, and how that showed; "" = none that the job had not replaced."""
+        door = self._doors.get(block.key)
+        return door.lost if door is not None else ""
 
     def place_of(self, block: ClaimedBlock) -> Path | None:
         """Its private directory, None = it has not started."""

@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What a node said when it was ready: the life in which it has the job's cores, and its incarnation then (0: it did not say)."""
+    """What a node said when it was ready: the life in which it has the job's cores, and its incarnation then (0: it did not say).
+
+    endpoint: of its Starter, which keeps it for as long as it lives: another endpoint is another life.
+    """
 
     life: str
     incarnation: int
+    endpoint: str = ""
 
     def is_broken(self, record: NodeRecord | None) -> bool:
         """By this record (None: there is none). One that is older than the promise, from a server that lags, says nothing."""

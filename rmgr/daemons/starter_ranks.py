@@ -21,12 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmgr.adapters.rpc_ranks import Link, Peers, Step
-from rmgr.coord import paths
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_checkpoint_parts import answer, sentence
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
-from rmgr.model.node import NodeRecord
 from rmgr.runner import ranks
 
 if TYPE_CHECKING:
@@ -37,9 +33,10 @@ if TYPE_CHECKING:
 _CHUNK = 64 * 1024
 #: How long the program that runs ranks may take to listen.
 _CONNECT_S, _CONNECT_PAUSE_S = 15.0, 0.01
-_READ_S = 10.0
 #: How long it may take until it is known why a node's processes are gone.
 _WORDS_S = 5.0
+#: Pause of a door that has no descriptor for who comes.
+_NO_ROOM_S = 0.2
 #: Longest first line of a connection.
 _LINE_BYTES = 4096
 
@@ -76,7 +73,7 @@ class RanksAnswering:
     def launch(self, node: str, hold: str) -> Link:
         """See `RanksAnswers.launch`."""
         agent = self._agent(node)
-        found = self._ask(node, lambda: agent.jobs.holds.get(hold))
+        found = self._ask(node, lambda: agent.jobs.holds.get(hold), _CONNECT_S)  # it may be registering again: that takes a while
         if found is None or found.place is None:
             raise NotFound(f"the job has no cores on node {node} any more")
         end_s = time.monotonic() + _CONNECT_S
@@ -107,9 +104,9 @@ class RanksAnswering:
         starved = ranks.frame(ranks.STARVED, -1, words) if seq in hold.starved else b""
         return starved + ranks.frame(ranks.FAILED, -1, words)
 
-    def _ask(self, node: str, question: Callable[[], Any]) -> Any:
+    def _ask(self, node: str, question: Callable[[], Any], timeout_s: float = 5.0) -> Any:
         try:
-            return self._starter.ask(question)
+            return self._starter.ask(question, timeout_s)
         except TimeoutError:
             raise Unavailable(f"node {node} is too busy to answer") from None
 
@@ -158,7 +155,10 @@ class Door:
     """The socket in the private directory of a job through which its processes reach its other nodes.
 
     Args:
-        path: of the socket. nodes: the other nodes. hold: the job's name below /holds. uid: whose the job is, -1 = the Starter's.
+        path: of the socket. nodes: the other nodes.
+        endpoint_of: where the Starter of such a node was when it was ready ("": it was not). Called on any thread; ZooKeeper, which may
+            be away, is not asked.
+        hold: the job's name below /holds. uid: whose the job is, -1 = the Starter's.
         on_starved: called (on any thread) when ranks elsewhere were ended for want of memory.
     A connection says {"node": "n2"} in its first line; frames of runner/ranks.py follow.
     """
@@ -166,16 +166,18 @@ class Door:
     def __init__(
         self,
         path: Path,
-        coordinator: Coordinator,
         peers: Peers,
         *,
         nodes: frozenset[str],
+        endpoint_of: Callable[[str], str],
         hold: str,
         uid: int = -1,
         on_starved: Callable[[], None] = lambda: None,
     ) -> None:
-        self._coordinator = coordinator
         self._peers = peers
+        self._endpoint_of = endpoint_of
+        self._closed = threading.Event()
+        self._losses: dict[str, tuple[float, str]] = {}
         self._nodes = nodes
         self._hold = hold
         self._users = frozenset((-1, 0, os.getuid(), uid))
@@ -189,10 +191,16 @@ class Door:
 
     def close(self) -> None:
         """Ends it and what came through it. Idempotent."""
+        self._closed.set()
         for link in (self._door, *self._links):
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
         self._door.close()
+
+    @property
+    def lost(self) -> str:
+        """Which node's ranks were ended by the system and how that showed; "" = none, or the job has run ranks there since."""
+        return next((why for _, why in list(self._losses.values())), "")
 
     @property
     def used(self) -> tuple[int, int]:
@@ -210,13 +218,21 @@ class Door:
             try:
                 link, _ = self._door.accept()
             except OSError:
-                return
+                if self._closed.wait(_NO_ROOM_S):
+                    return
+                continue  # no descriptor is left: who has come waits
             if ranks.peer_uid(link) not in self._users:
                 link.close()
                 continue
             with self._lock:
                 self._links.add(link)
-            threading.Thread(target=self._serve, args=(link,), name="job-ranks", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(link,), name="job-ranks", daemon=True).start()
+            except RuntimeError as error:  # no thread is left
+                self._losses[""] = time.monotonic(), f"ranks of the job could not be started: {error}"
+                with self._lock:
+                    self._links.discard(link)
+                link.close()
 
     def _serve(self, link: socket.socket) -> None:
         try:
@@ -224,8 +240,8 @@ class Door:
         except RmgrError as error:
             with contextlib.suppress(OSError):
                 link.sendall(ranks.frame(ranks.FAILED, -1, error.message.encode()))
-        except (OSError, TimeoutError):
-            pass  # the job's side is gone, and with it the call; or ZooKeeper is away
+        except OSError:
+            pass  # the job's side is gone, and with it the call
         finally:
             with self._lock:
                 self._links.discard(link)
@@ -234,11 +250,34 @@ class Door:
             link.close()
 
     def _relay(self, link: socket.socket) -> None:
+        node, begun_s, left = self._node_of(link), time.monotonic(), threading.Event()
+        if not node:
+            return
+        try:
+            is_explained = self._pass_on(link, node, left)
+        except PermissionDenied:
+            raise  # the work's own doing
+        except RmgrError as error:
+            if left.is_set():
+                return
+            self._lose(node, error.message)
+            raise
+        if not left.is_set():
+            if not is_explained:
+                self._lose(node, "its processes were ended")
+        elif self._losses.get(node, (begun_s, ""))[0] < begun_s:
+            del self._losses[node]  # the job has tried again, and it went well
+
+    def _lose(self, node: str, why: str) -> None:
+        self._losses[node] = time.monotonic(), f"node {node} lost ranks of the job: {why}"
+
+    def _node_of(self, link: socket.socket) -> str:
+        """For which node a connection is, "" if it ended before it said so. Raises: NotFound; OSError."""
         line = b""
         while not line.endswith(b"\n"):
             byte = link.recv(1)
             if not byte or len(line) > _LINE_BYTES:
-                return
+                return ""
             line += byte
         try:
             node = str(json.loads(line)["node"])
@@ -246,14 +285,21 @@ class Door:
             raise NotFound("the connection does not say for which node it is") from None
         if node not in self._nodes:
             raise NotFound(f"node {node} is not one of the job's other nodes ({', '.join(sorted(self._nodes))})")
-        found = self._coordinator.get(paths.node(node)).result(_READ_S)
-        if found is None:
-            raise Unavailable(f"node {node} is gone")
-        endpoint = decode_record(found.data, NodeRecord, node).endpoint
+        return node
+
+    def _pass_on(self, link: socket.socket, node: str, left: threading.Event) -> bool:
+        """Passes everything on, both ways. left: set when the job's side has ended it. Returns: the node has said why it ended.
+
+        Raises: what `Peers.launch` raises; OSError when the job's side is gone.
+        """
+        endpoint, is_explained = self._endpoint_of(node), False
+        if not endpoint:
+            raise Unavailable(f"node {node} is not ready for the job")
         cancel: list[Callable[[], None]] = []
 
         def sent() -> Iterator[bytes]:
             yield from _pieces(link)
+            left.set()
             for end in cancel:  # nobody asks any more: what runs there ends
                 end()
 
@@ -262,12 +308,15 @@ class Door:
         cutter = ranks.Cutter()
         try:
             for piece in pieces:
-                for kind, _, rest in cutter.feed(piece):
+                for kind, number, rest in cutter.feed(piece):
                     if kind == ranks.USED:  # before it is passed on: the job may end with it
                         self._count(*ranks.usage_of(rest))
+                    elif kind == ranks.FAILED and number < 0:
+                        is_explained = True
                     elif kind == ranks.STARVED:
                         self.starved = rest.decode(errors="replace")
                         self._on_starved()
                 link.sendall(piece)
         finally:
             end()
+        return is_explained

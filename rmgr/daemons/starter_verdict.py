@@ -1,7 +1,8 @@
-"""Why a job of several nodes ended badly: by itself, or because one of its nodes was lost.
+"""Decides why a job of several nodes ended badly: by itself, or because the system lost some of its ranks.
 
-Whoever waits for ranks on a node that dies hears of it before the cluster does, and fails. So a bad end is told only when all
-other nodes of the job have said that they are still the same; one that has died makes it NODE_LOST, whatever the exit code.
+Whoever waits for ranks on a node that dies hears of it before the cluster does, and fails. So a bad end is committed only when
+all other nodes of the job have answered that they are still the same. It is NODE_LOST, whatever the exit code, if a node has
+died, was fenced or stays silent, or if ranks there were ended by the system (`Door.lost`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 #: Ends that a lost node may be the cause of.
 _DOUBTFUL = frozenset({Reason.EXIT_CODE, Reason.SIGNAL, Reason.EXCEPTION})
-#: How long one question may take, the pause before the next, and how long a node may be silent before the end is believed.
+#: How long one question may take, the pause before the next, and how long a node may be silent before it counts as lost. Time in which
+#: ZooKeeper is away does not count: nobody could commit the end then.
 _ASK_S, _PAUSE_S, _LONGEST_S = 2.0, 0.5, 60.0
 
 
@@ -103,6 +105,7 @@ class Verdicts:
             found = done.result()
             record = decode_record(found.data, NodeRecord, helper) if found is not None else None
         except RmgrError:
+            case.end_s = max(case.end_s, time.monotonic() + _LONGEST_S)
             self._later(case, helper)
             return
         if case.is_decided:
@@ -124,7 +127,10 @@ class Verdicts:
         if case.is_decided:
             return
         if error is not None:
-            self._later(case, helper)
+            if self._node.jobs.lost_ranks(case.block):  # this is known, whatever the node would say
+                self._decide(case, "")
+            else:
+                self._later(case, helper)
             return
         promise = self._node.jobs.barriers.promise_of(case.block, helper)
         if promise is not None and life != promise.life:  # what ran there was killed before
@@ -136,14 +142,16 @@ class Verdicts:
 
     def _later(self, case: _Case, helper: str) -> None:
         if time.monotonic() >= case.end_s:
-            self._decide(case, "")
+            self._decide(case, helper)
         elif not case.is_decided:
             self._shared.after(_PAUSE_S, partial(self._ask, case, helper))
 
     def _decide(self, case: _Case, lost: str) -> None:
         case.is_decided = True
         self._open.pop(case.block, None)
-        if lost:
-            self._log.warning("job_lost_a_node", block=paths.block_name(case.block.key), target=lost, exit_code=case.ending.exit_code)
-            case.ending.reason, case.ending.error = Reason.NODE_LOST, f"node {lost} was lost ({case.ending.error})"
+        if why := f"node {lost} was lost" if lost else self._node.jobs.lost_ranks(case.block):
+            self._log.warning(
+                "job_lost_a_node", block=paths.block_name(case.block.key), target=lost, why=why, exit_code=case.ending.exit_code
+            )
+            case.ending.reason, case.ending.error = Reason.NODE_LOST, f"{why} ({case.ending.error})"
         case.tell()

@@ -20,6 +20,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -33,14 +34,10 @@ OUT, ERR, EXIT, FAILED, TAKEN = 11, 12, 13, 14, 15
 USED = 16
 #: Before `FAILED` of all of them (text): they used more memory than the job has on that node. The Starter of the asking side listens.
 STARVED = 18
-#: Before the end of a rank of a launch with a bundle: a file that it has left beside it (name, NUL, content), for the asking side.
-LEFT = 17
-#: How the names of such files begin.
-LEFT_PREFIX = "left."
+#: Before the end of a rank of a launch with a bundle: a file `left.*` beside it (name, NUL, content), for the asking side.
+LEFT, LEFT_PREFIX = 17, "left."
 MOST_INPUT = 1 << 20
-
-#: A rank that ends so has saved its state (rmgr/checkpoint.py), and has not failed.
-SAVED_EXIT_CODE = 85
+SAVED_EXIT_CODE = 85  #: a rank that ends so has saved its state (rmgr/checkpoint.py), and has not failed
 
 _HEAD = struct.Struct("<IBi")
 _CHUNK = 64 * 1024
@@ -48,8 +45,7 @@ _CHUNK = 64 * 1024
 _TICK_S = 0.05
 #: Variables of the asking side that mean nothing on another node.
 _THEIRS = ("RMGR_SLOT", "RMGR_RANKS", "RMGR_HOSTFILE", "RMGR_BUNDLE", "RMGR_CPU_BIND")
-#: Unsent output of a launch above which its ranks are not read from.
-_MOST_UNSENT = 1 << 20
+_MOST_UNSENT = 1 << 20  #: unsent output of a launch above which its ranks are not read from
 
 Tell = Callable[[int, int, bytes], None]
 
@@ -489,11 +485,15 @@ class Host:
         self._leaving.append(launch)
 
     def _accept(self) -> None:
-        link, _ = self._door.accept()
-        if peer_uid(link) not in (-1, 0, os.getuid()):
-            link.close()
+        try:
+            link, _ = self._door.accept()
+        except OSError:  # no descriptor is left: who has come waits for a later round
+            time.sleep(_TICK_S)
             return
-        self._launches.add(_Launch(self, link))
+        if peer_uid(link) in (-1, 0, os.getuid()):
+            self._launches.add(_Launch(self, link))
+        else:
+            link.close()
 
 
 if __name__ == "__main__":

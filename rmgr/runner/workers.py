@@ -94,14 +94,19 @@ class Workers:
         os.mkdir(directory)  # alone: a slot's directory that was removed is not made here
         os.mkdir(os.path.join(directory, "cwd"))
         fd = create_board()
-        board = Board(fd)
-        board.lease_end_ns = self.lease_end_ns
-        ours, theirs = socket.socketpair()
-        group = self._make_group(f"w{spec.worker}")
-        if group is not None and spec.memory_bytes:
-            group.set_memory(spec.memory_bytes)
-        parent = os.getpid()
-        pid = os.fork()
+        with contextlib.ExitStack() as undo:  # where there is no descriptor, memory or process left, none stays behind
+            undo.callback(os.close, fd)
+            board = Board(fd)
+            board.lease_end_ns = self.lease_end_ns
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            undo.callback(theirs.close)
+            group = self._make_group(f"w{spec.worker}")
+            if group is not None and spec.memory_bytes:
+                group.set_memory(spec.memory_bytes)
+            parent = os.getpid()
+            pid = os.fork()
+            undo.pop_all()
         if pid == 0:
             self._child(spec, ours, board, directory, group, parent)
         ours.close()

@@ -263,6 +263,32 @@ def test_a_job_whose_helper_died_is_lost_though_its_script_failed_first(
         unhold(rig, placed)  # type: ignore[arg-type]
 
 
+def test_ranks_that_the_system_ends_are_a_loss_and_those_that_the_work_ends_are_its_failure(rig: Rig, tmp_path: Path) -> None:
+    stay = f"sh -c 'touch {tmp_path}/$0-$RMGR_RANK; sleep 600'"
+    # The hold goes while its ranks run: the script fails of it.
+    number, placed = job(rig, f"{RUN} {stay} lost", (("n1", 1), ("n2", 1)))
+    wait_for((tmp_path / "lost-1").exists, "both ranks")
+    unhold(rig, placed)  # type: ignore[arg-type]
+    wait_for(lambda: rig.failed(number), "its end told")
+    (record,) = rig.failed(number).values()
+    assert (record.reason, record.exit_code) == (Reason.NODE_LOST, 125)
+    assert record.error.startswith("node n2 lost ranks of the job: its processes were ended"), record.error
+    # No rank starts any more where the hold has gone; the script had none running there.
+    number, placed = job(rig, f"touch {tmp_path}/up; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; {RUN} true", (("n1", 1), ("n2", 1)))
+    wait_for((tmp_path / "up").exists, "the script")
+    unhold(rig, placed)  # type: ignore[arg-type]
+    wait_for(lambda: not rig.starters[1].agent("n2").jobs.holds, "the hold gone")
+    (tmp_path / "go").touch()
+    wait_for(lambda: rig.failed(number), "its end told")
+    assert [record.reason for record in rig.failed(number).values()] == [Reason.NODE_LOST]
+    # A rank kills what runs it.
+    number, placed = job(rig, f"{RUN} sh -c '[ $RMGR_RANK = 0 ] || kill -9 $PPID'", (("n1", 1), ("n2", 1)))
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.reason, outcome.exit_code) == (Reason.EXIT_CODE, 125), complaints(rig)
+    assert "was killed by SIGKILL" in complaints(rig)
+    unhold(rig, placed)  # type: ignore[arg-type]
+
+
 def test_ranks_are_their_users_and_no_other_socket_is_reached_through_them(
     coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
