@@ -1,4 +1,7 @@
-"""`rmgr admin init-store`: makes the data store, or brings its schema to this release; one at a time, under a lock in ZooKeeper."""
+"""`rmgr admin init-store`: makes the data store, or brings its schema to this release; one at a time, under a lock in ZooKeeper.
+
+With --accept-loss it also gives an emptied store back to its cluster, which refuses one otherwise.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ _POLL_S = 0.3
     examples="""\
     rmgr admin init-store --dry-run              what it would do, statement by statement
     rmgr admin init-store                        make it, or upgrade it to this release
-    rmgr admin init-store --replication-factor 3""",
+    rmgr admin init-store --replication-factor 3
+    rmgr admin init-store --accept-loss          the store was emptied: go on without all that was in it""",
     exits=_EXITS,
 )
 @click.option(
@@ -46,8 +50,11 @@ _POLL_S = 0.3
 )
 @click.option("--dry-run", is_flag=True, help="look, print the statements, change nothing")
 @click.option("--force", is_flag=True, help="more copies than there are nodes now")
+@click.option("--accept-loss", is_flag=True, help="give an emptied store to its cluster again: values, functions and history are lost")
 @authority_option
-def init_store(session: Session, replication_factor: int | None, dry_run: bool, force: bool, authority: str | None) -> None:
+def init_store(
+    session: Session, replication_factor: int | None, dry_run: bool, force: bool, accept_loss: bool, authority: str | None
+) -> None:
     """Makes the data store that --store names, or brings its schema to this release. May be typed again at any time.
 
     For Cassandra it holds a lock in ZooKeeper; in a secured cluster the admin or a WatchDog may do that.
@@ -55,6 +62,8 @@ def init_store(session: Session, replication_factor: int | None, dry_run: bool, 
     url = session.config().cluster.store
     if not url:
         raise NotConnected("no data store is configured", hint="name it: --store cassandra://host1,host2/rmgr or RMGR_STORE")
+    if accept_loss and dry_run:
+        raise UsageError("--accept-loss changes the store; it has no --dry-run")
     if url.startswith("cassandra:"):
         if not dry_run:
             _as_who_may_lock(session, authority)
@@ -65,6 +74,32 @@ def init_store(session: Session, replication_factor: int | None, dry_run: bool, 
         _sqlite(session, url, dry_run=dry_run)
     else:
         raise UsageError(f"{url!r} needs no preparation")
+    if accept_loss:
+        _accept_loss(session, url)
+
+
+def _accept_loss(session: Session, url: str) -> None:
+    """Binds an empty store to the cluster in ZooKeeper. Raises NotConnected, StoreUnavailable; WrongCluster for another cluster's store."""
+    from rmgr.adapters.store_rules import remembered
+    from rmgr.adapters.stores import open_store
+    from rmgr.client.bootstrap import read_meta
+
+    wait_s = session.left_s(_WAIT_S) or _WAIT_S
+    coordinator = _connected(session, time.monotonic() + wait_s)
+    try:
+        meta = read_meta(coordinator)
+    finally:
+        coordinator.close(timeout_s=2.0)
+    if meta is None:
+        raise NotConnected("there is no rmgr cluster in ZooKeeper: nothing was lost", hint="start a WatchDog: rmgr watchdog")
+    store = open_store(url, create=False)
+    try:
+        was_empty = remembered(store, timeout_s=wait_s) is None
+        store.bind_cluster(meta.cluster_id, timeout_s=wait_s)
+    finally:
+        store.close()
+    told = "is the empty store of cluster" if was_empty else "was not emptied; it is the store of cluster"
+    session.note(f"{url} {told} {meta.cluster_id}; start the daemons (again)")
 
 
 def _as_who_may_lock(session: Session, authority: str | None) -> None:

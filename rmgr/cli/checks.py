@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmgr.cli.checks_security import credentials
-from rmgr.errors import RmgrError, StoreUnavailable
+from rmgr.errors import RmgrError, StoreUnavailable, WrongCluster
 from rmgr.model.node import NodeState
 from rmgr.model.units import format_size
 from rmgr.model.views import Level, StatusView
@@ -284,6 +284,9 @@ def coordination(session: Session) -> Checks:
     known = meta.cluster_id if meta is not None else ""
     try:
         bound, note = remembered(session.data_store()) or "", " (the data store has not been bound to it yet)"
+    except WrongCluster as error:  # another cluster's, or emptied
+        yield Check(name="cluster id", ok=False, detail=error.message, fix=error.hint)
+        return
     except RmgrError:
         bound, note = "", " (the data store cannot be asked)"
     if bound and bound != known:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rmgr.cli.query import Query
     from rmgr.config import Config
     from rmgr.coord.ports import Store
+    from rmgr.model.node import Meta
 
 T = TypeVar("T")
 
@@ -37,7 +38,8 @@ class Session:
     is_quiet: bool = False  #: no notes: nobody is there to read them
     is_parsed: bool = False  #: the command's own options were understood: `json` is what the user said
     tree_id: str = ""  #: cluster id of ZooKeeper's tree and of the data store, once they are known
-    store_id: str = ""
+    store_id: str | None = None  #: "" = the store remembers no cluster
+    tree: Meta | None = None  #: what ZooKeeper says of the cluster, once it is known
     followed: list[int] = field(default_factory=list)  #: submissions whose end it waits for
     oldest: int = 0  #: protocol that every process of the cluster speaks at least, once it is known
     started: float = field(default_factory=time.monotonic)

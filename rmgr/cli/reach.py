@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.zk import ZkCoordinator
     from rmgr.cli.context import Session
     from rmgr.coord.ports import Store
-    from rmgr.model.node import EpochRecord
+    from rmgr.model.node import EpochRecord, Meta
 
 #: A part that does not answer for so long is mentioned on stderr.
 SILENCE_S = 1.0
@@ -53,7 +53,7 @@ def leader_at_a_glance(session: Session) -> EpochRecord | None:
         return None
     found = decode_record(meta, Meta, paths.META)
     check_cluster(found, config.cluster.cluster_id or None)
-    belong_together(session, tree=found.cluster_id)
+    belong_together(session, tree=found)
     leader = decode_record(epoch, EpochRecord, paths.EPOCH)
     return leader if leader.endpoint and leader.candidate in seen.children[paths.WATCHDOGS] else None
 
@@ -82,7 +82,7 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
                 is_handshake = "TLS handshake" in error.message
                 raise NotConnected(error.message, hint=error.hint if is_handshake else _nobody_there(session)) from error
         meta = verify(coordinator, config.cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
-        belong_together(session, tree=meta.cluster_id)
+        belong_together(session, tree=meta)
         session.oldest = meta.oldest
     except BaseException:
         coordinator.close(timeout_s=1.0)
@@ -103,7 +103,7 @@ def _through_gateway(session: Session) -> GatewayCoordinator:
             session.note(f"no session through the gateway at {coordinator.hosts} yet; waiting up to {wait_s:.0f} s")
         coordinator.wait_ready(max(0.1, end - time.monotonic()))
         meta = verify(coordinator, cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
-        belong_together(session, tree=meta.cluster_id)
+        belong_together(session, tree=meta)
         session.oldest = meta.oldest
     except BaseException:
         coordinator.close(timeout_s=1.0)
@@ -133,9 +133,18 @@ def open_data_store(session: Session) -> Store:
     return store
 
 
-def belong_together(session: Session, *, tree: str = "", store: str = "") -> None:
-    """Remembers whose tree and whose data store these are. Raises WrongCluster when they are of different clusters."""
-    session.tree_id, session.store_id = tree or session.tree_id, store or session.store_id
+def belong_together(session: Session, *, tree: Meta | None = None, store: str | None = None) -> None:
+    """Remembers whose tree and whose data store these are ("": a store without an owner).
+
+    Raises: WrongCluster when they are of different clusters, or the cluster has used a store and this one is empty.
+    """
+    if tree is not None:
+        session.tree, session.tree_id = tree, tree.cluster_id
+    session.store_id = session.store_id if store is None else store
+    if session.tree is not None and session.store_id == "":
+        from rmgr.runtime.release import check_store
+
+        check_store(session.tree, session.store_id)
     if session.tree_id and session.store_id and session.tree_id != session.store_id:
         raise WrongCluster(
             f"ZooKeeper belongs to cluster {session.tree_id}, the data store to {session.store_id}",

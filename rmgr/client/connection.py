@@ -138,6 +138,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.client.engine import Engine
     from rmgr.client.lines import Lines
     from rmgr.client.secured import engine_options
+    from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of, zookeeper_options
 
     credentials = credentials_of(config)
@@ -146,7 +147,9 @@ def _open(config: Config, timeout_s: float) -> Connection:
     try:
         data = open_store(cluster.store, **({"create": False} if cluster.store.startswith("sqlite:") else {}))
         try:
-            meta = verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
+            owner = remembered(data, timeout_s=timeout_s)
+            meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
+            check_store(meta, owner)
             secured = engine_options(coordinator, credentials, config.security, meta.cluster_id, meta.oldest)
             engine = Engine(coordinator, data, lines=lambda engine: Lines(engine, credentials), protocol=meta.protocol, **secured)
             return Connection(engine, config, coordinator, credentials)
@@ -165,6 +168,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.client.bootstrap import verify
     from rmgr.client.engine import Engine
     from rmgr.client.secured import engine_options
+    from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of
 
     cluster = config.cluster
@@ -174,7 +178,9 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     )
     data = GatewayStore(cluster.gateway, credentials=credentials)
     try:
-        meta = verify(coordinator, cluster.cluster_id or remembered(data, timeout_s=timeout_s), timeout_s=timeout_s)
+        owner = remembered(data, timeout_s=timeout_s)
+        meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
+        check_store(meta, owner)
         secured = engine_options(coordinator, credentials, config.security, meta.cluster_id, meta.oldest)
         return Connection(Engine(coordinator, data, protocol=meta.protocol, **secured), config, coordinator, credentials)
     except BaseException:

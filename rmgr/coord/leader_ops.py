@@ -190,6 +190,12 @@ def raise_protocol(meta: Meta, version: int, protocol: int) -> Multi:
     return Multi(name="PROTOCOL", ops=(Set(paths.META, data, version),), proof=Holds(paths.META, data))
 
 
+def mark_store(meta: Meta, version: int, now_us: int) -> Multi:
+    """BOUND: the cluster has a data store; from now on an empty one is refused."""
+    data = encode_record(replace(meta, store_bound_us=now_us))
+    return Multi(name="BOUND", ops=(Set(paths.META, data, version),), proof=Holds(paths.META, data))
+
+
 def no_outcome(state: State, reason: Reason, indices: Sequence[int], error: str = "") -> Fragment:
     """A fragment for tasks that end without having run (cancelled while waiting)."""
     return Fragment(attempt=0, outcomes=tuple(Outcome(index=index, state=state, reason=reason, error=error) for index in indices))

@@ -62,6 +62,7 @@ class Leader:
         self._watchdogs.refresh()
         self._requests.start()
         self._history.start()
+        self._release.look()
         self._desk.after(self._jitter(), self._resync)
 
     def close(self) -> None:

@@ -1,6 +1,8 @@
-"""The protocol of the cluster: raised by the leader once every daemon that lives speaks a newer one, and never lowered.
+"""Keeps `/meta` true: the protocol that every daemon speaks, and whether the cluster has bound its data store.
 
-Looked at with each resync. A daemon of the release before may still join afterwards (`Meta.oldest`); one before that is refused.
+The leader looks when its reign begins and with each resync. It raises the protocol once every living daemon speaks a newer one and
+never lowers it; a daemon of the release before may still join afterwards (`Meta.oldest`), one before that is refused. Once the store
+is marked as bound, daemons and clients refuse an empty one.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from rmgr.adapters.store_rules import remembered
 from rmgr.coord import leader_ops, paths
 from rmgr.coord.multi import Committed, Outcome, Stamped
 from rmgr.coord.records import decode_record
@@ -29,13 +32,16 @@ class ReleaseKeeper:
         self._watchdogs = watchdogs
 
     def look(self) -> None:
-        """One comparison; costs one read while nothing changes."""
+        """One comparison. Cost: one read while nothing changes."""
         self._desk.get(paths.META, self._on_meta)
 
     def _on_meta(self, found: Stamped | None) -> None:
         if found is None:
             return
         meta = decode_record(found.data, Meta, paths.META)
+        if not meta.store_bound_us:
+            self._desk.store(remembered, partial(self._on_owner, meta, found.version), lambda _: None)
+            return  # the protocol has its turn with the next look
         if release().protocol <= meta.protocol:
             return
         members = [release().protocol, *(record.protocol for record in self._starters())]
@@ -51,6 +57,10 @@ class ReleaseKeeper:
 
         for name in names:
             self._desk.get(f"{paths.WATCHDOGS}/{name}", arrived)  # one that cannot be read: not now
+
+    def _on_owner(self, meta: Meta, version: int, owner: str | None) -> None:
+        if owner == meta.cluster_id:
+            self._desk.commit(leader_ops.mark_store(meta, version, self._desk.wall_us()))
 
     def _raise(self, meta: Meta, version: int, members: list[int]) -> None:
         protocol = raised(meta.protocol, members)

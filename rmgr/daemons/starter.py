@@ -93,7 +93,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
         store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s)
         try:
             meta, credentials = recognise(coordinator, credentials, config, known, wait_s=_META_WAIT_S, log=log)
-            store.belong_to(meta.cluster_id)
+            store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
             where = {"zookeeper": coordinator.hosts, "store": config.cluster.store, "directory": str(directory)}
             log.info("starter_started", cluster_id=meta.cluster_id, **where)
             if credentials is not None:

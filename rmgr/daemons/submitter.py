@@ -201,7 +201,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
         store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s, create=False)
         try:
             meta, credentials = recognise(coordinator, credentials, config, known, wait_s=wait_s, log=log)
-            store.belong_to(meta.cluster_id)
+            store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
             log.info("submitter_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
             return _serve(config, coordinator, store, meta, log, credentials)
         finally:

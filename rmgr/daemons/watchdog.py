@@ -300,7 +300,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
             meta = bootstrap(coordinator, config.cluster.cluster_id or known)
             if credentials is not None and (mended := secure_tree(coordinator).mended):
                 log.warning("tree_secured", count=mended)
-            store.belong_to(meta.cluster_id)
+            store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
             log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
             return _serve(config, coordinator, store, meta, log, metrics, credentials)
         finally:

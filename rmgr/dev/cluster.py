@@ -308,6 +308,12 @@ class DevCluster:
                     f"afresh elsewhere (rmgr dev --dir DIR), or give up all work and values: rm -r {self.directory}"
                 )
                 return WrongCluster(f"{process.role} {process.id} refuses to start: {lines[0]}", hint=hint)
+            if lines and "the data store is empty" in lines[0]:
+                hint = (
+                    f"restore it ({self.state.store}) from a backup, or begin afresh elsewhere (rmgr dev --dir DIR), or give up all work "
+                    f"and values: rm -r {self.directory}"
+                )
+                return WrongCluster(f"{process.role} {process.id} refuses to start: {lines[0]}", hint=hint)
             if lines:
                 hint = "; ".join([*lines[1:2], f"logs: {self.directory / 'log'}"])
                 return Unavailable(f"{process.role} {process.id} ended at its start: {lines[0]}", hint=hint)

@@ -127,6 +127,7 @@ class Meta:
     created_us: int = 0
     protocol: int = 1  #: that every process of the cluster speaks; raised by the leader once all daemons do
     oldest: int = 1  #: the oldest protocol that may join
+    store_bound_us: int = 0  #: when a data store was first seen bound to this cluster; 0 = not yet
     newer: Newer = newer()
 
 

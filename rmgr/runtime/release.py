@@ -12,6 +12,12 @@ from rmgr.model.version import Release
 #: What to do where the tree of a known cluster is not there.
 WIPED = "ZooKeeper was wiped, or it is another one: restore its data, or give rmgr a new data store; rmgr doctor tells more"
 
+#: What to do where the data store of a known cluster holds nothing.
+EMPTIED = (
+    "restore it from a backup, or name the right one (--store); to go on without all that was in it, stop the daemons and type "
+    "rmgr admin init-store --accept-loss"
+)
+
 
 @cache
 def package_version() -> str:
@@ -34,6 +40,18 @@ def check_cluster(meta: Meta, expected: str | None) -> None:
     if expected and meta.cluster_id != expected:
         raise WrongCluster(f"ZooKeeper belongs to cluster {meta.cluster_id}, but cluster {expected} is expected", hint=WIPED)
     check_release(meta)
+
+
+def check_store(meta: Meta, owner: str | None) -> None:
+    """Raises WrongCluster when the data store remembers no cluster (`owner` is None or "") although this one has bound its store."""
+    if not owner and meta.store_bound_us:
+        raise emptied(meta.cluster_id)
+
+
+def emptied(cluster_id: str) -> WrongCluster:
+    """The error for an empty data store of a cluster that has used one."""
+    what = f"the data store is empty, but cluster {cluster_id} has kept its data in one: it was emptied, or this is another store"
+    return WrongCluster(what, hint=EMPTIED)
 
 
 def check_release(meta: Meta) -> None:

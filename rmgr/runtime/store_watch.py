@@ -19,6 +19,7 @@ from rmgr.adapters.store_rules import fetch, get_hashed, remembered
 from rmgr.adapters.stores import open_store, shown
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
+from rmgr.runtime.release import emptied
 
 T = TypeVar("T")
 
@@ -67,6 +68,7 @@ class WatchedStore:
         self._store: Store | None = None
         self._cluster_id = ""
         self._is_ours = True  #: False: it is not known, or known not to be
+        self._was_bound = False  #: the cluster has used it: from then on an empty one is refused
         self.failure: StoreUnavailable | None = None  #: why `meet` did not meet it
         self._trouble = ""
         self._away_since: datetime | None = None
@@ -95,17 +97,18 @@ class WatchedStore:
                 self._tell(_sentence(error))
                 return None
 
-    def belong_to(self, cluster_id: str) -> None:
-        """From now on the store must be this cluster's; binds a new one. Then it is looked at by a thread.
+    def belong_to(self, cluster_id: str, *, was_bound: bool = False) -> None:
+        """From now on the store must be this cluster's; binds a new one. Then a thread looks at it.
 
+        Args:
+            was_bound: the cluster has bound its store before (`Meta.store_bound_us`), so an empty store has lost its data.
         Raises: `WrongCluster`, `ConfigError` when that can be told now.
         """
-        self._cluster_id = cluster_id
+        self._cluster_id, self._was_bound = cluster_id, was_bound
         self._is_ours = False
         if not self._trouble:
             try:
-                self._opened().bind_cluster(cluster_id, timeout_s=_HEALTH_S * 2)
-                self._is_ours = True
+                self._bind(self._opened(), timeout_s=_HEALTH_S * 2)
             except StoreUnavailable as error:
                 self._tell(_sentence(error))
         self._thread = threading.Thread(target=self._watch, name="store-watch", daemon=True)
@@ -266,8 +269,9 @@ class WatchedStore:
             if problem := store.health(timeout_s=_HEALTH_S):
                 return problem
             if self._trouble or not self._is_ours:  # it was away: is it still the same one?
-                store.bind_cluster(self._cluster_id, timeout_s=_HEALTH_S)
-                self._is_ours = True
+                self._bind(store, timeout_s=_HEALTH_S)
+            elif not remembered(store, timeout_s=_HEALTH_S):  # emptied under us: work that waits must not run without its inputs
+                raise emptied(self._cluster_id)
         except WrongCluster as error:
             self._is_ours = False
             return _sentence(error)
@@ -276,6 +280,12 @@ class WatchedStore:
         except Exception as error:  # noqa: BLE001 - loop boundary of the thread: a surprise of an adapter must not end the watch
             return f"{type(error).__name__}: {error}"
         return ""
+
+    def _bind(self, store: Store, *, timeout_s: float) -> None:
+        if self._was_bound and not remembered(store, timeout_s=timeout_s):
+            raise emptied(self._cluster_id)
+        store.bind_cluster(self._cluster_id, timeout_s=timeout_s)
+        self._is_ours = self._was_bound = True
 
     def _tell(self, trouble: str) -> None:
         if self._closing.is_set():

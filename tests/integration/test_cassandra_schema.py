@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from rmgr.adapters.cassandra_init import init_store
 from rmgr.adapters.cassandra_layout import CHUNKS_PER_PARTITION
@@ -20,6 +21,7 @@ from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import ConfigError, KeyExists, StoreUnavailable, WrongCluster
+from rmgr.runtime.store_watch import WatchedStore
 from tests.harness import cassandra_keyspaces
 from tests.harness.cassandra_keyspaces import behind
 from tests.harness.cassandra_nodes import SharedNode
@@ -224,6 +226,18 @@ def test_a_store_of_another_cluster_is_refused(store: CassandraStore) -> None:
     store.bind_cluster("one")
     with opened(store.url) as other, pytest.raises(WrongCluster, match="one, not to two"):
         other.bind_cluster("two")
+
+
+def test_tables_that_were_emptied_are_noticed_and_not_used(store: CassandraStore) -> None:
+    watched = WatchedStore(lambda: store, log=structlog.get_logger(), calm_s=0.1, away_s=0.1)
+    try:
+        watched.belong_to("one")
+        cassandra_keyspaces.use("").empty()
+        wait_until(lambda: "the data store is empty, but cluster one" in watched.trouble)
+    finally:
+        watched._closing.set()
+    with pytest.raises(WrongCluster, match="the data store is empty"):
+        WatchedStore(lambda: store, log=None).belong_to("one", was_bound=True)
 
 
 def test_a_claim_that_its_holder_left_behind_blocks_the_key_and_not_for_ever(store: CassandraStore, run: Callable[..., Any]) -> None:

@@ -18,6 +18,7 @@ from commands import Shell, cluster_and_shell, wait_line
 
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.identity import Role
 
 
 @pytest.fixture(scope="module")
@@ -341,6 +342,31 @@ def test_a_store_of_another_cluster_or_none_at_all_is_refused(sh: Shell, tmp_pat
         assert (refused.code, refused.error["code"]) == (5, "UNAVAILABLE")
         assert told in refused.error["message"]
     assert sh.ok("jobs", "-a", "--json").json["jobs"] == before  # what could not be waited for was not submitted
+
+
+def test_an_empty_store_is_refused_by_a_cluster_that_has_used_one_until_the_loss_is_accepted(
+    cluster: DevCluster, sh: Shell, tmp_path: Path
+) -> None:
+    from rmgr.adapters.stores import open_store
+
+    url = f"sqlite:{tmp_path / 'emptied.db'}"
+    open_store(url).close()
+    refused = sh("run", "--store", url, "--json", "--", "true")
+    assert (refused.code, refused.error["code"]) == (5, "UNAVAILABLE")
+    assert "the data store is empty, but cluster" in refused.error["message"]
+    assert "rmgr admin init-store --accept-loss" in refused.error["hint"]
+    for role in (Role.WATCHDOG, Role.STARTER, Role.SUBMITTER):
+        assert cluster.security is not None
+        bundle = str(cluster.security.bundle(role, "another"))
+        ended = Shell(sh.home, {**sh.environment, "RMGR_SECURITY_DIR": bundle})(role, "--store", url)
+        assert (ended.code, "the data store is empty, but cluster" in ended.err) == (5, True), ended
+    told = sh("doctor", "--store", url)
+    assert told.code != 0
+    assert "--accept-loss" in told.out
+    accepted = sh.ok("admin", "init-store", "--store", url, "--accept-loss")
+    assert "is the empty store of cluster" in accepted.err
+    assert "was not emptied" in sh.ok("admin", "init-store", "--store", url, "--accept-loss").err
+    assert sh("store", "ls", "--store", url).code == 0
 
 
 def test_names_of_the_cluster_are_completed(sh: Shell) -> None:

@@ -112,6 +112,19 @@ def test_output_over_the_cap_is_told(zookeeper_parts: None, tmp_path: Path) -> N
             with pytest.raises(ConfigError, match=is_said):
                 other.start()
             assert not other.state.is_running
+        # The same directory with the data store emptied: ZooKeeper remembers that the cluster has used one, and nothing starts.
+        kept = {path: path.read_bytes() for path in cluster.directory.glob("store.db*") if path.is_file()}
+        for path in kept:
+            path.unlink()
+        again = DevCluster(cluster.directory, nodes=1, cores=1, watchdogs=1, heap_mb=128, secured=True)
+        with pytest.raises(WrongCluster) as refused:
+            again.start()
+        assert "the data store is empty, but cluster" in refused.value.message
+        assert "\n" not in refused.value.message
+        assert f"rm -r {cluster.directory}" in refused.value.hint
+        assert not again.state.is_running
+        for path, data in kept.items():
+            path.write_bytes(data)
         # The same directory with ZooKeeper's data wiped: the store remembers the cluster, and nothing starts.
         shutil.rmtree(cluster.directory / "zookeeper")
         again = DevCluster(cluster.directory, nodes=1, cores=1, watchdogs=1, heap_mb=128, secured=True)

@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from rmgr.adapters.memory_store import MemoryStore
+from rmgr.adapters.store_rules import CLUSTER_ID_KEY
 from rmgr.errors import ConfigError, StoreUnavailable, WrongCluster
 from rmgr.runtime.store_watch import WatchedStore
 
@@ -127,3 +128,27 @@ def test_what_no_waiting_heals_ends_the_start_and_is_only_told_later(server: Ser
     until(lambda: "init-store" in watched.trouble)
     with pytest.raises(StoreUnavailable, match="init-store"):
         watched.get("in/1")
+
+
+def test_a_store_that_was_emptied_ends_the_start_of_a_cluster_that_has_used_one(server: Server, watched: WatchedStore) -> None:
+    assert watched.meet() is None
+    with pytest.raises(WrongCluster, match="the data store is empty, but cluster ours") as refused:
+        watched.belong_to("ours", was_bound=True)
+    assert "rmgr admin init-store --accept-loss" in refused.value.hint
+    assert server.inner.keys("") == [], "it is left as it was found"
+
+
+def test_a_store_that_is_emptied_or_comes_back_empty_is_not_used(server: Server, watched: WatchedStore) -> None:
+    watched.meet()
+    watched.belong_to("ours")
+    server.inner.delete(CLUSTER_ID_KEY)
+    until(lambda: "is empty" in watched.trouble)
+    with pytest.raises(StoreUnavailable, match="it was emptied"):
+        watched.get("in/1")
+    server.inner.outage = "restarting"
+    until(lambda: "restarting" in watched.trouble)
+    server.inner.outage = ""
+    until(lambda: "is empty" in watched.trouble)
+    server.inner.bind_cluster("ours")  # restored
+    until(lambda: watched.is_up)
+    watched.put("in/1", b"v")
