@@ -143,6 +143,10 @@ class DataLost(RmgrError):
     exit_code = 125
 
 
+class RowGone(DataLost):
+    """A row that was written before its task was committed is not in the store any more: the store was emptied, or lost it."""
+
+
 class DeadlineExceeded(RmgrError, TimeoutError):
     """The caller's own timeout ran out; nothing was changed by that."""
 

@@ -43,16 +43,16 @@ def rule(reason: Reason, block: BlockData, *, alone: bool, backoff_us: int, max_
     """Whether tasks of `block`, whose attempt ended FAILED with `reason`, may run again.
 
     A loss (NODE_LOST, DATA_LOST, LEASE_LOST, WORKER_LOST) runs again if `resubmit`; it counts against the task only when it
-    was `alone` in its block, and the `max_losses`-th makes it POISON; after WORKER_LOST with back-off. The work's own failure
-    runs again `retries` times, with exponential back-off from `backoff_us` (doubled each time, at most 64-fold). Anything
-    else is final.
+    was `alone` in its block, and the `max_losses`-th makes it POISON (lost data stay DATA_LOST: no node was harmed); after
+    WORKER_LOST with back-off. The work's own failure runs again `retries` times, with exponential back-off from `backoff_us`
+    (doubled each time, at most 64-fold). Anything else is final.
     """
     if reason in LOSSES:
         if not block.resubmit:
             return GiveUp(reason)
         losses = block.losses + (1 if alone else 0)
         if losses >= max_losses:
-            return GiveUp(Reason.POISON)
+            return GiveUp(Reason.DATA_LOST if reason is Reason.DATA_LOST else Reason.POISON)
         pause_us = 0
         if reason is Reason.WORKER_LOST:  # its own doing, more often than not: the second loss waits, whatever its user asked for
             pause_us = (backoff_us or (_PAUSE_US if block.losses else 0)) << min(block.losses, 6)

@@ -18,7 +18,7 @@ import msgspec
 from rmgr.adapters.store_rules import fetch, get_hashed
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_payloads
-from rmgr.errors import DataLost
+from rmgr.errors import DataLost, RowGone
 
 #: From this many bytes a task, on average, a row is kept as a file.
 FILE_BYTES = 256 * 1024
@@ -84,7 +84,7 @@ def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str
         whole = get_hashed(store, key)
         found = None if whole is None else (whole[0], whole[2])
     if found is None:
-        raise DataLost(f"the arguments {key} are not in the data store")
+        raise RowGone(f"the arguments {key} are not in the data store")
     data, digest = found
     try:
         check(key, digest.hex())

@@ -337,8 +337,10 @@ class Ends:
         now_s = time.monotonic()
         for index in indices:
             block.live += 1
-            self.ended(block, index, Ending(reason=failure.reason, error=failure.error, started_us=time.time_ns() // 1000), now_s)
-        if not failure.blames_node and indices:
+            now_us = time.time_ns() // 1000
+            ending = Ending(reason=failure.reason, error=failure.error, started_us=now_us, is_final=failure.is_final)
+            self.ended(block, index, ending, now_s)
+        if failure.is_refusal and indices:
             key, user = block.key, block.info.record.user
             what = f"{key.submission}_{indices[0]}" + (f"-{indices[-1]}" if len(indices) > 1 else "")
             audit(self._log, who=user, role="user", what="run", target=what, allowed=False, why=failure.error)

@@ -24,7 +24,7 @@ from rmgr.daemons.starter_arguments import Arguments, read_arguments
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_room import Room
 from rmgr.daemons.starter_uploads import Uploads
-from rmgr.errors import DataLost, PermissionDenied
+from rmgr.errors import DataLost, NotFound, PermissionDenied, RowGone, ValueTooLarge
 from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
 from rmgr.runner.kernel import NODE_TROUBLE
@@ -44,11 +44,24 @@ _HASH = re.compile(r"[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """It cannot be had: what that means for the work that needs it. blames_node: it may be this node's fault."""
+    """It cannot be had: what that means for the work that needs it.
+
+    blames_node: it may be this node's fault. is_final: no other attempt, here or elsewhere, would find it.
+    is_refusal: the node refuses to run it, which is audited.
+    """
 
     reason: Reason
     error: str
     blames_node: bool = True
+    is_final: bool = False
+    is_refusal: bool = False
+
+    @classmethod
+    def of(cls, error: Exception, words: str) -> Failure:
+        """What `error` means for the work; `words` are shown to its user."""
+        theirs = isinstance(error, PermissionDenied | DataLost | NotFound | ValueTooLarge)
+        gone, refused = isinstance(error, RowGone), isinstance(error, PermissionDenied)
+        return cls(reason_of(error), words, blames_node=not theirs, is_final=gone, is_refusal=refused)
 
 
 def reason_of(error: Exception) -> Reason:
@@ -89,7 +102,7 @@ class Blob:
 class Fetched(Generic[V]):
     """A cache of what `load(store, key)` returns; the least recently used are forgotten.
 
-    load: raises DataLost or LookupError (with a sentence) when it cannot be had. keep: how many. By their attribute `size` they
+    load: raises DataLost or RowGone (with a sentence) when it cannot be had. keep: how many. By their attribute `size` they
     have _KEEP_BYTES together at most, and what was asked for lately.
     """
 
@@ -127,8 +140,7 @@ class Fetched(Generic[V]):
         self._coming.discard(key)
         self._forget(key)
         if isinstance(result, Exception):
-            reason = reason_of(result)
-            self._here[key] = Failure(reason, str(result), blames_node=reason is not Reason.UNTRUSTED)
+            self._here[key] = Failure.of(result, str(result))
             self._failed_s[key] = time.monotonic()
         else:
             self._here[key] = result
@@ -174,7 +186,7 @@ class Fetcher:
     def _blob(self, store: Store, key: str) -> Blob:
         found = store.get(key)
         if found is None:
-            raise LookupError(f"{key} is not in the data store")
+            raise RowGone(f"{key} is not in the data store")
         data = found[0]
         check_content(key, hashlib.sha256(data).hexdigest())
         if len(data) <= MAX_INLINE_FUNCTION:
@@ -187,7 +199,7 @@ class Fetcher:
     def _file(self, store: Store, key: str) -> KeptFile:
         chunks = store.stream(key)
         if chunks is None:
-            raise LookupError(f"{key} is not in the data store")
+            raise RowGone(f"{key} is not in the data store")
         return self._write(key, chunks)
 
     def _write(self, key: str, chunks: Iterable[bytes]) -> KeptFile:

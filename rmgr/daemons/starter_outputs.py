@@ -58,6 +58,7 @@ class Ending:
 
     reason: Reason = Reason.NONE
     error: str = ""
+    is_final: bool = False  #: the task does not run again, whatever the rule says of the reason
     exit_code: int | None = None
     started_us: int = 0
     elapsed_us: int = 0
@@ -341,9 +342,9 @@ def conclude(
         reason, state = Reason.USER_CANCEL, State.CANCELLED
     elif reason is not Reason.NONE:
         ruling = rule(reason, block.data, alone=block.key.count == 1, backoff_us=backoff_us, max_losses=max_losses)
-        if isinstance(ruling, Again):
+        if isinstance(ruling, Again) and not ending.is_final:
             return _failed(block, index, ending, told, ruling.backoff_us)
-        reason, state = ruling.reason, State.FAILED
+        reason, state = reason if isinstance(ruling, Again) else ruling.reason, State.FAILED
     return Outcome(
         index=index,
         state=state,

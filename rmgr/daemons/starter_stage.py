@@ -28,13 +28,13 @@ from rmgr.coord.records import decode_keyed
 from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_arguments import Piece
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_fetch import Failure, reason_of
+from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
 from rmgr.daemons.starter_room import GivenUpError, NoRoom, Share, Wish, disk_bytes, on_disk
 from rmgr.daemons.starter_uploads import Uploads
-from rmgr.errors import NotFound, PermissionDenied, RmgrError, ValueTooLarge
+from rmgr.errors import NotFound, PermissionDenied, RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
 from rmgr.model.submission import Command
@@ -346,9 +346,7 @@ class Stager:
             state.here[index] = result
             state.is_fetched = True
         elif index in block.ready:
-            is_his = isinstance(result, (PermissionDenied, ValueTooLarge))
-            why = Failure(reason_of(result), _sentence(result), blames_node=not is_his)
-            self._on_unstartable(block, block.take_ready([index]), why)
+            self._on_unstartable(block, block.take_ready([index]), Failure.of(result, _sentence(result)))
         self._wake()
 
     # -- when the room is full -------------------------------------------------------------------------------------------------

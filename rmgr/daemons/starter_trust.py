@@ -45,7 +45,7 @@ class Gate:
         try:
             known = self._verify(block, info)
         except NotSealed as error:
-            return Failure(Reason.UNTRUSTED, f"refused: {error}", blames_node=False)  # who ends it audits it
+            return Failure(Reason.UNTRUSTED, f"refused: {error}", blames_node=False, is_refusal=True)  # who ends it audits it
         if known:
             block.is_verified = True
             return False

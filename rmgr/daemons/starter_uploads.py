@@ -19,7 +19,7 @@ from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_room import Room, disk_bytes, on_disk
 from rmgr.daemons.starter_unpack import unpack
-from rmgr.errors import NotFound, PermissionDenied
+from rmgr.errors import PermissionDenied, RowGone
 from rmgr.model.submission import MAX_UPLOAD_BYTES
 
 #: Bytes of uploads kept on a node.
@@ -101,7 +101,7 @@ class Uploads:
         """An upload that stays here until the end of the block; fetched first if it is not here.
 
         Args: held_bytes: of room, which the same task has already.
-        Raises: NotFound; PermissionDenied when the bytes are not those of the hash; NoRoom, ValueTooLarge (see `Room.take`);
+        Raises: RowGone; PermissionDenied when the bytes are not those of the hash; NoRoom, ValueTooLarge (see `Room.take`);
             DataLost, OSError, StoreUnavailable.
         """
         key = keys.upload(sha256)
@@ -133,7 +133,7 @@ class Uploads:
     def _fetch(self, store: Store, key: str, entry: Kept, name: str, held_bytes: int) -> None:
         head = store.head(key)
         if head is None:
-            raise NotFound(f"{key} is not in the data store")
+            raise RowGone(f"{key} is not in the data store")
         need_bytes = on_disk(head[0])
         self.room.take(need_bytes, f"the upload {name}", held_bytes=held_bytes)
         really_bytes = 0
@@ -147,7 +147,7 @@ class Uploads:
     def _read(self, store: Store, key: str, path: Path) -> int:
         chunks = store.stream(key)
         if chunks is None:
-            raise NotFound(f"{key} is not in the data store")
+            raise RowGone(f"{key} is not in the data store")
         self._directory.mkdir(exist_ok=True, mode=0o700)
         part, digest, size = path.with_suffix(".part"), hashlib.sha256(), 0
         try:

@@ -189,6 +189,7 @@ class Rig:
         serial: bool = False,
         row: bool = False,
         store_function: bool = True,
+        store_row: bool = True,
         drop_gate: bool = False,
         queue: str = "default",
         **record: Any,
@@ -215,7 +216,8 @@ class Rig:
             args_row = ""
             if row:
                 args_row = keys.arguments(number, first, uuid.uuid4().hex)
-                self.store.put(args_row, encode_payloads(part))
+                if store_row:
+                    self.store.put(args_row, encode_payloads(part))
             key = BlockKey(
                 priority=record.get("priority", 0),
                 seq=NO_SEQ,

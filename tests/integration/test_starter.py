@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import re
 import sys
 import time
 import zipfile
@@ -130,12 +131,19 @@ def test_arguments_too_large_for_a_block_come_from_their_row(rig: Rig) -> None:
     assert [pickle.loads(found[index].value) for index in range(2)] == [20_000, 2_000_000]
 
 
-def test_a_function_that_is_not_in_the_store_fails_its_tasks_clearly(rig: Rig) -> None:
+def test_work_whose_function_or_arguments_are_gone_from_the_store_is_lost_data_and_blames_no_node(rig: Rig) -> None:
     rig.start()
-    number = rig.submit(len, [call(b"abc")] * 3, store_function=False)
-    found = rig.outcomes(number, 3)
-    assert {outcome.reason for outcome in found.values()} == {Reason.START_FAILED}
-    assert "is not in the data store" in found[0].error
+    for _ in range(5):  # more different submissions than put a node out, were it to blame
+        number = rig.submit(len, [call(b"abc")] * 3, store_function=False)
+        found = rig.outcomes(number, 3)
+        assert {(outcome.reason, outcome.past) for outcome in found.values()} == {(Reason.DATA_LOST, ())}, "it does not run again"
+        assert re.search(r"fn/\S+ is not in the data store", found[0].error)
+    number = rig.submit(bytes.hex, [call(b"y" * 20_000)], row=True, store_row=False)
+    (lost,) = rig.outcomes(number, 1).values()
+    assert lost.reason is Reason.DATA_LOST
+    assert re.search(r"the arguments args/\S+ are not in the data store", lost.error)
+    number = rig.submit(bytes.hex, [call(b"abc")])
+    assert rig.outcomes(number, 1)[0].reason is Reason.NONE
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------------------

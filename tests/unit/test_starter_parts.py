@@ -202,7 +202,7 @@ def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> 
     assert Path(large.path).read_bytes() == b"l" * (MAX_INLINE_FUNCTION + 1)
     failure = get("absent")
     assert isinstance(failure, Failure)
-    assert failure.reason is Reason.START_FAILED
+    assert (failure.reason, failure.is_final, failure.blames_node) == (Reason.DATA_LOST, True, False)
     work.close()
 
 

@@ -18,7 +18,7 @@ from rmgr.adapters.memory_store import MemoryStore
 from rmgr.coord import keys
 from rmgr.daemons.starter_unpack import unpack
 from rmgr.daemons.starter_uploads import Uploads
-from rmgr.errors import DataLost, NotFound, PermissionDenied, StoreUnavailable
+from rmgr.errors import DataLost, PermissionDenied, RowGone, StoreUnavailable
 
 DIRECTORY, CHARACTER, FIFO = tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE
 
@@ -168,7 +168,7 @@ def test_the_cache_is_bounded_and_throws_out_what_was_not_used_longest(tmp_path:
 
 def test_what_is_absent_exchanged_or_away_is_not_kept(tmp_path: Path) -> None:
     store, uploads = Counting(), Uploads(tmp_path / "cache")
-    with pytest.raises(NotFound, match="is not in the data store"):
+    with pytest.raises(RowGone, match="is not in the data store"):
         uploads.place(store, "0" * 64, tmp_path / "x", name="x", is_dir=False)
     store.put(keys.upload("1" * 64), b"something else")
     with pytest.raises(PermissionDenied, match="is not what its name says"):
