@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from rmgr.adapters.memory_tree import Event, MemoryTree, NoZnode, SessionGone
-from rmgr.adapters.zk_bulk import BulkRead
+from rmgr.adapters.zk_bulk import BulkRead, MomentRead
 from rmgr.adapters.zk_link import LinkState, Trouble
 from rmgr.adapters.zk_ops import Commit, to_stamped
 from rmgr.adapters.zk_session import SessionCoordinator
@@ -121,6 +121,8 @@ class _MemoryLink:
             raise SessionGone
         if isinstance(request, BulkRead):
             return [self._found(path) for path in request.paths], []
+        if isinstance(request, MomentRead):
+            return [*map(self._found, request.paths), *map(self._names, request.lists)], []
         watch = None if request.watch is None else self
         match request.kind:
             case "get":
@@ -136,6 +138,12 @@ class _MemoryLink:
                 return request.path, events
             case _:
                 return request.path, []
+
+    def _names(self, path: str) -> list[str] | None:
+        try:
+            return self._tree.children(path)
+        except NoZnode:
+            return None
 
     def _found(self, path: str) -> Stamped | None:
         try:

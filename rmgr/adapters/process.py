@@ -227,11 +227,7 @@ class Slot:
         self._cgroup = group = runner.slot_cgroup(self.name)
         if group is not None and account is not None:
             group.give(account.uid, account.gid)
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError:
-            self._remove()
-            raise
+        ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
                 self._command(python, theirs.fileno()),
@@ -243,7 +239,6 @@ class Slot:
             )
         except OSError:
             ours.close()
-            self._remove()
             raise
         finally:
             theirs.close()
@@ -268,11 +263,6 @@ class Slot:
                 lease_end_ns=runner.lease_end_ns,
             )
         )
-
-    def _remove(self) -> None:
-        leftovers.remove_tree(self.directory)
-        if self._cgroup is not None:
-            self._cgroup.close()
 
     def _command(self, python: str, fd: int) -> list[str]:
         """The spawner; for an account, what first becomes that account (in this interpreter, which is trusted: `python` may be his)."""
@@ -488,7 +478,9 @@ class Slot:
             self._board.close()
             self._board = None
         running = tuple(seq for seq in left if seq <= last)
-        self._remove()
+        leftovers.remove_tree(self.directory)
+        if self._cgroup is not None:
+            self._cgroup.close()
         leftovers.forget(self.runner.directory, self.name)
         self.runner.slots.pop(self.name, None)
         events: list[WorkEvent] = [Surprised(self, "leftovers", f"{killed} processes of {self.marker}")] if killed else []

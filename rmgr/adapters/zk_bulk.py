@@ -1,4 +1,4 @@
-"""Many znodes read by one request: ZooKeeper's multiRead on the wire, its answer decoded without objects in between.
+"""Reads many znodes, or lists of names, by one request: ZooKeeper's multiRead on the wire, decoded without objects in between.
 
 Of a request in the pipeline one znode costs ZooKeeper 17-28 us of processor and the client 30, of a request of 64 it is 5 and 5; a request
 that is waited for costs 140 and 100, with 8 znodes 195 and 155. No watches: multiRead has none. Servers know it since 3.6.
@@ -17,7 +17,7 @@ from rmgr.coord.multi import Stamped, Stat
 #: Znodes of one request: with the largest that are allowed its answer has 1 MiB.
 MOST = 64
 
-_GET, _ERROR = 4, -1
+_GET, _CHILDREN, _ERROR = 4, 8, -1
 _NO_NODE = -101
 _ITEM = struct.Struct("!iBii")  # type, done, error; length of the path
 _RESULT = struct.Struct("!iBi")  # type, done, error
@@ -71,6 +71,59 @@ class BulkRead:
             _, mzxid, _, mtime, version, changes, _, owner, _, children, _ = _STAT.unpack_from(buffer, at)
             at += _STAT.size
             found.append(Stamped(bytes(data), Stat(version, mzxid, children, (changes + children) // 2, owner, mtime)))
+
+
+class MomentRead:
+    """Data at `paths`, then names below `lists`, all as they stood at one moment.
+
+    A server answers a multiRead while it applies no write: a stand-alone one has one thread for both, and the CommitProcessor of
+    an ensemble's member "allows no read requests to be processed in parallel with write requests". So writes wait meanwhile: about
+    5 us for each item and 1 ms for 10,000 names.
+    """
+
+    __slots__ = ("lists", "paths")
+    type = 22
+
+    def __init__(self, paths: Sequence[str], lists: Sequence[str]) -> None:
+        self.paths = paths
+        self.lists = lists
+
+    def serialize(self) -> bytes:
+        """The request's body."""
+        out = bytearray()
+        for kind, path in [*((_GET, path) for path in self.paths), *((_CHILDREN, path) for path in self.lists)]:
+            name = path.encode()
+            out += _ITEM.pack(kind, 0, -1, len(name)) + name + b"\0"
+        return bytes(out + _END)
+
+    def deserialize(self, buffer: bytes, offset: int) -> list[Stamped | list[str] | None] | Refused:
+        """What stands at each path and below each list, None where nothing does."""
+        found: list[Stamped | list[str] | None] = []
+        unpack, at = _RESULT.unpack_from, offset
+        while True:
+            kind, done, _ = unpack(buffer, at)
+            at += 9
+            if done:
+                return found
+            (size,) = _INT.unpack_from(buffer, at)
+            at += 4
+            if kind == _ERROR:
+                if size != _NO_NODE:
+                    return Refused(len(found), size)
+                found.append(None)
+            elif kind == _CHILDREN:
+                names = []
+                for _ in range(size):
+                    (length,) = _INT.unpack_from(buffer, at)
+                    names.append(bytes(buffer[at + 4 : at + 4 + length]).decode())
+                    at += 4 + length
+                found.append(names)
+            else:
+                data = bytes(buffer[at : at + size]) if size > 0 else b""
+                at += max(0, size)
+                _, mzxid, _, mtime, version, changes, _, owner, _, children, _ = _STAT.unpack_from(buffer, at)
+                at += _STAT.size
+                found.append(Stamped(data, Stat(version, mzxid, children, (changes + children) // 2, owner, mtime)))
 
 
 def gather(parts: Sequence[Future[Any]], make: Callable[[list[Any]], list[Stamped | None]]) -> Future[list[Stamped | None]]:

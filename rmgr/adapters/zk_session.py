@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Self
 
 from rmgr.adapters.zk_acl import AccessLists, lists_of
-from rmgr.adapters.zk_bulk import MOST, BulkRead, flatten, gather
+from rmgr.adapters.zk_bulk import MOST, BulkRead, MomentRead, flatten, gather
 from rmgr.adapters.zk_guard import Guard
 from rmgr.adapters.zk_link import Link, LinkState, Trouble
 from rmgr.adapters.zk_ops import Commit, Nobody, Proof, ProofPart, Read, Watch, allowed, to_stamped, to_stat
@@ -112,6 +112,14 @@ class SessionCoordinator(abc.ABC):
         requests = [BulkRead(full[at : at + MOST]) for at in range(0, len(full), MOST)]
         parts = [self._read(one, partial(allowed, one.paths), timeout_s, f"{one.paths[0]} and others") for one in requests]
         return parts[0] if len(parts) == 1 else gather(parts, flatten)
+
+    def at_one_moment(
+        self, paths: Sequence[str], lists: Sequence[str], *, timeout_s: float = 10.0
+    ) -> Future[list[Stamped | list[str] | None]]:
+        """See `coord.ports.MomentReader`."""
+        request = MomentRead([self._absolute(path) for path in paths], [self._absolute(path) for path in lists])
+        every = [*request.paths, *request.lists]
+        return self._read(request, partial(allowed, every), timeout_s, f"{every[0]} and others")
 
     def stat(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stat | None]:
         full = self._absolute(path)

@@ -298,8 +298,16 @@ def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Exp
         why = (WhyView(what="node", id=here.node, detail=f"{_verb(here)} {', '.join(here.nodes)}, attempt {here.key.attempt}"),)
         return ExplainView(id=shown, state=moving_state(State.RUNNING, [here]), reason="", why=(*why, *stop_whys([here])))
     state = State.HELD if submission.phase is Phase.HELD else State.INITIAL
+    if position in snapshot.nowhere.get(number, ()):
+        return ExplainView(id=shown, state=state, reason=job.reason, why=(_nowhere(shown, 1),))
     whys, start_us = _why(snapshot, submission, job, position)
     return ExplainView(id=shown, state=state, reason=job.reason, why=tuple(whys), expected_start_us=start_us)
+
+
+def _nowhere(id_: str, count: int) -> WhyView:
+    told = "it is nowhere" if count == 1 else f"{count} tasks are nowhere"
+    detail = f"{told} in ZooKeeper: not ended, and no block of it waits or runs (was a znode deleted?)"
+    return WhyView(what="nowhere", id=id_, detail=f"{detail}; if the leader's next look finds the same, it ends FAILED, DATA_LOST")
 
 
 def _verb(block: ClaimedBlock) -> str:
@@ -312,6 +320,8 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         ended = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
         return [WhyView(what="ended", id=str(job.id), detail=f"all {job.tasks} tasks have ended: {ended}. {job.detail}".strip())], 0
     why, start_us = [], 0
+    if position is None and (absent := snapshot.nowhere.get(job.id, ())):
+        why.append(_nowhere(str(job.id), len(absent)))
     if submission.phase is Phase.HELD and submission.reason == Reason.DEPENDENCY:
         for item in submission.after:
             other = snapshot.submissions.get(item.submission)

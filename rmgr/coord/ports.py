@@ -75,6 +75,18 @@ class Coordinator(Protocol):
         """Ends the session at once (its ephemerals go). Idempotent."""
 
 
+class MomentReader(Protocol):
+    """What a `Coordinator` that stands on ZooKeeper itself can do beside the port."""
+
+    def at_one_moment(
+        self, paths: Sequence[str], lists: Sequence[str], *, timeout_s: float = 10.0
+    ) -> Future[list[Stamped | list[str] | None]]:
+        """Data and stat at `paths`, then names below `lists` (None where there is nothing), all as they stood at one moment.
+
+        One request, whatever its size: writes wait for it. One that may not be read fails them all.
+        """
+
+
 class Encoding(StrEnum):
     """How the bytes of a value are to be read by a client or a runner (daemons never decode)."""
 

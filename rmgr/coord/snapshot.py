@@ -40,7 +40,8 @@ class ClusterSnapshot:
     """Facts, read together as far as ZooKeeper allows (each is true, not all of the same instant).
 
     alive: guids of Starters with an entry. leader_alive: the recorded leader's candidate entry exists.
-    waiting: failed ranges that wait for the resubmit rule, as tasks by submission. placing: what only the leader knows.
+    waiting: failed ranges that wait for the resubmit rule, as tasks by submission. nowhere: tasks that the leader has found to have lost
+    their znode, by submission. placing: what only the leader knows.
     aside: what made the leader's handlers raise, and is not tried again until it changes: path -> error.
     store_problem: why the data store does not serve, "" while it does, or where nobody has asked.
     """
@@ -57,6 +58,7 @@ class ClusterSnapshot:
     drains: Mapping[str, Drain] = field(default_factory=dict)
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     waiting: Mapping[int, int] = field(default_factory=dict)
+    nowhere: Mapping[int, frozenset[int]] = field(default_factory=dict)
     placing: PlacingView = PlacingView()
     aside: Mapping[str, str] = field(default_factory=dict)
     store_problem: str = ""

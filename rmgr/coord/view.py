@@ -83,6 +83,11 @@ class Progress:
         """Final state of a task, None while it has none."""
         return _STATE.get(self._codes[index]) if index < len(self._codes) else None
 
+    def settled(self, total: int) -> bytes | None:
+        """One byte a task below `total`, 0 where it is not final; None where only counts are known (see `skip_to`)."""
+        codes = bytes(self._codes[:total]).ljust(total, b"\0")
+        return codes if len(self._codes) - self._codes.count(0) == self.final else None
+
     def unfinished(self) -> Iterable[int]:
         """Indices without a final state, ascending."""
         known = len(self._codes)

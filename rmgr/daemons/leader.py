@@ -15,6 +15,7 @@ from rmgr.coord.liveness import MassLoss
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
 from rmgr.coord.snapshot import ClusterSnapshot
+from rmgr.daemons.leader_census import Census
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_history import HistoryKeeper
 from rmgr.daemons.leader_mirror import data_of, names_below
@@ -50,6 +51,7 @@ class Leader:
         self.placer = Placer(desk, lambda: self.settings, self.nodes, inline=inline_passes)
         self._release = ReleaseKeeper(desk, self._living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(desk, lambda: self.settings, lambda: self.node_names)
+        self._census = Census(desk, self.submissions.followed, lambda: self.node_names)
         self._requests = RequestKeeper(desk, self.placer.asks)
         self._history = HistoryKeeper(desk, lambda: self.settings)
 
@@ -63,6 +65,7 @@ class Leader:
         self._requests.start()
         self._history.start()
         self._release.look()
+        self._census.start()
         self._desk.after(self._jitter(), self._resync)
 
     def close(self) -> None:
@@ -174,5 +177,6 @@ class Leader:
             drains=dict(self.nodes.drains),
             troubles=dict(self.nodes.troubles),
             aside=self._desk.aside.told(),
+            nowhere=dict(self._census.nowhere),
             waiting={item.number: sum(seen.count for seen in item.failed.values()) for item in known if item.failed},
         )

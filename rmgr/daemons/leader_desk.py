@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from rmgr.coord import paths
 from rmgr.coord.election import fenced
 from rmgr.coord.multi import Committed, Conflict, Multi, Outcome, Stamped, Stat, Unknown
-from rmgr.coord.ports import Coordinator, Store
+from rmgr.coord.ports import Coordinator, MomentReader, Store
 from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.errors import RequestTooLarge, RmgrError
 from rmgr.runtime.aside import Aside
@@ -132,6 +132,21 @@ class Desk:
     def get_all(self, wanted: Sequence[str], then: Callable[[list[Stamped | None]], None], *, failed: Thunk | None = None) -> None:
         """Data and stat of several znodes, into `then` together, in this order; `failed` when not all could be read in time."""
         self._read(lambda: self.coordinator.get_many(wanted, timeout_s=READ_TIMEOUT_S), then, failed)
+
+    def at_one_moment(
+        self,
+        wanted: Sequence[str],
+        lists: Sequence[str],
+        then: Callable[[list[Stamped | list[str] | None]], None],
+        *,
+        failed: Thunk | None = None,
+    ) -> bool:
+        """Data of znodes, then names below others, all as they stood at one moment. False: this coordinator cannot, nothing follows."""
+        if not hasattr(self.coordinator, "at_one_moment"):
+            return False
+        reader: MomentReader = self.coordinator
+        self._read(lambda: reader.at_one_moment(wanted, lists, timeout_s=READ_TIMEOUT_S), then, failed)
+        return True
 
     def stat(self, path: str, then: Callable[[Stat | None], None], *, watch: Thunk | None = None, failed: Thunk | None = None) -> None:
         """Stat of a znode."""

@@ -21,6 +21,7 @@ from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
 from rmgr.coord.records import decode_block
 from rmgr.daemons.starter_blocks import ClaimedBlock, Part, Return, split_share
 from rmgr.daemons.starter_board import Board
+from rmgr.daemons.starter_claims import Claims
 from rmgr.daemons.starter_dispatch import Dispatch
 from rmgr.daemons.starter_ends import Ends, cancelled
 from rmgr.daemons.starter_hands import Hands
@@ -140,18 +141,16 @@ class NodeAgent:
         )
         self.puller = Puller(
             self,
-            committer=shared.committer,
-            records=shared.records,
-            times=shared.times,
-            log=self.log,
+            committer=shared.committer, records=shared.records,
+            times=shared.times, log=self.log,
             on_claim=shared.metrics.claimed,
-            gate=shared.gate,
-            accounts=accounts,
+            gate=shared.gate, accounts=accounts,
         )
         self.hands = Hands(self, shared, log=self.log)
         self.orders = Orders(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
         parts = (self._dispatch, self._stager, self.jobs, *((accounts,) if accounts is not None else ()))
         self.mending = Mending(shared.home, runner, self.lanes, parts, shared.forget_lost)
+        self._claims = Claims(self, shared, self.log)
         self._cores_shown = 0
         self._busy = shared.metrics.slots_busy.labels(name)
 
@@ -242,6 +241,7 @@ class NodeAgent:
         else:
             self.puller.is_hungry = False
         self._flush(now_s)
+        self._claims.settle(now_s)
         self._show_hunger(now_s)
         if hungry_nodes:
             self._split(hungry_nodes, now_s)

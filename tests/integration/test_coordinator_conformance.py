@@ -25,6 +25,7 @@ from rmgr.coord.multi import (
     Op,
     Proof,
     Set,
+    Stamped,
     Unknown,
 )
 from rmgr.coord.ports import SessionState
@@ -148,6 +149,31 @@ def test_many_znodes_are_read_in_the_order_of_their_names_absent_ones_as_none(co
     assert found[7] is not None
     assert (found[7].data, found[7].version, found[150]) == (b"seven", 1, None)
     assert coord.get_many([]).result(60) == []
+
+
+def test_data_and_names_are_read_at_one_moment(coord: SessionCoordinator) -> None:
+    coord.ensure(["/one", "/two"])
+    coord.commit(multi(Create("/one/x", b"here"), Set("/a", b"data", 0)))
+    stop = threading.Event()
+
+    def move() -> None:  # one block, always in exactly one of the two places
+        places = ["/one/x", "/two/x"]
+        while not stop.is_set():
+            coord.commit(multi(Delete(places[0]), Create(places[1], b"there"))).result(60)
+            places.reverse()
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    try:
+        found = [coord.at_one_moment(["/a", "/gone"], ["/one", "/two", "/gone"]).result(60) for _ in range(200)]
+    finally:
+        stop.set()
+        mover.join(60)
+    for data, gone, one, two, nowhere in found:
+        assert isinstance(data, Stamped)
+        assert (data.data, data.version, gone, nowhere) == (b"data", 1, None, None)
+        assert sorted([*(one or ()), *(two or ())]) == ["x"]  # type: ignore[misc]
+    assert coord.at_one_moment([], ["/one"]).result(60) in ([["x"]], [[]])
 
 
 def test_many_znodes_of_the_largest_size_are_read_at_once(coord: SessionCoordinator) -> None:
