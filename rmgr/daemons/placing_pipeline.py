@@ -72,13 +72,13 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
 
     Raises: ConfigError also for what the leader would not obey.
     """
-    found = _served(settings, partition, find=installed)
     spec = pipeline_of(settings, partition)
     places = {queue.name: name for name, queues in settings.placed().items() for queue in queues}
     try:
         refuse_unobeyed(document_of(spec), partition, places)
     except ConfigError as error:
         raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
+    found = _served(settings, partition, find=installed)
     mine = found.usage_half_life_us
     for other in settings.placed() if mine else ():
         try:

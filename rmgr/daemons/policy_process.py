@@ -19,7 +19,7 @@ from typing import Any
 from rmgr.daemons.policy_child import LENGTH
 
 #: One pass may take so long, its first one, which imports the policy, so much longer; and memory beside the interpreter's code.
-LIMIT_S, START_S, MOST_BYTES = 5.0, 10.0, 768 << 20
+LIMIT_S, START_S, MOST_BYTES = 5.0, 5.0, 768 << 20
 #: More than any plan.
 _MOST_ANSWER = 64 << 20
 #: The process ends itself so much later than it is ended.

@@ -114,7 +114,7 @@ EASY = {"stage": [{"policy": "easy"}]}
         (EASY | {"simulated": {"nodes": []}}, "no table of [simulated] is called 'nodes'; did you mean node"),
         (
             EASY | {"partition": [{"name": "default", "cores": 1}], "simulated": {"partition": [{"name": "default", "cores": 2}]}},
-            "[[simulated.partition]] 1 (default): cores stands in [[partition]], too",
+            "[[partition]] 1 (default): only the simulator obeys cores",
         ),
         (EASY | {"simulated": {"partition": [{"name": "default", "max_time": "1h"}]}}, "is called 'max_time'"),
     ],

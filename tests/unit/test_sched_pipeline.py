@@ -131,6 +131,11 @@ STAGE = '[[stage]]\npolicy = "easy"\n'
         (STAGE + '[[partition]]\nname = "a"\nnodes = 4\n[[node]]\ncount = 1\npartition = "b"\n', "[[node]] 1: no partition is called 'b'"),
         (STAGE + "[[node]]\ncores = 1\n", "[[node]] 1 needs count"),
         (
+            STAGE + '[[partition]]\nname = "a"\ncores = 1\n[[simulated.partition]]\nname = "a"\ncores = 2\n',
+            "[[simulated.partition]] 1 (a): cores stands in [[partition]], too",
+        ),
+        (STAGE + "[simulated]\nnodes = 3\n", "no table of [simulated] is called 'nodes'; did you mean node"),
+        (
             STAGE + 'partitions = ["a"]\n[[partition]]\nname = "a"\nnodes = 4\n[[partition]]\nname = "b"\nnodes = 4\n',
             "no [[stage]] serves partition b",
         ),
