@@ -84,6 +84,7 @@ PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 @sim_options.penalty
 @click.option("--record", type=click.Path(path_type=Path), metavar="LOG", help="write every fact and decision there, for rmgr sim replay")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="jobs.csv, schedule.json, manifest.json; must not exist yet")
+@click.option("--spells", is_flag=True, help="spells.csv with every slot of jobs that share cores in time (dqt); long runs get large")
 @click.option("--validate", is_flag=True, help="check the schedule: no overlap, no over-allocation, every job ends")
 def run(
     session: Session,
@@ -107,6 +108,7 @@ def run(
     penalty: int,
     record: Path | None,
     out: Path | None,
+    spells: bool,
     validate: bool,
 ) -> None:
     """Runs a trace in Standard Workload Format, or a model (lublin99, feitelson96, hpc2500), under one policy and prints its measures.
@@ -137,6 +139,7 @@ def run(
         mttr_us=mttr,
         requeue=requeue,
         dependencies=dependencies,
+        spells=spells,
         sites=sites,
         delay_us=delay,
         penalty_us=penalty,

@@ -20,6 +20,8 @@ from rmgr.sched.policies.easy import Easy
 from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.policies.fcfs import Fcfs
 from rmgr.sched.policies.first_fit import FirstFit
+from rmgr.sched.policies.gangs.buddy_fcfs import BuddyFcfs
+from rmgr.sched.policies.gangs.dqt import Dqt
 from rmgr.sched.policies.head_blocking import HeadBlocking
 from rmgr.sched.policies.ljf import Ljf
 from rmgr.sched.policies.migration import Migration
@@ -103,6 +105,10 @@ POLICIES: Mapping[str, Entry] = {
         policy=Migration, summary="First-Fit; jobs that passed the head give their nodes back when it then fits (paper 001)"
     ),
     "ljf_migration": Entry(policy=Migration, summary="migration, the largest jobs first (paper 001)", preset={"order": "ljf"}),
+    "dqt": Entry(
+        policy=Dqt, summary="gang time-sharing over nested partitions: every job gets slots at once, all its processes in the same"
+    ),
+    "buddy_fcfs": Entry(policy=BuddyFcfs, summary="first come, first served over binary buddies; the head blocks (paper 002, batch)"),
 }
 
 #: Policies that choose servers for calls. They place no jobs, and those above send no calls.

@@ -1,18 +1,22 @@
-"""The verb of time-sharing: a matrix of slots over nodes that belong to it, sketched for nested partitions (seed 002)."""
+"""The verb of time-sharing: sets the record of a gang, whose jobs share nodes by the slots of a queue tree."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 
+from rmgr.sched.carousel import Carousel, placed_in, too_many_leaves
 from rmgr.sched.draft_view import View
 from rmgr.sched.gangs import OWNER
-from rmgr.sched.holds import are_spans, each_node, room
-from rmgr.sched.job import Job, Placement, Running, nodes_of
+from rmgr.sched.holds import are_spans, each_node
+from rmgr.sched.job import Job, Running, nodes_of
 from rmgr.sched.plan import Accepted, GangSet, Infeasible, Insufficient, Start, Verdict, Why
 from rmgr.sched.records import Gang
+from rmgr.sched.tree.shape import Tree
 
-_NONE: Mapping[int, Placement] = {}
+#: More slots than this nobody counts.
+_MOST = 1 << 62
 
 
 class Ganging(View):
@@ -20,49 +24,47 @@ class Ganging(View):
 
     __slots__ = ()
 
-    def gang(
-        self,
-        name: str,
-        slot_us: int,
-        rows: Sequence[Sequence[int]],
-        why: Why,
-        placements: Mapping[int, Placement] = _NONE,
-    ) -> Verdict:
-        """Commits the matrix: its rows run in turn, `slot_us` each; all jobs of a row run together. It replaces the one of that name.
+    def carousel(self, gang: Gang, closed: frozenset[int] = frozenset()) -> Carousel:
+        """The tree, the front and the queues of a record. Change a `copy()` only."""
+        return self._part.gangs.carousel(gang, closed)
 
-        Args: rows: job ids; a job stands in every row in which it runs. placements: where the waiting jobs among them start now.
-        Its nodes, those on which its jobs stand, are nobody else's. Every job that runs in the old matrix must be in the new one.
-        Insufficient: nodes that are not free or closed, a promise or a window. Infeasible: jobs of a row that overlap, memory or other
-        resources that do not do for all jobs of a node together, unknown jobs, bad placements. Cost: O(nodes of all rows).
+    def gang(self, gang: Gang, why: Why, carousel: Carousel | None = None) -> Verdict:
+        """Sets the record, in place of the one of that name. Its waiting jobs start on the leaves of their tree nodes, lowest first.
+
+        Args: gang: `policy` and `partition` are set here. carousel: what the record was made of, to spare making it anew; it is not
+        changed any more.
+        Its nodes, those on which its jobs stand, are nobody else's. Every job of the gang that runs must be in it, where it stands.
+        Insufficient: nodes that are not free or closed, a promise or a window. Infeasible: a job that does not fit into its partition,
+        memory or other resources that do not do for all jobs of a node together, jobs that run elsewhere or are unknown, a record that
+        is none. Cost: O(jobs of the gang + nodes of those that start).
         """
         self._check_open()
-        gang = Gang(name, slot_us, tuple(tuple(row) for row in rows if row), self.policy, self.partition)
-        stands = self._stands(gang, placements)
+        wrong = _malformed(gang)
+        if wrong is not None:
+            return self._never(Why("gang", wrong))
+        gang = gang._replace(policy=self.policy, partition=self.partition)
+        stands = self._stands(gang, None if carousel is None else carousel.tree)
         if not isinstance(stands, dict):
             return stands
-        wrong = self._does_not_fit(gang, stands)
-        if wrong is not None:
-            return self._never(wrong)
+        begun = [run for run in stands.values() if self.run(run.job.id) is None]
+        lacking = self._lacks(stands, begun)
+        if lacking is not None:
+            return self._never(lacking)
         more, pool = self._changes(), self._pool
         mark = len(more.undo)
-        begun = [run for run in stands.values() if self.run(run.job.id) is None]
-        members = {run.job.id for run in self.running() if self._gang_of(run.job.id) == name}
-        owned = {node for job_id in members for node in nodes_of(stands[job_id].placement)}
-        for run in stands.values():
-            if run.job.id not in members and run not in begun:
-                pool.give(run.job, run.placement)
-                more.did(partial(pool.take, run.job, run.placement))
-                more.put(more.silent, run.job.id, None)
-        needed = {node for run in stands.values() for node in nodes_of(run.placement)} - owned
-        begins_on = {node for run in begun for node in nodes_of(run.placement)}
-        for node in sorted(needed | begins_on):
-            if self._has_window(node) or (node in needed and not pool.holds(OWNER, ((node, node, 1),))):
+        owned = (
+            {node for run in self.running() if self._gang_of(run.job.id) == gang.name for node in nodes_of(run.placement)}
+            if begun
+            else set()
+        )
+        for node in sorted({node for run in begun for node in nodes_of(run.placement)}):
+            if self._has_window(node) or (node not in owned and not pool.holds(OWNER, ((node, node, 1),))):
                 more.back(mark)
                 return Insufficient(Why("gang", "node {} is not free as a whole, closed, or has a window of maintenance", (node,)))
-            if node in needed:
+            if node not in owned:
                 pool.take(OWNER, ((node, node, 1),))
                 more.did(partial(pool.give, OWNER, ((node, node, 1),)))
-        more.put(more.gangs, name, gang)
+        more.put(more.gangs, gang.name, gang)
         for run in begun:
             more.put(more.begun, run.job.id, run)
             more.put(more.silent, run.job.id, None)
@@ -73,56 +75,80 @@ class Ganging(View):
         broken = self._breaks_promises(mark)
         if broken is not None:
             return broken
+        if carousel is not None:
+            self._part.gangs.remember(gang, frozenset(carousel.tree.closed), carousel)
         self.decisions.append(GangSet(gang, why, self.partition))
         self.decisions += [Start(run.job.id, run.placement, why, self.partition) for run in begun]
         return Accepted(self.now_us)
 
+    def shareable(self, name: str) -> frozenset[int]:
+        """Nodes on which a job of the gang of this name could start: the gang's, or free as a whole; open, without a window. O(nodes)."""
+        owned = {node for run in self.running() if self._gang_of(run.job.id) == name for node in nodes_of(run.placement)}
+        holds = self._pool.holds
+        return frozenset(
+            node.id
+            for node in self._part.nodes.values()
+            if not node.closed and (node.id in owned or holds(OWNER, ((node.id, node.id, 1),))) and not self._has_window(node.id)
+        )
+
     def _has_window(self, node: int) -> bool:
         return any(node in window.nodes and window.end_us > self.now_us for window in self._part.windows.values())
 
-    def _stands(self, gang: Gang, placements: Mapping[int, Placement]) -> dict[int, Running] | Insufficient | Infeasible:
-        """Where each job of the matrix stands, or will."""
-        if not isinstance(gang.slot_us, int) or gang.slot_us <= 0 or not isinstance(gang.name, str) or not gang.name:
-            return self._never(Why("gang", "a gang has a name, and slots longer than {} us", (gang.slot_us,)))
-        others = {job_id for other in self.gangs() if other.name != gang.name for job_id in other.jobs}
+    def _stands(self, gang: Gang, known: Tree | None) -> dict[int, Running] | Insufficient | Infeasible:
+        """Where each job of the gang stands, or will, in the order of its queues."""
+        nodes, homes = self._part.nodes, gang.homes
+        tree: Tree | None = None
+        before = next((old for old in self.gangs() if old.name == gang.name), None)
+        same = before.homes if before is not None and (before.leaves, before.width) == (gang.leaves, gang.width) else {}
         flagged = self._part.flagged if self._more is None else self._more.flagged
         stands: dict[int, Running] = {}
         comes: list[Job] = []
-        for job_id in gang.jobs:
+        for job_id, node in homes.items():
             run = self.run(job_id)
-            if type(job_id) is not int:
-                return self._never(Why("gang", "{} is no job", (job_id,)))
-            if job_id in others or job_id in self._started or job_id in flagged:
-                return self._never(Why("gang", "job {} is in another gang, started in this pass, or promised", (job_id,)))
-            if run is None:
-                job = self._job(job_id)
-                if not isinstance(job, Job):
-                    return job
+            if run is not None:
+                if self._gang_of(job_id) != gang.name or job_id in self._started or job_id in flagged:
+                    return self._never(Why("gang", "job {} runs outside of the gang, or is promised", (job_id,)))
+                if same.get(job_id) == node:
+                    stands[job_id] = run
+                    continue
+                job = run.job
+            else:
+                found = self._job(job_id)
+                if not isinstance(found, Job):
+                    return found
+                job = found
                 over = self._over_limits(job, comes)
                 if over is not None:
                     return Insufficient(over)
                 comes.append(job)
                 if job_id in self._promises or job_id in self._holds:
                     return self._never(Why("gang", "job {} has been promised a start", (job_id,)))
-                placement = placements.get(job_id, ())
-                if not are_spans(placement, len(self._part.nodes)):
-                    return self._never(Why("gang", "the placement of job {} is no tuple of spans", (job_id,)))
-                if sum(count for _, count in each_node(placement)) != job.processes or any(count < 1 for _, count in each_node(placement)):
-                    return self._never(Why("gang", "job {} needs a placement of all its processes", (job_id,)))
-                run = Running(job, self.now_us, self.now_us + job.planned_us, placement)
-            stands[job_id] = run
+            if tree is None:
+                tree = known or Tree(gang.width, sum((last - first + 1) * cores for first, last, cores in gang.leaves))
+            if node >= tree.nodes:
+                return self._never(Why("gang", "job {} stands in tree node {}, of {}", (job_id, node, tree.nodes)))
+            placement = placed_in(job, gang.leaves, tree.span(node), nodes)
+            if run is None and placement is not None:
+                stands[job_id] = Running(job, self.now_us, self.now_us + job.planned_us, placement)
+            elif run is not None and placement == run.placement:
+                stands[job_id] = run
+            else:
+                return self._never(Why("gang", "job {} does not fit into tree node {}, or runs elsewhere", (job_id, node)))
         lost = [run.job.id for run in self.running() if self._gang_of(run.job.id) == gang.name and run.job.id not in stands]
-        return self._never(Why("gang", "job {} runs in it and is in no row", (lost[0],))) if lost else stands
+        return self._never(Why("gang", "job {} runs in it and is in no queue", (lost[0],))) if lost else stands
 
-    def _does_not_fit(self, gang: Gang, stands: Mapping[int, Running]) -> Why | None:
+    def _lacks(self, stands: dict[int, Running], begun: list[Running]) -> Why | None:
+        """Memory and other resources are there for all jobs of a node together, whoever's turn it is."""
+        if not any(run.job.memory_bytes or run.job.resources for run in begun):
+            return None
         nodes = self._part.nodes
         memory: dict[int, int] = {}
         others: dict[tuple[int, str], int] = {}
         for run in stands.values():
             for node_id, count in each_node(run.placement):
                 node = nodes.get(node_id)
-                if node is None or room(run.job, node, node.cores) < count:
-                    return Why("gang", "job {} cannot run on node {}", (run.job.id, node_id))
+                if node is None:
+                    continue
                 memory[node_id] = memory.get(node_id, 0) + count * run.job.memory_bytes
                 if node.memory_bytes and memory[node_id] > node.memory_bytes:
                     return Why("gang", "the memory of node {} does not do for all jobs on it", (node_id,))
@@ -130,15 +156,60 @@ class Ganging(View):
                     others[node_id, name] = others.get((node_id, name), 0) + count * number
                     if others[node_id, name] > dict(node.resources).get(name, 0):
                         return Why("gang", "the {} of node {} do not do for all jobs on it", (name, node_id))
-        for row in gang.rows:
-            taken: dict[int, int] = {}
-            if len(set(row)) < len(row):
-                return Why("gang", "a row names a job twice")
-            for job_id in row:
-                run = stands[job_id]
-                for node_id, count in each_node(run.placement):
-                    cores = nodes[node_id].cores if run.job.exclusive else count * run.job.threads
-                    taken[node_id] = taken.get(node_id, 0) + cores
-                    if taken[node_id] > nodes[node_id].cores:
-                        return Why("gang", "jobs of one row overlap on node {}", (node_id,))
         return None
+
+
+def _malformed(gang: object) -> str | None:
+    """Why it is no record of a gang that another leader could read; None: it is one."""
+    if type(gang) is not Gang:
+        return "a gang is a record of type Gang"
+    if type(gang.name) is not str or not gang.name:
+        return "a gang has a name"
+    if (
+        not _is_count(gang.slot_us, 1)
+        or not _is_count(gang.origin_us, -_MOST)
+        or not _is_count(gang.slot)
+        or type(gang.next_round) is not bool
+    ):
+        return "slots are longer than 0 us, and counted from 0"
+    if not _is_count(gang.width, 2) or gang.width > 64 or not are_spans(gang.leaves, 1 << 20) or not gang.leaves:
+        return "a tree has a width of 2 to 64, and leaves that are spans of nodes"
+    if any(first > last or cores < 1 or first < 0 for first, last, cores in gang.leaves) or too_many_leaves(gang.leaves):
+        return "leaves are cores of nodes"
+    ends = [end for first, last, _ in gang.leaves for end in (first, last)]
+    if any(later[0] <= earlier[1] for earlier, later in zip(gang.leaves, gang.leaves[1:], strict=False)) and len(ends) != len(set(ends)):
+        return "no node stands twice among the leaves"
+    if not all(map(_are_tuples, (gang.queues, gang.front, gang.late))):
+        return "queues, front and late are tuples of tuples"
+    if not all(len(item) == 2 and _is_count(item[0]) and _are_tuples(item[1]) for item in gang.queues):
+        return "a queue is a tree node and its entries"
+    if not all(len(entry) == 2 and _is_count(entry[0]) and _is_count(entry[1], 1) for _, entries in gang.queues for entry in entries):
+        return "an entry is a job and a number"
+    if not all(len(item) == 3 and _is_count(item[0]) and _is_count(item[1]) and type(item[2]) is bool for item in gang.front):
+        return "the front names nodes, entries to be served, and whether a round is over"
+    if not all(len(item) == 3 and all(map(_is_count, item)) and item[2] for item in gang.late):
+        return "late jobs have a tree node and a weight"
+    return _twice(gang)
+
+
+def _twice(gang: Gang) -> str | None:
+    seen: dict[int, int] = {}
+    for job_id, node in _places(gang):
+        if seen.setdefault(job_id, node) != node:
+            return "a job stands in two queues"
+    if len({node for node, _ in gang.queues}) < len(gang.queues) or any(job_id < 1 for job_id in seen):
+        return "each queue stands there once, with ids of jobs"
+    return None
+
+
+def _places(gang: Gang) -> Iterator[tuple[int, int]]:
+    in_queues = ((job_id, node) for node, entries in gang.queues for job_id, _ in entries)
+    return chain(in_queues, ((job_id, node) for job_id, node, _ in gang.late))
+
+
+def _is_count(value: object, least: int = 0) -> bool:
+    return type(value) is int and least <= value < _MOST
+
+
+def _are_tuples(value: object) -> bool:
+    return type(value) is tuple and all(type(item) is tuple for item in value)

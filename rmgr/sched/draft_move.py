@@ -174,10 +174,8 @@ class Moving(View):
         more, pool, job_id = self._changes(), self._pool, run.job.id
         more.put(more.left, job_id, run)
         self._tally = None
-        gang = self._gang_of(job_id)
-        if gang is not None:
-            more.put(more.gangs, gang, more.gangs[gang].without(job_id))
-            return
+        if self._part.gangs.of and job_id in self._part.gangs.of:
+            return  # the record keeps it until it is set again
         pool.give(run.job, run.placement)
         more.did(partial(pool.take, run.job, run.placement))
         holder = more.flagged.get(job_id)

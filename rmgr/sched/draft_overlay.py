@@ -17,7 +17,7 @@ from rmgr.sched.horizon_node import NodeShadow, NodeTimeline, NodeWindows
 from rmgr.sched.horizon_unit import UnitShadow, UnitTimeline
 from rmgr.sched.job import Job, Placement, Reservation, Running
 from rmgr.sched.partition import Partition
-from rmgr.sched.plan import Decision, Infeasible, Insufficient, Noted, ReleaseHold, Unreserve, WakeAt, Why
+from rmgr.sched.plan import Decision, GangSet, Infeasible, Insufficient, Noted, ReleaseHold, Unreserve, WakeAt, Why
 from rmgr.sched.pool_node import NodePool
 from rmgr.sched.pool_unit import UnitPool
 from rmgr.sched.records import Gang, Hold, Maintenance, Suspended
@@ -142,7 +142,7 @@ class Overlay:
             begin_us = part.next_begin_us()
             if begin_us is not None:
                 self.decisions.append(WakeAt(begin_us, BEGINS, part.name))
-        if part.notes or part.holds:
+        if part.notes or part.holds or part.gangs.by_name:
             self._drop_orphans(keepers)
         if part.reservations:
             for held in part.reservations.values():
@@ -215,13 +215,27 @@ class Overlay:
         return self._part.jobs.get(job_id)
 
     def _gang_of(self, job_id: int) -> str | None:
-        """Name of the gang in which the job stands. O(jobs of gangs)."""
-        gangs = self._part.gangs.by_name if self._more is None else self._more.gangs
-        return next((gang.name for gang in gangs.values() if any(job_id in row for row in gang.rows)), None)
+        """Name of the gang in which the job runs."""
+        more = self._more
+        if more is None:
+            return self._part.gangs.of.get(job_id)
+        if job_id in more.begun:
+            return next((gang.name for gang in more.gangs.values() if job_id in gang.homes), None)
+        return None if job_id in more.left else self._part.gangs.of.get(job_id)
 
     def _drop_orphans(self, keepers: Container[str]) -> None:
-        """Notes and holds of policies that left the pipeline go."""
+        """Notes and holds of policies that left the pipeline go; from their gangs, which turn on, goes what has ended."""
         part = self._part
+        for gang in sorted(part.gangs.by_name.values()):
+            if gang.policy not in keepers and any(job_id not in part.running for job_id in gang.homes):
+                carousel = part.gangs.carousel(gang, frozenset()).copy()
+                carousel.advance_to(carousel.boundary(self.now_us))
+                for job_id in gang.homes:
+                    if job_id not in part.running:
+                        carousel.remove(job_id)
+                rest = carousel.record(gang.name, gang.policy, gang.partition)
+                self._changes().gangs[gang.name] = rest
+                self.decisions.append(GangSet(rest, NOBODYS, part.name))
         for policy in part.notes:
             if policy not in keepers:
                 for kind, notes in part.notes[policy].items():

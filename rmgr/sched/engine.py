@@ -47,7 +47,7 @@ def run_pass(
                     if part.begins or now < part.now_us:
                         part.open_for(now)
                     part.now_us = now
-                    recorded = part.reservations or part.notes or part.holds
+                    recorded = part.reservations or part.notes or part.holds or part.gangs.by_name
                     draft = drafts[name] = Draft(part, now, seed, _keepers(stages, part) if recorded else ())
                     mark = None
                 else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Protocol
 
+from rmgr.sched.carousel import Carousel
 from rmgr.sched.job import Job, Placement, Running, nodes_of
 from rmgr.sched.records import Gang
 
@@ -21,11 +22,12 @@ class _Pool(Protocol):
 class GangBook:
     """`job_id in book`: it stands in a gang."""
 
-    __slots__ = ("_owned", "by_name", "of")
+    __slots__ = ("_carousels", "_owned", "by_name", "of")
 
     def __init__(self) -> None:
         self.by_name: dict[str, Gang] = {}
-        self.of: dict[int, str] = {}  #: job -> gang
+        self.of: dict[int, str] = {}  #: job that runs, or is about to -> gang
+        self._carousels: list[tuple[Gang, frozenset[int], Carousel]] = []  # derived, of the last records
         self._owned: dict[int, int] = {}  # node -> jobs of gangs that run there
 
     def __contains__(self, job_id: int) -> bool:
@@ -35,13 +37,32 @@ class GangBook:
         return iter(sorted(self.by_name.values()))
 
     def put(self, gang: Gang) -> None:
-        """In place of the one of that name. Without rows: it goes."""
+        """In place of the one of that name. Without jobs: it goes."""
         old = self.by_name.pop(gang.name, None)
-        for job_id in old.jobs if old is not None else ():
-            del self.of[job_id]
-        if gang.rows:
+        for job_id in old.homes if old is not None else ():
+            self.of.pop(job_id, None)
+        homes = gang.homes
+        if homes:
             self.by_name[gang.name] = gang
-            self.of.update(dict.fromkeys(gang.jobs, gang.name))
+            self.of.update(dict.fromkeys(homes, gang.name))
+
+    def keep(self, running: Container[int]) -> None:
+        """Only jobs that run are members; gangs without any go. After records were read."""
+        for job_id in [job_id for job_id in self.of if job_id not in running]:
+            self.strike(job_id)
+
+    def carousel(self, gang: Gang, closed: frozenset[int]) -> Carousel:
+        """The record as live objects: read it, or change a copy. Derived; those of the last two records are kept."""
+        for known, shut, carousel in self._carousels:
+            if known is gang and shut == closed:
+                return carousel
+        carousel = Carousel(gang, closed)
+        self.remember(gang, closed, carousel)
+        return carousel
+
+    def remember(self, gang: Gang, closed: frozenset[int], carousel: Carousel) -> None:
+        """This is what the record makes; nobody changes it from now on."""
+        self._carousels = [*self._carousels[-1:], (gang, closed, carousel)]
 
     def enter(self, pool: _Pool, run: Running) -> None:
         """One of its jobs runs: nodes that no gang had are taken."""
@@ -52,7 +73,7 @@ class GangBook:
             self._owned[node] = count + 1
 
     def leave(self, pool: _Pool, run: Running) -> None:
-        """It does not any more, and vanishes from the rows."""
+        """It does not any more, and is no member."""
         self.step_out(pool, run)
         self.strike(run.job.id)
 
@@ -65,10 +86,10 @@ class GangBook:
                 pool.give(OWNER, ((node, node, 1),))
 
     def strike(self, job_id: int) -> None:
-        """The job vanishes from the rows."""
-        name = self.of.get(job_id)
-        if name is not None:
-            self.put(self.by_name[name].without(job_id))
+        """The job is no member any more; the record keeps it until it is set again, or goes with the last one."""
+        name = self.of.pop(job_id, None)
+        if name is not None and name not in self.of.values():
+            del self.by_name[name]
 
     def owns(self, node: int) -> bool:
         """A job of a gang runs there."""

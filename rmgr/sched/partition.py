@@ -12,10 +12,10 @@ from heapq import heappop, heappush
 from typing import TypeAlias
 
 from rmgr.sched.call_records import CallRecords
-from rmgr.sched.gangs import GangBook
+from rmgr.sched.gangs import OWNER, GangBook
 from rmgr.sched.holds import after_leaving, share_of
 from rmgr.sched.horizon import Ending
-from rmgr.sched.job import Job, Node, Placement, Reservation, Running
+from rmgr.sched.job import Job, Node, Placement, Reservation, Running, nodes_of
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import KeyedOrder
 from rmgr.sched.pool_node import NodePool
@@ -262,11 +262,17 @@ class Partition:
 
     def has_room_for(self, run: Running) -> bool:
         """Its nodes, closed ones too, have what it had on them: nobody else was given it meanwhile. O(what runs)."""
-        if any(run.job.id in gang.jobs for gang in self.gangs):
-            return False
         pool = NodePool(replace(node, closed=False) for node in self.nodes.values())
+        mine = self.gangs.of.get(run.job.id)
+        owned: set[int] = set()
         for other in self.running.values():
-            pool.take(other.job, other.placement)
+            name = self.gangs.of.get(other.job.id)
+            if name is None:
+                pool.take(other.job, other.placement)
+            elif name != mine:
+                owned.update(nodes_of(other.placement))
+        for node in sorted(owned):
+            pool.take(OWNER, ((node, node, 1),))
         for hold in self.holds.values():
             for share in hold.held:
                 pool.take_share(self.jobs[hold.job_id], share.cores)

@@ -233,7 +233,22 @@ def _stages(
     found = [_stage(where, table, queues, partitions, make) for where, table in tables_of(document, "stage")]
     if not found:
         raise ConfigError("the configuration has no [[stage]]: no policy would start a job", hint='[[stage]]\npolicy = "easy"')
-    return tuple(stage for _, stage in found), tuple(name for name, _ in found)
+    stages = tuple(stage for _, stage in found)
+    _check_alone(stages, partitions or dict.fromkeys([name for stage in stages for name in stage.partitions] or ["default"]))
+    return stages, tuple(name for name, _ in found)
+
+
+def _check_alone(stages: Iterable[Stage], partitions: Iterable[str]) -> None:
+    """A policy whose gang owns the nodes of its partition shares it with no other stage."""
+    for partition in partitions:
+        there = [stage.policy for stage in stages if not stage.partitions or partition in stage.partitions]
+        for policy in there:
+            other = next((one for one in there if one is not policy), None)
+            if getattr(policy, "alone", False) and other is not None:
+                raise ConfigError(
+                    f"{policy.name} cannot share partition {partition} with {other.name}: the nodes belong to its gang",
+                    hint=f'give {policy.name} a partition of its own: partitions = ["NAME"] in its [[stage]]',
+                )
 
 
 def _stage(

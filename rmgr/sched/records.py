@@ -107,26 +107,40 @@ class Suspended(NamedTuple):
 
 
 class Gang(NamedTuple):
-    """A matrix of time slots that nodes carry out by themselves: the rows run in turn, `slot_us` each; jobs of a row run together.
+    """Jobs that share nodes in time: a queue tree with its front, from which every node computes the same slots by itself.
 
-    The nodes on which its running jobs stand belong to the gang as a whole. A job that leaves vanishes from every row.
+    The nodes on which its running jobs stand belong to the gang as a whole. A job that has left stays in the record, and its slots stay
+    empty, until the record is set again.
+
+    slot_us, origin_us: slot k lasts from origin_us + k x slot_us. slot: queues and front hold for the beginning of this one.
+    width: of the tree. leaves: its leaves from the left, cores of nodes. queues: (tree node, (job, adjacent entries) in order of service).
+    front: (tree node, entries still to be served in this round, has completed a round in this phase) of every node that runs.
+    late: (job, tree node, entries) that wait for the root's next round. next_round: newcomers to an empty queue do so.
     """
 
     name: str
     slot_us: int
-    rows: tuple[tuple[int, ...], ...]
+    origin_us: int
+    slot: int
+    width: int
+    leaves: Cores
+    queues: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+    front: tuple[tuple[int, int, bool], ...] = ()
+    late: tuple[tuple[int, int, int], ...] = ()
+    next_round: bool = False
     policy: str = ""
     partition: str = "default"
 
     @property
+    def homes(self) -> dict[int, int]:
+        """Job -> its tree node, in order of the queues."""
+        found = {job_id: node for node, entries in self.queues for job_id, _ in entries}
+        return found | {job_id: node for job_id, node, _ in self.late}
+
+    @property
     def jobs(self) -> tuple[int, ...]:
         """Every job in it once, ascending."""
-        return tuple(sorted({job_id for row in self.rows for job_id in row}))
-
-    def without(self, job_id: int) -> Gang:
-        """The rest of it; rows that get empty go."""
-        rows = (tuple(other for other in row if other != job_id) for row in self.rows)
-        return self._replace(rows=tuple(row for row in rows if row))
+        return tuple(sorted(self.homes))
 
 
 class Call(NamedTuple):

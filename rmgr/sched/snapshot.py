@@ -79,6 +79,8 @@ def restore(snapshot: Snapshot, partition: Callable[[str], Partition], usage: di
         partition(gang.partition).gangs.put(gang)
     for run in snapshot.running:
         partition(run.job.partition).add_running(run)
+    for gang in snapshot.gangs:
+        partition(gang.partition).gangs.keep(partition(gang.partition).running)
     for stopped in snapshot.suspended:
         part = partition(stopped.run.job.partition)
         part.suspended[stopped.run.job.id] = stopped

@@ -34,7 +34,7 @@ from rmgr.sched.plan import (
     Why,
     of_tuple,
 )
-from rmgr.sched.records import Answered, Call, Gang, Limits, Maintenance, Server, Usage
+from rmgr.sched.records import Answered, Call, Limits, Maintenance, Server, Usage
 from rmgr.sched.snapshot import Snapshot, records_of, restore
 
 
@@ -318,7 +318,7 @@ class ClusterState:
             case Reject(job_id, _, partition):
                 self.job_withdrawn(job_id, partition)
             case GangSet(gang):
-                self._gang(part, gang)
+                part.gangs.put(gang)
             case WakeAt():
                 pass  # the driver's own
         return None
@@ -397,14 +397,6 @@ class ClusterState:
         if self._dependents and job.id in self._dependents:
             self._settle(job.id)
 
-    @staticmethod
-    def _gang(part: Partition, gang: Gang) -> None:
-        joining = [part.running[job_id] for job_id in gang.jobs if job_id in part.running and job_id not in part.gangs]
-        for run in joining:
-            part.drop_running(run)
-        part.gangs.put(gang)
-        for run in joining:
-            part.add_running(run)
 
     # -- dependencies -------------------------------------------------------------------------------------------------------
 

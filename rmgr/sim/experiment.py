@@ -39,6 +39,7 @@ class Experiment:
         tick_us: passes only at its multiples, 0 = at every event.
         events: path of a file of events (events_file.py), "" = none. mtbf_us, mttr_us: of each node, 0 = nodes never fail; both or none.
         requeue: a job that loses a node waits again, else it has failed. dependencies: fields 17 and 18 of a trace are followed.
+        spells: every stretch of a job in a gang is kept, not only its stay.
         sites: a grid of one-core nodes of drawn speeds in so many sites (grid.py), 0 = none; delay_us: for each site of a job beyond the
             first; penalty_us: of a migration, for each processor of the job.
     """
@@ -58,6 +59,7 @@ class Experiment:
     mttr_us: int = 0
     requeue: bool = True
     dependencies: bool = False
+    spells: bool = False
     sites: int = 0
     delay_us: int = 10 * MINUTE_US
     penalty_us: int = MINUTE_US
@@ -105,6 +107,7 @@ class Experiment:
             events=(*limits, *(read_events(self.events) if self.events else ())),
             failures=self._failures(),
             requeue=self.requeue,
+            spells=self.spells,
             usage_half_life_us=found.usage_half_life_us,
         )
 

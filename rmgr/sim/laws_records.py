@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from rmgr.sched.carousel import cores_within
 from rmgr.sched.job import Job, Node, Placement, Running, nodes_of
 from rmgr.sched.records import Gang
 from rmgr.sched.snapshot import Snapshot
+from rmgr.sched.tree.shape import Tree
 
 
 def overcommitted(snapshot: Snapshot) -> Iterator[str]:
@@ -16,7 +18,7 @@ def overcommitted(snapshot: Snapshot) -> Iterator[str]:
     Cost: O(nodes + processes of what stands).
     """
     nodes = {node.id: node for node in snapshot.nodes}
-    gangs = {job_id: gang for gang in snapshot.gangs for job_id in gang.jobs}
+    gangs = {job_id for gang in snapshot.gangs for job_id in gang.jobs}
     alone = _Taken(nodes)
     stands = {run.job.id: run for run in snapshot.running}
     for run in snapshot.running:
@@ -99,25 +101,27 @@ def _promised(snapshot: Snapshot, stands: dict[int, Running], taken: _Taken) -> 
 
 
 def _crowded(gang: Gang, stands: dict[int, Running], nodes: dict[int, Node], alone: _Taken, owners: dict[int, str]) -> Iterator[str]:
-    """Jobs of a row run at one time; all of them keep their memory; nobody else is on their nodes."""
+    """Each job stands on the leaves of its tree node; all of them keep their memory; nobody else is on their nodes."""
     together = _Taken(nodes)
-    for job_id in gang.jobs:
-        if job_id not in stands:
-            yield f"job {job_id} stands in gang {gang.name} and does not run"
-            continue
-        together.add_memory(stands[job_id])
-        for node in nodes_of(stands[job_id].placement):
+    tree = Tree(gang.width, sum((last - first + 1) * cores for first, last, cores in gang.leaves))
+    for job_id, home in gang.homes.items():
+        run = stands.get(job_id)
+        if run is None:
+            continue  # it has ended, or waits again: its slots are empty
+        together.add_memory(run)
+        leaves = {node: cores for node, _, cores in cores_within(gang.leaves, *tree.span(home))}
+        for node, processes in processes_on(run.placement):
+            if processes * run.job.threads > leaves.get(node, 0):
+                yield f"job {job_id} stands on node {node} outside of tree node {home} of gang {gang.name}"
+            if run.job.exclusive and leaves.get(node, 0) < nodes[node].cores:
+                yield f"job {job_id} is exclusive, and others have cores of node {node} in its slots"
+            if run.job.spread and processes > 1:
+                yield f"node {node} has several processes of job {job_id}, which is spread"
             if alone.names[node]:
                 yield f"node {node} belongs to gang {gang.name}, and {', '.join(alone.names[node])} is on it"
             if owners.setdefault(node, gang.name) != gang.name:
                 yield f"node {node} belongs to gangs {owners[node]} and {gang.name}"
     yield from together.too_much()
-    for row in gang.rows:
-        at_once = _Taken(nodes)
-        for job_id in row:
-            if job_id in stands:
-                at_once.add(stands[job_id])
-        yield from (f"{text} (a row of gang {gang.name})" for text in at_once.too_much())
 
 
 def misplaced(job: Job, placement: Placement, nodes: dict[int, Node]) -> Iterator[str]:

@@ -39,6 +39,8 @@ class Spell(NamedTuple):
 class Outcome:
     """The fate of one job. `spells` in order of time; more than one when it was suspended, migrated or lost its node; none when refused.
 
+    turns: slots in which it ran, in a gang; 0: it had its cores for itself. served_us: how long it ran in them, where its spells do not
+    say it (a spell is then a whole stay on its nodes, which others used in other slots).
     job: as it was submitted (a job that waited for the end of another may have been submitted at another time than its trace says).
     """
 
@@ -46,6 +48,8 @@ class Outcome:
     spells: tuple[Spell, ...]
     state: State = State.COMPLETED
     queue: str = ""
+    served_us: int | None = None
+    turns: int = 0
 
     @property
     def start_us(self) -> int:
@@ -59,7 +63,9 @@ class Outcome:
 
     @property
     def ran_us(self) -> int:
-        """How long it ran, all spells together."""
+        """How long it ran, all spells together; at least 1 us."""
+        if self.served_us is not None:
+            return max(self.served_us, 1)
         return sum(spell.end_us - spell.start_us for spell in self.spells)
 
     @property

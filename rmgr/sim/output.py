@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
@@ -34,6 +34,8 @@ COLUMNS = (
     "stretch",
     "allocated_resources",
 )
+#: After them where jobs shared cores in time: seconds that the job ran, and in how many slots.
+SHARED_COLUMNS = ("served", "turns")
 SPELL_COLUMNS = ("job_id", "spell", "starting_time", "finish_time", "ending", "allocated_resources")
 #: Batsim's words for how a job ended.
 _FINAL = {
@@ -114,8 +116,13 @@ def write_run(directory: Path, result: Result, *, workload_name: str, manifest: 
 
 
 def write_jobs(path: Path, outcomes: Iterable[Outcome], *, workload_name: str) -> None:
-    """One line a job, in job order, Batsim's columns; times in seconds."""
+    """One line a job, in job order, Batsim's columns, and those of jobs that shared cores; times in seconds."""
     name = workload_name.replace(",", "_").replace('"', "_").replace("\n", "_")
+    outcomes = outcomes if isinstance(outcomes, Sequence) else list(outcomes)
+    if any(outcome.turns for outcome in outcomes):
+        lines = (f"{_line(outcome, name)},{_time(outcome.ran_us) if outcome.spells else ''},{outcome.turns}" for outcome in outcomes)
+        _write_lines(path, chain([",".join((*COLUMNS, *SHARED_COLUMNS))], lines))
+        return
     _write_lines(path, chain([",".join(COLUMNS)], (_line(outcome, name) for outcome in outcomes)))
 
 

@@ -23,6 +23,7 @@ class Setting:
         execution: how long a job runs where. partitions: queue -> partition; jobs of other queues go to `default`.
         events, failures: what happens beside the jobs. requeue: a job that loses a node waits again; else it has failed.
         usage_half_life_us: of the use that fair shares count, 0 = not counted.
+        spells: every stretch of a job in a gang is kept, not only its stay.
         requests: job number -> what the scheduler is asked, where the workload's job does not say it all (a replayed log).
     """
 
@@ -38,4 +39,5 @@ class Setting:
     failures: Failures | None = None
     requeue: bool = True
     usage_half_life_us: int = 0
+    spells: bool = False
     requests: Mapping[int, Request] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from rmgr.sim.workload import Job
 class Stay:
     """One job on the nodes where it was started, until it leaves them; suspension in between does not end it."""
 
-    __slots__ = ("cores", "duration_us", "left", "rest_us", "run", "since_us")
+    __slots__ = ("cores", "duration_us", "left", "rest_us", "run", "served_us", "since_us", "spells", "turns")
 
     def __init__(self, run: Running, left: Work | None, duration_us: int) -> None:
         self.run = run
@@ -28,6 +28,9 @@ class Stay:
         self.rest_us = duration_us  #: as of `since_us`
         self.since_us = run.start_us
         self.cores: Cores = ()
+        self.turns = -1  #: in a gang: slots that it was given; -1: it has its cores for itself
+        self.served_us = 0  #: in a gang: how long it ran in them
+        self.spells: list[tuple[int, int]] | None = None  #: in a gang: its stretches, where they are kept
 
     def __lt__(self, other: Stay) -> bool:
         """Two ends of one job at one instant: all but one of them are out of date, and it does not matter which comes first."""
@@ -53,9 +56,11 @@ class Stays:
         stay.cores = self._machine.take(run.placement, run.job.threads)
         return stay
 
-    def begin_stopped(self, run: Running) -> None:
-        """The job is on its nodes, but does not run yet."""
-        self.stopped[run.job.id] = self._stay(run)
+    def begin_shared(self, run: Running, cores: Cores) -> Stay:
+        """The job of a gang is on its nodes, which others use in other slots; `Turns` knows when it runs."""
+        stay = self.running[run.job.id] = self._stay(run)
+        stay.cores, stay.turns = cores, 0
+        return stay
 
     def _stay(self, run: Running) -> Stay:
         number = run.job.id
@@ -111,9 +116,20 @@ class Stays:
         yield from self.stopped.values()
 
     def _stretch(self, number: int, stay: Stay, now_us: int, parting: Parting) -> None:
+        if stay.turns >= 0:
+            self._share(number, stay, now_us, parting)
+            return
         stay.rest_us -= now_us - stay.since_us
         self._machine.give(stay.cores)
         self._stretches.append(number, stay.since_us, now_us, stay.cores, parting)
+
+    def _share(self, number: int, stay: Stay, now_us: int, parting: Parting) -> None:
+        """A stay in a gang: one row, or its stretches where they are kept."""
+        stay.rest_us = stay.duration_us - stay.served_us
+        self._stretches.serve(number, None if stay.spells is not None else stay.served_us, stay.turns)
+        for at, (start, end) in enumerate(stay.spells if stay.spells is not None else [(stay.since_us, now_us)], 1):
+            last = stay.spells is None or at == len(stay.spells)
+            self._stretches.append(number, start, end, stay.cores, parting if last else Parting.SUSPENDED)
 
 
 def _touch(stay: Stay, nodes: NodeRanges) -> bool:

@@ -23,7 +23,7 @@ _NONE = -1
 class Stretches:
     """Every stretch of every job (numbers 1..jobs), in the order in which they ended. Space: 40 bytes and 8 or 16 for each range."""
 
-    __slots__ = ("_at", "_ends", "_first", "_later", "_latest", "_partings", "_ranges", "_starts")
+    __slots__ = ("_at", "_ends", "_first", "_later", "_latest", "_partings", "_ranges", "_starts", "served")
 
     def __init__(self, jobs: int, processors: int) -> None:
         self._first = array("q", [_NONE]) * jobs  # of each job, its first row
@@ -31,6 +31,8 @@ class Stretches:
         self._later: dict[int, int] = {}  # row -> the next of the same job
         self._starts, self._ends, self._partings = array("q"), array("q"), array("b")
         self._at = array("q", [0])  # row i has the ranges from _at[i] until _at[i + 1]
+        #: of jobs that shared their cores in time: how long they ran (None: their stretches say it), in how many slots
+        self.served: dict[int, tuple[int | None, int]] = {}
         self._ranges = array("i" if processors < 1 << 31 else "q")
 
     def append(self, number: int, start_us: int, end_us: int, cores: Cores, parting: Parting) -> None:
@@ -49,6 +51,11 @@ class Stretches:
         for span in cores:
             self._ranges.extend(span)
         self._at.append(len(self._ranges))
+
+    def serve(self, number: int, served_us: int | None, turns: int) -> None:
+        """The job ran so long in so many slots of a gang, beside what is known of earlier stays."""
+        before_us, before = self.served.get(number, (0, 0))
+        self.served[number] = None if served_us is None else served_us + (before_us or 0), turns + before
 
     def left(self, number: int, parting: Parting) -> None:
         """A job that was suspended has left the nodes of its last stretch after all."""
@@ -112,9 +119,12 @@ class Outcomes(Sequence[Outcome]):
 
     def _of(self, job: Job) -> Outcome:
         number = job.number
+        served_us, turns = self._stretches.served.get(number, (None, 0)) if self._stretches.served else (None, 0)
         return Outcome(
             job=self._submits.get(number, job),
             spells=self._stretches.of(number),
             state=self._states.get(number, State.COMPLETED),
             queue=self._queues.get(number, job.queue),
+            served_us=served_us,
+            turns=turns,
         )

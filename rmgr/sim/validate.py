@@ -81,7 +81,10 @@ def _of_one(outcome: Outcome, processors: int, worked: _Worked) -> list[str]:
         outside = [(first, last) for first, last in spell.cores if first < 0 or last >= processors or last < first]
         if outside:
             found.append(f"{name} held cores {outside} of a machine of {processors}")
-    if outcome.state is State.COMPLETED:
+    if outcome.served_us is not None:  # its spells are stays on shared nodes
+        if outcome.state is State.COMPLETED and len(outcome.spells) == 1 and outcome.served_us < worked.needed(job, outcome.spells[0]):
+            found.append(f"{name} completed after {outcome.served_us} us in its slots")
+    elif outcome.state is State.COMPLETED:
         found += [f"{name} {said}" for said in worked.wrong(job, outcome.spells)]
     return found
 
@@ -96,6 +99,10 @@ class _Worked:
     def __init__(self, machine: Machine, execution: Execution) -> None:
         self._machine, self._execution = machine, execution
         self._plain = type(execution) is Recorded
+
+    def needed(self, job: Job, spell: Spell) -> int:
+        """How long the whole job takes there."""
+        return self._execution.duration_us(job, self._execution.work(job), self._machine.placed(spell.cores, job.threads))
 
     def wrong(self, job: Job, spells: tuple[Spell, ...]) -> list[str]:
         last = spells[-1]
@@ -133,7 +140,10 @@ def _overlaps(result: Result, closures: list[tuple[int, int, int, int]]) -> Iter
     """Cores that two spells hold at one time, or one while its node is closed; an end and a start at the same instant do not overlap."""
     outcomes, processors = result.outcomes, result.processors
     order = [
-        (spell.start_us, spell.end_us, position, at) for position, outcome in enumerate(outcomes) for at, spell in enumerate(outcome.spells)
+        (spell.start_us, spell.end_us, position, at)
+        for position, outcome in enumerate(outcomes)
+        if outcome.served_us is None
+        for at, spell in enumerate(outcome.spells)
     ]
     order += [(start, end, -1, at) for at, (start, end, _, _) in enumerate(closures)]
     order.sort()

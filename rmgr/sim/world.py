@@ -55,7 +55,7 @@ class World:
             recorder.begin(self.state, seed=setting.seed, half_life_us=setting.usage_half_life_us)
         self._stretches = Stretches(len(workload.jobs), self.machine.processors)
         self.stays = Stays(workload.jobs, self.machine, setting.execution, self._stretches)
-        self.turns = Turns(self.stays, self.kernel)
+        self.turns = Turns(self.stays, self.kernel, self.machine, spells=setting.spells)
         self._states: dict[int, State] = {}  # of jobs that are over and did not complete
         self._losses: Counter[int] = Counter()
         self._over, self._arrived = bytearray(len(workload.jobs) + 1), bytearray(len(workload.jobs) + 1)
@@ -92,11 +92,9 @@ class World:
     def begin(self, run: Running) -> None:
         """The state says that it starts now: it takes its cores, and its end is known."""
         if self.turns.of and run.job.id in self.turns.of:
-            stay = self.turns.begin(run)
-            if stay is None:
-                return
-        else:
-            stay = self.stays.begin(run)
+            self.turns.begin(run)
+            return
+        stay = self.stays.begin(run)
         self.kernel.put(run.start_us + stay.duration_us, _END, run.job.id, stay)
 
     def end(self, stay: Stay) -> bool:
@@ -105,9 +103,9 @@ class World:
         if self.stays.running.get(job.id) is not stay or stay.since_us + stay.rest_us != self.kernel.now_us:
             return False
         self.tell.job_ended(job.id, job.partition, now=self.kernel.now_us)
-        self.stays.end(job.id, self.kernel.now_us)
         if self.turns.of:
             self.turns.leave(job.id)
+        self.stays.end(job.id, self.kernel.now_us)
         self._close(job.id, State.COMPLETED)
         return True
 
@@ -128,8 +126,8 @@ class World:
         stay = self.stays.of(number)
         if stay is not None:
             self.tell.job_ended(number, stay.run.job.partition, now=self.kernel.now_us)
-            self.stays.end(number, self.kernel.now_us, Parting.CANCELLED)
             self.turns.leave(number)
+            self.stays.end(number, self.kernel.now_us, Parting.CANCELLED)
             self._close(number, State.CANCELLED)
             return Cause.JOB_ENDED
         home = self._home(number)
@@ -143,12 +141,12 @@ class World:
         now, state = self.kernel.now_us, self.state
         match decision:
             case Migrate(number):
-                self.stays.migrate(number, now)
                 self.turns.leave(number)
+                self.stays.migrate(number, now)
                 state.carried_out(decision, now)
             case Preempt(number):
-                self.stays.end(number, now, Parting.PREEMPTED)
                 self.turns.leave(number)
+                self.stays.end(number, now, Parting.PREEMPTED)
                 state.carried_out(decision, now)
             case Suspend(number):
                 self.stays.suspend(number, now)
@@ -171,8 +169,8 @@ class World:
 
     def lose(self, number: int) -> None:
         """Its nodes are gone, and what it had done with them: it waits again, or has failed (also when that happens too often)."""
-        job = self.stays.end(number, self.kernel.now_us, Parting.LOST).run.job
         self.turns.leave(number)
+        job = self.stays.end(number, self.kernel.now_us, Parting.LOST).run.job
         self._losses[number] += 1
         if self._requeue and self._losses[number] < MOST_LOSSES:
             self.tell.job_preempted(number, self.kernel.now_us, job.partition)

@@ -141,7 +141,10 @@ def test_buddies_split_the_smallest_block_leftmost_and_merge() -> None:
     for first, size in ((2, 1), (0, 1), (1, 1), (4, 3)):
         free.give(first, size)
     assert free.free() == [(0, 8)]
-    assert Buddies(2, 5).free() == [(0, 4), (4, 1)]
+    odd = Buddies(2, 5)
+    assert [odd.take(size) for size in (2, 1, 2, 1)] == [0, 2, None, 3]  # 4 is real, 5 is none
+    assert odd.take(1) == 4
+    assert odd.take(1) is None
 
 
 @pytest.mark.parametrize(("first", "size", "left"), [(4, 2, [(0, 4), (6, 2)]), (3, 1, [(0, 2), (2, 1), (4, 4)])])

@@ -9,11 +9,12 @@ from typing import ClassVar, TypeVar
 
 from hypothesis import strategies as st
 
+from rmgr.sched.carousel import leaves_of
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import Placement
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause
-from rmgr.sched.records import Share
+from rmgr.sched.records import Gang, Share
+from rmgr.sched.tree.shape import Tree
 from rmgr.sim.laws_world import SmallWorld, world_of
 
 Option = TypeVar("Option")
@@ -124,20 +125,25 @@ class Monkey:
             draft.reject(waiting(draft, chance), MONKEY)
 
     def gang(self, draft: Draft, chance: Random) -> None:
-        """Mostly one that could be: who is in it stays, who comes gets nodes."""
+        """Mostly one that could be: who is in it stays, who comes gets a tree node."""
+        if not draft.nodes:
+            return
         name = chance.choice("xy")
-        stays = [job_id for gang in draft.gangs() if gang.name == name for job_id in gang.jobs if chance.randrange(9)]
-        comes = [job.id for job in draft.by_arrival() if not chance.randrange(3)]
-        joins = [run.job.id for run in draft.running() if not chance.randrange(5)]
-        rows: list[list[int]] = [[] for _ in range(chance.randint(0, 4))]
-        for job_id in (*stays, *comes, *joins, *([NOBODY] if not chance.randrange(20) else ())):
-            for row in chance.sample(rows, min(len(rows), chance.randint(1, 2))):
-                row.append(job_id)
-        places: dict[int, Placement] = {}
-        for job in draft.by_arrival():
-            nodes = sorted(chance.sample(sorted(draft.nodes), min(job.processes, len(draft.nodes))))
-            places[job.id] = tuple((node, node, 1) for node in nodes)
-        draft.gang(name, chance.randint(0, 9), rows, MONKEY, placements=places)
+        old = next((gang for gang in draft.gangs() if gang.name == name), None)
+        stays = {job_id: node for job_id, node in old.homes.items() if chance.randrange(9)} if old is not None else {}
+        nodes = {at: node for at, node in draft.nodes.items() if chance.randrange(4)} or dict(draft.nodes)
+        leaves = old.leaves if old is not None and chance.randrange(9) else leaves_of(nodes)
+        width = old.width if old is not None else chance.randint(2, 3)
+        tree = Tree(width, sum((last - first + 1) * cores for first, last, cores in leaves))
+        homes = stays | {job.id: chance.randrange(tree.nodes) for job in draft.by_arrival() if not chance.randrange(3)}
+        homes |= {run.job.id: chance.randrange(tree.nodes) for run in draft.running() if not chance.randrange(20)}
+        if not chance.randrange(20):
+            homes[NOBODY] = 0
+        queues: dict[int, list[tuple[int, int]]] = {}
+        for job_id, node in homes.items():
+            queues.setdefault(node, []).append((job_id, chance.randint(1, 2)))
+        record = Gang(name, chance.randint(0, 9), 0, chance.randint(0, 9), width, leaves, tuple((at, tuple(queues[at])) for at in queues))
+        draft.gang(record, MONKEY)
 
     def say(self, draft: Draft, chance: Random) -> None:
         draft.leave_pending(waiting(draft, chance), MONKEY)

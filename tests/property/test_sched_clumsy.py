@@ -16,7 +16,7 @@ from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.records import Call, Server, Share
+from rmgr.sched.records import Call, Gang, Server, Share
 from rmgr.sched.state import ClusterState
 
 NOW = 5
@@ -27,7 +27,7 @@ JUNK: tuple[Any, ...] = (
     *([Share(1, ((0, 0, 1),))], [Share(1.0, ((0, 0, 1),))], [Share(1, [[0, 0, 1]])], [Share(1, ((0, 0, 5),))], [Share(1, ENDLESS)]),  # type: ignore[arg-type]
     *([(1, 2)], ((1,),), ((3,),), [[3], [1.0]], ("a", "b")),
 )
-PLACE = {3: ((3, 3, 1),)}
+GANG = Gang("g", 1, 0, 0, 2, ((2, 3, 1),), ((1, ((3, 1),)),), ((0, 0, False), (1, 1, False)))
 #: What is tried with each piece of junk.
 CALLS: dict[str, Callable[[Draft, Any], object]] = {
     **{
@@ -47,10 +47,12 @@ CALLS: dict[str, Callable[[Draft, Any], object]] = {
     "send what": lambda draft, junk: draft.send(junk, "a", MONKEY),
     "send for": lambda draft, junk: draft.send(9, "a", MONKEY, predicted_us=junk),
     "route": lambda draft, junk: draft.route(junk, "a", MONKEY),
-    "gang name": lambda draft, junk: draft.gang(junk, 1, ((3,),), MONKEY, placements=PLACE),
-    "gang slot": lambda draft, junk: draft.gang("g", junk, ((3,),), MONKEY, placements=PLACE),
-    "gang rows": lambda draft, junk: draft.gang("g", 1, junk, MONKEY, placements=PLACE),
-    "gang places": lambda draft, junk: draft.gang("g", 1, ((3,),), MONKEY, placements={3: junk}),
+    "gang": lambda draft, junk: draft.gang(junk, MONKEY),
+    **{
+        f"gang {field}": lambda draft, junk, field=field: draft.gang(GANG._replace(**{field: junk}), MONKEY)
+        for field in ("name", "slot_us", "origin_us", "slot", "width", "leaves", "queues", "front", "late", "next_round")
+    },
+    "gang entries": lambda draft, junk: draft.gang(GANG._replace(queues=((3, junk),)), MONKEY),
     "say of": lambda draft, junk: draft.leave_pending(junk, MONKEY),
 }
 

@@ -87,12 +87,37 @@ def test_queues_tied_to_partitions_each_with_a_stage_of_its_own(tmp_path: Path, 
 
 
 def test_every_name_of_the_contract_is_there() -> None:
-    """Cli.md, section 9; dqt comes with the gangs of nodes."""
+    """Cli.md, section 9."""
     names = "fcfs sjf ljf first_fit ljf_first_fit priority fair_share easy conservative queue_select connection_reservation migration"
-    assert {*names.split(), "ljf_migration"} <= set(POLICIES)
+    assert {*names.split(), "ljf_migration", "dqt"} <= set(POLICIES)
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_an_example_keeps_the_laws_of_policies(name: str, capsys: Captured) -> None:
     assert run(["policy", "check", str(EXAMPLES / name), "--worlds", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lawful"] is True
+
+
+@pytest.mark.parametrize(
+    ("parameter", "said"),
+    [
+        ("width=1", "width of dqt is '1': it must be from 2 to 64"),
+        ("quantum=5ms", "quantum of dqt is '5ms': it must be from 10ms to 1h"),
+        ("quantum=2h", "quantum of dqt is '2h': it must be from 10ms to 1h"),
+        ("allocation=best", "none of rr, max, min, apa, bf, bf_apa"),
+        ("weights=100:2,0:1", "0 stands after 100; sort them by priority, as 0:1,100:2,1000:4"),
+        ("weights=0:9", "0:9 has no weight from 1 to 8"),
+    ],
+)
+def test_bad_parameters_of_dqt_are_refused_with_what_to_type(parameter: str, said: str, capsys: Captured) -> None:
+    assert run(["sim", "run", "lublin99", "--nodes", "4", "--count", "5", "--policy", "dqt", "--param", parameter]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_dqt_shares_its_partition_with_no_other_stage(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "two.toml"
+    file.write_text('[[stage]]\npolicy = "dqt"\n[[stage]]\npolicy = "easy"\n')
+    assert run(["sim", "run", "lublin99", "--nodes", "4", "--count", "5", "--policy", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert "dqt cannot share partition default with easy" in told
+    assert "give dqt a partition of its own" in told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,7 +13,7 @@ from rmgr.errors import StateConflict
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Migrate, Noted, Plan, Start, WakeAt, Why
+from rmgr.sched.plan import Accepted, GangSet, Infeasible, Insufficient, Migrate, Noted, Plan, Start, WakeAt, Why
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policies.head_blocking import HeadBlocking
 from rmgr.sched.policies.migration import Migration
@@ -377,16 +377,24 @@ def test_use_is_charged_when_nodes_are_left_and_halves() -> None:
 # -- gangs ----------------------------------------------------------------------------------------------------------------------------
 
 
+def shared(*homes: tuple[int, int], leaves: int = 2, **fields: Any) -> Gang:
+    """A gang on the first one-core nodes; homes: (job, tree node)."""
+    queues: dict[int, list[tuple[int, int]]] = {}
+    for job_id, node in homes:
+        queues.setdefault(node, []).append((job_id, 1))
+    there = tuple((node, tuple(entries)) for node, entries in sorted(queues.items()))
+    return Gang("g", 5, 0, 0, 2, ((0, leaves - 1, 1),), there)._replace(**fields)
+
+
 def test_jobs_of_a_gang_share_nodes_in_time_and_nobody_else_gets_there() -> None:
     state = with_jobs(cluster(4, memory_bytes=10), *(a_job(i, 2, memory_bytes=4) for i in (1, 2, 3)), a_job(4, 1))
-    left, both = ((0, 1, 1),), ((0, 3, 1),)
     answers: list[object] = []
 
     def shares(draft: Draft) -> None:
-        answers.append(draft.gang("g", 5, [[1, 2]], WHY, {1: left, 2: left}))  # overlap
-        answers.append(draft.gang("g", 5, [[1], [2], [3]], WHY, {1: left, 2: left, 3: left}))  # 12 bytes of 10
-        answers.append(draft.gang("g", 5, [[1], [2]], WHY, {1: left, 2: both}))  # 4 processes
-        answers.append(draft.gang("g", 5, [[1], [2]], WHY, {1: left, 2: left}))
+        answers.append(draft.gang(shared((1, 1)), WHY))  # two processes on one leaf
+        answers.append(draft.gang(shared((1, 0), (2, 0), (3, 0)), WHY))  # 12 bytes of 10
+        answers.append(draft.gang(shared((1, 7)), WHY))  # no such tree node
+        answers.append(draft.gang(shared((1, 0), (2, 0)), WHY))
         answers.append(draft.suspend(1, WHY))
 
     plan = done(state, shares, FirstFit())
@@ -396,24 +404,37 @@ def test_jobs_of_a_gang_share_nodes_in_time_and_nobody_else_gets_there() -> None
     state.job_ended(3)
     assert started(done(state, FirstFit(), now=1)) == [4]
     state.job_ended(1)
-    assert state.snapshot().gangs == (Gang("g", 5, ((2,),), "says"),)
+    assert state.snapshot().gangs == (shared((1, 0), (2, 0), policy="says"),)  # its slots stay empty until the record is set again
     assert free(state) == 1
     state.job_ended(2)
     assert (state.snapshot().gangs, free(state)) == ((), 3)
 
 
-def test_a_run_joins_a_gang_where_it_stands_and_may_not_be_left_out_later() -> None:
-    state = with_jobs(cluster(2, cores=2), a_job(1, 4), a_job(2, 2))
-    done(state, FirstFit())
-    done(state, lambda draft: draft.gang("g", 5, [[1], [2]], WHY, {2: ((0, 1, 1),)}), now=1)
-    assert sorted(state.partitions["default"].running) == [1, 2]
+def test_a_member_that_runs_may_not_be_left_out_or_moved_and_a_stranger_may_not_be_taken_in() -> None:
+    state = with_jobs(cluster(4), a_job(1, 1), a_job(2, 1), a_job(3, 2))
+    done(state, lambda draft: draft.gang(shared((1, 1), (2, 2)), WHY))
+    done(state, FirstFit(), now=1)
     answers: list[object] = []
-    planned(state, lambda draft: answers.append(draft.gang("g", 5, [[1]], WHY)), now=2)
-    assert isinstance(answers[0], Infeasible)
-    done(state, lambda draft: draft.migrate(1, WHY), now=2)
-    assert free(state) == 0
-    state.job_ended(2)
-    assert started(planned(state, FirstFit(), now=3)) == [1]
+
+    def again(draft: Draft) -> None:
+        records = (shared((1, 1)), shared((1, 1), (2, 1)), shared((1, 1), (2, 2), (3, 0)), shared((1, 1), (2, 2), slot=3))
+        answers.extend(draft.gang(record, WHY) for record in records)
+
+    planned(state, again, now=2)
+    assert [type(answer) for answer in answers[:4]] == [Infeasible, Infeasible, Infeasible, Accepted]
+
+
+def test_a_gang_of_a_policy_that_has_left_turns_on_and_loses_only_what_has_ended() -> None:
+    state = with_jobs(cluster(2), a_job(1, 2), a_job(2, 2))
+    done(state, lambda draft: draft.gang(shared((1, 0), (2, 0)), WHY))
+    assert planned(state, FirstFit(), now=1).decisions == ()
+    state.job_ended(1)
+    (left,) = done(state, FirstFit(), now=12).decisions
+    assert isinstance(left, GangSet)
+    assert (left.gang.homes, left.gang.slot) == ({2: 0}, 3)
+    assert state.snapshot().gangs == (left.gang,)
+    restored = ClusterState.restored(state.snapshot())
+    assert restored.snapshot() == state.snapshot()
 
 
 def test_facts_that_cannot_be_are_refused_too() -> None:

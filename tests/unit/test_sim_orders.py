@@ -23,7 +23,7 @@ from rmgr.sched.recorder import Recorder
 from rmgr.sched.records import Share
 from rmgr.sim import driver
 from rmgr.sim.driver import simulate
-from rmgr.sim.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
+from rmgr.sim.events import Cancel, Event, FailOver, NodesFail
 from rmgr.sim.execution import Execution, Recorded, by_speed
 from rmgr.sim.grid import UNIT, Grid
 from rmgr.sim.metrics import summary
@@ -202,42 +202,6 @@ def test_with_jobs_that_move_a_fail_over_at_every_pass_changes_no_byte(tmp_path:
     assert summary(result)["suspensions"] > 5
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) == 3
-
-
-def gang(rows: tuple[tuple[int, ...], ...], **placements: tuple[tuple[int, int, int], ...]) -> Script:
-    """The matrix with slots of 2 s; placements: j1=((0, 3, 1),)."""
-    where = {int(name[1:]): placement for name, placement in placements.items()}
-
-    def act(draft: Draft, _: int) -> None:
-        assert isinstance(draft.gang("g", 2 * SECOND, rows, WHY, where), Accepted)
-
-    return act
-
-
-def test_rows_of_a_gang_run_in_turn_and_a_job_in_every_row_runs_on() -> None:
-    # 1 on nodes 0-1 and 2 on the same take turns of 2 s; 3 on nodes 2-3 is in both rows. When 1 and 3 are done, 2 runs on alone.
-    jobs = (a_job(1, 0, 4, 2), a_job(2, 0, 5, 2), a_job(3, 0, 7, 2))
-    everybody = gang(((1, 3), (2, 3)), j1=((0, 1, 1),), j2=((0, 1, 1),), j3=((2, 3, 1),))
-    result = run(*jobs, script={0: everybody})
-    assert spells(result, 1) == [(0, 2, "suspended"), (4, 6, "ended")]
-    assert spells(result, 2) == [(2, 4, "suspended"), (6, 9, "ended")]
-    assert spells(result, 3) == [(0, 7, "ended")]
-
-
-def test_a_gang_takes_in_what_runs_and_gives_the_turn_of_who_leaves_to_the_next() -> None:
-    # 1 runs alone on all nodes until 3 s; then 1, 2 and 4 take turns. 2 is done at 6 s, before its turn is over: 4 begins at once.
-    def join(draft: Draft, at: int) -> None:
-        gang(((1,), (2,), (4,)), j2=((0, 3, 1),), j4=((1, 1, 1),))(draft, at)
-
-    jobs = (a_job(1, 0, 8, 4), a_job(2, 1, 1, 4), a_job(3, 1, 1, 4), a_job(4, 2, 3, 1))
-    result = run(*jobs, script={3: join})
-    assert spells(result, 1) == [(0, 5, "suspended"), (8, 10, "suspended"), (11, 12, "ended")]
-    assert spells(result, 2) == [(5, 6, "ended")]
-    assert spells(result, 4) == [(6, 8, "suspended"), (10, 11, "ended")]
-    assert spells(result, 3) == [(12, 13, "ended")]
-    lost = run(*jobs, script={3: join}, events=(NodesFail(7 * SECOND, ((1, 1),)), NodesRepaired(7 * SECOND + 1, ((1, 1),))))
-    assert spells(lost, 1)[0] == (0, 5, "lost")  # while it waited for its turn
-    assert spells(lost, 4)[0] == (6, 7, "lost")
 
 
 def test_conservative_waits_for_the_end_of_overdue_runs_and_not_for_every_microsecond() -> None:

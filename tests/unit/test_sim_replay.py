@@ -153,7 +153,7 @@ DECISIONS: tuple[Decision, ...] = (
     Noted("migration", "passed", 3, (1, 2)),
     Noted("migration", "passed", 3, None),
     Route(3, "ss8", WHY),
-    GangSet(Gang("dqt", 1000, ((1, 2), (3,))), WHY),
+    GangSet(Gang("dqt", 1000, 5, 2, 2, ((0, 1, 2), (4, 4, 1)), ((1, ((1, 1), (2, 3))),), ((0, 0, False),), ((6, 4, 1),)), WHY),
 )
 
 

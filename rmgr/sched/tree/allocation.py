@@ -49,6 +49,14 @@ class Loads:
         #: of each node, by depth below it: the shortest queue there. Of a full tree only: else partitions of a depth differ in size.
         self._shortest = [[0] * (tree.height - depth + 1) for depth in tree.depth] if self._full else []
 
+    def copy(self) -> Loads:
+        """An equal one that shares nothing that changes."""
+        new = object.__new__(Loads)
+        new.tree, new._full = self.tree, self._full
+        new.lengths, new.longest, new.shortest, new.apa = self.lengths[:], self.longest[:], self.shortest[:], self.apa[:]
+        new._shortest = [found[:] for found in self._shortest]
+        return new
+
     def change(self, node: int, entries: int) -> None:
         """The queue of the node gets so many entries more, or fewer."""
         tree, width = self.tree, self.tree.width

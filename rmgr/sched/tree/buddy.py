@@ -9,16 +9,16 @@ from bisect import bisect_left, insort
 
 
 class Buddies:
-    """Free blocks of a machine of `width ** height` processors, of which the first `leaves` are real. Cost: O(height x width)."""
+    """Free blocks of a machine of `width ** height` processors, of which the first `leaves` are real. Cost: O(height x width + blocks)."""
 
-    __slots__ = ("_free", "height", "width")
+    __slots__ = ("_free", "height", "leaves", "width")
 
     def __init__(self, width: int, leaves: int) -> None:
-        self.width, self.height = width, 0
+        self.width, self.leaves, self.height = width, leaves, 0
         while width**self.height < leaves:
             self.height += 1
         self._free: list[list[int]] = [[] for _ in range(self.height + 1)]  # by k: first processors of free blocks, ascending
-        self._cover(0, self.height, leaves)
+        self._free[self.height].append(0)
 
     def order(self, size: int) -> int:
         """k of the smallest block for this size."""
@@ -28,16 +28,17 @@ class Buddies:
         return k
 
     def take(self, size: int) -> int | None:
-        """First processor of a block for this size; None where no free block is large enough."""
+        """First processor of a block for this size; None where no free block has so many real processors."""
         k = self.order(size)
-        found = next((j for j in range(k, self.height + 1) if self._free[j]), None)
-        if found is None:
-            return None
-        first = self._free[found].pop(0)
-        for j in range(found - 1, k - 1, -1):
-            for at in range(1, self.width):
-                insort(self._free[j], first + at * self.width**j)
-        return first
+        for found in range(k, self.height + 1):
+            first = next((block for block in self._free[found] if min(self.width**k, self.leaves - block) >= size), None)
+            if first is not None:
+                self._free[found].remove(first)
+                for j in range(found - 1, k - 1, -1):
+                    for at in range(1, self.width):
+                        insort(self._free[j], first + at * self.width**j)
+                return first
+        return None
 
     def take_at(self, first: int, size: int) -> bool:
         """Takes exactly this block, split out of the free block around it; False where it is not free."""
@@ -77,13 +78,3 @@ class Buddies:
     def free(self) -> list[tuple[int, int]]:
         """(first processor, size) of every free block, ascending."""
         return sorted((first, self.width**k) for k, blocks in enumerate(self._free) for first in blocks)
-
-    def _cover(self, first: int, k: int, leaves: int) -> None:
-        """Blocks of real processors only."""
-        if first >= leaves:
-            return
-        if first + self.width**k <= leaves:
-            self._free[k].append(first)
-            return
-        for at in range(self.width):
-            self._cover(first + at * self.width ** (k - 1), k - 1, leaves)

@@ -41,6 +41,32 @@ class RunQueue:
         self.entries.extend([task] * weight)
         self._find_end()
 
+    def append(self, task: int, quanta: int, weight: int) -> None:
+        """More entries to the tail, also of a task that is in it already (its entries then stand apart)."""
+        self.look()
+        self._rest[task] = quanta
+        self.entries.extend([task] * weight)
+
+    def need(self, task: int, quanta: int) -> None:
+        """The task needs so many quanta from now on. Raises: KeyError for a task that is not in it."""
+        self.look()
+        if task not in self._rest:
+            raise KeyError(task)
+        self._rest[task] = quanta
+        self._find_end()
+
+    def copy(self) -> RunQueue:
+        """An equal one."""
+        new = RunQueue()
+        new.entries, new._rest = self.entries[:], dict(self._rest)
+        new.turns, new.first_end, new._at = self.turns, self.first_end, self._at
+        return new
+
+    def close(self) -> RunQueue:
+        """Ends a series of `append`."""
+        self._find_end()
+        return self
+
     def remove(self, task: int, within: int = 0) -> int:
         """The task leaves; answers how many of the first `within` entries are left. Raises: KeyError for a task that is not in it."""
         self.look()

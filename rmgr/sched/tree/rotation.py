@@ -16,6 +16,8 @@ from rmgr.sched.tree.shape import Tree
 
 #: What runs in a slot: (tree node, task).
 Row = list[tuple[int, int]]
+#: Of every node that has had no task so far; nothing is ever put into it.
+_EMPTY = RunQueue()
 
 
 class Rotation:
@@ -49,7 +51,7 @@ class Rotation:
     def __init__(self, tree: Tree, newcomers: Newcomers = Newcomers.THIS_ROUND) -> None:
         self.tree, self.newcomers = tree, newcomers
         self.now = 0
-        self.queues = [RunQueue() for _ in range(tree.nodes)]
+        self.queues = [_EMPTY] * tree.nodes  #: those that nobody has entered yet share one
         self.home: dict[int, int] = {}  #: task -> node
         self.rounds = [0] * tree.nodes
         self._late: dict[int, tuple[int, int, int, int]] = {}  # task -> node, quanta, weight, round in which it came
@@ -64,6 +66,23 @@ class Rotation:
         self._past: list[dict[int, int] | None] = [None] * tree.nodes  # phases that are over: slots -> how many
         self._passed = [0] * tree.nodes  # slots that the node has run in all
         self._due = [0] * tree.nodes  # bound: no task of the subtree ends before the node has run so many
+
+    def copy(self) -> Rotation:
+        """An equal one that shares nothing that changes. Cost: O(nodes)."""
+        new = object.__new__(Rotation)
+        new.tree, new.newcomers, new.now, new._begun = self.tree, self.newcomers, self.now, self._begun
+        new.home, new._late = dict(self.home), dict(self._late)
+        new.queues = [queue if queue is _EMPTY else queue.copy() for queue in self.queues]
+        new.rounds, new._below, new._own, new._left = self.rounds[:], self._below[:], self._own[:], self._left[:]
+        new._done, new._ahead, new._cut, new._here = self._done[:], self._ahead[:], self._cut[:], self._here[:]
+        new._past = [None if past is None else dict(past) for past in self._past]
+        new._passed, new._due = self._passed[:], self._due[:]
+        return new
+
+    def fill(self, node: int, queue: RunQueue) -> None:
+        """Puts a whole queue into a tree whose front is still to be set (`stand`)."""
+        self.queues[node] = queue
+        self.home |= dict.fromkeys(queue.entries, node)
 
     # -- time -----------------------------------------------------------------------------------------------------------------
 
@@ -136,9 +155,32 @@ class Rotation:
         self._let_in()
         return rest
 
+    def rest_of(self, task: int) -> int:
+        """Quanta that the task still needs. Cost: O(height x width)."""
+        if task in self._late:
+            return self._late[task][1]
+        node = self.home[task]
+        self._settle_path(node)
+        return self.queues[node].rest()[task]
+
+    def prolong(self, task: int, quanta: int) -> None:
+        """The task needs so many quanta from now on, whatever it needed before."""
+        if task in self._late:
+            node, _, weight, begun = self._late[task]
+            self._late[task] = (node, quanta, weight, begun)
+            return
+        node = self.home[task]
+        path = self._settle_path(node)
+        self.queues[node].need(task, quanta)
+        self._mend(path)
+
     def lengths(self) -> dict[int, int]:
         """Node -> entries of its queue, where there are any."""
         return {node: len(queue) for node, queue in enumerate(self.queues) if queue.entries}
+
+    def late_tasks(self) -> tuple[tuple[int, int, int], ...]:
+        """(task, node, weight) of newcomers that wait for the next round of the root, as they came."""
+        return tuple((task, node, weight) for task, (node, _, weight, _) in self._late.items())
 
     def late_nodes(self) -> set[int]:
         """Nodes at which newcomers wait for the next round of the root."""
@@ -146,34 +188,42 @@ class Rotation:
 
     def settle(self) -> None:
         """Brings every queue up to now. Cost: O(nodes)."""
-        for node in range(self.tree.nodes):
-            self._settle(node)
+        for node, length in enumerate(self.rounds):
+            if length:
+                self._settle(node)
 
     # -- a front as values ----------------------------------------------------------------------------------------------------------
 
     def front(self) -> tuple[tuple[int, int, bool], ...]:
         """Where every running node stands: (node, entries still to be served in this round, has completed one in this phase)."""
         self.settle()
-        runs: list[bool] = []
-        for node in range(self.tree.nodes):
-            runs.append(self._runs(node) and (not node or runs[(node - 1) // self.tree.width]))
-        return tuple((node, self._own[node], self._done[node]) for node in range(self.tree.nodes) if runs[node])
+        runs, front, width = {-1}, [], self.tree.width
+        for node, length in enumerate(self.rounds):
+            if length and not self._cut[node] and ((node - 1) // width in runs):
+                runs.add(node)
+                front.append((node, self._own[node], self._done[node]))
+        return tuple(front)
 
     def stand(self, front: tuple[tuple[int, int, bool], ...]) -> None:
         """Puts the front where `front` said it stood, queues being as they were then. Nodes that are empty now are passed over."""
         self.settle()
         for node in range(self.tree.nodes):
-            self._stop(node)
+            self._cut[node], self._here[node], self._own[node], self._past[node], self._ahead[node] = True, -1, 0, None, 0
+        filled = set().union(*(self.tree.path(node) for node, queue in enumerate(self.queues) if queue.entries))
         for node, own, done in front:
-            if self.rounds[node]:
+            if node in filled:
                 self._cut[node], self._done[node], self._own[node] = False, done, min(own, len(self.queues[node]))
                 self._ahead[node] = 0
         for node in range(self.tree.nodes - 1, -1, -1):
-            self._mend([node])
+            low = self.tree.width * node + 1
+            if self.queues[node].entries or (low < self.tree.nodes and any(self.rounds[low : low + self.tree.width])):
+                self._mend([node])
 
     def _insert(self, task: int, node: int, quanta: int, weight: int) -> None:
         self.home[task] = node
         path = self._settle_path(node)
+        if self.queues[node] is _EMPTY:
+            self.queues[node] = RunQueue()
         self.queues[node].add(task, quanta, weight)
         self._mend(path)
 

@@ -1,0 +1,93 @@
+"""Jobs that share cores in time, in the simulator: slots of the queue tree, positions that survive, one row a job."""
+
+from __future__ import annotations
+
+from rmgr.model.states import State
+from rmgr.sched import job as sched_job
+from rmgr.sched.catalogue import policy_named
+from rmgr.sched.policy import Stage
+from rmgr.sim.driver import simulate
+from rmgr.sim.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
+from rmgr.sim.metrics import summary
+from rmgr.sim.outcome import Result
+from rmgr.sim.setting import Setting
+from rmgr.sim.validate import violations
+from rmgr.sim.workload import SECOND, Job, Workload
+
+
+def a_job(number: int, submit: int, run: int, processors: int, queue: str = "") -> Job:
+    times = {"submit_us": submit * SECOND, "run_us": run * SECOND, "estimate_us": run * SECOND}
+    return Job(number=number, processors=processors, processes=processors, queue=queue, **times)
+
+
+def spells(result: Result, number: int) -> list[tuple[float, float, str]]:
+    return [(s.start_us / SECOND, s.end_us / SECOND, str(s.parting)) for s in result.outcomes[number - 1].spells]
+
+
+def shares(*jobs: Job, quantum: str = "2s", spells: bool = True, events: tuple[Event, ...] = (), **params: str) -> Result:
+    """Under dqt on four one-core nodes, validated."""
+    policy = policy_named("dqt", {"quantum": quantum, **params})
+    setting = Setting(nodes=4, pipeline=(Stage(policy),), policy="dqt", spells=spells, events=events)
+    workload = Workload(name="by hand", jobs=jobs, processors=4)
+    result = simulate(workload, setting)
+    assert violations(result, workload, setting) == []
+    return result
+
+
+def test_jobs_of_a_queue_run_in_turn_and_a_job_ends_in_the_middle_of_its_slot() -> None:
+    # 1 and 2 stand in the root's queue, slots of 2 s. 1 ends at 9 s in its third slot; the rest of it is idle.
+    result = shares(a_job(1, 0, 5, 4), a_job(2, 0, 4, 4))
+    assert spells(result, 1) == [(0, 2, "suspended"), (4, 6, "suspended"), (8, 9, "ended")]
+    assert spells(result, 2) == [(2, 4, "suspended"), (6, 8, "ended")]
+    assert [outcome.turns for outcome in result.outcomes] == [3, 2]
+
+
+def test_positions_survive_an_arrival_which_delays_others_by_its_own_slots_only() -> None:
+    # 1, 2, 3 of the root in turn; one-core jobs come all the time and run below. The turn of 3 comes in each round.
+    few = shares(a_job(1, 0, 6, 4), a_job(2, 0, 6, 4), a_job(3, 0, 6, 4))
+    many = shares(*(a_job(n, 0, 6, 4) for n in (1, 2, 3)), *(a_job(4 + n, 1 + n, 1, 1) for n in range(12)), most_jobs="0")
+    slots = {n: len(spells(many, n)) for n in (1, 2, 3)}
+    assert slots == {1: 3, 2: 3, 3: 3}
+    taken = sum(outcome.turns for outcome in many.outcomes[3:]) * 2
+    for n in (1, 2, 3):
+        before, after = few.outcomes[n - 1].end_us, many.outcomes[n - 1].end_us
+        assert before <= after <= before + taken * SECOND
+
+
+def test_a_job_is_one_row_and_its_stretches_are_kept_only_when_asked() -> None:
+    jobs = (a_job(1, 0, 5, 4), a_job(2, 1, 4, 4), a_job(3, 3, 7, 1))
+    plain, whole = shares(*jobs, spells=False), shares(*jobs)
+    assert [len(outcome.spells) for outcome in plain.outcomes] == [1, 1, 1]
+    for one, other in zip(plain.outcomes, whole.outcomes, strict=True):
+        assert (one.end_us, one.ran_us, one.turns) == (other.end_us, other.ran_us, other.turns)
+        assert one.ran_us == one.job.run_us
+    assert "suspensions" in summary(plain)
+    assert summary(plain)["suspensions"] == 0
+
+
+def test_jobs_of_a_gang_lose_their_node_or_are_cancelled_and_the_others_go_on() -> None:
+    lost = shares(
+        a_job(1, 0, 4, 4),
+        a_job(2, 0, 4, 2),
+        a_job(3, 0, 4, 2),
+        events=(NodesFail(5 * SECOND, ((0, 0),)), NodesRepaired(7 * SECOND, ((0, 0),)), Cancel(9 * SECOND, 3)),
+    )
+    assert [spell.parting for spell in lost.outcomes[0].spells if spell.parting != "suspended"] == ["lost", "ended"]
+    assert [outcome.state for outcome in lost.outcomes] == [State.COMPLETED, State.COMPLETED, lost.outcomes[2].state]
+
+
+def test_a_fail_over_changes_no_slot() -> None:
+    jobs = tuple(a_job(n, n // 3, 3 + n % 5, 1 + n % 4) for n in range(1, 15))
+    steady = shares(*jobs, newcomers="next_round")
+    shaken = shares(*jobs, newcomers="next_round", events=tuple(FailOver(at * SECOND, 0) for at in range(1, 40, 3)))
+    assert [spells(steady, job.number) for job in jobs] == [spells(shaken, job.number) for job in jobs]
+
+
+def test_weights_give_slots_by_priority() -> None:
+    requests = {
+        n: sched_job.Job(id=n, submit_us=0, processes=4, limit_us=60 * SECOND, priority=priority) for n, priority in ((1, 0), (2, 100))
+    }
+    policy = policy_named("dqt", {"quantum": "1s", "weights": "0:1,100:3"})
+    setting = Setting(nodes=4, pipeline=(Stage(policy),), policy="dqt", spells=True, requests=requests)
+    result = simulate(Workload(name="by hand", jobs=(a_job(1, 0, 6, 4), a_job(2, 0, 6, 4)), processors=4), setting)
+    assert spells(result, 2) == [(1, 4, "suspended"), (5, 8, "ended")]
