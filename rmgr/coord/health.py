@@ -135,6 +135,7 @@ def _waiting(snapshot: ClusterSnapshot, views: Sequence[NodeView], live: Iterabl
     stuck: dict[str, list[tuple[JobView, int, str]]] = defaultdict(list)
     stopped: Counter[str] = Counter()
     known: dict[object, str] = {}
+    refusing = any(trouble.refused for trouble in snapshot.troubles.values())
     for job in live:
         submission = snapshot.submissions[job.id][0]
         count = job.counts[State.INITIAL] - snapshot.waiting.get(job.id, 0)
@@ -145,7 +146,8 @@ def _waiting(snapshot: ClusterSnapshot, views: Sequence[NodeView], live: Iterabl
             stopped[submission.queue] += count
             continue
         request = submission.request
-        key = (queue.name, request.cores, request.memory_bytes, request.features, needs_of(request.resources), submission.rigid)
+        who = submission.user if refusing else ""
+        key = (queue.name, who, request.cores, request.memory_bytes, request.features, needs_of(request.resources), submission.rigid)
         if key not in known and len(known) < _MOST_REQUESTS:
             known[key] = _cannot(snapshot, here[queue.partition], submission, queue)
         if why := known.get(key):
@@ -179,9 +181,19 @@ def _cannot(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Su
     takes = [view for view in views if view.state == NodeState.UP]
     if not takes:
         return nobody_up(views, queue.partition)
+    why = _no_room(snapshot, views, submission, queue)
+    refused = {} if why else refused_whys(snapshot, takes, submission.user)
+    if refused and _no_room(snapshot, [view for view in views if view.id not in refused], submission, queue):
+        return f"node {next(iter(refused))} cannot run work of user {submission.user}: {next(iter(refused.values())).detail}"
+    return why
+
+
+def _no_room(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission, queue: QueueSpec) -> str:
+    """What these nodes lack, "" if those of them that take work have it."""
     if queue.dispatch is Dispatch.PLACE:
         return "; ".join(why.detail for why in room_whys(views, submission.request, submission.rigid, queue.partition))
-    return "" if any(can_run(snapshot, view, submission) for view in takes) else unfit(snapshot, views, submission)
+    is_able = any(view.state == NodeState.UP and can_run(snapshot, view, submission) for view in views)
+    return "" if is_able else unfit(snapshot, views, submission)
 
 
 def can_run(snapshot: ClusterSnapshot, view: NodeView, submission: Submission) -> bool:

@@ -124,6 +124,22 @@ def test_work_that_no_node_could_run_is_a_problem_and_explain_says_the_same() ->
     assert (part.id, "room for 4 of its 9 processes" in part.reason) == ("big", True)
 
 
+def test_work_of_a_user_whom_every_fitting_node_refuses_is_stuck_and_others_work_is_not() -> None:
+    told_by_it = "/root is private: chmod a+x /root"
+    trouble = Trouble(node="n1", incarnation=1, kind="users", reason="1 user", since_us=1, refused={"ann": told_by_it})
+    snapshot = facts(record(), record("b1", "big"), troubles={"n1": trouble})
+    stuck = [part for part in told(replace(snapshot, submissions=job())).parts if part.kind == "partition"]
+    assert [part.reason for part in stuck] == [
+        f"3 tasks wait that no node can run, 42 first: node n1 cannot run work of user ann: {told_by_it}"
+    ]
+    assert told_by_it in explain(replace(snapshot, submissions=job()), 42, None).why[0].detail
+    for fine in (
+        replace(snapshot, submissions=job(user="bob")),
+        facts(record(), record("n2"), record("b1", "big"), troubles={"n1": trouble}, submissions=job()),
+    ):
+        assert not [part for part in told(fine).parts if part.kind == "partition"]
+
+
 def test_work_that_waits_for_its_user_its_own_limit_or_its_back_off_is_nobodys_problem() -> None:
     impossible = Request(cores=5)
     assert told(facts(submissions=job(request=impossible, phase=Phase.HELD))).parts == ()
