@@ -134,8 +134,10 @@ def library() -> Path:
     directory = Path(chosen) if chosen else default_library()
     if any(directory.glob("cassandra-all-*.jar")) and any(directory.glob("jamm-*.jar")):
         return directory
-    named = f"RMGR_CASSANDRA_LIB={chosen}" if chosen else str(directory)
-    msg = f"Cassandra's jars are missing in {named}"
+    if chosen:
+        msg = f"Cassandra's jars are missing in RMGR_CASSANDRA_LIB={chosen}"
+        raise Unavailable(msg, hint=f"unset it: rmgr dev --store cassandra fetches them into {default_library()}")
+    msg = f"Cassandra's jars are missing in {directory}"
     raise Unavailable(msg, hint=f"type: {jars.command(JARS)}")
 
 

@@ -28,4 +28,7 @@ def test_missing_jars_are_named_with_what_to_type(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RMGR_CASSANDRA_LIB", str(tmp_path))
     found = missing_parts() or ""
     assert "RMGR_CASSANDRA_LIB" in found
-    assert "ensure_cassandra" in found
+    assert "unset it" in found
+    monkeypatch.delenv("RMGR_CASSANDRA_LIB")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "-m rmgr.dev.jars cassandra-5.0" in (missing_parts() or "")

@@ -127,4 +127,4 @@ def test_rmgr_dev_says_what_is_missing_for_cassandra(zookeeper_parts: None, tmp_
     sh = Shell(tmp_path / "home", {"RMGR_CASSANDRA_LIB": str(tmp_path)})
     ended = sh("--store", "cassandra", "dev", "--detach")
     assert ended.code == 5
-    assert "ensure_cassandra" in ended.err
+    assert "unset it: rmgr dev --store cassandra fetches them into" in ended.err
