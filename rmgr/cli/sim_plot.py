@@ -14,7 +14,7 @@ from rmgr.cli.render import emit
 from rmgr.errors import UsageError
 
 #: As `rmgr.sim.plots.pictures.KINDS` and `FORMS` have them; here, so that the help needs no matplotlib.
-KINDS = ("gantt", "utilisation", "waits", "compare", "load", "tables", "figures", "calls")
+KINDS = ("gantt", "utilisation", "waits", "compare", "load", "tables", "figures", "matrix", "front", "calls")
 FORMS = ("png", "svg", "both")
 
 
@@ -34,7 +34,7 @@ FORMS = ("png", "svg", "both")
 @click.option("--format", "form", type=one_of("format", FORMS), default="png", show_default=True, metavar="|".join(FORMS))
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="default: plots/ in the DIR that is drawn; of several: ./plots")
 @click.option("--from", "start", type=DURATION, default="0", metavar="T", help="after the first submit, as 2d or 36:00:00")
-@click.option("--to", "end", type=DURATION, metavar="T", help="of gantt, utilisation and waits; default: the end")
+@click.option("--to", "end", type=DURATION, metavar="T", help="of single runs; default: the end")
 @click.option("--overwrite", is_flag=True, help="replace pictures that are there already")
 def plot(
     session: Session,
@@ -55,6 +55,8 @@ def plot(
     compare       mean wait, bounded slowdown and utilisation, all runs (or all of a sweep) in one picture
     load          wait and slowdown against load, of a sweep: median of the seeds, least to most
     tables        tables of a paper's report (by itself only when it has no figures)
+    matrix        slots against cores, a colour a job, of a run of dqt with --spells: its first 200 slots after --from
+    front         the queue tree and its front in the first 7 slots after --from, of such a run
     calls         a lane for each server and link, of rmgr sim calls: the first replication of each policy and case
     figures       its figures: lines with the range over the seeds
 

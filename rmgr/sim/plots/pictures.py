@@ -20,9 +20,11 @@ from rmgr.sim.papers.report import slug
 from rmgr.sim.plots.calls import calls
 from rmgr.sim.plots.canvas import Figure, encoded, styled
 from rmgr.sim.plots.compare import compare_runs, compare_sweep
+from rmgr.sim.plots.front import front
 from rmgr.sim.plots.gantt import gantt
 from rmgr.sim.plots.lines import lines
 from rmgr.sim.plots.load import load
+from rmgr.sim.plots.matrix import matrix
 from rmgr.sim.plots.reading import JOBS, Run, read_json, read_run
 from rmgr.sim.plots.sweeps import RESULTS, Sweep, read_sweep
 from rmgr.sim.plots.tables import draw_table, is_drawable
@@ -40,6 +42,8 @@ KINDS: Mapping[str, str] = {
     "load": "wait and slowdown against load, of a sweep",
     "tables": "tables of a paper's report; unasked only when it has no figures",
     "figures": "figures of a paper's report",
+    "matrix": "slots against cores, a colour a job, of each run of dqt with --spells",
+    "front": "the queue tree with its front in a few slots, of each run of dqt with --spells",
     "calls": "a lane for each server and link, of the first replication of each policy and case of rmgr sim calls",
 }
 _WRITTEN = "name a directory that rmgr sim run|sweep|paper|calls --out wrote"
@@ -93,7 +97,7 @@ def pictures(results: Results, kinds: Sequence[str] = (), window: Window = Windo
     made: list[Picture] = []
     runs, names = results.runs, _names(results.runs)
     wanted = set(kinds) or _fitting(results, window)
-    if {"gantt", "utilisation", "waits"} & wanted and not runs:
+    if {"gantt", "utilisation", "waits", "matrix", "front"} & wanted and not runs:
         kind = next(kind for kind in KINDS if kind in wanted)
         example = (
             f"{results.sweeps[0].path.parent}/runs/{results.sweeps[0].rows[0]['name']}" if results.sweeps else "rmgr sim run --out DIR"
@@ -108,8 +112,8 @@ def pictures(results: Results, kinds: Sequence[str] = (), window: Window = Windo
     if "calls" in wanted and not results.calls:
         raise UsageError("--kind calls draws calls, and none were named", hint="rmgr sim calls ... --out DIR")
     if {"compare", "load", "tables", "figures", "calls"} & wanted and not window.is_whole:
-        raise UsageError("--from and --to cut single runs: gantt, utilisation and waits", hint="leave them away, or name --kind")
-    for name, draw in (("gantt", gantt), ("utilisation", utilisation)):
+        raise UsageError("--from and --to cut single runs, as gantt and utilisation show them", hint="leave them away, or name --kind")
+    for name, draw in (("gantt", gantt), ("utilisation", utilisation), ("matrix", matrix), ("front", front)):
         if name in wanted:
             made += [Picture(name + end, partial(draw, run, window)) for end, run in zip(names, runs, strict=True)]
     if "waits" in wanted:

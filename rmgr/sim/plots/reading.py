@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rmgr.errors import UsageError
+from rmgr.errors import ConfigError, UsageError
+from rmgr.sched.parameters import parameters_of, read_values
+from rmgr.sched.policies.gangs.dqt import Dqt
 from rmgr.sim.plots.timing import label_of
 
 Floats = NDArray[np.float64]
@@ -69,6 +72,7 @@ class Run:
         processors: of the machine. details: what else decides it (load 0.7, seed 3), for titles.
         numbers: of the jobs. submit, start, finish, ran, wait: seconds. size: processors. summary: schedule.json.
         spells: of every stretch of running: place of its job, start, end, cores as text ("0-3 7").
+        turns: slots of a gang in which each job ran, 0 without one. quantum, width: of its slots (s) and its tree, under dqt.
     """
 
     directory: Path
@@ -85,6 +89,9 @@ class Run:
     size: Floats
     summary: Mapping[str, Any]
     spells: Spells
+    turns: Integers
+    quantum: float
+    width: int
 
     @property
     def name(self) -> str:
@@ -159,6 +166,8 @@ def read_run(directory: Path) -> Run:
     _check_order(table, start, finish)
     spells = _spells(directory, table, numbers, start, finish)
     policy, details, processors = _described(directory)
+    turns = table.numbers("turns", least=0).astype(np.int64) if "turns" in table.by_name else np.zeros(len(numbers), dtype=np.int64)
+    quantum, width = _slots(directory)
     return Run(
         directory=directory,
         workload=table.texts("workload_name")[0],
@@ -174,6 +183,9 @@ def read_run(directory: Path) -> Run:
         size=size,
         summary=summary,
         spells=spells,
+        turns=turns,
+        quantum=quantum,
+        width=width,
     )
 
 
@@ -306,6 +318,19 @@ def _described(directory: Path) -> tuple[str, tuple[str, ...], int]:
     if not isinstance(processors, int):
         processors = nodes * cores if isinstance(nodes, int) and isinstance(cores, int) else 0
     return policy, tuple(details), processors
+
+
+def _slots(directory: Path) -> tuple[float, int]:
+    """(quantum in seconds, width) of dqt as the run's own manifest tells them; else the policy's defaults."""
+    policy = Dqt()
+    path = directory / MANIFEST
+    document = read_json(path) if path.is_file() else {}
+    params = (document.get("experiment") or document).get("params")
+    if isinstance(params, dict):
+        known = {"quantum", "width"} & params.keys()
+        with suppress(ConfigError):  # the parameters of another policy
+            policy = Dqt(**read_values("dqt", parameters_of(Dqt), {name: params[name] for name in known}))
+    return policy.quantum_us / 1e6, policy.width
 
 
 def _processors(summary: Mapping[str, Any], spells: Spells, size: Floats, ran: Floats) -> int:
