@@ -64,10 +64,10 @@ def hold(directory: Path) -> Guard:
 
 def record_spawner(directory: Path, name: str, *, pid: int, marker: str) -> None:
     """Writes down a process that must not outlive this incarnation (replaced as a whole, never half written)."""
-    born = _born(pid)
-    if born is not None:
+    started = born(pid)
+    if started is not None:
         with contextlib.suppress(FileNotFoundError):  # `directory` was removed: written down again when it has been made again
-            _record(directory, name, {"pid": pid, "born": born, "marker": marker})
+            _record(directory, name, {"pid": pid, "born": started, "marker": marker})
 
 
 def record_cgroups(directory: Path, paths: list[str]) -> None:
@@ -182,7 +182,7 @@ def _psutil_marked(process: psutil.Process, marker: str) -> bool:
 def _alive(record: dict[str, object]) -> psutil.Process | None:
     """The recorded process, if it is still that one (a reused pid has another start time)."""
     pid = record.get("pid")
-    if not isinstance(pid, int) or _born(pid) != record.get("born"):
+    if not isinstance(pid, int) or born(pid) != record.get("born"):
         return None
     try:
         process = psutil.Process(pid)
@@ -191,7 +191,7 @@ def _alive(record: dict[str, object]) -> psutil.Process | None:
         return None
 
 
-def _born(pid: int) -> str | None:
+def born(pid: int) -> str | None:
     """Names the start of a process in a way that neither a clock jump nor a reboot can confuse."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -13,6 +13,7 @@ from typing import Self
 
 import psutil
 
+from rmgr.adapters.leftovers import born
 from rmgr.config import dev_file
 
 _STATE = "cluster.json"
@@ -24,27 +25,27 @@ _AT_LEAST_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevProcess:
-    """A process of the cluster. started, ticks: when it began, which with the pid makes it unmistakable.
+    """A process of the cluster. started, born: when it began, which with the pid makes it unmistakable.
 
-    started: seconds since 1970, and moves when the machine's clock is set. ticks: of the kernel, since boot; 0 = not known.
+    started: seconds since 1970, and moves when the machine's clock is set. born: by the kernel (`leftovers.born`), "" = not known.
     """
 
     role: str
     id: str
     pid: int
     started: float
-    ticks: int = 0
+    born: str = ""
 
     @classmethod
     def of(cls, role: str, name: str, pid: int) -> Self:
         """A process that runs. Raises psutil.NoSuchProcess."""
-        return cls(role=role, id=name, pid=pid, started=psutil.Process(pid).create_time(), ticks=_ticks(pid))
+        return cls(role=role, id=name, pid=pid, started=psutil.Process(pid).create_time(), born=born(pid) or "")
 
     def find(self) -> psutil.Process | None:
         """The process, None when it is gone (or its pid belongs to another one now)."""
         try:
             process = psutil.Process(self.pid)
-            same = self.ticks == _ticks(self.pid) if self.ticks else abs(process.create_time() - self.started) < 1.0
+            same = self.born == born(self.pid) if self.born else abs(process.create_time() - self.started) < 1.0
             same = same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return None
@@ -77,13 +78,6 @@ class DevState:
     def is_running(self) -> bool:
         """Any of its processes lives."""
         return any(process.find() is not None for process in self.processes)
-
-
-def _ticks(pid: int) -> int:
-    """When the process began, in ticks since the machine has booted; 0 where that cannot be told."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    return 0
 
 
 def default_directory() -> Path:
