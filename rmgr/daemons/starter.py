@@ -123,6 +123,11 @@ def work_directory(config: StarterConfig, node: str, *, shared: bool = False) ->
     directory = Path(config.work_dir).resolve() if config.work_dir else home / node
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+        for place in (directory, Path(config.work_dir or directory)) if shared else ():  # a link, and what it leads to
+            owner = os.lstat(place).st_uid
+            if owner not in (0, os.geteuid()):
+                why = f"the work directory {place} belongs to uid {owner}, who could exchange what this Starter writes there"
+                raise ConfigError(why, hint=f"rm -r {place}, chown root {place}, or choose another one with --work-dir")
         probe = directory / ".probe"
         probe.write_bytes(b"")
         probe.unlink()

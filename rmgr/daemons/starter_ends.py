@@ -317,7 +317,9 @@ class Ends:
         self.returned([task for seq, task in tasks.items() if seq not in running], now_s)
         if isinstance(owner, Hold) and owner.seq in event.running:
             owner.lost(lost_words(event.why))
-        if not event.expected and not chosen:
+        if event.expected:
+            self.reopening.closed(event.slot, now_s)
+        elif not chosen:
             self._log.warning("slot_lost", slot=event.slot.number, why=event.why, running=len(running))
             self.reopening.lost(event.slot, event.why, now_s)
 

@@ -70,6 +70,12 @@ class Reopening:
         if trial is not None and trial.slot is slot:
             self._end(slot.account)
 
+    def closed(self, slot: Slot, now_s: float) -> None:
+        """A slot was closed, to make room for another user's: had it not proven itself yet, the next one has to."""
+        trial = self._trials.get(slot.account)
+        if trial is not None and trial.slot is slot:
+            trial.slot, trial.next_s = None, now_s
+
     def settle(self, now_s: float, *, takes_work: bool = True) -> float | None:
         """Opens what is due, while the node takes work. Returns: when to call again at the latest, None if never."""
         if now_s - self._continued_s > _CONTINUE_S:

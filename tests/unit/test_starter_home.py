@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 import structlog
 
+from rmgr.config import StarterConfig
+from rmgr.daemons.starter import work_directory
 from rmgr.daemons.starter_health import DiskWatch
 from rmgr.daemons.starter_home import Home
+from rmgr.errors import ConfigError
 
 MODES = {"": 0o711, "n1": 0o711, "n1/run": 0o755, "blobs": 0o700}
 
@@ -140,3 +143,22 @@ def test_a_file_that_is_missing_for_another_reason_is_no_reason_to_try_again(hom
     assert home.retry(FileNotFoundError(), home.generation - 1), "another thread has mended meanwhile"
     home.forget.append(lambda: True)
     assert home.retry(FileNotFoundError(), home.generation), "a kept file is gone"
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_starter_of_several_users_begins_in_no_directory_that_one_of_them_has_made(tmp_path: Path, is_link: bool) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("another user's directory takes root")
+    place, victim = tmp_path / "rmgr", tmp_path / "victim"
+    victim.mkdir()
+    if is_link:
+        place.symlink_to(victim)
+    else:
+        place.mkdir()
+    os.lchown(place, 12345, 12345)
+    with pytest.raises(ConfigError, match="belongs to uid 12345"):
+        work_directory(StarterConfig(work_dir=str(place)), "n1", shared=True)
+    assert not list(victim.iterdir())
+    assert work_directory(StarterConfig(work_dir=str(place)), "n1") == (victim if is_link else place), "work of one user is his business"
+    os.lchown(place, 0, 0)
+    assert work_directory(StarterConfig(work_dir=str(place)), "n1", shared=True) == (victim if is_link else place)

@@ -113,3 +113,12 @@ def test_what_kills_all_slots_of_a_user_may_kill_the_one_on_trial_too(reopening:
     assert len(lanes.opened) == 2
     reopening.lost(lanes.opened[1], "was killed", 0.2)
     assert len(strikes) == 1
+
+
+def test_a_slot_on_trial_that_is_closed_for_another_user_is_followed_by_the_next_one(reopening: Any, lanes: Any, strikes: Any) -> None:
+    reopening.lost(Slot(ANNA), "was killed", 0.0)
+    reopening.settle(0.0)
+    reopening.closed(lanes.opened[0], 0.1)
+    reopening.settle(0.1)
+    reopening.up(lanes.opened[1])
+    assert (lanes.unproven, strikes) == (set(), [])
