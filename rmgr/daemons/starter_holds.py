@@ -24,7 +24,7 @@ from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_lanes import Lane
-from rmgr.errors import RmgrError
+from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.frames import CommandBatch, CommandEnd, CommandItem, Shape
 from rmgr.model.placing import NodeHold
 from rmgr.model.resources import MIB
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 CHECKPOINTS = "saved"
 #: Pause after a hold could not be read.
 _PAUSE_S = 0.5
+#: A record that is none is read again after this; one that takes its place under the same name is read when it comes.
+_LONG_PAUSE_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -58,6 +60,7 @@ class Hold:
     is_stale: bool = False  #: something has changed since it was asked for
     retry_s: float = -math.inf  #: of reading
     again_s: float = -math.inf  #: when it may be taken again, should what serves it have ended
+    error: str = ""  #: of the last reading, told once
     is_too_large: bool = False
     life: str = ""  #: of the node, when it was taken
     incarnation: int = 0
@@ -305,7 +308,9 @@ class Holds:
                 fresh = Hold(name=hold.name, submission=hold.submission, index=hold.index, attempt=hold.attempt, record=record)
                 self._holds[hold.name] = fresh
         except RmgrError as error:
-            self._log.warning("hold_not_readable", name=hold.name, error=error.message)
-            hold.retry_s = time.monotonic() + _PAUSE_S
+            if error.message != hold.error:
+                self._log.warning("hold_not_readable", name=hold.name, error=error.message)
+            hold.error = error.message
+            hold.retry_s = time.monotonic() + (_LONG_PAUSE_S if isinstance(error, WrongCluster) else _PAUSE_S)
             hold.is_stale = True
         self._shared.wake()

@@ -168,6 +168,7 @@ class Records:
         self._coming: set[int] = set()
         self._looking: set[int] = set()
         self._refused_s: dict[int, float] = {}
+        self._refused_whys: dict[int, str] = {}  # each is told once
 
     def get(self, submission: int) -> Info | None:
         """The record, None while it is on its way or cannot be read (`is_refused`). Owner's thread only."""
@@ -263,8 +264,11 @@ class Records:
     def _refuse(self, submission: int, why: str) -> None:
         if len(self._refused_s) > _KEEP:
             self._refused_s.clear()
+            self._refused_whys.clear()
         self._refused_s[submission] = time.monotonic() + _PAUSE_S
-        self._log.warning("submission_not_readable", submission=submission, why=why)
+        if self._refused_whys.get(submission) != why:
+            self._log.warning("submission_not_readable", submission=submission, why=why)
+        self._refused_whys[submission] = why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

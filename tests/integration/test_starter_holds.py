@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import paths
@@ -70,6 +71,25 @@ def test_a_hold_that_was_replaced_between_two_looks_is_taken_anew(rig: Rig) -> N
     wait_for(lambda: agent.lanes.free_cores == 1, "the old one's core free")
     delete(rig, path)
     wait_for(lambda: agent.lanes.free_cores == 3, "all cores free")
+
+
+def test_what_is_no_hold_and_no_order_is_told_once_and_stops_nothing(rig: Rig) -> None:
+    with capture_logs() as told:
+        agent = rig.start(cores=3).agent()
+        rig.wait_registered()
+        job = rig.submit(Command(argv=("true",)), queue="batch")
+        rig.zk.ensure([paths.hold("n1")])
+        spoilt = [paths.hold_of("n1", job, 0, 1), paths.inbox("n1", "zz")]
+        for path in spoilt:
+            create = Multi(name="TEST", ops=(Create(path, b"{]"),), proof=Holds(path, b"{]"))
+            assert isinstance(rig.zk.commit(create).result(60), Committed)
+        rig.outcomes(rig.submit(Command(argv=("sleep", "1.5"))), 1)  # several rounds of the loop
+        events = [line["event"] for line in told]
+        assert (events.count("hold_not_readable"), events.count("order_not_readable")) == (1, 1)
+        delete(rig, spoilt[0])
+        wait_for(lambda: not list(agent.jobs.holds), "it to be forgotten")
+        rig.write(spoilt[0], NodeHold(head="n2", key="k", cores=1))
+        wait_for(lambda: agent.jobs.holds.get(f"{job}.0.1"), "the good one of the same name to be taken")
 
 
 def test_a_job_starts_when_all_its_nodes_are_ready(rig: Rig, tmp_path: Path) -> None:
