@@ -70,10 +70,17 @@ def accounts() -> Iterator[LocalAccounts]:
 
 
 @pytest.fixture(scope="module")
-def rig(zookeeper: ZooKeeperServer, accounts: LocalAccounts) -> Iterator[Rig]:
+def place() -> Iterator[Path]:
+    """A directory that users can get to (pytest's own is closed to them)."""
+    directory = Path(tempfile.mkdtemp(prefix="rmgr-staging-", dir="/var/tmp"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def rig(zookeeper: ZooKeeperServer, accounts: LocalAccounts, place: Path) -> Iterator[Rig]:
     """Three idle nodes whose work runs as its users, and a store that takes 1.5 s for a value that is streamed."""
-    place = Path(tempfile.mkdtemp(prefix="rmgr-staging-", dir="/var/tmp"))
-    place.chmod(0o755)
     chroot = f"/test/{uuid.uuid4().hex[:12]}"
     with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator:
         coordinator.ensure(["/"])
@@ -86,7 +93,6 @@ def rig(zookeeper: ZooKeeperServer, accounts: LocalAccounts) -> Iterator[Rig]:
             for name in NODES:
                 made.wait_registered(name)
             yield made
-    shutil.rmtree(place)
 
 
 @pytest.fixture
