@@ -22,13 +22,14 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Upload
 from tests.harness.local_accounts import LocalAccounts
+from tests.harness.reachable import work_that_users_reach
 from tests.harness.starter_rig import Rig, Running, call
 from tests.integration.test_run_as_user import sh, told
 
 
 @pytest.fixture(scope="module")
 def accounts() -> Iterator[LocalAccounts]:
-    with LocalAccounts() as made:
+    with LocalAccounts() as made, work_that_users_reach():
         yield made
 
 
@@ -61,10 +62,10 @@ def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
 
 
 @pytest.fixture(scope="module")
-def node(rig: Rig) -> Running:
+def node(accounts: LocalAccounts, rig: Rig) -> Running:
     """A Starter of two cores whose work runs as its users."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(starter, "policy_of", lambda _security, _directory: Policy(min_uid=1000))
+        patch.setattr(starter, "policy_of", lambda _security: Policy(min_uid=1000))
         running = rig.start("n1")
     rig.wait_registered()
     return running
