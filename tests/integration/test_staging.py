@@ -81,13 +81,15 @@ def place() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def rig(zookeeper: ZooKeeperServer, accounts: LocalAccounts, place: Path) -> Iterator[Rig]:
     """Three idle nodes whose work runs as its users, and a store that takes 1.5 s for a value that is streamed."""
-    chroot = f"/test/{uuid.uuid4().hex[:12]}"
+    name = uuid.uuid4().hex[:12]
+    chroot, home = f"/test/{name}", place / name  # anew where a test is run again
+    home.mkdir()
     with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator:
         coordinator.ensure(["/"])
-        with Rig(coordinator, zookeeper.hosts, chroot, place) as made:
+        with Rig(coordinator, zookeeper.hosts, chroot, home) as made:
             made.store = SlowStore(made.store, 1.5)  # type: ignore[assignment]
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(starter, "policy_of", lambda _security, _directory: Policy(min_uid=1000))
+                patch.setattr(starter, "policy_of", lambda *_: Policy(min_uid=1000))
                 for name in NODES:
                     made.start(name, cores=1)
             for name in NODES:
