@@ -130,8 +130,10 @@ def _with_failures(session: Session, view: ExplainView, position: int | None) ->
 
 
 def _with_story(session: Session, view: ExplainView, position: int | None) -> ExplainView:
-    """A task that runs is explained by what became of its checkpoints, too."""
+    """A task that runs is explained by what became of its checkpoints and of its claim, too."""
     from dataclasses import replace
+
+    from rmgr.coord.nowhere import CLAIM_WAS_GONE
 
     if view.state not in {State.RUNNING, State.STOPPING}:
         return view
@@ -140,7 +142,12 @@ def _with_story(session: Session, view: ExplainView, position: int | None) -> Ex
         tasks = session.query().tasks(number, first=position or 0, limit=2 if position is None else 1)
     except NotFound:
         return view
-    told = [WhyView(what="checkpoints", id=task.id, detail="; ".join(task.story)) for task in tasks if task.story and len(tasks) == 1]
+    told = []
+    for task in tasks if len(tasks) == 1 else ():
+        claims = [line for line in task.story if line.startswith(CLAIM_WAS_GONE)]
+        others = [line for line in task.story if line not in claims]
+        kinds = (("checkpoints", others), ("claim", claims))
+        told += [WhyView(what=what, id=task.id, detail="; ".join(lines)) for what, lines in kinds if lines]
     return replace(view, why=(*view.why, *told))
 
 

@@ -24,6 +24,8 @@ from rmgr.model.submission import Phase, Submission
 
 #: Fragments of one multi: together far below the limit of its size.
 FRAGMENTS = 12
+#: How the sentence begins that a claim which was put back leaves in the story of its block.
+CLAIM_WAS_GONE = "its claim was nowhere in ZooKeeper"
 #: How a task that was ended this way explains itself.
 ERROR = (
     "it was nowhere in ZooKeeper: not final, and no block of it waited or ran (its znode was deleted, or ZooKeeper was restored from "

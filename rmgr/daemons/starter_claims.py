@@ -63,7 +63,7 @@ class Claims:
 
     def _put_back(self, block: ClaimedBlock) -> None:
         name = self._node.name
-        told = f"its claim was nowhere in ZooKeeper at {time.strftime('%H:%M:%S')}, and node {name} put it back"
+        told = f"{nowhere.CLAIM_WAS_GONE} at {time.strftime('%H:%M:%S')}, and node {name} put it back"
         data = msgspec.structs.replace(block.data, stamp=uuid.uuid4().hex[:12], story=(*block.data.story, told)[-MAX_STORY:])
         block.sending = Noted(data=data)
         self._log.error("claim_was_gone", block=paths.block_name(block.key))

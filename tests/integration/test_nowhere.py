@@ -56,6 +56,7 @@ def test_claims_that_were_deleted_are_put_back_and_waiting_work_is_ended(live_cl
     told = sh.ok("explain", str(waits)).out
     assert "DATA_LOST" in told
     assert "it was nowhere in ZooKeeper" in told
+    assert "its claim was nowhere in ZooKeeper" in sh.ok("explain", f"{runs}_0").out
     go.touch()
     assert sh("wait", str(runs)).code == 0
     tasks = sh.ok("tasks", str(runs), "--json").json["tasks"]
