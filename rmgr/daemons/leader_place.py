@@ -66,7 +66,8 @@ class Placer:
         self.plan = Plan()
         self.book = Book()
         self.names = Names()
-        self.faults = Faults(desk, lambda: self._look_again(Cause.TAKE_OVER))
+        self.faults = Faults(desk, self._others_place)
+        self._is_other_log = False  # another pipeline places somewhere since the log began
         self.problems: dict[str, str] = {}
         self.passes = 0
         self.last_pass_s = 0.0
@@ -217,6 +218,8 @@ class Placer:
             self._try_build()
             if self.state is None:
                 return
+        if self._is_other_log:
+            self._begin_log(self.state)
         self._reconcile(self.state)
         if self.state is None or self.asks.turn(self.state, self.now_us(), self._carried_out):
             return
@@ -288,6 +291,15 @@ class Placer:
         """Its user lets it go back to its queue."""
         submission = self.book.submissions.get(task_of(job)[0])
         return submission is None or submission.resubmit
+
+    def _begin_log(self, state: ClusterState) -> None:
+        self._is_other_log = False
+        placed = {partition for stage in self._every for partition in stage.partitions}
+        self._record.begin(state, self._settings(), placed, half_life_us=self._half_life_us, instead=self.faults.instead)
+
+    def _others_place(self) -> None:
+        self._is_other_log = True
+        self._look_again(Cause.TAKE_OVER)
 
     def _look_again(self, cause: Cause) -> None:
         self._causes |= {cause}
@@ -439,8 +451,7 @@ class Placer:
             return
         records = self._rebuild_of.records
         self.state, self._rebuild_of = built, None
-        placed = {partition for stage in self._every for partition in stage.partitions}
-        self._record.begin(built, self._settings(), placed, half_life_us=self._half_life_us)
+        self._begin_log(built)
         self._orders.adopt(records)
         self.asks.rebuilt()
         for node in {placed.node for placed in self.book.placed.values()}:

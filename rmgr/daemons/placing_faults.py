@@ -95,6 +95,11 @@ class Faults:
         who = "nobody places jobs" if bench.is_stopped else f"{INSTEAD} places jobs"
         return f"policy {bench.policy} failed ({bench.error}): {who} in its place until {until}"
 
+    @property
+    def instead(self) -> dict[str, str]:
+        """Partition -> the policy that places there instead of its own."""
+        return dict.fromkeys(self.benched, INSTEAD)
+
     def is_stopped(self, partition: str) -> bool:
         """Nobody places there: FCFS has failed, too."""
         bench = self.benched.get(partition)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from rmgr.coord import keys
 from rmgr.daemons.leader_desk import Desk
-from rmgr.daemons.placing_pipeline import document_of, pipeline_of
+from rmgr.daemons.placing_pipeline import document_of, named, pipeline_of
 from rmgr.errors import RmgrError
 from rmgr.model.queue import ClusterSettings, PipelineSpec
 from rmgr.runtime.timers import Timer
@@ -24,6 +25,7 @@ from rmgr.sched.state import ClusterState
 
 #: Lines are written after so long, or when there are so many bytes of them.
 EVERY_S, PIECE_BYTES = 2.0, 256 * 1024
+NOBODY: Mapping[str, str] = MappingProxyType({})
 #: Pieces that wait for a store that is away; more are not kept.
 MOST_PIECES = 64
 
@@ -41,12 +43,21 @@ class Recording:
         self._recorder: Recorder | None = None
         self._timer: Timer | None = None
 
-    def begin(self, state: ClusterState, settings: ClusterSettings, partitions: Collection[str], *, half_life_us: int) -> None:
-        """Another state, another log: of what places in these partitions."""
+    def begin(
+        self,
+        state: ClusterState,
+        settings: ClusterSettings,
+        partitions: Collection[str],
+        *,
+        half_life_us: int,
+        instead: Mapping[str, str] = NOBODY,
+    ) -> None:
+        """Another state, another log: of what places in these partitions. instead: partition -> the policy that does, not the set one."""
         self.end()
         self._log += 1
         self._piece = 0
         pipelines = {partition: pipeline_of(settings, partition) for partition in sorted(partitions)}
+        pipelines |= {partition: named(partition, policy, {}) for partition, policy in instead.items() if partition in pipelines}
         policy, parameters = _only_policy(pipelines)
         self._recorder = Recorder(
             self._line,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from rmgr.coord import answers, paths
+from rmgr.adapters.policy_files import recorded
+from rmgr.coord import answers, keys, paths
 from rmgr.daemons import leader_place
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.placing_faults import BENCH_S, Faults
@@ -19,6 +21,7 @@ from rmgr.daemons.placing_pipeline import named
 from rmgr.model.placing import Rigid, job_id
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.sched.draft import Draft
+from rmgr.sched.event_log import Opening
 from rmgr.sched.job import Node
 from rmgr.sched.pipeline import Configuration
 from rmgr.sched.plan import Accepted, Decision, GangSet, HoldCores, Migrate, Noted, Plan, Reserve, Start, WakeAt, Why
@@ -26,6 +29,8 @@ from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Gang
 from rmgr.sched.state import ClusterState
+from rmgr.sim.record import read_log
+from rmgr.sim.replay import verify
 from tests.harness.leader_bench import Bench
 
 WHY = Why("test", "because")
@@ -254,6 +259,26 @@ def test_whatever_a_policy_decides_its_partition_alone_falls_back_to_fcfs(broken
             bench.advance(0.5)
     finally:
         bench.close()
+
+
+def test_the_log_of_a_fallback_replays_under_the_policy_that_placed(place: Callable[..., Bench], tmp_path: Path) -> None:
+    bench = place(Raises())
+    bench.submitter.submit(1, block=1, queue="batch")
+    bench.advance(5.0)
+    assert bench.leader is not None
+    bench.leader.close()
+    logs: dict[tuple[int, int], list[bytes]] = {}
+    for key in bench.store.keys(keys.events_of()):
+        found = bench.store.get(key)
+        assert found is not None
+        logs.setdefault(keys.parse_events(key)[:2], []).append(found[0])
+    file = tmp_path / "last.jsonl"
+    file.write_bytes(b"".join(logs[max(logs)]))
+    opening = next(iter(read_log(file)))
+    assert isinstance(opening, Opening)
+    assert opening.policy == "fcfs"
+    history = verify(read_log(file), recorded(opening.pipelines).stages)
+    assert history.decided == 1
 
 
 def test_a_policy_that_failed_is_tried_again_after_a_while_and_at_once_when_another_one_is_set(place: Callable[..., Bench]) -> None:
