@@ -150,7 +150,7 @@ def placed_in(job: Job, carousel_leaves: Cores, span: tuple[int, int], nodes: Ma
             counts.append((node, count))
             wanted -= count
         if not wanted:
-            return spans_of(counts)
+            return spans_of(sorted(counts))
     return None
 
 

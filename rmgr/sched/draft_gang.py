@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 
 from rmgr.sched.carousel import Carousel, placed_in, too_many_leaves
 from rmgr.sched.draft_view import View
@@ -176,8 +176,8 @@ def _malformed(gang: object) -> str | None:
         return "a tree has a width of 2 to 64, and leaves that are spans of nodes"
     if any(first > last or cores < 1 or first < 0 for first, last, cores in gang.leaves) or too_many_leaves(gang.leaves):
         return "leaves are cores of nodes"
-    ends = [end for first, last, _ in gang.leaves for end in (first, last)]
-    if any(later[0] <= earlier[1] for earlier, later in zip(gang.leaves, gang.leaves[1:], strict=False)) and len(ends) != len(set(ends)):
+    in_order = sorted(gang.leaves)
+    if any(later[0] <= earlier[1] for earlier, later in pairwise(in_order)):
         return "no node stands twice among the leaves"
     if not all(map(_are_tuples, (gang.queues, gang.front, gang.late))):
         return "queues, front and late are tuples of tuples"

@@ -172,7 +172,7 @@ class Turns:
         """The first cores of its leaves on each of its nodes."""
         wanted = {at: count * run.job.threads for first, last, count in run.placement for at in range(first, last + 1)}
         found: list[tuple[int, int]] = []
-        for at, first, _ in cores_within(wheel.gang.leaves, *wheel.carousel.tree.span(node)):
+        for at, first, _ in sorted(cores_within(wheel.gang.leaves, *wheel.carousel.tree.span(node))):
             if at in wanted:
                 low = self._machine.cores_of(at)[0] + first
                 high = low + wanted[at] - 1

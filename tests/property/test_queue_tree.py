@@ -192,6 +192,29 @@ def test_jobs_of_a_queue_get_quanta_by_their_weight_in_every_window_of_its_entri
         assert [rows[start : start + 7].count(task) for task in (1, 2, 3)] == [4, 1, 2]
 
 
+def test_a_stream_of_arrivals_starves_nobody_for_positions_survive() -> None:
+    """A task comes in every slot or so; still everybody runs again within two rounds of the longest kind."""
+    for seed in range(60):
+        chance = Random(seed)
+        tree = small_tree(chance)
+        rotation = Rotation(tree)
+        nodes = [node for node in range(tree.nodes) if tree.sizes[node]]
+        last: dict[int, int] = {}
+        gaps, longest = [0], 0
+        for slot in range(300):
+            if chance.random() < 0.8:
+                rotation.add(slot, chance.choice(nodes), chance.randint(1, 12))
+                last[slot] = slot
+            longest = max(longest, rotation.rounds[0])
+            for _, task in rotation.row():
+                gaps.append(slot - last[task])
+                last[task] = slot
+            rotation.advance(1)
+            rotation.finish()
+        gaps += [300 - last[task] for task in rotation.home]
+        assert max(gaps) <= 2 * longest
+
+
 @pytest.mark.parametrize("newcomers", list(Newcomers))
 def test_node_states_follow_the_table_and_the_front_parts_rounded_from_ready(newcomers: Newcomers) -> None:
     """Figure 2: every change is an edge of the table; with tasks above the front Rounded, below it Ready."""

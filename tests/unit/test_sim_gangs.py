@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from rmgr.model.states import State
 from rmgr.sched import job as sched_job
+from rmgr.sched.carousel import Carousel
 from rmgr.sched.catalogue import policy_named
-from rmgr.sched.policy import Stage
+from rmgr.sched.engine import run_pass
+from rmgr.sched.event_log import Passed, described, encode
+from rmgr.sched.job import Node
+from rmgr.sched.plan import GangSet, Why
+from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.records import Gang
+from rmgr.sched.state import ClusterState
+from rmgr.sched.tree.allocation import Allocation, choose
 from rmgr.sim.driver import simulate
 from rmgr.sim.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
 from rmgr.sim.metrics import summary
@@ -91,3 +99,47 @@ def test_weights_give_slots_by_priority() -> None:
     setting = Setting(nodes=4, pipeline=(Stage(policy),), policy="dqt", spells=True, requests=requests)
     result = simulate(Workload(name="by hand", jobs=(a_job(1, 0, 6, 4), a_job(2, 0, 6, 4)), processors=4), setting)
     assert spells(result, 2) == [(1, 4, "suspended"), (5, 8, "ended")]
+
+
+def test_the_record_of_a_large_gang_fits_into_128_kib_and_is_read_as_the_same_slots() -> None:
+    wheel = Carousel(Gang("dqt", 1_000_000, 0, 0, 2, ((0, 511, 1),), ()))
+    for job_id in range(1, 4097):
+        wheel.add(90_000_000 + job_id, choose(wheel.entries, 1, Allocation.APA, {}) or 0, 1)
+    wheel.advance_to(12_345)
+    record = wheel.record("dqt", "dqt", "default")
+    assert len(encode(Passed(0, 1, (), described([GangSet(record, Why("dqt", "shares"))])))) < 128 * 1024
+    other = Carousel(record)
+    for _ in range(3):
+        assert other.rotation.row() == wheel.rotation.row()
+        wheel.advance_to(wheel.rotation.now + 7)
+        other.advance_to(other.rotation.now + 7)
+
+
+def test_a_gang_grows_with_the_partition_and_nobody_moves() -> None:
+    state = ClusterState([Node(id=0), Node(id=4)])
+    pipeline = (Stage(policy_named("dqt", {"quantum": "1s", "allocation": "rr"})),)
+
+    def submit(job_id: int, processes: int, at: int) -> Gang:
+        state.job_submitted(sched_job.Job(id=job_id, submit_us=at * SECOND, processes=processes))
+        plan = run_pass(state, frozenset(Cause), now=at * SECOND, seed=0, pipeline=pipeline)
+        assert plan.faults == ()
+        state.apply(plan, at * SECOND)
+        (gang,) = state.snapshot().gangs
+        again = ClusterState.restored(state.snapshot())
+        assert again.snapshot() == state.snapshot()
+        return gang
+
+    for job_id in (1, 2, 3):
+        gang = submit(job_id, 1 + job_id % 2, 0)
+    before = {run.job.id: run.placement for run in state.snapshot().running}
+    assert (gang.leaves, gang.homes) == (((0, 0, 1), (4, 4, 1)), {1: 0, 3: 0, 2: 1})
+    rows = Carousel(gang).rotation
+    rows.advance(5)
+    for node in (Node(id=2), Node(id=3)):
+        state.node_changed(node)
+    gang = submit(4, 4, 5)
+    assert gang.leaves == ((0, 0, 1), (4, 4, 1), (2, 3, 1))
+    assert gang.homes == {4: 0, 1: 1, 3: 1, 2: 3}
+    assert before.items() <= {run.job.id: run.placement for run in state.snapshot().running}.items()
+    assert [task for _, task in Carousel(gang).rotation.row()] == [task for _, task in rows.row()]
+    assert submit(5, 1, 6).homes[5] in {4, 5, 6}
