@@ -205,5 +205,5 @@ def _stage(policy: str, told: Told, partition: str) -> Stage:
 def _read(answer: Mapping[str, Any], partition: str) -> Answer:
     """Raises: LogError for what is no plan."""
     told = decode_plan(answer.get("plan", {}), partition)
-    problem = "; ".join(fault.error for fault in told.faults)
+    problem = "; ".join(f"{fault.policy}: {fault.error}" for fault in told.faults)
     return Answer(problem, told, tuple(map(str, answer["policies"])), int(answer["half_life_us"]))

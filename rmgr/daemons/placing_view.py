@@ -129,10 +129,11 @@ def _partitions(placer: Placer) -> dict[str, PartitionView]:
     found = {}
     faults, resting = placer.faults, placer.rests.resting()
     for partition in sorted({queue.partition for queue in placer.queues.values()} | set(placer.problems)):
-        names = placer.stage_names(partition)
+        policy = placer.policies.get(partition, "")
+        names = dict.fromkeys((*placer.stage_names(partition), policy))  # a pipeline of plug-ins fails as a whole
         part = placer.state.partitions.get(partition) if placer.state is not None else None
         found[partition] = PartitionView(
-            policy=placer.policies.get(partition, ""),
+            policy=policy,
             passes=placer.passes,
             last_pass_s=placer.last_pass_s,
             faults=tuple((name, faults.counts[name], faults.last[name]) for name in names if faults.counts[name]),

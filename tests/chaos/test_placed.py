@@ -142,9 +142,16 @@ def test_a_starter_killed_at_any_moment_of_a_job_loses_nothing(chaos: Chaos):
     assert {view.attempts[0].node for view in again} >= {"d0", "d1", "d2"}
 
 
-def test_policies_that_raise_sleep_overcommit_or_invent_nodes_cost_their_own_decisions_only(chaos: Chaos, plugins: dict[str, str]):
-    pipeline = chaos.directory / "clumsy.toml"
-    pipeline.write_text("".join(f'[[stage]]\npolicy = "{name}"\n' for name in (*NAMES, "fcfs")))
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [(("raises", "overcommits", "unknown", "fcfs"), "raises: RuntimeError: no idea"), ((*NAMES, "fcfs"), "did not end within")],
+    ids=["raise", "sleep"],
+)
+def test_policies_that_raise_sleep_overcommit_or_invent_nodes_are_replaced_by_fcfs(
+    chaos: Chaos, plugins: dict[str, str], names: tuple[str, ...], error: str
+):
+    pipeline = chaos.directory / f"clumsy{len(names)}.toml"
+    pipeline.write_text("".join(f'[[stage]]\npolicy = "{name}"\n' for name in names))
     assert chaos.rmgr("policy", "set", str(pipeline)).returncode == 2, "who does not have them cannot set them"
     done = chaos.rmgr("policy", "set", str(pipeline), **plugins)
     assert done.returncode == 0, done.stderr
@@ -156,9 +163,10 @@ def test_policies_that_raise_sleep_overcommit_or_invent_nodes_cost_their_own_dec
         tasks = chaos.finish(within=90)
         assert {view.attempt for view in tasks.values()} == {1}
         (placing,) = json.loads(chaos.rmgr("status", "--json").stdout)["policies"]
-        faults = {fault["policy"]: fault for fault in placing["faults"]}
-        assert {"raises", "sleeps"} <= faults.keys(), placing
-        assert "no idea" in faults["raises"]["error"]
+        (fault,) = placing["faults"]
+        assert (fault["policy"], fault["count"]) == (", ".join(names), 1)
+        assert error in fault["error"], placing
+        assert "fcfs places jobs in its place" in chaos.rmgr("status").stdout
         assert chaos.leader() == leader
     finally:
         assert chaos.rmgr("policy", "set", "easy").returncode == 0
