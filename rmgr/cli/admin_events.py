@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import click
@@ -24,13 +25,15 @@ _PAGE = 1000
     examples="""\
     rmgr admin export-events -o live.jsonl       the newest log: one leader, from its take-over on
     rmgr admin export-events --list              which logs there are
+    rmgr admin export-events --partition gpu     one partition only, as a log of its own
     rmgr sim replay live.jsonl --policy fcfs     what another policy would have done""",
     exits="0 written; 2 the file exists; 3 there is no such log; 5 the store is away",
 )
 @click.option("-o", "--out", metavar="FILE", default="", help="where to; .gz packs it  [stdout]")
 @click.option("--log", "which", metavar="EPOCH[.LOG]", default="", help="of this leader; a leader that read everything again has several")
+@click.option("--partition", metavar="NAME", default="", help="facts and decisions of this partition only")
 @click.option("--list", "listed", is_flag=True, help="show the logs, write none")
-def export_events(session: Session, out: str, which: str, listed: bool) -> None:
+def export_events(session: Session, out: str, which: str, partition: str, listed: bool) -> None:
     """Facts and decisions of the scheduler as they happened, one JSON object a line. The last seconds may be missing."""
     from rmgr.coord import keys
 
@@ -46,6 +49,8 @@ def export_events(session: Session, out: str, which: str, listed: bool) -> None:
     epoch, log = _chosen(logs, which)
     rows = (store.get(keys.events(epoch, log, piece)) for piece in range(logs[epoch, log]))
     pieces = (row[0].decode() for row in rows if row is not None)
+    if partition:
+        pieces = _cut(pieces, partition, f"{epoch}.{log}")
     if not out:
         sys.stdout.writelines(pieces)
         return
@@ -53,6 +58,27 @@ def export_events(session: Session, out: str, which: str, listed: bool) -> None:
     session.note(f"log {epoch}.{log} is in {out}; rmgr sim replay {out}" + ("" if session.json else " --partial if its leader still leads"))
     if session.json:
         emit({"log": f"{epoch}.{log}", "file": out})
+
+
+def _cut(pieces: Iterable[str], partition: str, log: str) -> Iterator[str]:
+    """The lines of this partition. Raises: NotFound for one that the log does not know."""
+    from rmgr.sched.event_log import Opening, decode, encode
+    from rmgr.sched.log_filter import only
+
+    entries = (decode(line) for line in _lines(pieces))
+    first = next(entries, None)
+    if isinstance(first, Opening) and first.pipelines and partition not in first.pipelines:
+        raise NotFound(f"log {log} has no partition {partition}", hint=f"it has {', '.join(sorted(first.pipelines))}")
+    for entry in only(chain([first] if first is not None else [], entries), partition):
+        yield encode(entry) + "\n"
+
+
+def _lines(pieces: Iterable[str]) -> Iterator[str]:
+    """Whole lines; what a dead leader wrote of the last one is left out."""
+    rest = ""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split("\n")
+        yield from whole
 
 
 def _logs(store: Store) -> dict[tuple[int, int], int]:
