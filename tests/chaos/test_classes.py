@@ -82,7 +82,10 @@ def decisions(cluster: DevCluster, where: Path, live: Sequence[Played]) -> list[
 
     wait_for(is_whole, 60.0, "the log to be whole")
     assert "are the recorded ones" in run(cluster, "sim", "replay", str(where), "--partial")
-    return [one for line in read() for one in line.get("decisions", ())]
+    made = [one for line in read() for one in line.get("decisions", ())]
+    alone = run(cluster, "admin", "export-events", "--partition", "default").splitlines()
+    assert [one for line in alone for one in json.loads(line).get("decisions", ())] == made, "there is one partition"
+    return made
 
 
 def run(cluster: DevCluster, *words: str) -> str:
