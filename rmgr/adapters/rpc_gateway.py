@@ -60,6 +60,12 @@ class GatewayCoordinator(SessionCoordinator):
             raise
         return coordinator
 
+    def at_one_moment(
+        self, paths: Sequence[str], lists: Sequence[str], *, timeout_s: float = 10.0  # noqa: ARG002 - as its base has it
+    ) -> Future[list[Stamped | list[str] | None]]:
+        """Leaders ask this, and they stand on ZooKeeper itself. Raises: CoordinationUnavailable always, and the session goes on."""
+        raise CoordinationUnavailable("a gateway reads no znodes at one moment", hint="connect to ZooKeeper: --zk HOSTS")
+
     def wait_ready(self, timeout_s: float) -> None:
         """Waits for a session. Raises as `connect`."""
         end_s = time.monotonic() + timeout_s

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from rmgr.adapters.rpc_gateway import GatewayCoordinator
+from rmgr.errors import CoordinationUnavailable
 from tests.harness.coordinators import World
 from tests.harness.gateways import GatewayWorld
 from tests.integration import test_coordinator_conformance as suite
@@ -20,3 +22,11 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 coord = suite.coord
+
+del test_data_and_names_are_read_at_one_moment  # noqa: F821 - a client of a gateway is refused this one:
+
+
+def test_a_read_at_one_moment_is_refused_and_the_session_goes_on(coord: GatewayCoordinator) -> None:
+    with pytest.raises(CoordinationUnavailable, match="a gateway reads no znodes at one moment"):
+        coord.at_one_moment(["/a"], ["/"])
+    assert coord.get("/a").result(60) is not None

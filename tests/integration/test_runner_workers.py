@@ -27,6 +27,7 @@ from rmgr.adapters.workevents import (
 from rmgr.errors import StateConflict, VersionMismatch
 from rmgr.model.frames import Shape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
+from tests.harness.reachable import work_that_users_reach
 from tests.harness.work_node import WorkNode, error_of, is_alive, pid_in, until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -319,7 +320,7 @@ def test_work_runs_as_another_user_without_new_privileges(tmp_path_factory: pyte
     directory = Path(tempfile.mkdtemp(prefix="rmgr-test-", dir="/tmp"))
     directory.chmod(0o755)
     try:
-        with WorkNode(directory / "run") as node:
+        with work_that_users_reach(), WorkNode(directory / "run") as node:
             slot = node.slot(0, account=Account(name="nobody", uid=65534, gid=65534, groups=(65534,)))
             end = node.end_of(node.shell(slot, "id -u; id -g; id -G; grep NoNewPrivs /proc/self/status; touch mine && echo wrote"))
             assert end.out.data == b"65534\n65534\n65534\nNoNewPrivs:\t1\nwrote\n", end

@@ -28,6 +28,7 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.states import State
 from rmgr.model.submission import Command, Upload
 from tests.harness.local_accounts import LocalAccounts
+from tests.harness.reachable import work_that_users_reach
 from tests.harness.starter_rig import Rig, call, wait_for
 
 NODES = ("n1", "n2", "n3")
@@ -65,7 +66,7 @@ class SlowStore:
 
 @pytest.fixture(scope="module")
 def accounts() -> Iterator[LocalAccounts]:
-    with LocalAccounts() as made:
+    with LocalAccounts() as made, work_that_users_reach():
         yield made
 
 
