@@ -149,6 +149,16 @@ class Accounts:
             self._doubted |= names
             self._looks += 1
 
+    @property
+    def is_uncertain(self) -> bool:
+        """Some user is refused, or is to be looked at again before more of his work starts."""
+        return bool(self.refused or self._doubted)
+
+    @property
+    def uncertain(self) -> frozenset[str]:
+        """Those users."""
+        return frozenset((*self.refused, *self._doubted))
+
     def settle(self) -> float:
         """Looks again where it is due. Returns: seconds until that is due again, inf = nobody is refused."""
         for user in {*self.refused, *self._doubted}:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,12 @@ class Dispatch:
         self._stager.forget(block)
         if self._jobs is not None and block.is_placed:
             self._jobs.forget(block)
+
+    def withhold(self, users: Container[str]) -> None:
+        """Waiting work of these users starts only after their accounts were looked up again. Cost: O(blocks)."""
+        for key, block in self._blocks.items():
+            if block.info.record.user in users:
+                self._kits.pop(key, None)
 
     def forget_lost(self) -> None:
         """Files that tasks need may have been removed: what is known of them is looked at anew."""

@@ -223,7 +223,7 @@ class NodeAgent:
         self._at(self.hands.due_s)
         if self.is_draining:
             self._give_back_unstarted()
-        self._at(now_s + settle_refused(self, self._ends.reopening))
+        self._at(now_s + settle_refused(self, self._ends.reopening, self._dispatch.withhold))
         reopen_s = self._ends.reopening.settle(now_s, takes_work=not self.is_draining)
         self._at(math.inf if reopen_s is None else reopen_s)
         before = self.mending.generation

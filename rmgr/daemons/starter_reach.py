@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,14 +47,19 @@ class Reach:
         return obstacle(account, directories=[self.directory], programs=programs, modules=modules)
 
 
-def settle_refused(node: NodeAgent, reopening: Reopening) -> float:
+def settle_refused(node: NodeAgent, reopening: Reopening, withhold: Callable[[Container[str]], None]) -> float:
     """Gives back what has not begun of refused users' work; no slot of theirs has to prove itself.
 
+    Args:
+        withhold: keeps work of these users from starting before they were looked at again. Else what waits would open slot
+            after slot that cannot come up, and never be seen waiting long enough to be given back.
     Returns: seconds until the next call that is needed, inf = when something changes.
     """
     if node.accounts is None:
         return math.inf
     again_s, users = node.accounts.settle(), node.accounts.refused
+    if node.accounts.is_uncertain:
+        withhold(node.accounts.uncertain)
     if not users:
         return again_s
     reopening.forget(users)

@@ -137,6 +137,18 @@ def test_work_that_its_user_cannot_reach_waits_and_everybody_says_what_to_type(
         assert cluster.log_file("n1").read_text().count('"user_refused"') == 1
         assert user.ok("submit", "--wait", "-q", "batch", "--", "hostname").code == 0
 
+        # Closed while his slot is open: it is seen when the next one does not come up.
+        script = f'[ "$RMGR_ATTEMPT" -gt 1 ] || {{ until [ -e {place}/closed-now ]; do sleep 0.05; done; kill -9 $PPID; }}; id -un'
+        broken = user.submit("--", "sh", "-c", script)
+        eventually(lambda: "RUNNING" in user("tasks", broken).out, "it runs", _LIMIT_S)
+        (place / "n1").chmod(0o700)
+        (place / "closed-now").touch()
+        command = f"chmod o+x {place / 'n1'}"
+        eventually(lambda: command in user("explain", broken).out, "explain names the command once more", _LIMIT_S)
+        assert [node["state"] for node in operator.ok("nodes", "--json", "n1").json["nodes"]] == ["up"]
+        subprocess.run(command, shell=True, check=True)
+        assert user("wait", broken).code == 0
+
 
 def test_an_interpreter_that_its_user_cannot_reach_fails_the_work_with_that_reason(
     zookeeper_parts: None, tmp_path: Path, place: Path, anna: Account
