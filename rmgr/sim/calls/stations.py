@@ -20,6 +20,11 @@ class Background(NamedTuple):
     weight: float
     random: Random
 
+    def gap_s(self, slots: int) -> float:
+        """Until the next one comes."""
+        rate = self.utilisation * slots / self.mean_s
+        return self.random.expovariate(rate) if rate else math.inf
+
 
 class Done(NamedTuple):
     """A request that left the station at `at_s`."""
@@ -100,7 +105,7 @@ class Fcfs:
     def __post_init__(self) -> None:
         self._free = [0.0] * self.slots
         if self.background is not None:
-            self._next = self._gap()
+            self._next = self.background.gap_s(self.slots)
 
     @property
     def requests(self) -> int:
@@ -131,7 +136,7 @@ class Fcfs:
                 other = self.background
                 assert other is not None
                 self._enter(at, other.random.expovariate(1 / other.mean_s), other.weight, -1)
-                self._next = at + self._gap()
+                self._next = at + other.gap_s(self.slots)
         self._pass(now_s)
         return done
 
@@ -151,12 +156,6 @@ class Fcfs:
         self.tally.load_s += lasted * self._load
         self._now = until_s
 
-    def _gap(self) -> float:
-        other = self.background
-        assert other is not None
-        rate = other.utilisation * self.slots / other.mean_s
-        return other.random.expovariate(rate) if rate else math.inf
-
 
 @dataclass(slots=True)
 class Shared:
@@ -172,7 +171,7 @@ class Shared:
 
     def __post_init__(self) -> None:
         if self.background is not None:
-            self._next = self._gap()
+            self._next = self.background.gap_s(self.slots)
 
     @property
     def requests(self) -> int:
@@ -205,7 +204,7 @@ class Shared:
                 service_s = other.random.expovariate(1 / other.mean_s)
                 self.tally.came(service_s)
                 self._left[-self._others] = service_s
-                self._next = at + self._gap()
+                self._next = at + other.gap_s(self.slots)
         self._pass(now_s)
         return done
 
@@ -230,9 +229,3 @@ class Shared:
             for request in self._left:
                 self._left[request] -= lasted * share
         self._now = until_s
-
-    def _gap(self) -> float:
-        other = self.background
-        assert other is not None
-        rate = other.utilisation * self.slots / other.mean_s
-        return other.random.expovariate(rate) if rate else math.inf
