@@ -61,7 +61,8 @@ def calls(
     """Simulates calls under stale information: which policy has the answers first.
 
     \b
-    SCENARIO      shipped: ninf_table4, ninf_text, ninf_shared, ninf_tnet (paper 004)
+    SCENARIO      shipped (paper 004): ninf_table4, ninf_text, ninf_shared,
+                  ninf_tnet, ninf_functions, ninf_many
     FILE.toml     servers, links, clients, cases; its keys: rmgr/sim/calls/scenario.py
 
     The policies are those of the leader. All of them meet the same requests (common random numbers). Times in seconds, means over the
