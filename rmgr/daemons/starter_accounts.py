@@ -150,13 +150,8 @@ class Accounts:
             self._looks += 1
 
     @property
-    def is_uncertain(self) -> bool:
-        """Some user is refused, or is to be looked at again before more of his work starts."""
-        return bool(self.refused or self._doubted)
-
-    @property
     def uncertain(self) -> frozenset[str]:
-        """Those users."""
+        """Users who are refused, or are to be looked at again before more of their work starts."""
         return frozenset((*self.refused, *self._doubted))
 
     def settle(self) -> float:

@@ -58,8 +58,8 @@ def settle_refused(node: NodeAgent, reopening: Reopening, withhold: Callable[[Co
     if node.accounts is None:
         return math.inf
     again_s, users = node.accounts.settle(), node.accounts.refused
-    if node.accounts.is_uncertain:
-        withhold(node.accounts.uncertain)
+    if uncertain := node.accounts.uncertain:
+        withhold(uncertain)
     if not users:
         return again_s
     reopening.forget(users)

@@ -25,7 +25,7 @@ class Calling(View):
         server = self._part.servers.get(to) if type(to) is str else None
         if server is None:
             return self._never(Why("server", "no server {} in partition {}", (to, self.partition)))
-        if not server.is_open or not server.offers(call.function) or to in call.excluded:
+        if not server.takes(call):
             return self._never(Why("server", "server {} cannot take call {} of {}", (to, call_id, call.function or "any function")))
         if type(predicted_us) is not int or predicted_us < 0:
             return self._never(Why("prediction", "{} us is no time until an answer", (predicted_us,)))

@@ -205,6 +205,10 @@ class Server(NamedTuple):
         """Whether calls of this function can run here."""
         return not self.functions or not function or function in self.functions
 
+    def takes(self, call: Call) -> bool:
+        """Whether the call may be sent here: the server is open, offers the function, and is not excluded."""
+        return self.is_open and self.offers(call.function) and self.name not in call.excluded
+
     def age_us(self, now_us: int) -> int:
         """How old the measurements are."""
         return max(now_us - self.at_us, 0)

@@ -89,7 +89,7 @@ def _looked_at(before: Snapshot, plan: Plan) -> Iterator[tuple[str, str]]:
         yield "able", f"{plan.refused} times a server was chosen that cannot take the call"
     sent = {decision.job_id for decision in plan.decisions if isinstance(decision, Send)}
     for call in before.calls:
-        able = [one for one in before.servers if one.is_open and one.offers(call.function) and one.name not in call.excluded]
+        able = [one for one in before.servers if one.takes(call)]
         if able and call.id not in sent and plan.why(call.id, PARTITION) is None and not plan.faults:
             yield "sent", f"call {call.id} waits without a reason, {able[0].name} could take it"
 
@@ -97,7 +97,7 @@ def _looked_at(before: Snapshot, plan: Plan) -> Iterator[tuple[str, str]]:
 def _tied(make: Make, chance: Random) -> Iterator[tuple[str, str]]:
     """The first call among servers that differ in name only."""
     state = ClusterState()
-    server = replace_open(_server(chance, "a", 0))
+    server = _server(chance, "a", 0)._replace(is_open=True, functions=())
     for name in chance.sample("abcde", 5):
         state.server_changed(server._replace(name=name))
     state.call_submitted(_call(chance, 1, 0)._replace(function="", excluded=()))
@@ -105,11 +105,6 @@ def _tied(make: Make, chance: Random) -> Iterator[tuple[str, str]]:
     chosen = [decision.to for decision in plan.decisions if isinstance(decision, Send)]
     if chosen not in (["a"], []):
         yield "ties", f"the first call went to {chosen[0]}, not to a, its equal"
-
-
-def replace_open(server: Server) -> Server:
-    """The server, open and with every function."""
-    return server._replace(is_open=True, functions=())
 
 
 def _planned(state: ClusterState, pipeline: tuple[Stage, ...], now: int) -> Plan:

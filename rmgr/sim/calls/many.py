@@ -34,7 +34,7 @@ def wants_next(
     now: dict[str, float] = {}
     alone: dict[str, float] = {}
     for name, server in servers.items():
-        if not (server.is_open and server.offers(call.function)):
+        if not server.takes(call):
             continue
         unseen = counts[name] - sum(request.server == name and request.sent_s * 1e6 < server.at_us for request in mine)
         now[name] = _LAST.forecast(call, (server,), server.speed, Added(unseen, counts[name])).total_s

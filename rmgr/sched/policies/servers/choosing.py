@@ -52,11 +52,7 @@ class Choosing(ABC):
         servers = list(draft.servers())
         sent = {server.name: self.sent_since(draft, server) for server in servers}
         for call in calls:
-            options = [
-                self._option(draft, call, server, sent[server.name], predictor)
-                for server in servers
-                if server.is_open and server.offers(call.function) and server.name not in call.excluded
-            ]
+            options = [self._option(draft, call, server, sent[server.name], predictor) for server in servers if server.takes(call)]
             if not options:
                 draft.leave_pending(call.id, NO_SERVER)
                 continue
