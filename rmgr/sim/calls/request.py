@@ -31,11 +31,6 @@ class Request:
         return self.ended_s > -inf
 
     @property
-    def waited_s(self) -> float:
-        """Until it was sent."""
-        return self.sent_s - self.issued_s
-
-    @property
     def transfer_s(self) -> float:
         return self.arrived_s - self.sent_s
 
