@@ -329,15 +329,15 @@ class Worker:
 
     def _stop(self, order: frames.Stop) -> None:
         board = self._board
-        if board is not None and board.seq == order.seq:
-            self.slot.order(order)
-            return
+        begun = board.begun if board is not None else 0  # read once, and first: what begins after this is ahead, and looked at again
         with self._lock:
-            ahead = [seq for seq in self._outstanding if board is None or seq > board.begun]
+            ahead = [seq for seq in self._outstanding if seq > begun]
         if order.seq in ahead:
             self._recall(ahead.index(order.seq), answer=False)
             # it may have begun meanwhile: then it is outstanding still, and stopped
             self.slot.runner.loop.later(2 * SETTLE_S, lambda: self._stop(order))
+        elif board is not None and board.seq == order.seq:
+            self.slot.order(order)
 
     def _settle(self, after: int, until: int, *, answer: bool) -> None:
         """What was revoked a moment ago and is still ahead of the worker will not start any more: it is returned."""

@@ -350,7 +350,7 @@ def test_a_cancel_ends_the_running_task_or_takes_back_one_that_has_not_begun(nod
 
 
 def test_a_cancel_right_after_sending_is_never_lost(node: WorkNode, worker: Worker) -> None:
-    for _ in range(30):
+    for _ in range(200):
         seq = node.call(worker, time.sleep, 60)
         worker.stop(seq)
         event = node.wait((TasksReturned, TasksEnded), lambda e: e.worker is worker)
