@@ -41,6 +41,10 @@ class UsageError(RmgrError):
     exit_code = 2
 
 
+class InvalidRecord(UsageError):
+    """A record or a name that holds what rmgr never writes there; the message names where, the field, and what may stand in it."""
+
+
 class ConfigError(UsageError):
     """A configuration file or variable that cannot be accepted; the message names file and line."""
 

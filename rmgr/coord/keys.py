@@ -117,6 +117,7 @@ def outputs_of(sub: int, index: int | None = None, attempt: int | None = None) -
 def parse_output(key: str) -> Output:
     """The reverse of `output`. Raises: `UsageError`."""
     sub, index, attempt, n = _numbers(key, "out", 4)
+    _is_made(key, output(sub, index, attempt, n))
     return Output(sub=sub, index=index, attempt=attempt, n=n)
 
 
@@ -150,6 +151,7 @@ def parse_log(key: str) -> LogPart:
     """The reverse of `log`. Raises: `UsageError`."""
     match key.split("/"):
         case ["log", sub, index, attempt, stream, part] if stream in STREAMS and all(map(_is_number, (sub, index, attempt, part))):
+            _is_made(key, log(int(sub), int(index), int(attempt), stream, int(part)))
             return LogPart(sub=int(sub), index=int(index), attempt=int(attempt), stream=stream, part=int(part))
     raise UsageError(f"{key!r} is not the key of a log part")
 
@@ -193,7 +195,9 @@ def parse_checkpoint(key: str) -> Checkpoint | None:
         case ["ckpt", sub, index, name]:
             attempt, _, n = name.partition(".")
             if all(map(_is_number, (sub, index, attempt, n))):
-                return Checkpoint(sub=int(sub), index=int(index), attempt=int(attempt), n=int(n))
+                found = Checkpoint(sub=int(sub), index=int(index), attempt=int(attempt), n=int(n))
+                _is_made(key, found.key)
+                return found
         case ["ckpt", sub, index, attempt, digest] if all(map(_is_number, (sub, index, attempt))) and _SHA256.match(digest):
             return None
     raise UsageError(f"{key!r} is not a key of the family ckpt/")
@@ -334,6 +338,7 @@ def events_of(epoch: int | None = None, log: int | None = None) -> str:
 def parse_events(key: str) -> tuple[int, int, int]:
     """The reverse of `events`. Raises: `UsageError`."""
     epoch, log, piece = _numbers(key, "events", 3)
+    _is_made(key, events(epoch, log, piece))
     return epoch, log, piece
 
 
@@ -389,7 +394,13 @@ def _below(index: int | None, attempt: int | None) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
+
+
+def _is_made(key: str, made: str) -> None:
+    """Raises UsageError for a key that its builder never makes: other padding, numbers out of range."""
+    if key != made:
+        raise UsageError(f"{key[:200]!r} is written otherwise: {made!r}")
 
 
 def _numbers(key: str, family: str, count: int) -> list[int]:

@@ -37,9 +37,10 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from rmgr.model.block import NO_SEQ, PRIORITY_RANGE, BlockKey
+from rmgr.model.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, PRIORITY_RANGE, BlockKey
+from rmgr.model.ids import MAX_NUMBER
 
 META = "/meta"
 CONFIG = "/config"
@@ -74,9 +75,17 @@ SKELETON = (
     *(REQUESTS, IDENTITIES, REVOKED, JOINS, SECRETS, TROUBLES),
 )
 
-_THREE_NUMBERS = re.compile(r"\d{1,18}\.\d{1,18}\.\d{1,18}", re.ASCII)
-_KEY = re.compile(r"^(\d{7})\.(\d{10})\.(\d{10})\.(\d{3})\.(\d{6})\.(\d{5})\.(\d{9})-(\d{10})$")
-_SEQUENCE = re.compile(r"-(\d{10})$")
+#: A number as `str` makes it: no zero in front, no sign, no digits but these, few enough for every codec.
+_NUMBER = r"(?:0|[1-9][0-9]{0,17})"
+_DECIMAL = re.compile(_NUMBER)
+_THREE_NUMBERS = re.compile(rf"({_NUMBER})\.({_NUMBER})\.({_NUMBER})")
+#: What `block_name` makes of keys that a block can have: one task at least and 256 at most, cores, attempts that keys have digits for.
+_KEY = re.compile(
+    r"([01][0-9]{6}|2000000)\.((?!0{10})[0-9]{10})\.([0-9]{10})\.((?!000)(?:[01][0-9]{2}|2[0-4][0-9]|25[0-6]))"
+    r"\.(0(?!00000)[0-9]{5})\.((?!00000)[0-9]{5})\.([0-9]{9})-([0-9]{10})"
+)
+_FRAGMENT = re.compile(r"r-([0-9]{10})")
+_SEQUENCE = re.compile(r"-([0-9]{10})\Z")
 
 
 # -- processes and nodes ------------------------------------------------------------------------------------------------
@@ -136,9 +145,11 @@ def hold_of(name: str, submission: int, index: int, attempt: int) -> str:
 
 
 def parse_hold(name: str) -> tuple[int, int, int]:
-    """`<submission>.<index>.<attempt>` -> its three numbers."""
-    submission, index, attempt = name.split(".")
-    return int(submission), int(index), int(attempt)
+    """`<submission>.<index>.<attempt>` -> its three numbers. Raises ValueError for what no hold can have."""
+    submission, index, attempt = _three_numbers(name)
+    if submission > MAX_NUMBER or index >= MOST_TASKS or attempt > MOST_ATTEMPTS:
+        raise ValueError(f"{name[:80]!r} is not the name of a hold")
+    return submission, index, attempt
 
 
 def placing(partition: str) -> str:
@@ -174,7 +185,7 @@ def start_order(guid: str, key: BlockKey) -> str:
 def parse_start_order(name: str) -> BlockKey | None:
     """The block that an order of this name starts; None: it has to be read."""
     guid, plus, block = name.partition("+")
-    return parse_block(block) if guid and plus and _KEY.match(block) else None
+    return _block(block) if guid and plus else None
 
 
 def idle(name: str) -> str:
@@ -259,19 +270,51 @@ def failed_range(submission: int, first: int, count: int, attempt: int) -> str:
 
 
 def parse_failed_range(name: str) -> tuple[int, int, int]:
-    """`<first>.<count>.<attempt>` -> its three numbers."""
-    first, count, attempt = name.split(".")
-    return int(first), int(count), int(attempt)
+    """`<first>.<count>.<attempt>` -> its three numbers. Raises ValueError for what no range of attempts can have."""
+    first, count, attempt = _three_numbers(name)
+    if not (1 <= count <= MAX_TASKS and first + count <= MOST_TASKS and 1 <= attempt <= MOST_ATTEMPTS):
+        raise ValueError(f"{name[:80]!r} is not the name of failed attempts")
+    return first, count, attempt
 
 
 def holds_in(names: Iterable[str] | None) -> list[tuple[str, tuple[int, int, int]]]:
     """(name, its numbers) of the holds of a list; other names are passed over."""
-    return [(name, parse_hold(name)) for name in names or () if _THREE_NUMBERS.fullmatch(name)]
+    return _parsed(names, parse_hold)
 
 
 def failed_in(names: Iterable[str] | None) -> list[tuple[str, tuple[int, int, int]]]:
     """(name, its numbers) of the failed ranges of a list; other names are passed over: submitters may create there, too."""
-    return [(name, parse_failed_range(name)) for name in names or () if _THREE_NUMBERS.fullmatch(name)]
+    return _parsed(names, parse_failed_range)
+
+
+def _parsed(names: Iterable[str] | None, parse: Callable[[str], tuple[int, int, int]]) -> list[tuple[str, tuple[int, int, int]]]:
+    found = []
+    for name in names or ():
+        try:
+            found.append((name, parse(name)))
+        except ValueError:
+            continue
+    return found
+
+
+def _three_numbers(name: str) -> tuple[int, int, int]:
+    match = _THREE_NUMBERS.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name[:80]!r} is not three numbers")
+    first, second, third = match.groups()
+    return int(first), int(second), int(third)
+
+
+def parse_number(name: str) -> int | None:
+    """Reverse of `str`: a submission's number, or that of its bucket. None for a name that is no such number."""
+    number = int(name) if _DECIMAL.fullmatch(name) else None
+    return number if number is not None and number <= MAX_NUMBER else None
+
+
+def parse_fragment(name: str) -> int | None:
+    """`r-0000000007` -> 7; None for another name."""
+    match = _FRAGMENT.fullmatch(name)
+    return int(match[1]) if match is not None else None
 
 
 def token(digest: str) -> str:
@@ -310,15 +353,24 @@ def block_name(key: BlockKey) -> str:
 
 def blocks_in(names: Iterable[str] | None) -> list[tuple[str, BlockKey]]:
     """(name, key) of the blocks of a list; what is not the name of one is passed over: submitters may create there, too."""
-    return [(name, parse_block(name)) for name in names or () if _KEY.match(name)]
+    return [(name, key) for name in names or () if (key := _block(name)) is not None]
 
 
 def parse_block(name: str) -> BlockKey:
-    """Name of a block's znode -> its key. Raises ValueError."""
-    match = _KEY.match(name)
+    """Name of a block's znode -> its key. Raises ValueError for a name that `block_name` never makes. Cost: 2 us."""
+    key = _block(name)
+    if key is None:
+        raise ValueError(f"{name[:100]!r} is not the name of a block")
+    return key
+
+
+def _block(name: str) -> BlockKey | None:
+    match = _KEY.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name!r} is not the name of a block")
+        return None
     inverted, submission, first, count, attempt, cores, memory, seq = map(int, match.groups())
+    if first + count > MOST_TASKS:
+        return None
     return BlockKey(
         priority=PRIORITY_RANGE - inverted,
         seq=seq,

@@ -18,6 +18,9 @@ T = TypeVar("T")
 #: Newest record format that this release reads; a newer one is refused with a clear error, never guessed.
 FORMAT = 1
 
+#: What decoders raise: other bytes, text that is no UTF-8, numbers that no release can write again, values nested thousands deep.
+UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+
 _WIDE = 1 << 63
 
 _json = msgspec.json.Encoder(order="sorted")
@@ -40,6 +43,12 @@ _payloads = msgspec.msgpack.Decoder(tuple[bytes, ...])
 _keyed = msgspec.msgpack.Decoder(KeyedPayload)
 
 
+def cut(error: Exception) -> str:
+    """What a decoder says, without all of what it did not like: that may have a megabyte."""
+    told = str(error)
+    return told if len(told) <= 300 else f"{told[:150]}...{told[-100:]}"
+
+
 def encode_record(record: object) -> bytes:
     """Canonical JSON (sorted keys, no spaces) of a frozen dataclass, with what a newer release had written into it."""
     return skew.restore(_json.encode(record))
@@ -55,11 +64,14 @@ def decode_record(data: bytes, kind: type[T], path: str = "") -> T:
         decoder = _json_decoders[kind] = msgspec.json.Decoder(kind)
     try:
         record = decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise WrongCluster(f"the record at {path or kind.__name__} cannot be read: {error}", hint="rmgr version; rmgr doctor") from error
-    if getattr(record, "format", FORMAT) > FORMAT:
+        is_newer = getattr(record, "format", FORMAT) > FORMAT
+        if not is_newer:
+            skew.keep(record, data)
+    except UNREADABLE as error:
+        told = f"the record at {path or kind.__name__} cannot be read: {cut(error)}"
+        raise WrongCluster(told, hint="rmgr version; rmgr doctor") from error
+    if is_newer:
         raise WrongCluster(f"the record at {path} was written by a newer release of rmgr", hint="rmgr version; upgrade this installation")
-    skew.keep(record, data)
     return record  # type: ignore[return-value]
 
 
@@ -123,7 +135,7 @@ def read_fragment(data: bytes) -> Fragment:
     """As `decode_fragment`, or NOTHING: whoever may create outcomes could write anything there."""
     try:
         return _fragment.decode(data)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return NOTHING
 
 

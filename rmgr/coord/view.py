@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rmgr.model.block import BlockKey, PastAttempt
+from rmgr.model.block import MOST_TASKS, BlockKey, PastAttempt
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import LOSSES, Reason, State
 from rmgr.model.submission import Paged, Phase, Submission, Tail
@@ -18,8 +18,8 @@ _CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
 #: Ends of attempts whose node, or what they had of it, was lost.
 _LOST = LOSSES | {Reason.POISON}
 _STATE = {code: state for state, code in _CODE.items()}
-#: Bytes by which the states grow; and more tasks than any submission can have, since ZooKeeper keeps 100 bytes of each.
-_GROWTH, MOST_TASKS = 64, 1 << 26
+#: Bytes by which the states grow.
+_GROWTH = 64
 
 
 class Progress:

@@ -18,10 +18,11 @@ from rmgr.coord.keeping import Duty, Facts, FailedSeen
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_page, decode_record, read_fragment
-from rmgr.coord.view import MOST_TASKS, Progress
+from rmgr.coord.view import Progress
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import data_of, names_below
 from rmgr.errors import DataLost, RmgrError, WrongCluster
+from rmgr.model.block import MOST_TASKS
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.submission import Paged, Phase, Submission, Tail
 from rmgr.runtime.timers import Timer

@@ -18,7 +18,10 @@ MAX_TASKS = 256
 MAX_INLINE_BYTES = 12 * 1024
 
 PRIORITY_RANGE = 1_000_000
-
+#: Tasks of one submission: more than any can have, since ZooKeeper keeps 100 bytes of each.
+MOST_TASKS = 1 << 26
+#: Attempts of one task: keys of the store have digits for so many.
+MOST_ATTEMPTS = 99_999
 
 #: Sentences of `BlockData.story`, and characters of one.
 MAX_STORY, STORY_CHARS = 8, 200

@@ -1,0 +1,285 @@
+"""What may stand in records and names: every field has a rule, hostile values are refused typed and cheaply, honest ones are not."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmgr.coord import keys, paths, validity
+from rmgr.coord.records import UNREADABLE, encode_block, encode_record
+from rmgr.errors import InvalidRecord, RmgrError, UsageError, WrongCluster
+from rmgr.model.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
+from rmgr.model.ids import MAX_NUMBER
+from rmgr.model.node import InboxOrder, Order
+from rmgr.model.submission import Submission, Tail
+from tests.harness import hostile
+from tests.harness.records_of_0_1_0 import RECORDS
+
+#: Where records are.
+MODULES = ("block", "joining", "line", "node", "outcome", "placing", "queue", "request", "resources", "submission")
+
+HONEST = {type(record): record for record in hostile.SAMPLES}
+
+
+def _records() -> list[type]:
+    found = []
+    for name in MODULES:
+        module = importlib.import_module(f"rmgr.model.{name}")
+        mine = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == module.__name__]
+        found += [kind for kind in mine if dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)]
+    return found
+
+
+def test_every_field_of_every_record_has_a_rule() -> None:
+    """A new field, or a new record, needs a line in `coord/validity_work.py` or `coord/validity_cluster.py`."""
+    known = validity.kinds()
+    for kind in _records():
+        assert kind in known, f"{kind.__name__} has no rules"
+        names = set(hostile.fields_of(HONEST[kind]))
+        assert names == known[kind], f"{kind.__name__}: {names ^ known[kind]}"
+
+
+@pytest.mark.parametrize("record", hostile.SAMPLES, ids=lambda record: type(record).__name__)
+def test_honest_records_pass(record: Any) -> None:
+    validity.check(record, where="there")
+
+
+@pytest.mark.parametrize("name", sorted(RECORDS))
+def test_records_of_the_first_release_pass(name: str) -> None:
+    record = RECORDS[name]
+    if isinstance(record, Submission) and record.python is not None:  # the hashes in it are made up
+        record = dataclasses.replace(record, python=dataclasses.replace(record.python, modules=(hostile.SHA,), initializer=hostile.SHA))
+    if type(record) in validity.kinds():
+        validity.check(record, where=name)
+
+
+@pytest.mark.parametrize("record", [item for item in hostile.SAMPLES if type(item) is not BlockKey], ids=lambda item: type(item).__name__)
+def test_hostile_bytes_are_refused_typed_or_can_be_written_again(record: Any) -> None:
+    """What is not refused, every process can read, compare, hash where it does, and write again."""
+    kind = type(record)
+    parts = isinstance(record, msgspec.Struct) and kind not in validity.PACKED  # of other records only: nothing decodes them alone
+    passed = 0
+    for field, label, data in hostile.hostile(record):
+        told = [""]
+        try:
+            found = msgspec.msgpack.decode(data, type=kind) if parts else validity.decode(data, kind, "there")
+            validity.check(found, where="there")
+        except (InvalidRecord, WrongCluster) as error:
+            told.append(error.message)
+        except UNREADABLE:
+            told.append("a part" if parts else "")
+        else:
+            passed += 1
+            assert encode_record(found) if dataclasses.is_dataclass(found) else msgspec.msgpack.encode(found)
+            continue
+        assert 0 < len(told[-1]) < 700, (field, label)
+    assert passed  # left out, a field with a default has it; of a part, what its record refuses as a whole
+
+
+@pytest.mark.parametrize("record", hostile.SAMPLES, ids=lambda record: type(record).__name__)
+def test_no_value_whatever_makes_a_rule_raise_otherwise(record: Any) -> None:
+    for field in hostile.fields_of(record):
+        for value in [*hostile.VALUES.values(), object(), None, (), ((1, 2, 3),), ("a",), {1: 2}]:
+            spoilt = dataclasses.replace(record, **{field: value}) if dataclasses.is_dataclass(record) else _changed(record, field, value)
+            told = "there"
+            try:
+                validity.check(spoilt, where="there")
+            except InvalidRecord as error:
+                told = error.message
+            assert "there" in told
+            assert len(told) < 700
+
+
+def _changed(record: Any, field: str, value: Any) -> Any:
+    return type(record)(**({name: getattr(record, name) for name in hostile.fields_of(record)} | {field: value}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"spec_sha256": "../../x"}, "spec_sha256"),
+        ({"spec_sha256": "٣" * 64}, "spec_sha256"),
+        ({"id": 0}, "id"),
+        ({"id": MAX_NUMBER + 1}, "id"),
+        ({"user": "a/b"}, "user"),
+        ({"user": ""}, "user"),
+        ({"queue": "../x"}, "queue"),
+        ({"command": None}, "command"),
+        ({"array": "1-100000000000"}, "array"),
+        ({"retries": -1}, "retries"),
+        ({"retries": True}, "retries"),
+        ({"name": "a\0b"}, "name"),
+        ({"submitted_us": 1 << 60}, "submitted_us"),
+    ],
+    ids=lambda item: str(item)[:40],
+)
+def test_a_fault_names_where_the_field_and_what_may_stand_there(changes: dict[str, Any], field: str) -> None:
+    record = dataclasses.replace(HONEST[Submission], **changes)
+    with pytest.raises(InvalidRecord, match=rf"/subs/0/1: {field} is .* where only .* may stand") as caught:
+        validity.check(record, where="/subs/0/1")
+    assert caught.value.hint
+
+
+def test_faults_inside_say_where_inside() -> None:
+    record = HONEST[Submission]
+    spoilt = dataclasses.replace(record, command=dataclasses.replace(record.command, argv=("a", "b\0")))
+    with pytest.raises(InvalidRecord, match=r"x: command\.argv\[1\] is "):
+        validity.check(spoilt, where="x")
+
+
+def test_a_record_is_of_the_submission_whose_path_it_has() -> None:
+    data = encode_record(HONEST[Submission])
+    assert validity.submission(data, 1).id == 1
+    with pytest.raises(InvalidRecord, match="id is 1, where only 2 may stand"):
+        validity.submission(data, 2)
+
+
+def test_a_tail_cannot_promise_more_than_a_submission_can_have() -> None:
+    validity.check(Tail(next=2_000_000), where="t")
+    validity.check(Tail(next=MOST_TASKS), where="t")
+    for many in (MOST_TASKS + 1, 10**15):
+        with pytest.raises(InvalidRecord, match="next"):
+            validity.check(Tail(next=many), where="t")
+
+
+def test_a_waiting_block_holds_the_arguments_of_all_its_tasks() -> None:
+    key = BlockKey(priority=0, seq=1, submission=1, first=4, count=2, attempt=1, cores=1, memory_mib=0)
+    validity.check_block(key, BlockData(), where="b")
+    validity.check_block(key, BlockData(base=4, payloads=(b"", b"")), where="b")
+    for base, count in ((4, 1), (5, 2), (0, 4)):
+        with pytest.raises(InvalidRecord, match="payloads"):
+            validity.check_block(key, BlockData(base=base, payloads=(b"",) * count), where="b")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff", b"[" * 100_000, b'{"next":1' + b"0" * 400 + b"}", b'{"enqueued":"\xff"}', b'{"x":' + b"[" * 5000 + b"]" * 5000 + b"}"],
+    ids=["nothing", "no JSON", "deep", "10^400", "no UTF-8", "deep in an unknown field"],
+)
+def test_whatever_stands_in_a_znode_ends_in_a_typed_error(data: bytes) -> None:
+    with pytest.raises(InvalidRecord):
+        validity.decode(data, Tail, "/subs/0/1/tail")
+
+
+def test_a_record_of_a_newer_release_is_not_called_invalid() -> None:
+    data = encode_record(HONEST[Submission]).replace(b'"format":1', b'"format":2')
+    with pytest.raises(WrongCluster, match="newer release"):
+        validity.decode(data, Submission, "x")
+
+
+def test_numbers_of_submissions_end_where_names_do() -> None:
+    assert validity.decode(b"7", int, paths.IDS) == 7
+    for data in (b"-1", b"10000000000", b"1" * 400, b"true", b'"7"'):
+        with pytest.raises(InvalidRecord):
+            validity.decode(data, int, paths.IDS)
+
+
+# -- names ------------------------------------------------------------------------------------------------------------------------
+
+_KEYS = st.builds(
+    BlockKey,
+    priority=st.integers(-1_000_000, 1_000_000),
+    seq=st.integers(0, NO_SEQ),
+    submission=st.integers(1, MAX_NUMBER),
+    first=st.integers(0, MOST_TASKS - MAX_TASKS),
+    count=st.integers(1, MAX_TASKS),
+    attempt=st.integers(1, MOST_ATTEMPTS),
+    cores=st.integers(1, 99_999),
+    memory_mib=st.integers(0, 999_999_999),
+)
+_GOOD = "1000000.0000000001.0000000000.001.000001.00001.000000000-0000000001"
+
+
+@given(_KEYS)
+def test_names_of_blocks_and_their_keys_are_one_to_one(key: BlockKey) -> None:
+    validity.check(key, where="k")
+    assert paths.parse_block(paths.block_name(key)) == key
+
+
+@given(
+    st.text(st.sampled_from("0123456789.-+_ \n٣²"), min_size=60, max_size=70)
+    | st.from_regex(r"\d{7}\.\d{10}\.\d{10}\.\d{3}\.\d{6}\.\d{5}\.\d{9}-\d{10}\n?")
+)
+def test_what_is_parsed_is_what_its_builder_makes(name: str) -> None:
+    for _, key in paths.blocks_in([name]):
+        assert paths.block_name(key) == name
+        validity.check(key, where=name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        _GOOD.replace(".001.", ".000."),
+        _GOOD.replace(".001.", ".257."),
+        _GOOD.replace(".00001.", ".00000."),
+        _GOOD.replace(".000001.", ".000000."),
+        _GOOD.replace(".000001.", ".100000."),
+        _GOOD.replace("0000000001.", "0000000000.", 1),
+        _GOOD.replace(".0000000000.", ".9999999999."),
+        _GOOD.replace("1000000.", "2000001."),
+        _GOOD + "\n",
+        _GOOD.replace("1", "\u0661"),
+        "9" * 5000,
+        "",
+    ],
+)
+def test_names_that_no_block_has_are_passed_over(name: str) -> None:
+    assert len(paths.blocks_in([_GOOD, name])) == 1
+    with pytest.raises(ValueError, match="is not the name of a block"):
+        paths.parse_block(name)
+    assert paths.parse_start_order(f"g+{name}") is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["01.1.1", "0.0.1", "0.257.1", "0.1.0", "0.1.100000", "9999999999.1.1", "+1.1.1", "1_0.1.1", "0.1.\u0661", "0.1.1\n", "9" * 5000, ""],
+)
+def test_names_that_no_failed_range_has_are_passed_over(name: str) -> None:
+    assert paths.failed_in([name, "0.1.1"]) == [("0.1.1", (0, 1, 1))]
+    with pytest.raises(ValueError, match="is not"):
+        paths.parse_failed_range(name)
+
+
+@pytest.mark.parametrize("name", ["", "00", "01", "-1", "+1", "1_0", " 1", "1\n", "\u0663", "\u00b2", "9" * 11, "9" * 5000])
+def test_names_that_are_no_number_of_a_submission(name: str) -> None:
+    assert paths.parse_number(name) is None
+
+
+@given(st.integers(0, MAX_NUMBER))
+def test_numbers_are_read_back(number: int) -> None:
+    assert paths.parse_number(str(number)) == number
+
+
+@pytest.mark.parametrize("key", ["out/1/0/1/0", "out/0000000001/0000000000/00001/" + "9" * 5000, "log/1/1/1/stdout/1", "events/1/1/1"])
+def test_keys_of_the_store_are_read_only_as_they_are_written(key: str) -> None:
+    parse = {"out": keys.parse_output, "log": keys.parse_log, "eve": keys.parse_events}[key[:3]]
+    with pytest.raises(UsageError):
+        parse(key)
+
+
+def test_an_order_says_which_block_in_few_characters() -> None:
+    with pytest.raises(RmgrError, match="block"):
+        validity.check(InboxOrder(order=Order.SIGNAL, submission=1, extra={"block": "x" * 101}), where="o")
+
+
+def test_checking_a_block_costs_little() -> None:
+    """A bound for a loaded machine, far above what it costs (see `validity.check`)."""
+    data = msgspec.structs.replace(HONEST[BlockData], payloads=(b"x" * 20,) * MAX_TASKS, allocation=None)
+    assert encode_block(data)
+    best_s = min(_seconds(data) for _ in range(5))
+    assert best_s / 200 < 1e-3
+
+
+def _seconds(data: BlockData) -> float:
+    begun_s = time.perf_counter()
+    for _ in range(200):
+        validity.check(data, where="b")
+    return time.perf_counter() - begun_s
