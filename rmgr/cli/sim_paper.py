@@ -45,7 +45,7 @@ def parse_seed_count(text: str) -> tuple[int, ...]:
     rmgr sim paper 001 --seeds 6 --jobs 2 --out out/paper001""",
     exits="0 every required check passes, 1 one fails (or a run did), 2 usage, 130 interrupted",
 )
-@click.argument("number", metavar="000|001|004")
+@click.argument("number", metavar="000|001|002|004")
 @click.option("--check", "checks", multiple=True, metavar="ID", help="only this check, and only the runs it needs; repeatable")
 @click.option("--seeds", type=Parsed("seeds", parse_seed_count), metavar="N", help="seeds 1 to N (or 3-5, or 1,4); default: the paper's")
 @click.option("--jobs", "processes", type=click.IntRange(1, 1024), default=2, show_default=True, help="runs at a time")

@@ -45,9 +45,7 @@ def starts(jobs: Sequence[Plain], processors: int, policy: str) -> list[int]:
     return started
 
 
-def _chosen(
-    jobs: Sequence[Plain], queue: list[int], running: dict[int, tuple[int, int]], free: int, now: int, policy: str
-) -> list[int]:
+def _chosen(jobs: Sequence[Plain], queue: list[int], running: dict[int, tuple[int, int]], free: int, now: int, policy: str) -> list[int]:
     chosen: list[int] = []
     at = 0
     while at < len(queue) and jobs[queue[at]][2] <= free:

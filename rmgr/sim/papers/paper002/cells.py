@@ -15,13 +15,20 @@ from rmgr.sim.gangs.slots import Outcome, Sharing, run
 from rmgr.sim.gangs.workloads import SLOTS, Spec, Task, drawn
 from rmgr.sim.papers.paper002.exact import EXACT
 
+#: Sizes of tasks go up to half of the machine and no further than this (why: `NOTES` of the report).
+LARGEST = 256
+
 #: dqt and batch are runs of a workload; the others are counts of violations (`exact.py`).
 Kind: TypeAlias = Literal["dqt", "batch", "schedule", "guarantees", "skipping", "weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What decides one run. leaves: processors. odd: sizes that are no powers. messages: count them. weights: drawn for each task."""
+    """What decides one run.
+
+    leaves: processors. odd: sizes that are no powers. messages: count them. weights: drawn for each task. largest: size of a task;
+    None: half of the machine, at most `LARGEST`.
+    """
 
     kind: Kind = "dqt"
     leaves: int = 128
@@ -34,6 +41,7 @@ class Cell:
     weights: tuple[int, ...] = (1,)
     odd: bool = False
     messages: bool = False
+    largest: int | None = None
     slots: int = SLOTS
 
 
@@ -64,7 +72,7 @@ def measure(cell: Cell) -> Measures:
     if cell.kind not in {"dqt", "batch"}:
         violations, ratios = EXACT[cell.kind](cell.seed, cell.slots)
         return Measures(violations=violations, ratios=ratios)
-    largest = cell.leaves // 2
+    largest = cell.largest or min(cell.leaves // 2, LARGEST)
     spec = Spec(
         processors=cell.leaves,
         load=cell.load,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rmgr.sched.tree.allocation import Allocation
 from rmgr.sched.tree.queue import Newcomers
@@ -15,6 +16,8 @@ QUIET, BUSY = 0.368, 0.793
 LOADS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 #: Heights of which the bound of RETR is checked, and loads.
 _BOUNDED, _BOUNDED_LOADS = (7, 9), (0.4, 0.6, 0.8, 0.9, 1.0)
+#: Heights at which half of the machine is more than `cells.LARGEST`.
+_TALL = (10, 11)
 
 #: Tables 2 and 3: policy -> utilisation and max TQLB at .368 and at .793.
 PAPER: Mapping[Allocation, tuple[float, int, float, int]] = {
@@ -245,6 +248,32 @@ def _reported(runs: Runs) -> Iterator[Check]:
     )
 
 
+def _half(runs: Runs) -> Iterator[Check]:
+    """C2.7, C2.7c and C2.9b in another reading of the workload: sizes up to half of each machine. Reported."""
+    heights = [height for height in _TALL if height in runs.heights]
+    if not heights:
+        return
+    what = "sizes up to half of the machine:"
+
+    def used(load: float, **fields: Any) -> dict[str, float]:
+        return {
+            f"2^{height} at {load}": runs.mean("utilisation", height=height, load=load, largest=1 << (height - 1), **fields)
+            for height in heights
+        }
+
+    yield Check(
+        id="C2.15",
+        what=f"{what} utilisation of BF&APA at .6",
+        paper=dict.fromkeys(used(0.6), 0.6),
+        ours=used(0.6),
+        rule=Within(absolute=0.01),
+        required=False,
+    )
+    yield Check(id="C2.15b", what=f"{what} and at 1.0", ours=used(1.0), rule=Bounds(at_least=0.93, at_most=0.97), required=False)
+    batch = used(0.8, kind="batch") | used(1.0, kind="batch")
+    yield Check(id="C2.15c", what=f"{what} saturation of FCFS batch", ours=batch, rule=Bounds(at_least=0.60, at_most=0.70), required=False)
+
+
 CHECKS: Mapping[str, Callable[[Runs], Iterator[Check]]] = {
     "C2.1": _c1,
     "C2.2": _c2,
@@ -260,6 +289,7 @@ CHECKS: Mapping[str, Callable[[Runs], Iterator[Check]]] = {
     "C2.12": _c12,
     "C2.13": _c13,
     "C2.14": _reported,
+    "C2.15": _half,
 }
 
 

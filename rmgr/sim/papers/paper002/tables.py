@@ -7,11 +7,13 @@ from typing import Any
 
 from rmgr.sched.tree.queue import Newcomers
 from rmgr.sim.papers.paper002.asked import Runs
-from rmgr.sim.papers.paper002.cells import Measures
+from rmgr.sim.papers.paper002.cells import LARGEST, Measures
 from rmgr.sim.papers.paper002.checks import BUSY, LOADS, NAMES, PAPER, PAPER_BATCH, QUIET
 from rmgr.sim.papers.paper002.exact import FIGURE_1, TABLE_1, table_1
 from rmgr.sim.papers.report import Cell, Figure, Point, Table, mean
 
+#: Heights and largest sizes of tasks for which figures 8 to 10 are looked at in other readings of the workload; None: half of the machine.
+_TALL, _LARGEST = (10, 11), (64, 128, LARGEST, None)
 #: Parts of a slot that switching takes.
 SWITCHES = (0.0, 0.001, 0.01, 0.05)
 _WEIGHTS = (1, 2, 4)
@@ -28,6 +30,7 @@ def tables(runs: Runs) -> tuple[Table, ...]:
         _by_load(runs, "Figure 8: utilisation of DQT", "utilisation", 4),
         _by_load(runs, "Figure 9: mean RETR of DQT", "retr", 3),
         _by_load(runs, "Figure 10: utilisation of FCFS batch", "utilisation", 4, kind="batch"),
+        _largest(runs),
         _newcomers(runs),
         _weights(runs),
         _switching(runs),
@@ -100,6 +103,21 @@ def _batch(runs: Runs) -> Table:
 def _by_load(runs: Runs, title: str, what: str, digits: int, **fields: Any) -> Table:
     rows = [(str(load), *(round(runs.mean(what, height=height, load=load, **fields), digits) for height in runs.heights)) for load in LOADS]
     return Table(title=title, columns=("load", *(f"2^{height}" for height in runs.heights)), rows=tuple(rows))
+
+
+def _largest(runs: Runs) -> Table:
+    rows = []
+    for height in _TALL:
+        if height not in runs.heights:
+            continue
+        for largest in _LARGEST:
+            size = largest or 1 << (height - 1)
+            fields: dict[str, Any] = {"height": height, "largest": None if size == LARGEST else size}
+            shared = [runs.mean("utilisation", load=load, **fields) for load in (0.6, 1.0)]
+            batch = [runs.mean("utilisation", kind="batch", load=load, **fields) for load in (0.6, 0.8, 1.0)]
+            rows.append((f"2^{height}", size, *shared, runs.mean("retr", load=1.0, **fields), *batch))
+    columns = ("tree", "largest", "U at .6", "U at 1.0", "RETR at 1.0", "batch at .6", "batch at .8", "batch at 1.0")
+    return Table(title="Figures 8 to 10 by the largest size of a task", columns=columns, rows=tuple(rows))
 
 
 def _newcomers(runs: Runs) -> Table:
