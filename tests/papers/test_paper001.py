@@ -268,8 +268,10 @@ def test_whose_jobs_a_head_may_suspend() -> None:
         return {o.job.number: [s.start_us // M for s in o.spells] for o in outcomes}
 
     # At 100 job 2 starts as head. At 150 job 5 (7 nodes) finds 6 free: 6 passed it and gives way. 3 and 4 came before 5: they stay.
-    assert moved() == {1: [0], 2: [100], 3: [10], 4: [10], 5: [150], 6: [20, 200]}
+    assert moved(suspend="minimal") == moved() == {1: [0], 2: [100], 3: [10], 4: [10], 5: [150], 6: [20, 200]}
+    # 2 was the head that 6 passed: 5, the head later, has to wait until 3 ends at 410.
+    assert moved(followers="strict") == {1: [0], 2: [100], 3: [10], 4: [10], 5: [410], 6: [20]}
     # Past any head: 6 gives way to 5, is the head itself, and takes the node of 4; 4 takes that of 3.
-    assert moved(followers="any") == {1: [0], 2: [100], 3: [10, 200], 4: [10, 150], 5: [150], 6: [20, 150]}
+    assert moved(followers="any", suspend="minimal") == {1: [0], 2: [100], 3: [10, 200], 4: [10, 150], 5: [150], 6: [20, 150]}
     # All of them give way to 5; what is left over goes to the first of the queue again.
     assert moved(followers="any", suspend="all") == {1: [0], 2: [100], 3: [10, 150], 4: [10, 150], 5: [150], 6: [20, 200]}

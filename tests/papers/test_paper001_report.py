@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.sim.papers import paper001
+from rmgr.sim.papers import paper001, paper001_case
 from rmgr.sim.papers.paper001_asked import Runs
 from rmgr.sim.papers.paper001_checks import CHECKS
 from rmgr.sim.papers.paper001_runs import ALGORITHMS, Cell, measure
@@ -25,7 +25,7 @@ def test_a_check_asks_for_its_own_runs_only_and_all_algorithms_share_the_workloa
     runs = Runs((4, 5))
     list(CHECKS["C1.4"](runs))
     assert {cell.seed for cell in runs.asked} == {4, 5, 6, 7, 8, 9}  # six at least
-    assert len(runs.asked) == 4 * 2 * 6
+    assert len(runs.asked) == (4 + 2) * 2 * 6  # the migrating ones at both settings of suspend
 
 
 def test_tables_and_figures_can_be_asked_before_they_are_known() -> None:
@@ -46,13 +46,20 @@ def test_the_orderings_of_figure_2_hold_on_small_workloads_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "exact", "ratios"),
+    ("algorithm", "suspend", "exact", "ratios"),
     [
-        ("FCFS/FF", (21, 7, 0, 0), (1.2213809768720605, 2.1612217383812475, 0.7149472729434798)),
-        ("LJF/FF+mig", (19, 8, 130, 102), (1.3266951022622562, 5.003369543500722, 0.7344659129391402)),
+        ("FCFS/FF", "all", (21, 7, 0, 0), (1.2213809768720605, 2.1612217383812475, 0.7149472729434798)),
+        ("LJF/FF+mig", "minimal", (19, 8, 130, 102), (1.3266951022622562, 5.003369543500722, 0.7344659129391402)),
+        ("LJF/FF+mig", "all", (15, 5, 181, 128), (1.3631789821080484, 6.404536251961092, 0.7168126607945435)),
     ],
 )
-def test_golden_values(algorithm: str, exact: tuple[int, ...], ratios: tuple[float, ...]) -> None:
-    found = measure(Cell(algorithm=algorithm, interval=500, seed=1, jobs=2000))
+def test_golden_values(algorithm: str, suspend: str, exact: tuple[int, ...], ratios: tuple[float, ...]) -> None:
+    found = measure(Cell(algorithm=algorithm, interval=500, seed=1, jobs=2000, suspend=suspend))
     assert (found.starved, found.starved_at_head, found.migrations, found.migrated) == exact
     assert (found.slowdown_ratio, found.mean_of_ratios, found.utilisation) == pytest.approx(ratios, rel=1e-9)
+
+
+def test_the_case_by_hand_in_which_all_and_minimal_differ() -> None:
+    demanded, happens = paper001_case.differing(penalty=2)
+    assert happens == demanded
+    assert (demanded["all: job 4"], demanded["minimal: job 4"]) == (128, 0)

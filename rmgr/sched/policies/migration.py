@@ -3,17 +3,18 @@
 Algorithm:
 1. Start the jobs at the head of the queue while they fit.
 2. Followers of the head that does not fit: running jobs that First-Fit started (step 5) while it waited ahead of them. If the head needs
-   no more than the cores of its followers and the free ones together, condition (1): the followers, the latest start first (at one time:
-   the larger id), are migrated until the head fits. They go back to the queue, to the place that their key gives them, and go on from
-   where they were when they start again. The head starts; go to 1.
-3. `suspend=all`: all followers are migrated, as figure 1 of the paper draws it.
-4. `followers=any`: running jobs that First-Fit started past any head count as followers of every later one.
+   no more than the cores of its followers and the free ones together, condition (1): all of them are migrated, the latest start first (at
+   one time: the larger id). They go back to the queue, to the place that their key gives them, and go on from where they were when they
+   start again. The head starts; go to 1.
+3. `suspend=minimal`: they are migrated only until the head fits. Live clusters do well with it: each migration is work of a real program.
+4. `followers=strict`: only the jobs that passed this head while it was the head; `any`: that passed any head count for every later one.
 5. Scan the rest of the queue once, in order; start each job that fits, and note whom it passed. A job that starts as head is no follower.
 What a migration costs is the driver's affair: the execution model of the simulator, real checkpoints of the leader.
 A committed note says of each follower which head it passed. Whether another job waited ahead of it follows from when that came to the
 queue and from the order at that time; with fair share, and of jobs that depended on others, only the head is known to have been passed.
-Parameters: order (default fcfs), followers (head | any), suspend (minimal | all).
-Source: papers.md 2.2; seed 001, section 2.3. Differs from it in: condition (1) is printed with >=, which could never start the head; its
+Parameters: order (default fcfs), followers (head | strict | any), suspend (all | minimal).
+Source: papers.md 2.2; seed 001, section 2.3 and figure 1, where all followers are suspended (its 4.2 speaks for the fewest). Differs
+from it in: condition (1) is printed with >=, which could never start the head; its
 text ("until the nodes that the head needs are there") has <=. Larger jobs may suspend a job again and again (LJF).
 """
 
@@ -44,23 +45,24 @@ REST = Why("first_fit", "needs more than is free after this pass")
 class Followers(StrEnum):
     """Whose jobs a head may suspend."""
 
-    HEAD = "head"  #: those that passed itself
+    HEAD = "head"  #: those that started while it waited ahead of them
+    STRICT = "strict"  #: those that passed it while it was the head
     ANY = "any"  #: those that passed any head
 
 
 class Suspend(StrEnum):
     """How many of them."""
 
-    MINIMAL = "minimal"  #: until the head fits
     ALL = "all"
+    MINIMAL = "minimal"  #: until the head fits
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
     name: ClassVar[str] = "migration"
     order: Order = field(default_factory=Fcfs)
-    followers: Followers = field(default=Followers.HEAD, metadata=about("whose jobs a head may suspend: that passed it, or any head"))
-    suspend: Suspend = field(default=Suspend.MINIMAL, metadata=about("how many of them: until the head fits, or all"))
+    followers: Followers = field(default=Followers.HEAD, metadata=about("jobs a head may suspend: that passed it, it as head, any head"))
+    suspend: Suspend = field(default=Suspend.ALL, metadata=about("how many of them: all, or until the head fits"))
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
         head = self._start_heads(draft)
@@ -107,7 +109,8 @@ class Migration:
     def _followers_of(self, draft: Draft, head: Job) -> list[Running]:
         """The latest start first. With followers=head: First-Fit started them while the head waited, as it waits now, ahead of them."""
         any_head = self.followers is Followers.ANY
-        place = None if head.after else _place_in(self.order)  # nothing says since when a dependent job waits for nodes only
+        # nothing says since when a dependent job waits for nodes only
+        place = None if head.after or self.followers is Followers.STRICT else _place_in(self.order)
         came_us = max(head.queued_us, head.begin_us)
         found = []
         for job_id, (passed,) in draft.notes(PASSED).items():

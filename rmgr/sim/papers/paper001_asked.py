@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
-from rmgr.sim.papers.paper001_runs import JOBS, Cell, Measures
+from rmgr.sim.papers.paper001_runs import ALGORITHMS, JOBS, Cell, Measures
 from rmgr.sim.papers.report import mean, spread
 
 #: Fewer say nothing (papers.md 2.5).
@@ -17,15 +18,24 @@ class Runs:
 
     def __init__(self, seeds: Sequence[int], measures: Mapping[Cell, Measures] | None = None, jobs: int = JOBS) -> None:
         self.seeds = tuple(seeds)
+        self.suspend = "all"
         self.asked: dict[Cell, None] = {}
         self._measures = measures
         self._jobs = jobs
+
+    def with_suspend(self, suspend: str) -> Runs:
+        """The same runs, but for the migrating algorithms, which suspend so many followers."""
+        other = copy(self)
+        other.suspend = suspend
+        return other
 
     def of(self, measure: str, algorithm: str, interval: int, *, least_seeds: int = LEAST_SEEDS, **other: Any) -> list[float]:
         """One value a seed. least_seeds: if fewer are run, the next ones are added. other: fields of `Cell`."""
         seeds = list(self.seeds)
         while len(seeds) < least_seeds:
             seeds.append(max(seeds) + 1)
+        if ALGORITHMS[algorithm].migrates:
+            other = {"suspend": self.suspend, **other}
         cells = [Cell(algorithm=algorithm, interval=interval, seed=seed, jobs=self._jobs, **other) for seed in seeds]
         if self._measures is None:
             self.asked.update(dict.fromkeys(cells))

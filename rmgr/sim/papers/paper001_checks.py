@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from rmgr.sim.papers import paper001_case
@@ -170,14 +171,21 @@ def c1_9(runs: Runs) -> Iterator[Check]:
         rule=Within(relative=0.5),
         required=False,
     )
-    demanded, happens = paper001_case.found()
-    yield Check(
-        id="C1.9c",
-        what="figure 1 by hand: the head starts at the next tick, its followers run exactly N x penalty longer",
-        paper=demanded,
-        ours=happens,
-        rule=Within(),
-    )
+
+
+def by_hand(check: Callable[[Runs], Iterator[Check]]) -> Callable[[Runs], Iterator[Check]]:
+    """The check, and the two cases by hand."""
+
+    def checks(runs: Runs) -> Iterator[Check]:
+        yield from check(runs)
+        demanded, happens = paper001_case.found()
+        what = "figure 1 by hand: the head starts at the next tick, its followers run exactly N x penalty longer"
+        yield Check(id="C1.9c", what=what, paper=demanded, ours=happens, rule=Within())
+        demanded, happens = paper001_case.differing()
+        what = "a case by hand in which suspend=all and suspend=minimal differ: what each follower runs longer"
+        yield Check(id="C1.9d", what=what, paper=demanded, ours=happens, rule=Within())
+
+    return checks
 
 
 def c1_10(runs: Runs) -> Iterator[Check]:
@@ -197,15 +205,26 @@ def c1_10(runs: Runs) -> Iterator[Check]:
         )
 
 
+def at_both(check: Callable[[Runs], Iterator[Check]]) -> Callable[[Runs], Iterator[Check]]:
+    """The check with all followers suspended, and, reported, with as few as the head needs (its id has an `m`)."""
+
+    def checks(runs: Runs) -> Iterator[Check]:
+        yield from check(runs)
+        for fewest in check(runs.with_suspend("minimal")):
+            yield replace(fewest, id=f"{fewest.id}m", what=f"suspend=minimal: {fewest.what}", required=False)
+
+    return checks
+
+
 CHECKS: Mapping[str, Callable[[Runs], Iterator[Check]]] = {
-    "C1.1": c1_1,
+    "C1.1": at_both(c1_1),
     "C1.2": c1_2,
     "C1.3": c1_3,
-    "C1.4": c1_4,
-    "C1.5": c1_5,
+    "C1.4": at_both(c1_4),
+    "C1.5": at_both(c1_5),
     "C1.6": c1_6,
-    "C1.7": c1_7,
-    "C1.8": c1_8,
-    "C1.9": c1_9,
-    "C1.10": c1_10,
+    "C1.7": at_both(c1_7),
+    "C1.8": at_both(c1_8),
+    "C1.9": by_hand(at_both(c1_9)),
+    "C1.10": at_both(c1_10),
 }

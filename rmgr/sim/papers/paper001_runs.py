@@ -51,7 +51,7 @@ class Cell:
     seed: int
     penalty: int = 1
     followers: str = "head"
-    suspend: str = "minimal"
+    suspend: str = "all"
     max_wait: int = 0
     repeat: bool = False
     jobs: int = JOBS
