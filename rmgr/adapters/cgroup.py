@@ -39,9 +39,10 @@ class SlotCgroup:
             (self._unified / "main").mkdir(exist_ok=True)
             if has_memory:
                 _write(self._unified / "cgroup.subtree_control", "+memory")
+        self.limits_pids = False  #: the kernel counts the processes of the slot
         for limited in (self._unified, self._v1.get("pids")):
             if limited is not None and pids_limit and (limited / "pids.max").exists():
-                _write(limited / "pids.max", str(pids_limit))
+                self.limits_pids |= _write(limited / "pids.max", str(pids_limit))
 
     def _all(self) -> list[Path]:
         return ([self._unified] if self._unified is not None else []) + list(self._v1.values())

@@ -24,7 +24,10 @@ from rmgr.model.frames import FrameError, FrameReader
 
 _RECEIVE = 256 * 1024
 _FDS = array.array("i")
-_MAX_FDS = 8
+#: The most descriptors that one frame carries (`WorkerForked`: a socket and a board).
+_MAX_FDS = 2
+#: Reads of `drain`: a socket's buffer holds far less, and somebody else may go on writing.
+_DRAIN_READS = 64
 
 
 def fail_stop(error: BaseException) -> None:
@@ -159,7 +162,7 @@ class Channel:
     Args:
         on_frames: called with the frames of one read, in order, and the descriptors that came with them.
         on_end: called once, when the peer is gone or the stream is broken (its argument says what).
-        passes_fds: descriptors may arrive.
+        passes_fds: descriptors may arrive, with frames whose handler takes them out of the list. Any other ends the channel.
     """
 
     def __init__(
@@ -185,6 +188,7 @@ class Channel:
         self._ended = False
         self._fd = sock.fileno()
         self._writing = False
+        self.received = 0  #: bytes so far
         loop.call(self._register)
 
     @property
@@ -213,8 +217,14 @@ class Channel:
 
     def drain(self) -> None:
         """Reads what has arrived, now. Selector thread only."""
-        while not self._ended and self._receive():
-            pass
+        for _ in range(_DRAIN_READS):
+            if self._ended or not self._receive():
+                return
+
+    def end(self, why: str) -> None:
+        """Ends it as if its peer had: `on_end(why)` is called, once. Selector thread only."""
+        if not self._ended:
+            self._end(why)
 
     def close(self) -> None:
         """Closes without calling `on_end`. Selector thread, or after the loop's end."""
@@ -271,7 +281,7 @@ class Channel:
                         fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
                         self._fds.extend(fds)
                 if flags & socket.MSG_CTRUNC:  # they are gone for good, and what they belong to with them
-                    self._end("no file descriptor is left for what it sent")
+                    self._end("it passed more file descriptors than it may, or there is none left for them")
                     return False
             else:
                 size = self._socket.recv_into(self._loop.buffer)
@@ -283,6 +293,7 @@ class Channel:
         if not size:
             self._end("closed")
             return False
+        self.received += size
         try:
             frames = self._reader.feed(self._loop.buffer[:size])
         except FrameError as error:
@@ -290,6 +301,9 @@ class Channel:
             return False
         if frames:
             self._on_frames(frames, self._fds)
+        if self._fds and len(self._fds) > (_MAX_FDS if self._reader.pending else 0) and not self._ended:
+            self._end("it passed file descriptors that nobody asked for")
+            return False
         return True
 
     def _end(self, why: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -35,7 +34,7 @@ from rmgr.runner.board import SETTLE_S, Board
 from rmgr.runner.outputs import read_live
 
 if TYPE_CHECKING:
-    from rmgr.adapters.process import Slot
+    from rmgr.adapters.slot import Slot
 
 #: A worker that is silent this long while it has tasks may hold finished results: they are read from its board.
 _RESCUE_S = 0.05
@@ -87,6 +86,8 @@ class Worker:
         self._board: Board | None = None
         self._watching = False
         self._heard = False
+        self._talk = distrust.Talk() if slot.account is not None else None
+        self._is_asking = False  #: for its cores
 
     # -- the Starter's side ----------------------------------------------------------------------------------------
 
@@ -171,6 +172,7 @@ class Worker:
     def grant(self, seq: int) -> None:
         """Answers `WorkerUnblocking`: the task has its cores back."""
         self.blocked_seq = 0
+        self._is_asking = False
         if self._channel is not None:
             self._channel.send(frames.encode(frames.Granted(seq)))
 
@@ -189,14 +191,15 @@ class Worker:
 
     # -- the selector thread's side ----------------------------------------------------------------------------------
 
-    def attach(self, pid: int, directory: str, sock: int, board: int) -> None:
-        """The spawner has forked it."""
+    def attach(self, pid: int, directory: str, given: list[int]) -> None:
+        """The spawner has forked it. given: descriptors of its socket, which is taken out of the list, and of its board."""
+        if self._channel is not None:
+            raise distrust.Imposture("it forks a worker twice")
         self.pid, self.directory = pid, directory
-        self._board = Board(board)
-        os.close(board)
+        self._board = Board(given[1])
         channel = Channel(
             self.slot.runner.loop,
-            socket.socket(fileno=sock),
+            distrust.stream_socket(given),
             frames.FromWorker,
             on_frames=self._on_frames,
             on_end=_nothing,  # its death is reported by the spawner
@@ -254,7 +257,25 @@ class Worker:
 
     def _on_frames(self, received: list[object], _fds: list[int]) -> None:
         with self.slot.guarded():
+            if self._talk is not None and self._channel is not None:
+                self._talk.heard(self._channel.received, len(received), self._awaited(received))
             self._take(received)
+
+    def _awaited(self, received: list[object]) -> int:
+        """How much of what it was given these frames account for."""
+        seqs: set[int] = set()
+        asks = False
+        for frame in received:
+            match frame:
+                case frames.TaskEnds():
+                    seqs.update([end.seq for end in frame.ends])
+                case frames.Skipped():
+                    seqs.update(frame.seqs)
+                case frames.Blocked():
+                    asks = asks or not self.blocked_seq
+                case frames.Unblocking():  # and then it waits for an answer
+                    asks = asks or not self._is_asking
+        return sum(seq in self._outstanding for seq in seqs) + asks
 
     def _take(self, received: list[object]) -> None:
         self._heard = True
@@ -276,10 +297,13 @@ class Worker:
                     self._recall(0)
                 case frames.Unblocking():
                     if frame.seq in self._outstanding:
+                        self._is_asking = True
                         events.append(WorkerUnblocking(self.slot, self, frame.seq))
                     else:  # a thread that outlived its task: there is nothing to give cores to
                         self.grant(frame.seq)
                 case frames.WorkerUp():
+                    if self.is_ready:
+                        raise distrust.Imposture("a worker is up twice")
                     self.is_ready = True
                     events.append(WorkerReady(self.slot, self))
                 case frames.WorkerRefused():

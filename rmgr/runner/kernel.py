@@ -9,7 +9,7 @@ import sys
 import time
 
 IS_LINUX = sys.platform.startswith("linux")
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 #: Errors that say something of the node, not of the work: elsewhere it may succeed.
 NODE_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EROFS, errno.EIO})
@@ -36,6 +36,19 @@ def become_subreaper() -> bool:
 def die_with_parent(signum: int) -> bool:
     """This process gets `signum` when the thread that forked it ends."""
     return _prctl(_PR_SET_PDEATHSIG, signum)
+
+
+def close_to_others() -> bool:
+    """No process of the same user reads this one's memory, takes its descriptors or traces it, until `open_to_others` or exec.
+
+    /proc/self belongs to root meanwhile: what is written there is written before (`prefer_for_oom`). Reading it goes on.
+    """
+    return _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def open_to_others() -> bool:
+    """Undoes `close_to_others`: a worker is its user's to look into."""
+    return _prctl(_PR_SET_DUMPABLE, 1)
 
 
 def forbid_new_privileges() -> bool:

@@ -7,6 +7,7 @@ the cgroup first (a user may not move himself in), then groups, then uid, then w
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -15,6 +16,8 @@ import sys
 from typing import NoReturn
 
 _PR_SET_NO_NEW_PRIVS = 38
+#: As the spawner's own (`runner/spawner.py`): set by root, no work of the user goes below it again.
+_OOM_SCORE = 500
 
 
 def drop(uid: int, gid: int, groups: list[int]) -> None:
@@ -40,12 +43,25 @@ def forbid() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def bound(processes: int) -> None:
+    """What only root may set: a least score for the kernel's out-of-memory killer, and how many processes and threads the user has.
+
+    processes: of all his work on this machine, 0 = as many as before. Where the system refuses, things stay as they were.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(str(_OOM_SCORE))
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    if processes and (hard == resource.RLIM_INFINITY or processes < hard):
+        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+
+
 def main(plan: str) -> NoReturn:
-    """Carries out a plan: {uid, gid, groups, cgroups (files that take a pid), fd (stays open), directory, argv}."""
+    """Carries out a plan: {uid, gid, groups, cgroups (files that take a pid), processes, fd (stays open), directory, argv}."""
     given = json.loads(plan)
     for path in given["cgroups"]:
         with open(path, "w", encoding="ascii") as file:
             file.write(str(os.getpid()))
+    bound(given["processes"])
     drop(given["uid"], given["gid"], given["groups"])
     forbid()
     os.umask(0o022)

@@ -32,7 +32,15 @@ from rmgr.runner.board import Board, create_board
 from rmgr.runner.command import DirectoryGone, Launcher
 from rmgr.runner.commands import Commands
 from rmgr.runner.contain import OF_WORK, Children, Forks, Group, kill_strangers, send_group, write_file
-from rmgr.runner.kernel import CLOCK, DIRECTORY_GONE, become_subreaper, forbid_new_privileges, prefer_for_oom, trim_memory
+from rmgr.runner.kernel import (
+    CLOCK,
+    DIRECTORY_GONE,
+    become_subreaper,
+    close_to_others,
+    forbid_new_privileges,
+    prefer_for_oom,
+    trim_memory,
+)
 from rmgr.runner.workers import Workers
 
 _MS = 1_000_000
@@ -376,8 +384,11 @@ def _pipe() -> tuple[int, int]:
     return read, write
 
 
-def main(fd: int) -> None:
-    """Runs a spawner on control socket `fd`; its first frame is the `Setup`."""
+def main(fd: int, *, closed: bool = False) -> None:
+    """Runs a spawner on control socket `fd`; its first frame is the `Setup`. closed: to other processes of its user."""
+    prefer_for_oom(_OOM_SCORE)
+    if closed:
+        close_to_others()
     path = os.environ.pop("RMGR_SPAWNER_PYTHONPATH", None)
     if path:
         os.environ["PYTHONPATH"] = path
@@ -397,7 +408,6 @@ def main(fd: int) -> None:
     setup = orders[0]
     if not isinstance(setup, Setup):
         raise SystemExit("rmgr spawner: the first frame is not a set-up")
-    prefer_for_oom(_OOM_SCORE)
     try:
         os.chdir(setup.directory)
     except OSError as error:
@@ -410,4 +420,4 @@ def main(fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), closed="closed" in sys.argv[2:])

@@ -19,7 +19,7 @@ from rmgr.model.states import Reason
 from rmgr.runner import worker as worker_process
 from rmgr.runner.board import Board, create_board
 from rmgr.runner.contain import OF_WORK, Group, resident_bytes, send, send_all, send_group
-from rmgr.runner.kernel import become_subreaper, die_with_parent, oom_kills, prefer_for_oom
+from rmgr.runner.kernel import become_subreaper, die_with_parent, oom_kills, open_to_others, prefer_for_oom
 from rmgr.runner.outputs import open_output, take, trim_path
 
 _OOM_SCORE = 800
@@ -114,9 +114,7 @@ class Workers:
         self._by_pid[pid] = self._by_number[spec.worker] = watched
         return WorkerForked(worker=spec.worker, pid=pid, directory=directory), [theirs.detach(), fd]
 
-    def _child(
-        self, spec: StartWorker, sock: socket.socket, board: Board, directory: str, group: Group | None, parent: int
-    ) -> NoReturn:
+    def _child(self, spec: StartWorker, sock: socket.socket, board: Board, directory: str, group: Group | None, parent: int) -> NoReturn:
         """In the child: nothing of the spawner's is kept but what a worker needs."""
         try:
             signal.set_wakeup_fd(-1)
@@ -130,8 +128,9 @@ class Workers:
             die_with_parent(signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(0)
-            prefer_for_oom(_OOM_SCORE)
             _close_others({0, 1, 2, sock.fileno(), self._poke_fd})
+            open_to_others()
+            prefer_for_oom(_OOM_SCORE)
 
             def poke() -> None:
                 with contextlib.suppress(OSError):
