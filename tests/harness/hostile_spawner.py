@@ -29,7 +29,7 @@ def for_ever(control: socket.socket, data: bytes, fds: list[int]) -> None:
 
 
 def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[-2]))
+    control = socket.socket(fileno=int(next(word for word in reversed(sys.argv) if word.isdigit())))
     control.recv(1 << 16)
     attack = os.environ["LC_RMGR_ATTACK"]
     up = frames.encode(frames.SpawnerUp(pid=os.getpid()))
