@@ -106,6 +106,17 @@ class QueueFull(RmgrError):
     exit_code = 7
 
 
+class LimitReached(RmgrError):
+    """One user has, or wants, more of what all share than the settings let him; the message names the limit and its value."""
+
+    code = "RESOURCE_EXHAUSTED"
+    exit_code = 7
+
+
+class Throttled(LimitReached, QueueFull):
+    """A limit that lets go by itself, soon: clients try again."""
+
+
 class PickleFailed(UsageError):
     """A function, argument or result that cannot be pickled; the message names it."""
 

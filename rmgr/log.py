@@ -13,7 +13,9 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+from rmgr.audit_book import AuditBook
 from rmgr.config import LogConfig
+from rmgr.model.limits import UserLimits
 from rmgr.runtime.deferred import defer
 
 defer()  # daemons import this module before those that would load them
@@ -41,6 +43,9 @@ FIELDS = frozenset(
         "who", "what", "target", "allowed",
     }
 )  # fmt: skip
+#: How many refusals of one user are written a minute; the settings may say something else.
+BOOK = AuditBook(UserLimits().audit_lines)
+_AUDIT_CHARS = 400
 _SECRETS = ("password", "passwd", "secret", "private_key", "credential")
 _HIDDEN = "***"
 #: What looks like a secret wherever it stands: private keys, tokens to join with, passwords in addresses and assignments.
@@ -119,8 +124,20 @@ def audit(log: Any, *, who: str, role: str, what: str, target: str = "", allowed
     Args:
         who, role: the one who wanted it, "" = nobody knows. what: run, commit, read, cancel, drain, settings, join, ...
         target: the submission, node, row, method. why: the rule by which it was allowed or refused.
+
+    Refusals of one user beyond `BOOK.lines` a minute are counted, and told in one line. Long texts are cut: users write them.
     """
-    (log.info if allowed else log.warning)("audit", who=who, role=role, what=what, target=target, allowed=allowed, why=why)
+    line = {
+        "who": who[:_AUDIT_CHARS],
+        "role": role,
+        "what": what[:_AUDIT_CHARS],
+        "target": target[:_AUDIT_CHARS],
+        "why": why[:_AUDIT_CHARS],
+    }
+    if allowed:
+        log.info("audit", allowed=True, **line)
+    elif BOOK.admits(who, lambda more: log.warning("audit_repeats", allowed=False, count=more, **line)):
+        log.warning("audit", allowed=False, **line)
 
 
 class _Redacting(logging.Formatter):

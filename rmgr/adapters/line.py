@@ -14,6 +14,7 @@ import selectors
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 _READ = 64 * 1024
 #: A handshake takes no longer; lines of one Starter, and those whose handshake is under way.
 _HANDSHAKE_S = 5.0
-MAX_LINES, _MAX_GREETING = 256, 32
+MAX_LINES, MAX_GREETING = 256, 32
+#: Of full greetings the oldest makes room for the next one, unless it is younger than this: an honest one is over by then.
+_YOUNG_S = 0.5
 _WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 #: Who called has gone meanwhile; and how long nobody is let in when descriptors have run out.
 _GONE = (BlockingIOError, InterruptedError, ConnectionError)
@@ -174,7 +177,7 @@ class LineServer:
     Args:
         address: host and port to listen on; port 0: any free one.
         credentials: None in an open cluster: whoever reaches the port may have a line.
-        is_revoked: told a key id. on_message: as `Line`.
+        is_revoked: told a key id. on_message: as `Line`. of_one: lines that one user may have, 0 = three quarters of all.
     """
 
     def __init__(
@@ -185,13 +188,15 @@ class LineServer:
         credentials: Credentials | None,
         is_revoked: Callable[[str], bool],
         on_message: Callable[[Line, Message], None],
+        of_one: Callable[[], int] = lambda: 0,
     ) -> None:
         self._loop = loop
         self._credentials = credentials
+        self._of_one = of_one
         self._is_revoked = is_revoked
         self._on_message = on_message
         self._lines: set[Line] = set()
-        self._greeting: set[socket.socket] = set()
+        self._greeting: dict[socket.socket, float] = {}  #: since when, the oldest first
         self._context = ServerContext(credentials) if credentials is not None else None
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._sock = socket.create_server(address, family=family, backlog=64)
@@ -225,7 +230,7 @@ class LineServer:
             self._loop.unregister(self._sock.fileno())
             self._loop.later(_NO_ROOM_S, self._listen)
             return
-        if len(self._lines) >= MAX_LINES or len(self._greeting) >= _MAX_GREETING:
+        if len(self._lines) >= MAX_LINES or not self._has_room():
             sock.close()
             return
         sock.setblocking(False)
@@ -239,9 +244,22 @@ class LineServer:
         except (OSError, ConfigError):
             sock.close()
             return
-        self._greeting.add(sock)
+        self._greeting[sock] = time.monotonic()
         self._loop.register(sock.fileno(), selectors.EVENT_READ, lambda _: self._greet(sock))
         self._loop.later(_HANDSHAKE_S, lambda: self._turn_away(sock))
+
+    def _has_room(self) -> bool:
+        """For one more greeting, where necessary in place of the oldest."""
+        if len(self._greeting) >= MAX_GREETING:
+            oldest, since_s = next(iter(self._greeting.items()))
+            if time.monotonic() - since_s < _YOUNG_S:
+                return False
+            self._turn_away(oldest)
+        return True
+
+    def _has_too_many(self, peer: Identity) -> bool:
+        most = MAX_LINES - MAX_LINES // 4
+        return sum(line.peer is not None and line.peer.name == peer.name for line in self._lines) >= min(self._of_one() or most, most)
 
     def _greet(self, sock: Any) -> None:
         try:
@@ -262,13 +280,16 @@ class LineServer:
         if not peer.is_person or peer.cluster != self._credentials.identity.cluster or self._is_revoked(peer.key_id):
             self._turn_away(sock)
             return
-        self._greeting.discard(sock)
+        if self._has_too_many(peer):
+            self._turn_away(sock)
+            return
+        del self._greeting[sock]
         self._loop.unregister(sock.fileno())
         self._welcome(sock, peer)
 
     def _turn_away(self, sock: socket.socket) -> None:
         if sock in self._greeting:
-            self._greeting.discard(sock)
+            del self._greeting[sock]
             with contextlib.suppress(KeyError, ValueError, RuntimeError):
                 self._loop.unregister(sock.fileno())
             sock.close()

@@ -6,6 +6,7 @@ codes with `code` and `hint` in the trailing metadata, and arrive as the same cl
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rmgr import errors
 from rmgr.adapters.credentials import Credentials
@@ -21,6 +22,9 @@ from rmgr.adapters.listening import check_place
 from rmgr.adapters.rpc_auth import Caller, Doorkeeper, Refused, ServerIdentity, caller_of, open_channel
 from rmgr.adapters.rpc_convert import from_message, to_message
 from rmgr.adapters.rpc_errors import ERROR_KEY, fail, named_error, rebuild
+from rmgr.adapters.rpc_health import Health
+from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.rpc_turnstile import Turnstile
 from rmgr.model.identity import Role
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
 from rmgr.v1 import leader_pb2, leader_pb2_grpc, node_pb2, node_pb2_grpc
@@ -53,6 +57,12 @@ OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+#: Of servers: a connection whose handshake takes longer, or that asks nothing for so long, is ended; calls of one connection at once.
+HANDSHAKE_S, IDLE_S, MAX_CALLS_OF_ONE = 5.0, 600.0, 256
+#: Descriptors that connections leave to everything else; and the fewest connections.
+_FILES_KEPT, _FEWEST = 512, 128
+#: Calls that wait for a thread: each is answered or refused in some tenths of a millisecond.
+_MOST_WAITING = 1024
 #: Metadata of a call through a gateway: the endpoint of the daemon that is to answer it.
 TARGET_KEY = "rmgr-endpoint"
 #: A reply of `Jobs` stays below the message limit at about 1 KiB a job.
@@ -157,7 +167,7 @@ class RpcServer:
     Args:
         listen: HOST:PORT, port 0 = any free one. threads: handlers at once (a followed log holds one).
         credentials: callers must show a certificate of the same cluster (`rpc_auth`); None: an open cluster.
-        is_revoked, refused: see `rpc_auth.Doorkeeper`.
+        is_revoked, refused: see `rpc_auth.Doorkeeper`. bounds: threads are rationed by them; None: the services do it themselves.
     """
 
     def __init__(
@@ -168,12 +178,16 @@ class RpcServer:
         credentials: Credentials | None = None,
         is_revoked: Callable[[str], bool] = lambda _: False,
         refused: Refused | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         self._identity = ServerIdentity(credentials) if credentials is not None else None
         doors = [Doorkeeper(credentials.identity.cluster, is_revoked=is_revoked, refused=refused)] if credentials is not None else []
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
-        self._server = grpc.server(self._pool, options=OPTIONS, maximum_concurrent_rpcs=threads * 4, interceptors=doors)
-        self._health = health.HealthServicer()
+        inner = [Turnstile(bounds, threads)] if bounds is not None else []
+        most = max(threads * 4, _MOST_WAITING)
+        options = (*OPTIONS, *_server_options())
+        self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=most, interceptors=[*doors, *inner])
+        self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         host = listen.rpartition(":")[0]
         check_place(listen)
@@ -205,14 +219,24 @@ class RpcServer:
 
     def set_healthy(self, healthy: bool) -> None:
         """What the health service says of the whole daemon."""
-        status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
-        self._health.set("", status)
+        self._health.set(healthy)
 
     def stop(self, grace_s: float = 0.5) -> None:
         """Ends after at most `grace_s`; followed logs are cut. Idempotent."""
-        self._health.enter_graceful_shutdown()
+        self._health.end()
         self._server.stop(grace_s).wait(grace_s + 1.0)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _server_options() -> tuple[tuple[str, int], ...]:
+    """Connections that only stand there end soon, and leave descriptors to what the daemon has to do besides."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
+        ("grpc.max_connection_idle_ms", round(IDLE_S * 1000)),
+        ("grpc.max_concurrent_streams", MAX_CALLS_OF_ONE),
+        *((("grpc.max_allowed_incoming_connections", max(_FEWEST, files - _FILES_KEPT)),) if files < 1 << 20 else ()),
+    )
 
 
 def _answer(context: grpc.ServicerContext, call: Callable[[], Any]) -> Any:

@@ -13,10 +13,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import ERROR_KEY, OPTIONS, TARGET_KEY, fail
-from rmgr.adapters.rpc_auth import caller_of, open_channel, speaking_for
+from rmgr.adapters.rpc_auth import Caller, caller_of, open_channel, speaking_for
 from rmgr.adapters.rpc_channels import IDLE_OPTIONS, Channels
 from rmgr.adapters.rpc_gateway_shares import Shares
-from rmgr.errors import QueueFull, RmgrError, Unavailable
+from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.rpc_stalls import Stalls
+from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.identity import Role
 
 LEADER_METHODS = ("Jobs", "Nodes", "Queues", "Status", "Explain", "WhatIf")
@@ -24,6 +26,12 @@ NODE_METHODS = ("Running", "Stats")
 NODE_STREAMS = ("Logs",)
 #: Logs followed at once through one gateway: each holds a thread.
 MAX_STREAMS = 100
+#: Questions passed on at once.
+MAX_QUESTIONS = 64
+#: What a question costs: the leader gathers all that it knows for it.
+QUESTION_COST = 5.0
+#: Whoever reads nothing of a followed log for so long (a pager waits for a key) has forgotten it.
+FORGOTTEN_S = 900.0
 _DEFAULT_S, _LONGEST_S = 5.0, 60.0
 _NEVER_S = 1e8
 
@@ -48,14 +56,18 @@ class Forwarder:
     """The servicers of `rmgr.v1.Leader` and `rmgr.v1.Node` in a gateway.
 
     credentials: the gateway's own, None in an open cluster. Daemons are told for whom it speaks.
+    bounds: what each user may have of this gateway.
     """
 
-    def __init__(self, routes: Routes, *, credentials: Credentials | None = None) -> None:
+    def __init__(self, routes: Routes, *, credentials: Credentials | None = None, bounds: Bounds | None = None) -> None:
         self._routes = routes
         options = (*OPTIONS, *IDLE_OPTIONS)
         self._leaders = Channels(lambda endpoint: open_channel(endpoint, credentials, Role.WATCHDOG, options))
         self._nodes = Channels(lambda endpoint: open_channel(endpoint, credentials, Role.STARTER, options))
-        self._streams = Shares(MAX_STREAMS)
+        self._bounds = bounds or Bounds()
+        self._streams = self._bounds.places("streams", MAX_STREAMS)
+        self._questions = self._bounds.places("calls", MAX_QUESTIONS)
+        self._stalls = Stalls(FORGOTTEN_S, lambda: routes.count("cut", "stalled"))
 
     @property
     def handlers(self) -> list[grpc.GenericRpcHandler]:
@@ -75,39 +87,53 @@ class Forwarder:
 
     def _unary(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Any]:
         def pass_on(request: bytes, context: grpc.ServicerContext) -> Any:
-            endpoint = self._target(context, route)
-            call = self._channel(endpoint, service).unary_unary(f"/rmgr.v1.{service}/{name}")
-            self._routes.count("passed_on", name)
+            caller = self._enter(context, self._questions, "calls")
             try:
-                return call(request, timeout=min(_left_s(context) or _DEFAULT_S, _LONGEST_S), metadata=speaking_for(caller_of(context)))
-            except grpc.RpcError as error:
-                return self._failed(context, endpoint, error)
+                endpoint = self._target(context, route)
+                call = self._channel(endpoint, service).unary_unary(f"/rmgr.v1.{service}/{name}")
+                self._routes.count("passed_on", name)
+                try:
+                    return call(request, timeout=min(_left_s(context) or _DEFAULT_S, _LONGEST_S), metadata=speaking_for(caller))
+                except grpc.RpcError as error:
+                    return self._failed(context, endpoint, error)
+            finally:
+                self._questions.give_back(caller.user)
 
         return pass_on
 
     def _stream(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Iterator[Any]]:
         def pass_on(request: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
-            endpoint = self._target(context, route)
-            user = caller_of(context).user
-            if not self._streams.take(user):
-                fail(context, QueueFull(f"{len(self._streams)} logs are followed through this gateway already"))
+            caller = self._enter(context, self._streams, "streams")
             try:
+                endpoint = self._target(context, route)
                 begin = self._channel(endpoint, service).unary_stream(f"/rmgr.v1.{service}/{name}")
-                call = begin(request, timeout=_left_s(context), metadata=speaking_for(caller_of(context)))
+                call = begin(request, timeout=_left_s(context), metadata=speaking_for(caller))
                 self._routes.count("passed_on", name)
                 if not context.add_callback(call.cancel):
                     call.cancel()
                     return
                 try:
-                    yield from call
+                    yield from self._stalls.watched(context, call)
                 except grpc.RpcError as error:
                     self._failed(context, endpoint, error)
                 finally:
                     call.cancel()
             finally:
-                self._streams.give_back(user)
+                self._streams.give_back(caller.user)
 
         return pass_on
+
+    def _enter(self, context: grpc.ServicerContext, places: Shares, name: str) -> Caller:
+        """Who calls, with a place that is to be given back; else the call ends, by an exception."""
+        caller = caller_of(context)
+        try:
+            self._bounds.spend(caller.user, QUESTION_COST)
+            if not places.take(caller.user, is_operator=not caller.is_open and caller.is_operator()):
+                raise self._bounds.no_place(name, caller.user, places)
+        except RmgrError as error:
+            self._routes.count("refused", type(error).__name__)
+            fail(context, error)
+        return caller
 
     def starter(self, context: grpc.ServicerContext) -> str:
         """The endpoint that a call names, once a Starter of the cluster has answered there; else the call ends, by an exception."""

@@ -13,25 +13,31 @@ from rmgr.adapters.rpc_auth import caller_of
 from rmgr.adapters.rpc_gateway_server import Gate
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_gateway_store import MESSAGE_BYTES, PAGE_KEYS
+from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.rpc_stalls import Stalls
 from rmgr.coord.keys import is_by_content
 from rmgr.coord.ports import Encoding, Store
-from rmgr.errors import QueueFull, RmgrError, StoreUnavailable, UsageError
+from rmgr.errors import RmgrError, StoreUnavailable, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 
 #: Rows that `PutRows` gathers before they are written (bytes): the store makes one commit of so many itself.
 GATHER_BYTES = 8 * 1024 * 1024
 #: Calls to the store at once; more are turned away and tried again by their clients.
 MAX_CALLS = 32
+#: A call whose client takes no answer for so long is ended.
+STALLED_S = 20.0
 _DEFAULT_S = 30.0
 _LONGEST_S = 3600.0
 
 
 class Rows:
-    """The servicer of `rmgr.v1.Store`."""
+    """The servicer of `rmgr.v1.Store`. bounds: what each user may have of this gateway."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, *, bounds: Bounds | None = None) -> None:
         self._gate = gate
-        self._room = Shares(MAX_CALLS)
+        self._bounds = bounds or Bounds()
+        self._room = self._bounds.places("calls", MAX_CALLS)
+        self._stalls = Stalls(STALLED_S, lambda: gate.count("cut", "stalled"))
 
     @property
     def handler(self) -> grpc.GenericRpcHandler:
@@ -64,13 +70,13 @@ class Rows:
 
         def parts(message: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             with self._guarded(context) as call:
-                yield from answer(message, call)
+                yield from self._stalls.watched(context, answer(message, call))
 
         handler = parts if streams else whole
         return make(handler, request_deserializer=request.FromString, response_serializer=lambda reply: reply.SerializeToString())
 
     def _guarded(self, context: grpc.ServicerContext) -> _Call:
-        return _Call(self._gate, self._room, context)
+        return _Call(self._gate, self._room, self._bounds, context)
 
     # -- writing
 
@@ -94,7 +100,7 @@ class Rows:
         for key, value in rows:
             if is_by_content(key):
                 call.permit_content(key, hashlib.sha256(value).hexdigest())
-        call.count("stored_bytes", "put", sum(len(value) for _, value in rows))
+        call.wrote(sum(len(value) for _, value in rows))
         options: dict[str, Any] = {
             "encoding": _encoding(request.encoding),
             "ttl_s": request.ttl_s if request.HasField("ttl_s") else None,
@@ -117,7 +123,7 @@ class Rows:
             digest = hashlib.sha256()
             while not part.last:
                 if part.data:
-                    call.count("stored_bytes", "put", len(part.data))
+                    call.wrote(len(part.data))
                     digest.update(part.data)
                     yield part.data
                 part = next(parts, None)
@@ -213,9 +219,10 @@ class Rows:
 class _Call:
     """One call: who makes it, how much time is left; holds a place and turns errors into statuses."""
 
-    def __init__(self, gate: Gate, room: Shares, context: grpc.ServicerContext) -> None:
+    def __init__(self, gate: Gate, room: Shares, bounds: Bounds, context: grpc.ServicerContext) -> None:
         self._gate = gate
         self._room = room
+        self._bounds = bounds
         self._context = context
         self._caller = caller_of(context)
 
@@ -241,10 +248,22 @@ class _Call:
         self._gate.count(what, kind, amount)
 
     def __enter__(self) -> Self:
-        if not self._room.take(self._caller.user, min(1.0, self.left_s())):
+        user = self._caller.user
+        is_operator = not self._caller.is_open and self._caller.is_operator()
+        try:
+            self._bounds.spend(user)
+            if not self._room.take(user, min(1.0, self.left_s()), is_operator=is_operator):
+                told = f"{len(self._room)} calls to the store are under way in this gateway"
+                raise self._bounds.no_place("calls", user, self._room, told)
+        except RmgrError as error:
             self._gate.count("refused", "StoreBusy")
-            fail(self._context, QueueFull(f"{len(self._room)} calls to the store are under way in this gateway"))
+            fail(self._context, error)
         return self
+
+    def wrote(self, size: int) -> None:
+        """So many bytes are about to be stored. Raises LimitReached."""
+        self._bounds.write(self._caller.user, size)
+        self.count("stored_bytes", "put", size)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._room.give_back(self._caller.user)

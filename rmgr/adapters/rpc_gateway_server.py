@@ -20,12 +20,14 @@ import grpc
 from rmgr.adapters.rpc import fail
 from rmgr.adapters.rpc_auth import Caller, caller_of
 from rmgr.adapters.rpc_gateway_answers import check_path, made, name_pieces, outcome_name, refused
+from rmgr.adapters.rpc_gateway_bounds import SMALL_BYTES, Booking, take_place
 from rmgr.adapters.rpc_gateway_convert import error_to, multi_from, outcome_to, stat_to, znode_to
 from rmgr.adapters.rpc_gateway_dial import VERSION, check_version
+from rmgr.adapters.rpc_limits import SESSION_COST, Bounds
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi, Stamped, Stat, Unknown
 from rmgr.coord.ports import SessionState, Store
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, QueueFull, RequestTooLarge, RmgrError, UsageError
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, RequestTooLarge, RmgrError, Throttled, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 
 #: Requests of one session under way; our own clients stay far below.
@@ -45,6 +47,10 @@ _BATCH_BYTES = 512 * 1024
 _LONGEST_S = 3600.0
 _TIMEOUTS_S = (0.5, 60.0)
 _LOOK_S = 0.5
+#: What an answer is taken for until it is there: many long ones must not be under way at once.
+_ANSWER_BYTES = {"get": 4 * 1024, "children": 256 * 1024}
+#: How often a session that may hold no more looks whether its user's other ones have given room.
+_ROOM_LOOK_S = 0.2
 
 
 class Gate(Protocol):
@@ -86,12 +92,16 @@ class Sessions:
 
     Args:
         most: sessions at once. is_revoked: told the key_id of a client now and then; his session ends when it says True.
+        bounds: what each user may have of this gateway.
     """
 
-    def __init__(self, gate: Gate, *, most: int = 200, is_revoked: Callable[[str], bool] = lambda _: False) -> None:
+    def __init__(
+        self, gate: Gate, *, most: int = 200, is_revoked: Callable[[str], bool] = lambda _: False, bounds: Bounds | None = None
+    ) -> None:
         self._gate = gate
         self._is_revoked = is_revoked
-        self._most = most
+        self._bounds = bounds or Bounds()
+        self._places = self._bounds.places("sessions", most)
         self._live: set[_Session] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -127,14 +137,17 @@ class Sessions:
             session.say(CoordinationUnavailable("the gateway is stopping", hint="another one, or this one again, goes on"))
 
     def _serve(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        session = _Session(self._gate, context)
-        with self._lock:
-            full = len(self._live) >= self._most
-            if not full:
-                self._live.add(session)
+        caller = caller_of(context)
         try:
-            if full:
-                raise QueueFull(f"this gateway serves {self._most} clients already", hint="name another one too: --gateway A:PORT,B:PORT")
+            self._bounds.spend(caller.user, SESSION_COST)
+            take_place(self._bounds, self._places, caller, lambda: list(self._live))
+        except RmgrError as error:
+            self._gate.count("refused", type(error).__name__)
+            fail(context, error)
+        session = _Session(self._gate, context, self._bounds, caller.user)
+        with self._lock:
+            self._live.add(session)
+        try:
             if self._stopping.is_set():
                 raise CoordinationUnavailable("the gateway is stopping")
             yield from session.run(requests)
@@ -145,6 +158,7 @@ class Sessions:
             session.finish(close=not self._abandon)
             with self._lock:
                 self._live.discard(session)
+            self._places.give_back(caller.user)
 
     def _look(self) -> None:
         while not self._stopping.wait(_LOOK_S):
@@ -158,9 +172,11 @@ class Sessions:
 
 
 class _Session:
-    def __init__(self, gate: Gate, context: grpc.ServicerContext) -> None:
+    def __init__(self, gate: Gate, context: grpc.ServicerContext, bounds: Bounds, user: str) -> None:
+        self.user = user
         self._gate = gate
         self._context = context
+        self._holds = Booking(bounds, user)
         self._caller = Caller()
         self._coordinator: SessionCoordinator | None = None
         self._out: queue.SimpleQueue[tuple[Any, ...] | RmgrError | None] = queue.SimpleQueue()
@@ -168,7 +184,6 @@ class _Session:
         self._unsent = 0  # bytes
         self._asked = 0  # requests without an answer
         self._asked_bytes = 0
-        self._watched: set[int] = set()
         self._draining = False
         self._held_up = False  # the reader waits until the client has taken his answers
         self._over = threading.Event()
@@ -218,12 +233,20 @@ class _Session:
         """Ends the stream with `error`, after what waits to be sent."""
         self._out.put(error)
 
+    def make_room(self) -> None:
+        """Ends it for somebody who has fewer: with a word, and where that is not taken at once without one."""
+        self._gate.count("cut", "made room")
+        self.say(Throttled("the gateway is full, and others have fewer sessions than you", hint="end some of your clients; rmgr limits"))
+        if self._unsent > 0 or self._held_up:
+            self._cut("stalled")
+
     def finish(self, *, close: bool) -> None:
-        """Ends the session, with its ephemerals. Idempotent."""
+        """Ends the session, with its ephemerals, and gives back what its user held. Idempotent."""
         self._over.set()
         self._out.put(None)
         with self._moved:
             self._moved.notify_all()
+        self._holds.close()
         coordinator = self._coordinator
         if coordinator is not None and close:
             coordinator.close(timeout_s=2.0)
@@ -261,7 +284,8 @@ class _Session:
             for message in requests:
                 self._heard_s = time.monotonic()
                 if message.ping:
-                    self._put(("pong", message.ping), 0)
+                    self._holds.wait_turn(0, self._over, self._pause)
+                    self._put(("pong", message.ping), 16)
                 for ask in message.asks:
                     self._take(ask)
         except grpc.RpcError:
@@ -275,27 +299,38 @@ class _Session:
     def _take(self, ask: Any) -> None:
         if self._draining:
             return
+        kind = ask.WhichOneof("what") or ""
         size = ask.ByteSize()
+        late = self._holds.wait_turn(size, self._over, self._pause)
+        size += _ANSWER_BYTES.get(kind, 0)
         with self._moved:
             if not self._has_room():
                 self._held_up = True
-                self._moved.wait_for(lambda: self._over.is_set() or self._has_room())
+                while not (self._over.is_set() or self._has_room()):
+                    self._moved.wait(_ROOM_LOOK_S)  # his other sessions give room, too
                 self._held_up, self._heard_s = False, time.monotonic()
             self._asked += 1
             self._asked_bytes += size
-        kind = ask.WhichOneof("what") or ""
+            self._holds.book(size)
         self._gate.count("asked", kind)
         try:
+            if late is not None:
+                raise late
             future = self._begin(ask, kind)
         except RmgrError as error:
-            self._watched.discard(ask.id)
+            self._holds.unwatch(ask.id)
             self._gate.count("refused", type(error).__name__)
             self._answer(ask.id, error, size)
         else:
             future.add_done_callback(partial(self._answered, ask.id, kind, size))
 
+    def _pause(self, begins: bool) -> None:
+        """Nothing is read from him meanwhile, so his silence is none."""
+        self._held_up, self._heard_s = begins, time.monotonic()
+
     def _has_room(self) -> bool:
-        return self._asked < MAX_ASKS and self._asked_bytes < MAX_ASKED_BYTES and self._unsent <= MAX_UNSENT_BYTES
+        mine = self._asked < MAX_ASKS and self._asked_bytes < MAX_ASKED_BYTES and self._unsent <= MAX_UNSENT_BYTES
+        return mine and (self._asked == 0 == self._unsent or self._holds.has_room())
 
     def _begin(self, ask: Any, kind: str) -> Future[Any]:
         coordinator = self._coordinator
@@ -323,9 +358,8 @@ class _Session:
         self._gate.permit_read(self._caller, kind, path)
         watch = None
         if ask.watch:
-            if len(self._watched) >= MAX_WATCHES:
+            if self._holds.watch(ask.id) > MAX_WATCHES:
                 raise RequestTooLarge(f"more than {MAX_WATCHES} watches in one session")
-            self._watched.add(ask.id)
             watch = partial(self._fired, ask.id)
         future = getattr(coordinator, kind)(path, watch=watch, timeout_s=timeout_s)
         assert isinstance(future, Future)
@@ -362,14 +396,14 @@ class _Session:
             self._put(("session", state, coordinator.session_id, coordinator.session_timeout_s), 0)
 
     def _fired(self, number: int) -> None:
-        self._watched.discard(number)
+        self._holds.unwatch(number)
         self._put(("fired", number), 0)
 
     def _answered(self, number: int, kind: str, size: int, future: Future[Any]) -> None:
         error = future.exception()
         value: Any = error if isinstance(error, RmgrError) else RmgrError(repr(error)) if error is not None else future.result()
         if error is not None:
-            self._watched.discard(number)
+            self._holds.unwatch(number)
         elif kind == "create":
             value = made(value)
         self._answer(number, value, size)
@@ -385,6 +419,7 @@ class _Session:
         with self._moved:
             self._asked -= 1
             self._asked_bytes -= size
+            self._holds.release(size)
             if self._held_up or not self._asked:
                 self._moved.notify_all()
 
@@ -395,19 +430,21 @@ class _Session:
             if not self._unsent:
                 self._sent_s = time.monotonic()
             self._unsent += size
+            self._holds.book(size)
         self._out.put((size, item))
 
     def _tells(self) -> Iterator[Any]:
         while True:
             entry = self._out.get()
             message = pb.Tells()
-            size = 0
+            size = booked = 0
             ended: RmgrError | None = None
             while True:
                 if entry is None or isinstance(entry, RmgrError):
                     ended = entry
                     break
                 size += entry[0]
+                booked += entry[0] if entry[0] >= SMALL_BYTES else 0
                 self._write(message.tells.add(), entry[1])
                 if size >= _BATCH_BYTES:
                     break
@@ -417,16 +454,17 @@ class _Session:
                     break
             if message.tells:
                 yield message  # returns when gRPC has taken it
-                self._sent(size)
+                self._sent(size, booked)
             if entry is None:
                 return
             if ended is not None:
                 raise ended
 
-    def _sent(self, size: int) -> None:
+    def _sent(self, size: int, booked: int) -> None:
         with self._moved:
             self._sent_s = time.monotonic()
             self._unsent -= size
+            self._holds.release(booked)
             if self._held_up:
                 self._moved.notify_all()
 

@@ -24,8 +24,8 @@ from rmgr.adapters.rpc import OPTIONS, TARGET_KEY
 from rmgr.adapters.rpc_auth import caller_of, open_channel
 from rmgr.adapters.rpc_errors import fail, rebuild
 from rmgr.adapters.rpc_gateway_forward import Forwarder
-from rmgr.adapters.rpc_gateway_shares import Shares
-from rmgr.errors import QueueFull, RmgrError, Unavailable, VersionMismatch
+from rmgr.adapters.rpc_limits import Bounds
+from rmgr.errors import RmgrError, Unavailable, VersionMismatch
 from rmgr.model.identity import Role
 from rmgr.v1 import tunnel_pb2, tunnel_pb2_grpc
 
@@ -41,9 +41,10 @@ _LONGEST_PLACE = 70
 class Tunnels:
     """The servicer of `rmgr.v1.Tunnel` in a gateway. Connects to what `forwarder` says is a node of the cluster, and nothing else."""
 
-    def __init__(self, forwarder: Forwarder, *, most: int = MAX_TUNNELS) -> None:
+    def __init__(self, forwarder: Forwarder, *, most: int = MAX_TUNNELS, bounds: Bounds | None = None) -> None:
         self._forwarder = forwarder
-        self._room = Shares(most)
+        self._bounds = bounds or Bounds()
+        self._room = self._bounds.places("tunnels", most)
 
     @property
     def handler(self) -> Any:
@@ -60,11 +61,13 @@ class Tunnels:
         )
 
     def _open(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        endpoint = self._forwarder.starter(context)
-        user = caller_of(context).user
-        if not self._room.take(user):
-            fail(context, QueueFull(f"{len(self._room)} terminals are open through this gateway already"))
+        caller = caller_of(context)
+        user = caller.user
+        if not self._room.take(user, is_operator=not caller.is_open and caller.is_operator()):
+            told = f"{len(self._room)} terminals are open through this gateway already"
+            fail(context, self._bounds.no_place("tunnels", user, self._room, told))
         try:
+            endpoint = self._forwarder.starter(context)
             link = _dial(endpoint, context)
             if not context.add_callback(link.end):
                 link.end()

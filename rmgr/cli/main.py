@@ -40,6 +40,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("cluster:status", "Leader, health of ZooKeeper and store, counts"),
         "nodes": ("cluster:nodes", "Nodes, their state and what they have"),
         "queues": ("cluster:queues", "Queues, their limits and what stands in them"),
+        "limits": ("limits:limits", "What one user may have of what all share, and has"),
         "drain": ("cluster:drain", "Let a node finish what it has and take nothing new"),
         "resume": ("cluster:resume", "Let a drained node take work again"),
         "policy": ("policy:policy", "Scheduling policies: list, show, set, check"),

@@ -208,6 +208,11 @@ class Query:
         timeout_s = self._session.left_s(30.0) or 30.0
         return read_snapshot(self._session.coordinator(), None, timeout_s=timeout_s)
 
+    def leader_endpoint(self) -> str:
+        """Where the leader answers, "" when none leads."""
+        found = self._find_leader()
+        return found.endpoint if found is not None else ""
+
     def has_leader(self) -> bool:
         """A WatchDog leads, as far as ZooKeeper knows."""
         return self._find_leader() is not None

@@ -18,6 +18,9 @@ dispatch = "place"
 
 [pipelines.default]
 policy = "easy"
+
+[limits]                    # of each user; rmgr limits shows them, 0 = none
+sessions = 150
 """
 
 from __future__ import annotations
@@ -35,11 +38,12 @@ from rmgr.config import line_of
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.block import PRIORITY_RANGE
 from rmgr.model.ids import check_name
+from rmgr.model.limits import UserLimits
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
 
 _STATES = ("open", "closed", "stopped")
-_TOP_HIDDEN = {"format", "queues", "pipelines"}
+_TOP_HIDDEN = {"format", "queues", "pipelines", "limits"}
 #: Whole numbers may be below 0; all are far within the integers of every codec.
 _SIGNED = frozenset({"default_priority", "max_priority", "rank"})
 _MOST = 10**12
@@ -67,16 +71,23 @@ def parse_settings(text: str, name: str) -> ClusterSettings:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: not valid TOML: {error}", hint="rmgr config show --cluster prints a valid one") from error
-    queues, pipelines = document.pop("queues", {}), document.pop("pipelines", {})
+    queues, pipelines, limits = document.pop("queues", {}), document.pop("pipelines", {}), document.pop("limits", {})
     values = _values(ClusterSettings, document, text, name, section="", hidden=_TOP_HIDDEN)
     if not isinstance(queues, dict) or not queues:
         raise ConfigError(f"{name}: there is no queue", hint="add one: [queues.default]")
     specs = tuple(_queue(queue, table, text, name) for queue, table in queues.items())
     where = lambda section: f"{name}:{_header(text, section)}"  # noqa: E731
-    settings = ClusterSettings(**{**values, "queues": specs, "pipelines": read_pipelines(pipelines, where)})
+    made = {"queues": specs, "pipelines": read_pipelines(pipelines, where), "limits": _limits(limits, text, name)}
+    settings = ClusterSettings(**{**values, **made})
     _check(settings, text, name)
     check_pipelines(settings, where)
     return settings
+
+
+def _limits(table: Any, text: str, name: str) -> UserLimits:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name}:{line_of(text, 'limits', '')}: limits are a table: [limits]", hint="rmgr limits shows them")
+    return UserLimits(**_values(UserLimits, table, text, name, section="limits", hidden=set()))
 
 
 def _queue(queue: str, table: Any, text: str, name: str) -> QueueSpec:
@@ -171,6 +182,7 @@ def to_toml(settings: ClusterSettings) -> str:
         lines += ["", f"[queues.{_bare(queue.name)}]"]
         lines += [f"{_shown(key)} = {_literal(key, value)}" for key, value in _items(queue, {"name"})]
     lines += toml_of(settings, _bare)
+    lines += ["", "[limits]", *(f"{_shown(key)} = {_literal(key, value)}" for key, value in _items(settings.limits, set()))]
     return "\n".join(lines) + "\n"
 
 
@@ -180,7 +192,7 @@ def to_document(settings: ClusterSettings) -> dict[str, Any]:
     told["queues"] = {
         queue.name: {_json_key(key): _json_value(key, value) for key, value in _items(queue, {"name"})} for queue in settings.queues
     }
-    return told | {"pipelines": document_of(settings)}
+    return told | {"pipelines": document_of(settings), "limits": dict(_items(settings.limits, set()))}
 
 
 def _items(record: Any, hidden: set[str]) -> Iterable[tuple[str, Any]]:

@@ -23,7 +23,7 @@ from rmgr.cli.follow import Follow, Followed
 from rmgr.cli.live import nodes_of
 from rmgr.cli.options import Work
 from rmgr.cli.wait import PATIENCE_S, tell_why
-from rmgr.errors import NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, UsageError, VersionMismatch
+from rmgr.errors import LimitReached, NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, UsageError, VersionMismatch
 from rmgr.model.placing import Rigid
 from rmgr.runner import dispositions, ranks, terminal
 
@@ -37,7 +37,7 @@ _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 0.5
 _SETTLE_S = 15.0
 _LOST = 125
 #: What a Starter or a gateway answers to who need not ask again.
-_FINAL = (PermissionDenied, QueueFull, VersionMismatch)
+_FINAL = (PermissionDenied, LimitReached, QueueFull, VersionMismatch)
 
 
 def interactive(session: Session, work: Work) -> Work:

@@ -8,6 +8,7 @@ store; `rows` remembers them for the summary at the end.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
@@ -44,6 +45,7 @@ class Followed:
     held_tasks: set aside, when its blocks were last looked at. endings: of submissions that it waits for and that are
     no longer in memory. is_loading: its turn to be read has come. is_brief: it may be over already when it is read.
     is_spoilt: something of it cannot be read: nothing is done for it, and nobody waits for it.
+    record_bytes, fragment_bytes: of its record and of its fragments in ZooKeeper, as far as they were read.
     """
 
     def __init__(self, desk: Desk, number: int, changed: Callable[[Followed], None], gone: Callable[[Followed], None]) -> None:
@@ -68,6 +70,9 @@ class Followed:
         self.is_loading = False
         self.is_brief = False
         self.is_spoilt = False
+        self.record_bytes = 0
+        self._fragments: deque[tuple[int, int]] = deque()  # (number, bytes) of those that are not in pages
+        self.fragment_bytes = 0
         self._desk = desk
         self._changed = changed
         self._gone = gone
@@ -132,7 +137,8 @@ class Followed:
         if self._stopped or len(fragments) < len(found):
             self._load_all()
             return
-        for fragment in fragments:
+        for item, fragment in zip(found, fragments, strict=True):
+            self._weigh(item)
             self._apply(fragment)
         if self.progress.is_ended:  # all are final: there are no failed ranges, and nothing will change
             self._reading, self._is_over = False, True
@@ -209,6 +215,7 @@ class Followed:
     def put_paged(self, paged: Paged, version: int) -> None:
         """/done says `paged` now."""
         self.paged, self.done_version = paged, version
+        self._lighten()
         self._touch()
 
     @property
@@ -259,7 +266,7 @@ class Followed:
         except WrongCluster as error:
             self._spoil(error)
             return
-        self.is_spoilt = False
+        self.is_spoilt, self.record_bytes = False, len(found.data)
         if found.version < self.version:
             return  # older than what a commit of ours has made
         old, self.submission, self.version = self.submission, submission, found.version
@@ -351,6 +358,7 @@ class Followed:
         if found.version >= self.done_version:
             self.paged = decode_record(found.data, Paged, paths.done(self.number)) if found.data else Paged()
             self.done_version = found.version
+            self._lighten()
         if self.paged.base > self.progress.next_fragment:
             base, start = self.paged.base, self.progress.next_fragment
             self._desk.store(
@@ -393,6 +401,7 @@ class Followed:
             if item is None:  # paged out meanwhile
                 self._failed_to_read()
                 return
+            self._weigh(item)
             self._apply(read_fragment(item.data))
         self._read_on(end)
 
@@ -419,6 +428,17 @@ class Followed:
         if self.held_tasks and self.submission is not None and self.submission.max_running:
             self.swept = False  # what ended leaves room
         self._touch()
+
+    def _weigh(self, item: Stamped | None) -> None:
+        """The next fragment is so long."""
+        if item is not None:
+            self._fragments.append((self.progress.next_fragment, len(item.data)))
+            self.fragment_bytes += len(item.data)
+
+    def _lighten(self) -> None:
+        """Fragments below the base lie in the store."""
+        while self._fragments and self._fragments[0][0] < self.paged.base:
+            self.fragment_bytes -= self._fragments.popleft()[1]
 
     def _apply(self, fragment: Fragment) -> None:
         outcomes: Iterable[Outcome] = fragment.outcomes

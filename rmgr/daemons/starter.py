@@ -19,12 +19,14 @@ from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.gpus import gpus_here
 from rmgr.adapters.leftovers import remove_tree
 from rmgr.adapters.process import NodeRunner
+from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.rpc_ranks import Peers, handler_of
 from rmgr.adapters.trust import Trust, publish
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import read_settings
 from rmgr.config import Config, StarterConfig
 from rmgr.coord.ports import Coordinator, Store
+from rmgr.daemons.limits_keeper import LimitsKeeper
 from rmgr.daemons.metrics_place import MetricsPlace
 from rmgr.daemons.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.starter_accounts import open_to_users, policy_of, runs_as_user
@@ -245,6 +247,7 @@ def build(
 
     room = Room(own.staging_cap_bytes)
     metrics.staged_bytes.set_function(lambda: room.used_bytes)
+
     def forget_lost() -> None:
         """Directories were made again: what was in them is not known any more."""
         fetcher.forget_lost()
@@ -262,9 +265,7 @@ def build(
         runner.check = home.check
     home.forget.append(fetcher.uploads.forget_lost)
     settings = read_settings(coordinator)
-    committer = Committer(
-        coordinator, post=mailbox.put, after=mailbox.after, on_fenced=fenced, count=metrics.count, log=log
-    )
+    committer = Committer(coordinator, post=mailbox.put, after=mailbox.after, on_fenced=fenced, count=metrics.count, log=log)
     records = Records(
         coordinator,
         post=mailbox.put,
@@ -334,7 +335,7 @@ def build(
 
 
 def _open_lines(
-    own: StarterConfig, nodes: dict[str, NodeAgent], credentials: Credentials | None, trust: Trust | None, log: Any
+    own: StarterConfig, nodes: dict[str, NodeAgent], credentials: Credentials | None, trust: Trust | None, log: Any, bounds: Bounds
 ) -> Switchboard | None:
     """Where clients with a direct line call; None: no port is to be had, and all goes on without."""
     if own.line_port < 0:
@@ -342,7 +343,7 @@ def _open_lines(
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
     try:
         host = own.listen.rpartition(":")[0].strip("[]")
-        return Switchboard((host, own.line_port), nodes, credentials=credentials, is_revoked=is_revoked, log=log)
+        return Switchboard((host, own.line_port), nodes, credentials=credentials, is_revoked=is_revoked, log=log, bounds=bounds)
     except OSError as error:
         log.warning("no_lines", error=str(error))
         return None
@@ -372,9 +373,10 @@ def _serve(
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the Starter's loop", on_progress=notifier.beat)
     trust = open_trust(coordinator, credentials)
-    server = open_server(config.starter.listen, credentials, trust, log)
+    bounds = Bounds()
+    server = open_server(config.starter.listen, credentials, trust, log, bounds=bounds)
     agents: dict[str, NodeAgent] = {}
-    lines = _open_lines(config.starter, agents, credentials, trust, log)
+    lines = _open_lines(config.starter, agents, credentials, trust, log, bounds)
     endpoint = advertised(server.endpoint, config.starter.advertise)
     measured = MetricsPlace(config.starter.metrics, Role.STARTER)
     parts = build(
@@ -410,6 +412,7 @@ def _serve(
     )
     server.add_generic(handler_of(RanksAnswering(parts.starter)))
     server.add_generic(rpc_terminal.handler_of(TerminalAnswering(parts.starter, operators=config.security.operators, log=log)))
+    LimitsKeeper(coordinator, bounds, log).start()
     working = Working(coordinator, store, guard, parts.starter.unable)
     end_metrics = measured.serve(parts.metrics.registry, working.trouble, credentials=credentials, trust=trust)
     server.start()

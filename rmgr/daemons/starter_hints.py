@@ -18,6 +18,7 @@ import msgspec
 
 from rmgr.adapters.channel import Loop
 from rmgr.adapters.line import Line, LineServer
+from rmgr.adapters.rpc_limits import Bounds
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Create, Multi, Stamped
 from rmgr.coord.ops import HANDED_SEQ
@@ -160,11 +161,19 @@ class Switchboard:
         credentials: Credentials | None,
         is_revoked: Callable[[str], bool],
         log: Any,
+        bounds: Bounds,
     ) -> None:
         self._nodes = nodes
         self._log = log
         self._loop = Loop("rmgr-lines", on_crash=self._crashed)
-        self._server = LineServer(address, loop=self._loop, credentials=credentials, is_revoked=is_revoked, on_message=self._heard)
+        self._server = LineServer(
+            address,
+            loop=self._loop,
+            credentials=credentials,
+            is_revoked=is_revoked,
+            on_message=self._heard,
+            of_one=lambda: bounds.limits.lines,
+        )
         self.port = self._server.port
 
     def close(self) -> None:

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from rmgr import log as logs
+from rmgr.adapters import rpc_use
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import Caller
-from rmgr.adapters.rpc_gateway_forward import MAX_STREAMS, Forwarder
+from rmgr.adapters.rpc_gateway_forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
 from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
 from rmgr.adapters.rpc_gateway_tunnel import MAX_TUNNELS, Tunnels
+from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.client.bootstrap import check_same, read_meta
@@ -27,12 +29,15 @@ from rmgr.config import Config
 from rmgr.coord.multi import Multi
 from rmgr.coord.ports import SessionState, Store
 from rmgr.daemons import submitter_rights, submitter_rows
+from rmgr.daemons.limits_keeper import LimitsKeeper
 from rmgr.daemons.metrics_place import MetricsPlace
 from rmgr.daemons.people import audited, person_of
 from rmgr.daemons.secret_keeper import SecretKeeper, recognise
+from rmgr.daemons.submitter_limits import ClusterUse
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_owners import Owners
 from rmgr.daemons.submitter_routes import ClusterRoutes
+from rmgr.daemons.submitter_use import GatewayUse, LeaderAsk
 from rmgr.daemons.working import Working
 from rmgr.errors import CoordinationUnavailable
 from rmgr.log import audit
@@ -69,7 +74,9 @@ class Gateway:
         *,
         owner_of: submitter_rights.OwnerOf = submitter_rights.nobody_knows,
         operators: Sequence[str] = (),
+        cluster_use: ClusterUse | None = None,
     ) -> None:
+        self._cluster_use = cluster_use
         self._owner_of = owner_of
         self._operators = tuple(operators)
         self.endpoint = ""
@@ -83,7 +90,10 @@ class Gateway:
 
     def open(self, caller: Caller, session_timeout_s: float) -> SessionCoordinator:
         """See `Gate`."""
-        self._log.info("gateway_session_opened", user=caller.user, timeout_s=session_timeout_s)
+        if logs.BOOK.admits(
+            f"{caller.user} (sessions)", lambda more: self._log.info("gateway_sessions_opened", user=caller.user, count=more)
+        ):
+            self._log.info("gateway_session_opened", user=caller.user, timeout_s=session_timeout_s)
         made = ZkCoordinator(self._hosts, self._chroot, session_timeout_s=session_timeout_s, **self._options)
         self._opened.add(made)
         return made
@@ -99,6 +109,8 @@ class Gateway:
         person = person_of(caller, self._operators)
         with audited(self._log, person, multi.name, multi.ops[-1].path if multi.ops else ""):
             others = submitter_rights.check_commit(person, multi, self._owner_of)
+        if self._cluster_use is not None:
+            self._cluster_use.check(person.name, multi)
         if not person.is_open and (others or multi.name in submitter_rights.OF_OPERATORS):
             why = f"{person.name} is an operator" + (f", it is work of {', '.join(sorted(others))}" if others else "")
             audit(self._log, who=person.name, role=person.role, what=multi.name, target=multi.ops[0].path, allowed=True, why=why)
@@ -222,15 +234,23 @@ def _serve(
     hosts, chroot = config.cluster.hosts_and_chroot()
     owners = Owners(coordinator, store)
     options = zookeeper_options(config, credentials, insecure=True)  # as the session was opened with
-    gateway = Gateway(hosts, chroot, store, metrics, log, options, owner_of=owners, operators=config.security.operators)
+    bounds = Bounds()
+    routes = ClusterRoutes(coordinator, metrics.count)
+    leader_use = LeaderAsk(routes, credentials)
+    cluster_use = ClusterUse(bounds, leader_use).start()
+    operators = config.security.operators
+    gateway = Gateway(hosts, chroot, store, metrics, log, options, owner_of=owners, operators=operators, cluster_use=cluster_use)
     trust = open_trust(coordinator, credentials)
-    threads = MAX_SESSIONS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + 64
+    threads = MAX_SESSIONS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + 64
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
     gateway.endpoint = server.endpoint
-    sessions = Sessions(gateway, most=MAX_SESSIONS, is_revoked=trust.is_revoked if trust is not None else lambda _: False)
-    forwarder = Forwarder(ClusterRoutes(coordinator, metrics.count), credentials=credentials)
-    for handler in (sessions.handler, Rows(gateway).handler, *forwarder.handlers, Tunnels(forwarder).handler):
+    sessions = Sessions(gateway, most=MAX_SESSIONS, is_revoked=trust.is_revoked if trust is not None else lambda _: False, bounds=bounds)
+    forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
+    told = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
+    rows, tunnels = Rows(gateway, bounds=bounds), Tunnels(forwarder, bounds=bounds)
+    for handler in (sessions.handler, rows.handler, *forwarder.handlers, tunnels.handler, told):
         server.add_generic(handler)
+    LimitsKeeper(coordinator, bounds, log).start()
     metrics.sessions.set_function(lambda: len(sessions))
     metrics.store_up.set_function(lambda: store.is_up)
     measured = MetricsPlace(config.submitter.metrics, Role.SUBMITTER)
@@ -269,6 +289,8 @@ def _serve(
         server.set_healthy(False)
         sessions.stop(GRACE_S, abandon=True)
         server.stop(GRACE_S)
+        cluster_use.close()
+        leader_use.close()
         forwarder.close()
         end_metrics()
         signals.restore()

@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any
 
 from rmgr import log as logs
-from rmgr.adapters import rpc_join
+from rmgr.adapters import rpc_join, rpc_use
 from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_tree import secure_tree
 from rmgr.client.bootstrap import bootstrap, check_same
@@ -30,6 +31,8 @@ from rmgr.daemons.leader import Leader
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.daemons.leader_view import LeaderAnswering
+from rmgr.daemons.limits_answers import LeaderUse
+from rmgr.daemons.limits_keeper import LimitsKeeper
 from rmgr.daemons.metrics_place import MetricsPlace
 from rmgr.daemons.watchdog_election import Candidacy
 from rmgr.daemons.watchdog_join import Joining
@@ -57,7 +60,7 @@ STALL_S = 12.0
 #: The loop comes round at least this often.
 _ROUND_S = 2.5
 _IO_THREADS = 2
-_RPC_THREADS = 16
+_RPC_THREADS = 64
 
 
 class Watchdog:
@@ -319,7 +322,8 @@ def _serve(
     credentials: Credentials | None = None,
 ) -> int:
     trust = open_trust(coordinator, credentials)
-    server = open_server(config.watchdog.listen, credentials, trust, log, threads=_RPC_THREADS)
+    bounds = Bounds()
+    server = open_server(config.watchdog.listen, credentials, trust, log, threads=_RPC_THREADS, bounds=bounds)
     endpoint = advertised(server.endpoint, config.watchdog.advertise)
     measured = MetricsPlace(config.watchdog.metrics, Role.WATCHDOG)
     watchdog = Watchdog(
@@ -347,6 +351,8 @@ def _serve(
     )
     if credentials is not None:
         server.add_generic(rpc_join.handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
+    server.add_generic(rpc_use.handler_of(LeaderUse(lambda: watchdog.leader, watchdog.call, bounds, config.security.operators)))
+    LimitsKeeper(coordinator, bounds, log).start()
     metrics.store_up.set_function(lambda: store.is_up)
     server.start()
     log.info("watchdog_listens", endpoint=server.endpoint, address=measured.address)

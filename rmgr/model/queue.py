@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rmgr.model.limits import UserLimits
 from rmgr.model.version import Newer, newer
 
 
@@ -72,6 +73,7 @@ class ClusterSettings:
     operators: tuple[str, ...] = ()
     pipelines: tuple[PipelineSpec, ...] = ()  #: of partitions with place queues; of others the policy that their first queue names
     barrier_us: int = 30_000_000  #: a job of several nodes whose start is not complete by then goes back to its queue
+    limits: UserLimits = UserLimits()  #: of each user
     extra: dict[str, str] = field(default_factory=dict)
     newer: Newer = newer()
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
     from rmgr.adapters.rpc import RpcServer
     from rmgr.adapters.rpc_auth import Refused
+    from rmgr.adapters.rpc_limits import Bounds
     from rmgr.adapters.trust import Trust
     from rmgr.adapters.zk import ZkCoordinator
     from rmgr.adapters.zk_link import ZkSecurity
@@ -113,14 +114,16 @@ def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str
         )
 
 
-def open_server(listen: str, credentials: Credentials | None, trust: Trust | None, log: Any, *, threads: int = 32) -> RpcServer:
+def open_server(
+    listen: str, credentials: Credentials | None, trust: Trust | None, log: Any, *, threads: int = 96, bounds: Bounds | None = None
+) -> RpcServer:
     """The gRPC server of a daemon: in a secured cluster it asks everybody who he is, and refuses whose key was revoked."""
     from rmgr.adapters.rpc import RpcServer
 
     if credentials is None:
-        return RpcServer(listen, threads=threads)
+        return RpcServer(listen, threads=threads, bounds=bounds)
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
-    return RpcServer(listen, threads=threads, credentials=credentials, is_revoked=is_revoked, refused=audited(log))
+    return RpcServer(listen, threads=threads, credentials=credentials, is_revoked=is_revoked, refused=audited(log), bounds=bounds)
 
 
 def open_trust(coordinator: Coordinator, credentials: Credentials | None) -> Trust | None:

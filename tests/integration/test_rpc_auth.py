@@ -32,6 +32,7 @@ from rmgr.adapters.rpc_gateway_store import GatewayStore
 from rmgr.adapters.rpc_gateway_tunnel import Tunnels
 from rmgr.adapters.rpc_ranks import handler_of
 from rmgr.adapters.rpc_terminal import handler_of as terminals
+from rmgr.adapters.rpc_use import handler_of as uses
 from rmgr.errors import NotConnected, NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.identity import Identity, Role
 from tests.harness.bundles import session_bundles
@@ -86,6 +87,11 @@ class AnyTerminal:
         raise NotFound(f"{submission}_{index} for {caller.user}")
 
 
+class AnyUse:
+    def use(self, users: Any, *, fresh: bool, caller: Caller) -> Any:
+        raise NotFound(f"{caller.user} asks")
+
+
 class Town:
     """One server with every service, in the role of each daemon in turn: what is allowed is the table's matter alone."""
 
@@ -103,7 +109,7 @@ class Town:
         self.gate = OpenGate(lambda _: MemoryCoordinator(tree), MemoryStore(""))
         self.sessions = Sessions(self.gate, is_revoked=lambda key_id: key_id in self.revoked)
         tunnels = Tunnels(AnyForwarder())  # type: ignore[arg-type]
-        own = (rpc_join.handler(AnyJoin()), handler_of(AnyRanks()), terminals(AnyTerminal()), tunnels.handler)
+        own = (rpc_join.handler(AnyJoin()), handler_of(AnyRanks()), terminals(AnyTerminal()), tunnels.handler, uses(AnyUse()))
         for handler in (self.sessions.handler, Rows(self.gate).handler, *own):
             self.server.add_generic(handler)
         if not forward:

@@ -1,0 +1,114 @@
+"""What one session of a gateway holds of what its user may have, and how a full gateway makes room for who has less."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from rmgr.adapters.rpc_auth import Caller
+from rmgr.adapters.rpc_gateway_shares import Shares
+from rmgr.adapters.rpc_limits import Bounds
+from rmgr.errors import Throttled
+
+#: How long a session that makes room for another user's may take for it.
+_ROOM_S = 3.0
+#: A request that is refused because there are too many of them takes so long, at least.
+_REFUSED_S = 0.1
+#: Messages that are smaller are bounded by their number alone.
+SMALL_BYTES = 256
+
+
+class Guest(Protocol):
+    """A session, as far as it makes room for others."""
+
+    user: str
+
+    def make_room(self) -> None: ...
+
+
+def take_place(bounds: Bounds, places: Shares, caller: Caller, live: Callable[[], list[Guest]]) -> None:
+    """Where all are taken, whoever has the most gives one up, if he has more than the caller then.
+
+    live: sessions, in any order. Raises: QueueFull, LimitReached. May wait.
+    """
+    user = caller.user
+    is_operator = not caller.is_open and caller.is_operator()
+    if places.take(user, is_operator=is_operator):
+        return
+    greediest = places.greediest(user)
+    his = [session for session in live() if session.user == greediest] if greediest is not None else []
+    if his:
+        his[-1].make_room()
+        if places.take(user, _ROOM_S, is_operator=is_operator):
+            return
+    raise bounds.no_place("sessions", user, places, f"this gateway serves {places.most} clients already")
+
+
+class Booking:
+    """Bytes and watches of one session. Thread-safe; nothing is held after `close`."""
+
+    def __init__(self, bounds: Bounds, user: str) -> None:
+        self.user = user
+        self._bounds = bounds
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._watches: set[int] = set()
+        self._closed = False
+
+    def has_room(self) -> bool:
+        """His user holds fewer bytes than he may."""
+        return self._bounds.has_room("held_bytes", self.user)
+
+    def book(self, size: int) -> None:
+        """So many bytes are held for him."""
+        if size >= SMALL_BYTES:
+            with self._lock:
+                if not self._closed:
+                    self._bytes += size
+                    self._bounds.hold("held_bytes", self.user, size)
+
+    def release(self, size: int) -> None:
+        """What was booked with one call, or the sum of several that were not small."""
+        if size >= SMALL_BYTES:
+            with self._lock:
+                if not self._closed:
+                    self._bytes -= size
+                    self._bounds.give_back("held_bytes", self.user, size)
+
+    def watch(self, number: int) -> int:
+        """One more watch; how many the session has. Raises LimitReached."""
+        with self._lock:
+            if not self._closed:
+                self._bounds.take("watches", self.user)
+                self._watches.add(number)
+            return len(self._watches)
+
+    def unwatch(self, number: int) -> None:
+        """It has fired, or was never set. Idempotent."""
+        with self._lock:
+            if number in self._watches:
+                self._watches.remove(number)
+                self._bounds.give_back("watches", self.user)
+
+    def close(self) -> None:
+        """Gives everything back. Idempotent."""
+        with self._lock:
+            self._closed = True
+            for name, amount in (("held_bytes", self._bytes), ("watches", len(self._watches))):
+                if amount:
+                    self._bounds.give_back(name, self.user, amount)
+            self._bytes, self._watches = 0, set()
+
+    def wait_turn(self, size: int, over: threading.Event, pause: Callable[[bool], None]) -> Throttled | None:
+        """Waits until the user may ask again, or `over`; why he may not, when that is too long. pause: told True before, False after."""
+        late = None
+        try:
+            wait_s = self._bounds.wait_s(self.user, size)
+        except Throttled as error:
+            late, wait_s = error, _REFUSED_S
+        if wait_s > 0:
+            pause(True)
+            over.wait(wait_s)
+            pause(False)
+        return late

@@ -1,0 +1,220 @@
+"""What each user takes of one server: counted here, compared with the settings, refused with a typed error that names the limit.
+
+Requests go through a bucket. While one user asks, it fills at the rate of the settings; while several do, they share what the
+server can bear, so that who asks little is served at once beside any number who flood. A client's session is slowed down (it is
+not read from, and TCP tells it so) before anything is refused; single calls are refused at once and tried again by clients.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from rmgr.adapters.rpc_gateway_shares import Shares
+from rmgr.errors import LimitReached, QueueFull, Throttled
+from rmgr.model.limits import BOUND, UserLimits
+
+#: Requests a second that one server answers for all users together, while there are several.
+CAPACITY_PER_S = 3000.0
+#: A session waits for its turn at most so long; how much of its rate a user may ask for at once (s).
+PATIENCE_S, BURST_S = 1.0, 2.0
+#: Who has asked within this time shares the server; a user of whom nothing is held is forgotten after the second.
+_ACTIVE_S, _FORGET_S = 1.0, 60.0
+_COUNT_S = 0.25
+#: A request of so many bytes counts twice.
+_WEIGHT_BYTES = 32 * 1024
+#: What opening a session costs: a session of ZooKeeper and four threads.
+SESSION_COST = 25.0
+#: What all users of one server may hold together; beyond it who holds less than his part of it is served.
+TOTALS = {"watches": 400_000, "held_bytes": 192 * 1024 * 1024}
+_HOUR_S, _HOURS = 3600.0, 24
+#: Bounds that let go by themselves.
+_SOON = frozenset({"requests_per_s", "calls", "held_bytes"})
+
+
+class _User:
+    __slots__ = ("balance", "filled_s", "held", "refused", "seen_s", "written")
+
+    def __init__(self, balance: float, now_s: float) -> None:
+        self.balance = balance
+        self.filled_s = self.seen_s = now_s
+        self.held: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.written: dict[int, int] = {}  #: bytes by hour
+
+
+class Bounds:
+    """Args:
+    limits: at first; `limits` may be replaced at any time. capacity_per_s: see `CAPACITY_PER_S`. clock: monotonic seconds.
+
+    Thread-safe. Cost of each call: about 2 us.
+    """
+
+    def __init__(
+        self,
+        limits: UserLimits | None = None,
+        *,
+        capacity_per_s: float = CAPACITY_PER_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits or UserLimits()
+        self._capacity_per_s = capacity_per_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._users: dict[str, _User] = {}
+        self._totals: Counter[str] = Counter()
+        self._places: dict[str, list[Shares]] = {}
+        self._active = 1
+        self._counted_s = clock()
+
+    # -- requests
+
+    def wait_s(self, user: str, size_bytes: int = 0) -> float:
+        """How long a request of his waits for its turn. Raises Throttled when that were more than `PATIENCE_S`."""
+        return self._spend(user, 1.0 + size_bytes / _WEIGHT_BYTES, PATIENCE_S)
+
+    def spend(self, user: str, cost: float = 1.0) -> None:
+        """A call that does not wait. Raises Throttled."""
+        self._spend(user, cost, 0.0)
+
+    def _spend(self, user: str, cost: float, patience_s: float) -> float:
+        limit = self.limits.requests_per_s
+        now_s = self._clock()
+        with self._lock:
+            known = self._user(user, now_s)
+            known.seen_s = now_s
+            if not limit:
+                return 0.0
+            if now_s - self._counted_s > _COUNT_S:
+                self._count(now_s)
+            rate = float(limit) if self._active <= 1 else min(float(limit), max(1.0, self._capacity_per_s / self._active))
+            known.balance = min(rate * BURST_S, known.balance + (now_s - known.filled_s) * rate)
+            known.filled_s = now_s
+            wait_s = max(0.0, (cost - known.balance) / rate)
+            if wait_s <= patience_s or (patience_s and cost > rate * patience_s and known.balance >= 0):
+                known.balance -= cost
+                return wait_s
+            known.refused["requests_per_s"] += 1
+            shared = "" if self._active <= 1 else f"; {self._active} users share this server just now"
+        raise _error("requests_per_s", user, limit, shared)
+
+    def _count(self, now_s: float) -> None:
+        self._counted_s = now_s
+        self._active = sum(known.seen_s > now_s - _ACTIVE_S for known in self._users.values())
+        for user in [user for user, known in self._users.items() if known.seen_s < now_s - _FORGET_S and not known.held.total()]:
+            del self._users[user]
+
+    # -- what is held
+
+    def take(self, name: str, user: str, amount: int = 1) -> None:
+        """He holds so much more. Raises LimitReached."""
+        with self._lock:
+            known = self._user(user, self._clock())
+            limit = self._limit(name, known)
+            if limit is None or known.held[name] + amount <= limit:
+                known.held[name] += amount
+                self._totals[name] += amount
+                return
+            known.refused[name] += 1
+        raise _error(name, user, limit)
+
+    def hold(self, name: str, user: str, amount: int) -> None:
+        """The same, come what may."""
+        with self._lock:
+            self._user(user, self._clock()).held[name] += amount
+            self._totals[name] += amount
+
+    def give_back(self, name: str, user: str, amount: int = 1) -> None:
+        """What he took or held."""
+        with self._lock:
+            known = self._user(user, self._clock())
+            known.held[name] -= amount
+            self._totals[name] -= amount
+            if known.held[name] <= 0:
+                del known.held[name]
+
+    def has_room(self, name: str, user: str) -> bool:
+        """He holds less than he may."""
+        with self._lock:
+            known = self._users.get(user)
+            limit = None if known is None else self._limit(name, known)
+            return known is None or limit is None or known.held[name] < limit
+
+    def write(self, user: str, amount: int) -> None:
+        """He writes so many bytes into the store, which count for a day. Raises LimitReached."""
+        hour = int(self._clock() // _HOUR_S)
+        with self._lock:
+            known = self._user(user, self._clock())
+            for old in [old for old in known.written if old <= hour - _HOURS]:
+                known.held["store_bytes"] -= known.written.pop(old)
+        self.take("store_bytes", user, amount)
+        with self._lock:
+            known.written[hour] = known.written.get(hour, 0) + amount
+
+    def _limit(self, name: str, known: _User) -> int | None:
+        """What he may hold: what the settings say, and where all together hold too much no more than his part. None = no limit."""
+        limit = int(getattr(self.limits, name)) or None
+        total = TOTALS.get(name)
+        if total is None or self._totals[name] < total:
+            return limit
+        part = total // max(1, sum(name in other.held for other in self._users.values()) + (name not in known.held))
+        return part if limit is None else min(part, limit)
+
+    # -- places
+
+    def places(self, name: str, most: int) -> Shares:
+        """Places that users share, for what is bounded by `name`; a tenth of them is for operators."""
+        made = Shares(most, reserved=most // 10, of_one=lambda: int(getattr(self.limits, name)))
+        self._places.setdefault(name, []).append(made)
+        return made
+
+    def no_place(self, name: str, user: str, places: Shares, told: str = "") -> LimitReached | QueueFull:
+        """Why he did not get one: he has what he may have, or all are taken (`told`)."""
+        with self._lock:
+            self._user(user, self._clock()).refused[name] += 1
+        if places.taken(user) >= places.of_one and len(places) < places.most:
+            return _error(name, user, places.of_one)
+        return QueueFull(told or f"all {places.most} places for {BOUND[name].what} are taken", hint=BOUND[name].advice)
+
+    # -- what is told
+
+    def refuse(self, name: str, user: str, limit: int) -> LimitReached:
+        """Counts a refusal, and is the error of it."""
+        with self._lock:
+            self._user(user, self._clock()).refused[name] += 1
+        return _error(name, user, limit)
+
+    def used(self, user: str) -> dict[str, int]:
+        """What he holds now, by bound."""
+        with self._lock:
+            known = self._users.get(user)
+            held = dict(known.held) if known is not None else {}
+        for name, some in self._places.items():
+            held[name] = sum(places.taken(user) for places in some)
+        return held
+
+    def refused(self, user: str) -> dict[str, int]:
+        """What was refused to him since he was last forgotten (a minute without a request), by bound."""
+        with self._lock:
+            known = self._users.get(user)
+            return dict(known.refused) if known is not None else {}
+
+    def users(self) -> list[str]:
+        """Of whom anything is known."""
+        with self._lock:
+            return sorted(self._users)
+
+    def _user(self, user: str, now_s: float) -> _User:
+        known = self._users.get(user)
+        if known is None:
+            known = self._users[user] = _User(self.limits.requests_per_s * BURST_S, now_s)
+        return known
+
+
+def _error(name: str, user: str, limit: int, more: str = "") -> LimitReached:
+    """The refusal of `user` at the bound `name`."""
+    bound = BOUND[name]
+    kind = Throttled if name in _SOON else LimitReached
+    return kind(f"{user or 'this user'} has reached the limit {name} = {limit}: {bound.what}{more}", hint=f"{bound.advice}; rmgr limits")

