@@ -22,7 +22,7 @@ from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.rpc_use import Told, UserUse
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Multi
-from rmgr.errors import RmgrError
+from rmgr.errors import RmgrError, UsageError
 
 #: Between two questions to the leader, and how long after the last submission they go on.
 ASK_S, BUSY_S = 3.0, 15.0
@@ -46,7 +46,7 @@ class Added:
 
 
 def added(multi: Multi) -> Added | None:
-    """None for what adds nothing. Cost: 3 us a block. Raises ValueError for a name that no block has."""
+    """None for what adds nothing. Cost: 3 us a block. Raises UsageError for a name that no block has."""
     if multi.name not in _ADDING:
         return None
     submissions, size, sizes = 0, 0, []
@@ -56,7 +56,10 @@ def added(multi: Multi) -> Added | None:
         parts = op.path.split("/")
         if parts[1] in {"queues", "running"}:
             name = parts[-1] if parts[-1][-1:] != "-" else f"{parts[-1]}{0:010d}"
-            sizes.append((paths.parse_block(name).count, len(op.data) + _ZNODE_BYTES))
+            try:
+                sizes.append((paths.parse_block(name).count, len(op.data) + _ZNODE_BYTES))
+            except ValueError as error:
+                raise UsageError(str(error)) from None
         else:
             size += len(op.data) + _ZNODE_BYTES
             submissions += len(parts) == 4 and parts[1] == "subs"

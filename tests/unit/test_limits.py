@@ -16,7 +16,7 @@ from rmgr.cli.settings import parse_settings, to_document, to_toml
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Exists, Multi, Set
 from rmgr.daemons.submitter_limits import ASK_S, SETTLE_S, ClusterUse, added
-from rmgr.errors import ConfigError, LimitReached, QueueFull, Throttled, Unavailable
+from rmgr.errors import ConfigError, LimitReached, QueueFull, Throttled, Unavailable, UsageError
 from rmgr.model.block import NO_SEQ, BlockKey
 from rmgr.model.limits import BOUND, BOUNDS, UserLimits
 from rmgr.model.queue import ClusterSettings
@@ -246,6 +246,8 @@ def test_what_a_multi_adds() -> None:
     found = added(enqueue(1, block(1, 7)))
     assert found is not None
     assert (found.submissions, found.tasks) == (0, 7)
+    with pytest.raises(UsageError):
+        added(enqueue(1, Create(f"{paths.pending('default')}/{'9' * 5000}", b"")))
     assert added(Multi(name="RESUBMIT", ops=(block(1, 7),), proof=Exists("/subs"))) is None
 
 
@@ -254,7 +256,7 @@ def test_what_a_multi_adds() -> None:
 )
 def test_a_user_is_refused_beyond_a_limit_of_the_cluster_and_goes_on_when_work_has_ended(limits: dict[str, int], name: str) -> None:
     world = Cluster(**limits)
-    for number in range(3):
+    for number in (1, 2, 7):
         world.use.check("ann", submit(number, block(number, 10)))
     with pytest.raises(LimitReached, match=f"ann has reached the limit {name} = "):
         world.use.check("ann", submit(3, block(3, 10)))
