@@ -31,6 +31,7 @@ from rmgr.daemons.metrics_place import MetricsPlace
 from rmgr.daemons.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.starter_accounts import open_to_users, policy_of, runs_as_user
 from rmgr.daemons.starter_binding import processors_of
+from rmgr.daemons.starter_checkpoint_seal import seals_of
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Fetcher
@@ -301,6 +302,7 @@ def build(
         processors=processors,
         separate=bool(config.security.dir),
         gate=Gate(credentials, trust, records, cluster_id=meta.cluster_id) if credentials is not None and trust is not None else None,
+        seals=seals_of(credentials, trust, meta),
     )
     if trust is not None:
         trust.listen(lambda: mailbox.put(nothing))

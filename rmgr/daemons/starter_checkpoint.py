@@ -108,6 +108,7 @@ class Checkpoints:
                 sub=key.submission,
                 index=key.first,
                 attempt=key.attempt,
+                seals=self._shared.seals,
             )
         return part
 
@@ -355,7 +356,7 @@ class Checkpoints:
         parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
         base, one_at_a_time = self.restores.base(block), self.own_part(block).copying
         saved = Checkpoint(sub=key.submission, index=key.first, attempt=key.attempt, n=case.number)
-        log_ttl_s = self._shared.settings().log_ttl_s
+        log_ttl_s, seals = self._shared.settings().log_ttl_s, self._shared.seals
 
         def job() -> str:
             if ending is not None:
@@ -363,7 +364,8 @@ class Checkpoints:
             if not keeps:
                 return ""
             with one_at_a_time:  # one that nobody waits for any more removes no pieces of this one
-                return take(parts, store, saved, base, stop=case.is_stop, limit=limit, made_us=case.made_us, is_over=lambda: case.is_over)
+                more = partial(take, is_over=lambda: case.is_over, seals=seals)
+                return more(parts, store, saved, base, stop=case.is_stop, limit=limit, made_us=case.made_us)
 
         self.background(job, partial(self._copied, case), copies=True)
 

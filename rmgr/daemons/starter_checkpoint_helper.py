@@ -8,6 +8,7 @@ from pathlib import Path
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_checkpoint_ask import children_of
 from rmgr.daemons.starter_checkpoint_parts import LocalPart
+from rmgr.daemons.starter_checkpoint_seal import Seals
 from rmgr.daemons.starter_holds import CHECKPOINTS, Holds
 from rmgr.runner import ranks
 
@@ -15,7 +16,8 @@ from rmgr.runner import ranks
 class HelperParts:
     """Those of one node. Owner's thread only."""
 
-    def __init__(self, holds: Holds, store: Store, node: str) -> None:
+    def __init__(self, holds: Holds, store: Store, node: str, seals: Seals) -> None:
+        self._seals = seals
         self._holds = holds
         self._store = store
         self._node = node
@@ -41,6 +43,7 @@ class HelperParts:
                 index=hold.index,
                 attempt=hold.attempt,
                 ends=True,
+                seals=self._seals,
             )
         slot = hold.lane.slot
         part.marker, part.spare = slot.marker, (slot.pid, *_servers(slot.pid, hold.place))

@@ -24,7 +24,8 @@ from rmgr.coord.records import decode_record
 from rmgr.daemons import starter_checkpoint_ask as asking
 from rmgr.daemons import starter_checkpoint_rows as rows
 from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest, clear, decode_files, encode_files, missing, pack, scan, unpack
-from rmgr.errors import DataLost, NotFound, RmgrError, StateConflict, Unavailable
+from rmgr.daemons.starter_checkpoint_seal import OPEN, Seals
+from rmgr.errors import DataLost, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
 from rmgr.model.node import NodeRecord
 
 T = TypeVar("T")
@@ -88,6 +89,7 @@ class LocalPart:
     told: set[int] = field(default_factory=set)
     lacks: str = ""
     copying: threading.Lock = field(default_factory=threading.Lock)
+    seals: Seals = OPEN
 
     def measure(self) -> int:
         listing = scan(self.directory, self.account)
@@ -148,8 +150,8 @@ class RemotePart:
     def collect(self, *, stop: bool, max_bytes: int) -> tuple[FileEntry, ...]:
         _, row = self._step(Step(step="collect", stop=stop, max_bytes=max_bytes), timeout_s=_LONG_S)
         found = self.store.get(row)
-        if found is None:
-            raise DataLost(f"the list of files of node {self.node} is not in the data store")
+        if found is None or hashlib.sha256(found[0]).hexdigest() != row.rpartition("/")[2]:
+            raise DataLost(f"the list of files of node {self.node} is not in the data store, or not what that node has stored")
         return decode_files(found[0])
 
     def restore(self, manifest: Manifest, key: str) -> None:
@@ -189,7 +191,10 @@ def answer(part: LocalPart, step: Step) -> tuple[int, str]:
             saved = keys.parse_checkpoint(step.row)
             if saved is None or (saved.sub, saved.index) != (part.sub, part.index):
                 raise NotFound(f"{step.row!r} is no checkpoint of this job")
-            part.restore(rows.read(part.store, saved), step.row)
+            try:
+                part.restore(rows.read(part.store, saved, part.seals), step.row)
+            except PermissionDenied as error:
+                raise DataLost(error.message) from None
         case _:
             raise NotFound(f"this Starter does not know the step {step.step!r}")
     return 0, ""

@@ -1,7 +1,8 @@
 """What a job begins with: its newest checkpoint that can be read, put into its directory on every node before it starts.
 
 The head chooses one by restoring it (every byte is compared with its hash), then has its helpers restore the same; one that cannot be read
-is told in the job's story (DATA_LOST), and the one before it is taken, else the job begins from the start.
+is told in the job's story (DATA_LOST, or UNTRUSTED where no Starter has sealed it), and the one before it is taken, else the job begins
+from the start.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest, clear
 from rmgr.daemons.starter_checkpoint_parts import LocalPart, Part, each, sentence
 from rmgr.daemons.starter_fetch import Failure
-from rmgr.errors import DataLost, StoreUnavailable
+from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
+from rmgr.log import audit
 from rmgr.model.placing import FROM_START
 from rmgr.model.states import Reason
 
@@ -115,7 +117,7 @@ class Restores:
         block = case.block
         if case.is_over:
             return
-        if isinstance(result, StoreUnavailable):
+        if isinstance(result, (StoreUnavailable, CoordinationUnavailable)):
             self._log.warning("checkpoint_waits_for_the_store", block=paths.block_name(block.key), error=result.message)
             case.is_busy = True
             self._shared.after(_PAUSE_S, lambda: None if case.is_over else self._restore(case))
@@ -126,7 +128,11 @@ class Restores:
             return
         case.is_here = True
         for words in result.lost:
-            self._log.error("checkpoint_lost", block=paths.block_name(block.key), reason=Reason.DATA_LOST.value, detail=words)
+            reason = Reason.UNTRUSTED if "(UNTRUSTED)" in words else Reason.DATA_LOST
+            self._log.error("checkpoint_lost", block=paths.block_name(block.key), reason=reason.value, detail=words)
+            if reason is Reason.UNTRUSTED:
+                what = f"checkpoint of {block.key.submission}_{block.key.first}"
+                audit(self._log, who="the data store", role="", what="restore", target=what, allowed=False, why=words)
             self._shared.metrics.checkpoints.labels("lost").inc()
             self._owner.notes.tell(block, words)
         result.lost.clear()
@@ -161,13 +167,20 @@ class Restores:
 
 
 def newest(store: Store, part: LocalPart, sub: int, index: int, found: Found) -> Found:
-    """Restores the newest checkpoint of a task that can be read and is not in `found.bad`. Raises: StoreUnavailable, OSError."""
+    """Restores the newest checkpoint of a task that can be read, was sealed and is not in `found.bad`.
+
+    Raises: StoreUnavailable, CoordinationUnavailable, OSError.
+    """
     for checkpoint in rows.listed(store, sub, index):
         if checkpoint.key in found.bad:
             continue
         try:
-            manifest = rows.read(store, checkpoint)
+            manifest = rows.read(store, checkpoint, part.seals)
             part.restore(manifest, checkpoint.key)
+        except PermissionDenied as error:
+            found.bad.add(checkpoint.key)
+            found.lost.append(f"checkpoint {checkpoint} is refused (UNTRUSTED): {error.message}")
+            continue
         except DataLost as error:
             found.bad.add(checkpoint.key)
             found.lost.append(f"checkpoint {checkpoint} cannot be read (DATA_LOST): {error.message}")

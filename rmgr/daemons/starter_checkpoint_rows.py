@@ -8,7 +8,8 @@ from rmgr.coord import keys
 from rmgr.coord.keys import Checkpoint
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_checkpoint_files import Manifest, decode_manifest, encode_manifest
-from rmgr.errors import DataLost
+from rmgr.daemons.starter_checkpoint_seal import OPEN, Seals
+from rmgr.errors import DataLost, PermissionDenied
 
 #: How many of a task are kept: should the last not be readable, there is one before.
 KEPT = 2
@@ -21,12 +22,16 @@ def listed(store: Store, sub: int, index: int) -> list[Checkpoint]:
     return sorted(found, key=lambda one: one.order, reverse=True)
 
 
-def read(store: Store, checkpoint: Checkpoint) -> Manifest:
-    """What one holds. Raises: DataLost, StoreUnavailable."""
+def read(store: Store, checkpoint: Checkpoint, seals: Seals = OPEN) -> Manifest:
+    """What one holds. Raises: DataLost; PermissionDenied when it is not to be believed; StoreUnavailable, CoordinationUnavailable."""
     found = store.get(checkpoint.key)
     if found is None:
         raise DataLost("its list of files is not in the data store")
-    return decode_manifest(found[0])
+    manifest = decode_manifest(found[0])
+    seals.check(found[0], manifest)
+    if (manifest.sub, manifest.index, manifest.attempt, manifest.n) != (checkpoint.sub, checkpoint.index, checkpoint.attempt, checkpoint.n):
+        raise PermissionDenied(f"it is a copy of checkpoint {manifest.attempt}.{manifest.n} of task {manifest.sub}_{manifest.index}")
+    return manifest
 
 
 def piece_writer(store: Store, sub: int, index: int, attempt: int, written: set[str]) -> Callable[[str, bytes], None]:
@@ -56,24 +61,31 @@ def write(store: Store, manifest: Manifest) -> None:
     store.put(Checkpoint(sub=manifest.sub, index=manifest.index, attempt=manifest.attempt, n=manifest.n).key, encode_manifest(manifest))
 
 
-def prune(store: Store, sub: int, index: int, attempt: int) -> None:
-    """Removes all but the last `KEPT`, and pieces that none of these needs.
+def prune(store: Store, sub: int, index: int, attempt: int, seals: Seals = OPEN) -> None:
+    """Removes all but the last `KEPT`, and pieces that none of these needs. One that is not to be believed is none of them.
 
-    Nothing of a later attempt is touched: whoever is slow or dead does not know what that one needs. Raises: StoreUnavailable.
+    Nothing of a later attempt is touched: whoever is slow or dead does not know what that one needs.
+    Raises: StoreUnavailable, CoordinationUnavailable.
     """
-    everything = listed(store, sub, index)
-    for old in everything[KEPT:]:
-        if old.attempt <= attempt:
-            store.delete(old.key)
     needed: dict[int, set[str]] = {}
     unreadable: set[int] = set()
-    for kept in everything[:KEPT]:
-        try:
-            files = read(store, kept).files
-        except DataLost:
-            unreadable.add(kept.attempt)
+    kept = 0
+    for one in listed(store, sub, index):
+        if kept == KEPT:
+            if one.attempt <= attempt:
+                store.delete(one.key)
             continue
-        needed.setdefault(kept.attempt, set()).update(row[0] for entry in files for row in entry.rows)
+        try:
+            files = read(store, one, seals).files
+        except PermissionDenied:
+            if one.attempt <= attempt:
+                store.delete(one.key)
+            continue
+        except DataLost:
+            files = ()
+            unreadable.add(one.attempt)
+        kept += 1
+        needed.setdefault(one.attempt, set()).update(row[0] for entry in files for row in entry.rows)
     for key in _keys(store, keys.checkpoints_of(sub, index)):
         if keys.parse_checkpoint(key) is None:
             _, _, _, made, digest = key.split("/")

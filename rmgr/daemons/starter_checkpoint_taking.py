@@ -12,6 +12,7 @@ from rmgr.coord.ports import Store
 from rmgr.daemons import starter_checkpoint_rows as rows
 from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest, check_size, size_text
 from rmgr.daemons.starter_checkpoint_parts import Part, each
+from rmgr.daemons.starter_checkpoint_seal import OPEN, Seals
 from rmgr.daemons.starter_checkpoint_union import united
 from rmgr.daemons.starter_outputs import Ending, Flushed, discard, write
 from rmgr.errors import RmgrError, StateConflict, StoreUnavailable
@@ -39,6 +40,7 @@ def take(
     limit: int,
     made_us: int,
     is_over: Callable[[], bool],
+    seals: Seals = OPEN,
 ) -> str:
     """Makes one checkpoint; says what it is. Raises: ValueTooLarge, StateConflict, StoreUnavailable, OSError, RmgrError."""
     files = united(each(parts, lambda part: part.collect(stop=stop, max_bytes=limit)), base)
@@ -52,19 +54,21 @@ def take(
         raise StateConflict("the job has ended meanwhile")
     rows.write(
         store,
-        Manifest(
-            sub=saved.sub,
-            index=saved.index,
-            attempt=saved.attempt,
-            n=saved.n,
-            made_us=made_us,
-            nodes=tuple(part.node for part in parts),
-            size_bytes=size,
-            files=files,
+        seals.seal(
+            Manifest(
+                sub=saved.sub,
+                index=saved.index,
+                attempt=saved.attempt,
+                n=saved.n,
+                made_us=made_us,
+                nodes=tuple(part.node for part in parts),
+                size_bytes=size,
+                files=files,
+            )
         ),
     )
     with contextlib.suppress(RmgrError):  # else they go with the next one, or with the submission
-        rows.prune(store, saved.sub, saved.index, saved.attempt)
+        rows.prune(store, saved.sub, saved.index, saved.attempt, seals)
     return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {size_text(size)}{lacks}"
 
 

@@ -108,7 +108,7 @@ class Jobs:
             on_unstartable(block, block.take_ready(), failure)
 
         self.checkpoints = Checkpoints(node, shared, directory=directory, over=over, on_unstartable=cannot_start, log=log)
-        self.helped = HelperParts(self.holds, shared.io.store, node.name)
+        self.helped = HelperParts(self.holds, shared.io.store, node.name, shared.seals)
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
         self._spares = Spares(shared.after, Path.unlink)

@@ -11,6 +11,7 @@ from typing import Any
 from rmgr.adapters.rpc_ranks import Peers
 from rmgr.coord.ports import Coordinator
 from rmgr.daemons.starter_accounts import Accounts, Policy
+from rmgr.daemons.starter_checkpoint_seal import OPEN, Seals
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Fetcher
@@ -61,6 +62,7 @@ class Shared:
     after: Callable[[float, Callable[[], None]], object]
     peers: Peers | None = None  #: how other Starters are asked
     gate: Gate | None = None  #: of a secured cluster
+    seals: Seals = OPEN  #: of checkpoints
     users: Policy | None = None  #: work runs as its users; None: as the Starter
     processors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: that are a node's own, none: work is not bound
     separate: bool = False  #: users never share a worker
