@@ -66,8 +66,9 @@ def handler(answers: JoinAnswers) -> grpc.GenericRpcHandler:
 def redeem(endpoints: Sequence[str], pair: TlsPair, nonce: str, *, timeout_s: float = _TIMEOUT_S) -> tuple[str, Role, str]:
     """(name, role, sealed bundle) for the holder of a token's certificate; asks one WatchDog after the other.
 
-    Raises: PermissionDenied (used, expired, withdrawn); Unavailable naming who was asked.
+    Raises: PermissionDenied (used, expired, withdrawn, no nonce); Unavailable naming who was asked.
     """
+
     def dial(endpoint: str) -> grpc.Channel:
         return secure_channel(endpoint, (pair.ca, pair.key, pair.certificate), Role.WATCHDOG, OPTIONS)
 

@@ -122,12 +122,19 @@ def _default_directory() -> Path:
 
 
 def _nonce(where: Path, number: str) -> Path:
-    """What this machine calls itself while it redeems a token, kept until it has."""
+    """What this machine calls itself while it redeems a token, kept until it has. One that was cut short is made anew."""
+    from rmgr.coord.join_ops import check_nonce
+
     where.mkdir(parents=True, exist_ok=True)
     path = where / f".{number}"
-    if not path.exists():
-        path.write_text(secrets.token_hex(16))
-        path.chmod(0o600)
+    try:
+        check_nonce(path.read_text())
+    except (OSError, UnicodeDecodeError, PermissionDenied):
+        draft = where / f".{number}.new"
+        draft.unlink(missing_ok=True)
+        draft.touch(mode=0o600)
+        draft.write_text(secrets.token_hex(16))
+        draft.replace(path)
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from rmgr.coord import paths
@@ -10,9 +11,23 @@ from rmgr.coord.records import encode_record
 from rmgr.errors import PermissionDenied
 from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
 
+#: What a machine calls itself while it redeems a token: at least 16 random bytes, in hex. Who could guess it would be that machine.
+_NONCE = re.compile(r"[0-9a-f]{32,128}", re.ASCII)
+
+
+def check_nonce(nonce: str) -> None:
+    """Raises PermissionDenied for a nonce that is empty, short or no hex: it would be everybody's."""
+    if _NONCE.fullmatch(nonce) is None:
+        raise PermissionDenied(
+            f"a token is redeemed with a nonce of 16 random bytes or more, in hex (here are {len(nonce)} characters)",
+            hint="rmgr join makes one by itself; type it again on that machine",
+        )
+
 
 def invite(invitation: Invitation) -> Multi:
-    """INVITE: credentials wait for their machine."""
+    """INVITE: credentials wait for their machine. Raises PermissionDenied for one that is redeemed from the beginning."""
+    if invitation.redeemed:
+        raise PermissionDenied(f"the token of {invitation.name} would be used before it is made", hint="rmgr admin add-node NAME")
     path, data = paths.join(invitation.id), encode_record(invitation)
     return Multi(name="INVITE", ops=(Create(path, data),), proof=Exists(path, data))
 
@@ -21,8 +36,9 @@ def redeem(invitation: Invitation, version: int, nonce: str, now_us: int) -> Mul
     """REDEEM: from now on only the holder of `nonce` gets them. None: it is his already.
 
     now_us: wall clock; an invitation ends at a time that people name, so it is compared with theirs.
-    Raises: PermissionDenied when it was used by somebody else or has expired.
+    Raises: PermissionDenied when it was used by somebody else or has expired, or the nonce is no nonce.
     """
+    check_nonce(nonce)
     if invitation.redeemed == nonce:
         return None
     if invitation.redeemed:

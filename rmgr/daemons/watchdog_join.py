@@ -37,10 +37,18 @@ class Joining:
         self._log = log
 
     def redeem(self, invitation: str, nonce: str) -> Invitation:
-        """Hands over what waits for the holder of a token, once.
+        """Hands over what waits for the holder of a token, once. Every use leaves a line of audit, also one that is refused.
 
-        Raises: PermissionDenied (used, expired, withdrawn); CoordinationUnavailable (ask again with the same nonce).
+        Raises: PermissionDenied (used, expired, withdrawn, no nonce); CoordinationUnavailable (ask again with the same nonce).
         """
+        try:
+            return self._redeem(invitation, nonce)
+        except PermissionDenied as refused:
+            audit(self._log, who=invitation, role=str(Role.JOIN), what="join", target=invitation, allowed=False, why=refused.message)
+            raise
+
+    def _redeem(self, invitation: str, nonce: str) -> Invitation:
+        join_ops.check_nonce(nonce)
         path = paths.join(invitation)
         for _ in range(_TRIES):
             found = self._coordinator.get(path, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
@@ -49,14 +57,18 @@ class Joining:
             record = decode_record(found.data, Invitation, path)
             multi = join_ops.redeem(record, found.version, nonce, time.time_ns() // 1000)
             if multi is None:
+                self._handed_over(record, "again, to the same machine")
                 return record
             outcome = self._coordinator.commit(multi, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
             if isinstance(outcome, Committed):
-                audit(self._log, who=record.name, role=str(record.role), what="join", target=record.key_id, allowed=True)
+                self._handed_over(record, "the token's first use")
                 return record
             if isinstance(outcome, Unknown):
                 raise CoordinationUnavailable("it is not known whether the token was redeemed", hint="the same command again is safe")
         raise CoordinationUnavailable("others keep changing the invitation", hint="type the command again")
+
+    def _handed_over(self, record: Invitation, why: str) -> None:
+        audit(self._log, who=record.name, role=str(record.role), what="join", target=record.key_id, allowed=True, why=why)
 
     def renew(self, who: Identity, generation: int) -> tuple[int, str]:
         """(generation, "role:secret"): the newest secret of the caller's role. Raises: PermissionDenied, CoordinationUnavailable.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from rmgr.adapters import rpc_join
 from rmgr.adapters.invitation import TlsPair, seal
@@ -49,7 +50,7 @@ class Door:
         assert isinstance(self.coordinator.commit(join_ops.invite(invitation)).result(60), Committed)
         return TlsPair(files["ca.crt"], files["tls.crt"], files["tls.key"])
 
-    def redeem(self, pair: TlsPair, nonce: str = "me") -> tuple[str, Role, str]:
+    def redeem(self, pair: TlsPair, nonce: str = "5e" * 16) -> tuple[str, Role, str]:
         return rpc_join.redeem([self.endpoint], pair, nonce, timeout_s=5.0)
 
 
@@ -74,7 +75,36 @@ def test_a_token_works_once_and_again_only_for_the_same_machine(door: Door) -> N
     assert (name, role) == ("n9", Role.STARTER)
     assert door.redeem(pair) == (name, role, sealed)
     with pytest.raises(PermissionDenied, match="used already"):
-        door.redeem(pair, "somebody else")
+        door.redeem(pair, "ab" * 16)
+
+
+@pytest.mark.parametrize("nonce", ["", "me", "5e" * 15, "z" * 32, "5e" * 65, "\u0663" * 32])
+def test_without_a_nonce_of_its_own_nobody_redeems_and_the_token_stays_good(door: Door, nonce: str) -> None:
+    pair = door.invite()
+    with capture_logs() as lines:
+        for _ in range(2):
+            with pytest.raises(PermissionDenied, match="nonce of 16 random bytes"):
+                door.redeem(pair, nonce)
+    assert [(line["what"], line["target"], line["allowed"]) for line in lines if line["event"] == "audit"] == [("join", "n9-token", False)] * 2
+    assert door.redeem(pair)[0] == "n9"
+
+
+def test_every_use_of_a_token_leaves_a_line_of_audit(door: Door) -> None:
+    pair = door.invite()
+    with capture_logs() as lines:
+        door.redeem(pair)
+        door.redeem(pair)
+        with pytest.raises(PermissionDenied, match="used already"):
+            door.redeem(pair, "ab" * 16)
+        with pytest.raises(PermissionDenied, match="expired"):
+            door.redeem(door.invite("n1", lasts_s=-1.0))
+    told = [(line["who"], line["allowed"], line["why"].split(":")[0]) for line in lines if line["event"] == "audit"]
+    assert told == [
+        ("n9", True, "the token's first use"),
+        ("n9", True, "again, to the same machine"),
+        ("n9-token", False, "the token of n9 was used already"),
+        ("n1-token", False, "the token of n1 has expired"),
+    ]
 
 
 def test_an_expired_or_withdrawn_token_opens_nothing(door: Door) -> None:
