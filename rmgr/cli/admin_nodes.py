@@ -180,7 +180,7 @@ def revoke(
     for one in made:
         sys.stdout.write(f"{one.role} {one.name} is revoked (key {one.key_id})\n")
     for person in sorted({one.role for one in made} & {Role.USER, Role.OPERATOR}):
-        session.note(f"who was not made with --gateway-only knows ZooKeeper's secret of role {person}: rmgr admin rotate --role {person}")
+        session.note(f"who was made with --direct knows ZooKeeper's secret of role {person}: rmgr admin rotate --role {person}")
 
 
 def _state(one: Known) -> str:

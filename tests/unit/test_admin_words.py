@@ -34,8 +34,8 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def authority(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     where = tmp_path / "authority"
     assert run(["admin", "init", "--dir", str(where), "--cluster", "lab", "--user", "ann", "--user-dir", str(tmp_path / "ann")]) == 0
-    assert run(["admin", "add-user", "bob", "--authority", str(where)]) == 0
-    assert run(["admin", "add-user", "eve", "--gateway-only", "--authority", str(where)]) == 0
+    assert run(["admin", "add-user", "bob", "--direct", "--authority", str(where)]) == 0
+    assert run(["admin", "add-user", "eve", "--authority", str(where)]) == 0
     capsys.readouterr()
     return where
 
@@ -71,7 +71,7 @@ def test_a_daemon_that_zookeeper_refuses_and_no_watchdog_knows_is_told_what_to_f
 def test_bundles_of_a_rotated_role_beside_the_authority_get_the_new_secret(authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ca = load_ca(authority)
     before = {name: (authority / "bundles" / name / "zookeeper.secret").read_bytes() for name in ("starter", "submitter", "bob")}
-    assert run(["admin", "add-user", "mallory", "--authority", str(authority)]) == 0
+    assert run(["admin", "add-user", "mallory", "--direct", "--authority", str(authority)]) == 0
     gone = Credentials.load(authority / "bundles" / "mallory").identity
     known = [SimpleNamespace(identity=gone, is_revoked=True), SimpleNamespace(identity=SimpleNamespace(key_id=""), is_revoked=False)]
     monkeypatch.setattr("rmgr.client.securing.identities", lambda *_: known)

@@ -28,7 +28,8 @@ def test_a_user_gets_a_bundle_of_his_own_once(authority: Path, capsys: pytest.Ca
     told = json.loads(capsys.readouterr().out)
     ann = Credentials.load(told["bundle"])
     assert (ann.identity.name, ann.identity.role, ann.identity.cluster) == ("ann", Role.USER, "lab")
-    assert ann.zookeeper_auth is not None
+    assert ann.zookeeper_auth is None
+    assert told["direct"] is False
     assert run(["admin", "add-user", "ann", "--authority", str(authority)]) == 2
     assert "not overwritten" in capsys.readouterr().err
 
@@ -36,9 +37,23 @@ def test_a_user_gets_a_bundle_of_his_own_once(authority: Path, capsys: pytest.Ca
 def test_operators_and_users_behind_a_gateway(authority: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     place = str(authority / "far")
-    assert run(["admin", "add-user", "bob", "--operator", "--gateway-only", "--out", place, "--authority", str(authority)]) == 0
+    assert run(["admin", "add-user", "bob", "--operator", "--out", place, "--authority", str(authority)]) == 0
     bob = Credentials.load(place)
     assert (bob.identity.role, bob.zookeeper_auth) == (Role.OPERATOR, None)
+
+
+def test_a_direct_user_is_told_in_one_sentence_what_that_means(authority: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    place = str(authority / "app")
+    assert run(["admin", "add-user", "portal", "--direct", "--out", place, "--authority", str(authority)]) == 0
+    told = capsys.readouterr().err
+    assert "portal holds ZooKeeper's secret of role user" in told
+    assert "SECURITY.md" in told
+    portal = Credentials.load(place)
+    assert portal.zookeeper_auth is not None
+    assert portal.zookeeper_auth[1].startswith("user:")
+    assert run(["admin", "add-user", "eve", "--direct", "--gateway-only", "--authority", str(authority)]) == 2
+    assert "opposite" in capsys.readouterr().err
 
 
 def test_a_bundle_gets_new_keys_in_its_place_and_stays_who_it_is(authority: Path, capsys: pytest.CaptureFixture[str]) -> None:
