@@ -117,6 +117,13 @@ class Throttled(LimitReached, QueueFull):
     """A limit that lets go by itself, soon: clients try again."""
 
 
+class QuotaReached(RmgrError):
+    """ZooKeeper's quota of a subtree is used up: nothing was changed. The message names the subtree."""
+
+    code = "RESOURCE_EXHAUSTED"
+    exit_code = 7
+
+
 class PickleFailed(UsageError):
     """A function, argument or result that cannot be pickled; the message names it."""
 

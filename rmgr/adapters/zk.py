@@ -27,6 +27,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
+    EXCEPTIONS,
     ConnectionDropped,
     ConnectionLoss,
     NoAuthError,
@@ -35,6 +36,7 @@ from kazoo.exceptions import (
     OperationTimeoutError,
     SessionExpiredError,
     SessionMovedError,
+    ZookeeperError,
 )
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
@@ -64,6 +66,14 @@ _READ_BYTES = 1 << 18
 _TLS_RECORD_BYTES = 1 << 14  # one recv gives one record, and pays for the buffer it asked for
 _TLS_RECORDS = 64
 
+#: QUOTAEXCEEDED of KeeperException.java. kazoo does not know the code, and would end the connection over it.
+_QuotaExceeded = EXCEPTIONS[-125] = type("QuotaExceededError", (ZookeeperError,), {"code": -125})
+_TROUBLES = {
+    NoNodeError: Trouble.ABSENT,
+    NodeExistsError: Trouble.EXISTS,
+    NoAuthError: Trouble.DENIED,
+    _QuotaExceeded: Trouble.FULL,
+}
 _LOSSES = (ConnectionLoss, SessionExpiredError, SessionMovedError, OperationTimeoutError)
 _STATES = {
     KeeperState.CONNECTED: LinkState.CONNECTED,
@@ -376,15 +386,7 @@ class _Client(KazooClient):  # type: ignore[misc]
         return Create(path, b"", _to_kazoo(acl), 0)
 
     def trouble(self, error: Exception) -> Trouble:
-        match error:
-            case NoNodeError():
-                return Trouble.ABSENT
-            case NodeExistsError():
-                return Trouble.EXISTS
-            case NoAuthError():
-                return Trouble.DENIED
-            case _:
-                return Trouble.LOST if isinstance(error, _LOSSES) else Trouble.OTHER
+        return Trouble.LOST if isinstance(error, _LOSSES) else _TROUBLES.get(type(error), Trouble.OTHER)
 
 
 class _Access(GetACL):  # type: ignore[misc]

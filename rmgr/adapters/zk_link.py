@@ -75,6 +75,7 @@ class Trouble(Enum):
     ABSENT = "absent"
     EXISTS = "exists"
     DENIED = "denied"
+    FULL = "full"
     OTHER = "other"
 
 

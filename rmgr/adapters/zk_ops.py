@@ -12,9 +12,14 @@ from rmgr.adapters.zk_link import Trouble
 from rmgr.adapters.zk_wire import OP_MULTI, Failure, decode_multi
 from rmgr.coord.multi import Multi, Outcome, Stamped, Stat, Unknown
 from rmgr.coord.readback import Pending, Prove
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError
 
 _NO_AUTH = -102
+_OVER_QUOTA = -125
+_FULL = (
+    "what is there has to go before more is taken: cancel what nobody needs (rmgr jobs), or the cluster's admin revokes who fills it "
+    "(rmgr admin revoke) or raises the quota (rmgr admin init --close-root --zookeeper-heap SIZE)"
+)
 _NO_RIGHT = "what each role may do is in SECURITY.md; are the credentials in [security] dir (RMGR_SECURITY_DIR) the right ones?"
 
 
@@ -88,6 +93,8 @@ class Commit(Pending):
                 at = f"{self.multi.name}: operation {value.index} on {self.multi.ops[value.index].path}"
                 if value.code == _NO_AUTH:
                     self.future.set_exception(PermissionDenied(f"{at} is not allowed to this role", hint=_NO_RIGHT))
+                elif value.code == _OVER_QUOTA:
+                    self.future.set_exception(over_quota(self.multi.name, self.multi.ops[value.index].path))
                 else:
                     self.future.set_exception(RmgrError(f"{at} failed with ZooKeeper's error {value.code}"))
             elif isinstance(value, Exception):
@@ -137,6 +144,8 @@ class Read(Pending):
             return None
         if trouble is Trouble.DENIED:
             return PermissionDenied(f"{self.path}: ZooKeeper refuses it to this role", hint=_NO_RIGHT)
+        if trouble is Trouble.FULL:
+            return over_quota("ENSURE", self.path.removeprefix(self.owner.root))
         return RmgrError(f"{self.path}: ZooKeeper answered {error!r}")
 
     def resolve(self, value: object) -> None:
@@ -149,6 +158,11 @@ class Read(Pending):
     def refuse(self, cause: str) -> None:
         with contextlib.suppress(InvalidStateError):
             self.future.set_exception(CoordinationUnavailable(f"ZooKeeper: {cause}", hint="is the ensemble up? `rmgr doctor` tells"))
+
+
+def over_quota(name: str, path: str) -> QuotaReached:
+    """What is said when ZooKeeper takes no more below the root of `path`."""
+    return QuotaReached(f"{name}: ZooKeeper's quota of /{path.split('/')[1]} is used up; nothing was changed", hint=_FULL)
 
 
 def allowed(paths: Sequence[str], found: list[Stamped | None] | Refused) -> list[Stamped | None] | RmgrError:

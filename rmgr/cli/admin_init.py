@@ -10,12 +10,14 @@ import click
 
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
-from rmgr.cli.params import listed
+from rmgr.cli.params import SIZE, listed
+from rmgr.coord.quotas import HEAP_MIB
 from rmgr.errors import ConfigError
 from rmgr.model.identity import Role, check_name
 
 if TYPE_CHECKING:
     from rmgr.adapters.pki import Authority
+    from rmgr.adapters.zk_root import RootReport
 
 _DAEMONS = (Role.WATCHDOG, Role.STARTER, Role.SUBMITTER)
 
@@ -25,7 +27,8 @@ _DAEMONS = (Role.WATCHDOG, Role.STARTER, Role.SUBMITTER)
     examples="""\
     rmgr admin init
     rmgr admin init --dir /srv/rmgr/authority --cluster lab --hosts head,10.0.0.1
-    rmgr admin init --servers zk1,zk2,zk3       # and certificates for ZooKeeper's servers""",
+    rmgr admin init --servers zk1,zk2,zk3       # and certificates for ZooKeeper's servers
+    rmgr admin init --close-root --zk zk1:2281,zk2:2281/rmgr/lab    # nobody else makes anything there""",
     exits="0 everything is there (made now, or before), 2 what is there belongs to another cluster or cannot be used",
 )
 @click.option("--dir", "directory", metavar="DIR", help="the authority's directory: keep it safe  [~/.config/rmgr/authority]")
@@ -34,7 +37,19 @@ _DAEMONS = (Role.WATCHDOG, Role.STARTER, Role.SUBMITTER)
 @click.option("--user-dir", metavar="DIR", help="where his credentials go  [~/.config/rmgr/bundle, where rmgr looks]")
 @click.option("--hosts", metavar="A,B", default="", help="names and addresses in the daemons' certificates, beside localhost")
 @click.option("--servers", metavar="A,B", default="", help="host names of ZooKeeper and Cassandra servers that need certificates")
-def init(session: Session, directory: str | None, cluster: str, user: str | None, user_dir: str | None, hosts: str, servers: str) -> None:
+@click.option("--close-root", is_flag=True, help="ZooKeeper's own / is closed to strangers, and quotas keep its memory from being filled")
+@click.option("--zookeeper-heap", "heap_bytes", type=SIZE, default=HEAP_MIB << 20, metavar="SIZE", help="heap of its servers  [1000M]")
+def init(
+    session: Session,
+    directory: str | None,
+    cluster: str,
+    user: str | None,
+    user_dir: str | None,
+    hosts: str,
+    servers: str,
+    close_root: bool,
+    heap_bytes: int,
+) -> None:
     """Makes a cluster's certificate authority, credentials for its daemons, and the first user's.
 
     Nothing that is there is ever overwritten: type it again to see what there is. Keys are files of mode 0600.
@@ -57,6 +72,7 @@ def init(session: Session, directory: str | None, cluster: str, user: str | None
     for server in listed(servers):
         place = where / "servers" / server
         (made if ensure_server(authority, place, server, (server,)) else kept).append(place)
+    root = _close_root(session, where, heap_bytes) if close_root else None
     if session.json:
         emit(
             {
@@ -66,13 +82,28 @@ def init(session: Session, directory: str | None, cluster: str, user: str | None
                 "kept": [str(path) for path in kept],
                 "user": {"name": name, "dir": str(own)},
             }
+            | ({"closed": list(root.closed), "quotas": list(root.quotas)} if root is not None else {})
         )
         return
     for path in made:
         sys.stdout.write(f"made   {path}\n")
     for path in kept:
         sys.stdout.write(f"there  {path}\n")
+    if root is not None:
+        sys.stdout.write(f"closed {' '.join(root.closed) or 'before'}; quotas of {len(root.quotas)} subtrees set now\n")
     sys.stdout.write(_next(authority, where, name, own, has_servers=bool(servers)))
+
+
+def _close_root(session: Session, where: Path, heap_bytes: int) -> RootReport:
+    """With the admin's own bundle. Raises as `close_zookeeper`."""
+    from rmgr.errors import NotConnected
+    from rmgr.runtime.secured import close_zookeeper
+
+    config = session.config({"security": {"dir": str(where)}})
+    mine = session.credentials()
+    if not config.cluster.zk or mine is None:
+        raise NotConnected("which ZooKeeper is to be closed?", hint="name it, with the cluster's path: --zk HOSTS/rmgr/NAME or RMGR_ZK")
+    return close_zookeeper(config, mine, heap_mib=heap_bytes >> 20)
 
 
 def _first_user(session: Session, authority: Authority, where: Path, name: str, user_dir: str | None) -> tuple[Path, bool]:

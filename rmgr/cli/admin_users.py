@@ -42,7 +42,7 @@ def add_user(
     """Makes credentials for a person: a directory to be handed over, with which rmgr knows him.
 
     The name is that of his account on the nodes: where Starters run as root, his work runs as that user.
-    He comes through a gateway (rmgr submitter), which shows and changes his own work only. --direct is faster by a hop, and for the trusted.
+    He comes through a gateway (rmgr submitter), which shows and changes his own work only; --direct is for those who are trusted.
     """
     from rmgr.adapters.credentials import write_files
     from rmgr.adapters.pki import issue

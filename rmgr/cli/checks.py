@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmgr.cli.checks_security import credentials
+from rmgr.cli.checks_security import credentials, root, talkative
 from rmgr.errors import RmgrError, StoreUnavailable, WrongCluster
 from rmgr.model.node import NodeState
 from rmgr.model.units import format_size
@@ -78,6 +78,7 @@ def everything(session: Session) -> Checks:
     sessions = [*coordination(session)]
     yield from sessions
     if all(check.ok for check in sessions):
+        yield from root(session)
         yield from cluster(session)
 
 
@@ -196,7 +197,7 @@ def zookeeper_servers(session: Session) -> Checks:
     security = zookeeper_options(session.config(), session.credentials()).get("security")
     tls = security.context() if security is not None and security.tls else None
     fixes = {
-        Finding.ANSWERS: "add srvr and mntr to 4lw.commands.whitelist in zoo.cfg",
+        Finding.ANSWERS: "4lw.commands.whitelist=srvr in zoo.cfg: rmgr asks for nothing else",
         Finding.NO_QUORUM: "a quorum of them must run: start the other servers",
         Finding.TLS: "is it a port for TLS (secureClientPort), as zookeeper_tls = true says? do certificate and ca.crt belong together?",
     }
@@ -209,7 +210,7 @@ def zookeeper_servers(session: Session) -> Checks:
             continue
         version = look.fact("Zookeeper version:").split("-", 1)[0].split(",", 1)[0]
         yield Check(name=name, ok=True, detail=f"{version}, {look.mode}, {look.fact('Connections:')} connections")
-        yield from _measured(name, look.server, tls)
+        yield from _measured(name, look.server, tls, is_secured=security is not None)
     serving = sum(look.finding in {Finding.SERVES, Finding.ANSWERS} for look in looks)
     if len(looks) > 1 and serving <= len(looks) // 2:
         detail = f"{serving} of {len(looks)} servers serve: no quorum"
@@ -222,7 +223,8 @@ _DIVERGED_FIX = (
 )
 
 
-def _measured(name: str, server: str, tls: ssl.SSLContext | None) -> Checks:
+def _measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: bool = False) -> Checks:
+    """What a server tells of itself beyond `srvr`; to others, too."""
     from rmgr.adapters.zk_wire import four_letter
     from rmgr.errors import Unavailable
 
@@ -232,6 +234,8 @@ def _measured(name: str, server: str, tls: ssl.SSLContext | None) -> Checks:
         conf = four_letter(host, int(port), "conf", timeout_s=3.0, tls=tls)
     except Unavailable:
         return
+    if is_secured:
+        yield from talkative(name, {word for word, said in (("mntr", mntr), ("conf", conf)) if said and "not in the whitelist" not in said})
     facts = dict(re.findall(r"^(\w+)\t(\S+)", mntr, re.MULTILINE))
     if "zk_avg_fsynctime" in facts:
         average, largest = float(facts["zk_avg_fsynctime"]), facts.get("zk_max_fsynctime", "?")
@@ -246,9 +250,8 @@ def _measured(name: str, server: str, tls: ssl.SSLContext | None) -> Checks:
         yield Check(name=f"{name} data", ok=False, detail=detail, fix=_DIVERGED_FIX)
     limit = re.search(r"^maxClientCnxns=(\d+)", conf, re.MULTILINE)
     if limit is None:
-        fix = "add conf to 4lw.commands.whitelist to have it checked; rmgr wants maxClientCnxns=0"
-        yield Check(name=f"{name} maxClientCnxns", ok=True, detail="cannot be read (conf is not whitelisted)", fix=fix)
-    elif limit[1] != "0":
+        return
+    if limit[1] != "0":
         fix = "set maxClientCnxns=0 in zoo.cfg: every client and daemon of a machine is a connection"
         yield Check(name=f"{name} maxClientCnxns", ok=int(limit[1]) >= 200, detail=f"{limit[1]} connections from one address", fix=fix)
     else:

@@ -1,4 +1,4 @@
-"""The look of `rmgr doctor` at credentials: whose they are, whether they can be used, and when they end."""
+"""The look of `rmgr doctor` at credentials (whose they are, when they end) and at what ZooKeeper shows and allows to strangers."""
 
 from __future__ import annotations
 
@@ -37,3 +37,29 @@ def credentials(session: Session) -> Iterator[Check]:
         fix = f"they end in {max(0, int(left_days))} days: ask the cluster's admin for new ones ({command})"
     detail = f"{who.role} {who.name} of the cluster {who.cluster}, until {day(mine.not_after_s)}; {mine.directory}"
     yield Check(name="credentials", ok=True, detail=detail, fix=fix)
+
+
+def talkative(name: str, words: set[str]) -> Iterator[Check]:
+    """A server that answers more four-letter words than rmgr needs: addresses of clients and paths on its disk, to whoever asks."""
+    from rmgr.cli.checks import Check
+
+    if words:
+        detail = f"tells everybody who reaches it about itself and its clients ({', '.join(sorted(words))})"
+        yield Check(name=f"{name} words", ok=True, detail=detail, fix="4lw.commands.whitelist=srvr in zoo.cfg: rmgr needs no other")
+
+
+def root(session: Session) -> Iterator[Check]:
+    """Whether strangers can fill ZooKeeper beside a secured cluster. Nothing in an open one, or behind a gateway."""
+    from rmgr.adapters.zk_root import is_open
+    from rmgr.cli.checks import Check
+    from rmgr.runtime.secured import zookeeper_security
+
+    config = session.config()
+    if config.cluster.uses_gateway or session.credentials() is None:
+        return
+    hosts, _ = config.cluster.hosts_and_chroot()
+    if is_open(hosts, zookeeper_security(config, session.credentials())):
+        detail = "anybody who reaches ZooKeeper may create below its /, without credentials, until its memory is full"
+        yield Check(name="zookeeper /", ok=True, detail=detail, fix="rmgr admin init --close-root; and enforceQuota=true in zoo.cfg")
+    else:
+        yield Check(name="zookeeper /", ok=True, detail="closed to strangers")

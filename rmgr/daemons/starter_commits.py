@@ -15,12 +15,14 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Check, Committed, Conflict, ConflictKind, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.readback import Verdict, judge, proof_paths, resolved
-from rmgr.errors import CoordinationUnavailable
+from rmgr.errors import CoordinationUnavailable, QuotaReached
 
 #: How long a commit may wait for the coordination service before it is looked after from here.
 _TIMEOUT_S = 30.0
 #: Pause between two attempts to read back.
 _PAUSE_S = 0.5
+#: Pause before what ZooKeeper's quota has refused is sent again: what ended is not forgotten because somebody has filled the tree.
+_FULL_PAUSE_S = 2.0
 
 
 class Committer:
@@ -100,7 +102,12 @@ class Committer:
     def _answered(self, registration: int, multi: Multi, done: Callable[[Outcome], None], answer: Future[Outcome]) -> None:
         if registration != self._registration:
             return
-        outcome = answer.result()
+        try:
+            outcome = answer.result()
+        except QuotaReached as full:
+            self._log.warning("commit_over_quota", op=multi.name, detail=full.message)
+            self._after(_FULL_PAUSE_S, partial(self._resend, registration, multi, done))
+            return
         if isinstance(outcome, Unknown):
             self._count("ambiguous_commits")
             self._log.warning("commit_unknown", op=multi.name, detail=outcome.cause)
@@ -109,6 +116,10 @@ class Committer:
         if isinstance(outcome, Committed) and outcome.resolved:
             self._count("ambiguous_commits")
         self._finish(multi, done, outcome)
+
+    def _resend(self, registration: int, multi: Multi, done: Callable[[Outcome], None]) -> None:
+        if registration == self._registration:
+            self._send(registration, multi, done)
 
     def _finish(self, multi: Multi, done: Callable[[Outcome], None], outcome: Outcome) -> None:
         guard = multi.guard

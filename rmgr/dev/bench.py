@@ -142,7 +142,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def zookeeper_counts(cluster: DevCluster) -> tuple[float, float]:
     """(requests that came to its first server, transactions of all) since its start."""
     host, _, port = cluster.state.zookeeper.partition("/")[0].split(",")[0].partition(":")
-    lines = (four_letter(host, int(port), "mntr") + four_letter(host, int(port), "srvr")).splitlines()
-    requests = next(float(line.split("\t")[1]) for line in lines if line.startswith("zk_packets_received"))
+    lines = four_letter(host, int(port), "srvr").splitlines()
+    requests = next(float(line.split()[1]) for line in lines if line.startswith("Received:"))
     zxid = next(int(line.split()[1], 16) for line in lines if line.startswith("Zxid:"))
     return requests, float(zxid & 0xFFFFFFFF)

@@ -34,7 +34,7 @@ from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
 from rmgr.model.identity import Role
 from rmgr.model.node import NodeState
-from rmgr.runtime.secured import credentials_of, zookeeper_options
+from rmgr.runtime.secured import close_zookeeper, credentials_of, zookeeper_options
 
 #: Session timeout of a cluster on one machine: short, so that a killed part is noticed while one looks.
 SESSION_TIMEOUT_S = 6.0
@@ -57,6 +57,7 @@ class DevCluster:
         heap_mb: of each ZooKeeper server.
         secured: with credentials for everybody in it (`dev/security.py`); None: unless RMGR_DEV_OPEN=1.
         zookeeper_tls: ZooKeeper speaks TLS only, to those whom the cluster's authority knows; takes `secured`.
+        zookeeper_words: four-letter words that ZooKeeper answers (`dev/zookeeper.py`).
         guest_of: a server that runs already, and has other clusters too: it is neither started nor stopped, and this cluster lives below
             a path of its own.
     """
@@ -77,6 +78,7 @@ class DevCluster:
         zookeeper_release: str = "",
         secured: bool | None = None,
         zookeeper_tls: bool = False,
+        zookeeper_words: Sequence[str] = ("srvr",),
         guest_of: ZooKeeperServer | None = None,
     ) -> None:
         self.directory = directory.resolve()
@@ -91,10 +93,13 @@ class DevCluster:
         self._is_guest = guest_of is not None
         self._chroot = f"{CHROOT}-{secrets.token_hex(6)}" if self._is_guest else CHROOT
         self.zookeeper: ZooKeeperServer | ZooKeeperEnsemble = guest_of or (
-            ZooKeeperServer(where, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release, tls=tls)
+            ZooKeeperServer(where, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release, tls=tls, words=zookeeper_words)
             if zookeepers == 1
-            else ZooKeeperEnsemble(where, size=zookeepers, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release, tls=tls)
+            else ZooKeeperEnsemble(
+                where, size=zookeepers, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release, tls=tls, words=zookeeper_words
+            )
         )
+        self._heap_mb = heap_mb
         self.cassandra = CassandraNode(self.directory / "cassandra", heap_mb=_CASSANDRA_HEAP_MB) if store == OWN_CASSANDRA else None
         if self.cassandra is not None:
             store = f"cassandra://{self.cassandra.contact}/rmgr?replication_factor=1"
@@ -146,6 +151,7 @@ class DevCluster:
                 servers = [self.zookeeper] if isinstance(self.zookeeper, ZooKeeperServer) else self.zookeeper.servers
                 for number, server in enumerate(servers, 1):
                     self._record_server("zookeeper", f"zk{number}", server)
+                self._close_root()
             if self.cassandra is not None:
                 self.cassandra.wait_ready(max(1.0, end - time.monotonic()))
                 self._init_store(end, report)
@@ -189,6 +195,13 @@ class DevCluster:
 
         report("making rmgr's tables in Cassandra")
         init_store(parse_url(self.state.store), timeout_s=max(1.0, end - time.monotonic()))
+
+    def _close_root(self) -> None:
+        """Nobody but this cluster makes anything in its ZooKeeper: before anybody else is there."""
+        config = self.admin_config()
+        mine = credentials_of(config)
+        if mine is not None:
+            close_zookeeper(config, mine, heap_mib=self._heap_mb)
 
     def start_watchdog(self, name: str, *, environment: Mapping[str, str] | None = None) -> int:
         """Starts a WatchDog, with more variables; returns its pid."""

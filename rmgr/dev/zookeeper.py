@@ -80,6 +80,7 @@ class ZooKeeperServer(ServerProcess):
         java_opts: more options of the JVM, e.g. ("-Dzookeeper.snapCount=1000",).
         config: more lines of zoo.cfg.
         tls: `port` speaks TLS, and there is no other.
+        words: four-letter words that it answers, to anybody: `srvr` is what rmgr needs; `mntr` and `conf` tell strangers much more.
         die_with_parent: see `ServerProcess`.
     """
 
@@ -100,6 +101,7 @@ class ZooKeeperServer(ServerProcess):
         java_opts: Sequence[str] = (),
         config: Mapping[str, object] | None = None,
         tls: ServerTls | None = None,
+        words: Sequence[str] = ("srvr",),
         die_with_parent: bool = False,
     ) -> None:
         super().__init__(data_dir, log_name="zookeeper.log", die_with_parent=die_with_parent)
@@ -111,6 +113,7 @@ class ZooKeeperServer(ServerProcess):
         self._release = release
         self._java_opts = tuple(java_opts)
         self._config = dict(config or {})
+        self._words = tuple(words)
 
     # -- what `ServerProcess` asks
 
@@ -137,6 +140,7 @@ class ZooKeeperServer(ServerProcess):
             f"-Djava.io.tmpdir={self.data_dir}",  # libraries that unpack native code
             "-Djava.net.preferIPv4Stack=true",
             "-Dzookeeper.preAllocSize=16384",
+            "-Dzookeeper.enforceQuota=true",  # of the subtrees that have one: `adapters/zk_root.py`
             "-Dzookeeper.nio.numWorkerThreads=0",  # the thread that selects also reads and writes: half the switches of threads a request
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
@@ -173,11 +177,11 @@ class ZooKeeperServer(ServerProcess):
         return self._say("Zookeeper version:")
 
     def synced_followers(self) -> int:
-        """How many others have everything that this leader has; 0 when it does not lead."""
+        """How many others have everything that this leader has; 0 when it does not lead. Takes the word `mntr`."""
         return int(float(self._say("zk_synced_followers", "mntr") or 0))
 
     def clients(self) -> tuple[int, int]:
-        """Connections that are open here, and watches that were set on them."""
+        """Connections that are open here, and watches that were set on them. Takes the word `mntr`."""
         found = (self._say(what, "mntr") for what in ("zk_num_alive_connections", "zk_watch_count"))
         connections, watches = (int(float(number or 0)) for number in found)
         return connections, watches
@@ -191,7 +195,9 @@ class ZooKeeperServer(ServerProcess):
         return next((line.removeprefix(what).strip() for line in answer.splitlines() if line.startswith(what)), "")
 
     def _write_config(self) -> Path:
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        for place in (self.data_dir, self.data_dir / "data"):  # znodes, transactions and the log are nobody else's to read
+            place.mkdir(parents=True, exist_ok=True)
+            place.chmod(0o700)
         settings: dict[str, object] = {
             "tickTime": self._tick_ms,
             "initLimit": 10,
@@ -203,11 +209,10 @@ class ZooKeeperServer(ServerProcess):
             "admin.enableServer": "false",
             "autopurge.snapRetainCount": 3,
             "autopurge.purgeInterval": 1,
-            "4lw.commands.whitelist": "srvr,ruok,mntr,conf",
+            "4lw.commands.whitelist": ",".join(self._words),
             **(self.tls.write(self.data_dir) if self.tls else {}),
             **self._config,
         }
-        (self.data_dir / "data").mkdir(exist_ok=True)
         path = self.data_dir / "zoo.cfg"
         path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         return path
@@ -227,6 +232,7 @@ class ZooKeeperEnsemble:
         release: str = "",
         java_opts: Sequence[str] = (),
         tls: ServerTls | None = None,
+        words: Sequence[str] = ("srvr",),
         die_with_parent: bool = False,
     ) -> None:
         self.data_dir = Path(data_dir)
@@ -241,6 +247,7 @@ class ZooKeeperEnsemble:
                 java_opts=java_opts,
                 config=members,
                 tls=tls,
+                words=words,
                 die_with_parent=die_with_parent,
             )
             for number in range(1, size + 1)
@@ -269,7 +276,7 @@ class ZooKeeperEnsemble:
         return next((server for server in self.servers if server.running and server.mode() == "leader"), None)
 
     def is_whole(self) -> bool:
-        """Every server serves and is in step with the leader: one of them may go.
+        """Every server serves and is in step with the leader: one of them may go. Takes the word `mntr`.
 
         A server says that it follows before it has caught up. One that loses its leader just then may come back with other data than the
         rest (ZooKeeper 3.9.5: NullPointerException in Learner.syncWithLeader, then "Digests are not matching").

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.trust import Trust
     from rmgr.adapters.zk import ZkCoordinator
     from rmgr.adapters.zk_link import ZkSecurity
+    from rmgr.adapters.zk_root import RootReport
     from rmgr.config import Config
     from rmgr.coord.ports import Coordinator
 
@@ -79,6 +80,18 @@ def zookeeper_options(config: Config, credentials: Credentials | None, *, insecu
     from rmgr.adapters.zk_acl import RoleLists
 
     return {"security": security, "acl": RoleLists({role: (digest_id,) for role, digest_id in credentials.roles.items()})}
+
+
+def close_zookeeper(config: Config, credentials: Credentials, *, heap_mib: int) -> RootReport:
+    """ZooKeeper's own `/` is closed to strangers, and the cluster's subtrees get quotas for servers with such a heap.
+
+    Args: credentials: the admin's, or a WatchDog's.
+    Raises: as `zookeeper_options`, `zk_root.close_root`; NotConnected where no ZooKeeper is named.
+    """
+    from rmgr.adapters.zk_root import close_root
+
+    options = zookeeper_options(config, credentials)
+    return close_root(*config.cluster.hosts_and_chroot(), options["security"], options["acl"], heap_mib=heap_mib)
 
 
 def open_zookeeper(config: Config, credentials: Credentials | None, *, insecure: bool = False) -> ZkCoordinator:

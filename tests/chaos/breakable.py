@@ -75,6 +75,7 @@ class Chaos:
             nodes=0,
             watchdogs=0,
             zookeepers=zookeepers,
+            zookeeper_words=("srvr", "mntr"),
             store=store,
             session_timeout_s=session_timeout_s,
             environment={"LEDGER": str(self.ledger)},

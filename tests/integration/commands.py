@@ -126,7 +126,7 @@ def interrupt(process: subprocess.Popen[str]) -> None:
 @contextmanager
 def cluster_and_shell(directory: Path, *, nodes: int = 2, watchdogs: int = 1) -> Iterator[tuple[DevCluster, Shell]]:
     """A cluster, and a user who finds it by its variables."""
-    cluster = DevCluster(directory / "cluster", nodes=nodes, cores=2, watchdogs=watchdogs, heap_mb=128)
+    cluster = DevCluster(directory / "cluster", nodes=nodes, cores=2, watchdogs=watchdogs, heap_mb=128, zookeeper_words=("srvr", "mntr"))
     cluster.start()
     try:
         yield cluster, Shell(directory / "home", cluster.environment())

@@ -175,7 +175,6 @@ def test_doctor_finds_nothing_wrong(sh: Shell) -> None:
         "packages",
         "configuration",
         "zookeeper",
-        "fsync",
         "session",
         "cluster id",
         "store",

@@ -29,7 +29,7 @@ def enqueue(number: int) -> Multi:
 
 @pytest.fixture
 def server(zookeeper_parts: None, tmp_path: Path) -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer(tmp_path / "zk", tick_ms=200, heap_mb=64, die_with_parent=True) as started:
+    with ZooKeeperServer(tmp_path / "zk", tick_ms=200, heap_mb=64, words=("srvr", "ruok", "mntr"), die_with_parent=True) as started:
         yield started
 
 
@@ -217,7 +217,7 @@ def test_a_coordinator_may_be_made_before_the_server_is_up(zookeeper_parts: None
 
 @pytest.mark.slow
 def test_an_ensemble_loses_single_servers_and_no_session(zookeeper_parts: None, tmp_path: Path) -> None:
-    ensemble = ZooKeeperEnsemble(tmp_path / "zk", tick_ms=500, heap_mb=64, die_with_parent=True)
+    ensemble = ZooKeeperEnsemble(tmp_path / "zk", tick_ms=500, heap_mb=64, words=("srvr", "mntr"), die_with_parent=True)
     with ensemble, ZkCoordinator.connect(ensemble.hosts, "/t", session_timeout_s=6.0) as coord:
         coord.ensure(["/queue", "/names"])
         states, load = States(coord), Load(coord)

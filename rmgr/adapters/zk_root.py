@@ -1,0 +1,98 @@
+"""ZooKeeper's own `/`: closed to everybody but a cluster's admin and WatchDogs, with quotas below the cluster's path.
+
+A fresh server lets anybody create znodes below `/` and `/zookeeper`, without credentials, until its memory is full. Here everything above
+the cluster's path becomes readable only; ZooKeeper refuses the rest to whoever does not know the admin's or the WatchDogs' secret. Nobody
+can undo it without one of them, or the server's own superuser (`zookeeper.DigestAuthenticationProvider.superDigest`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zk_acl import OneList, RoleLists
+from rmgr.adapters.zk_link import ZkSecurity
+from rmgr.adapters.zk_wire import Acl
+from rmgr.coord import quotas
+from rmgr.coord.acl import ALL, Right
+from rmgr.coord.multi import Create, Exists, Multi, Set
+from rmgr.errors import PermissionDenied, StateConflict
+
+_OWN = "/zookeeper"
+_QUOTA = f"{_OWN}/quota"
+_LIMITS, _STATS = "zookeeper_limits", "zookeeper_stats"
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootReport:
+    """closed: paths whose access list was changed now. quotas: subtrees whose quota was set or changed now."""
+
+    closed: tuple[str, ...] = ()
+    quotas: tuple[str, ...] = ()
+
+
+def above(chroot: str) -> list[str]:
+    """Everything that lies over a cluster's path, `/` first, and what ZooKeeper keeps for itself."""
+    parts = [part for part in chroot.split("/") if part]
+    return ["/", *("/" + "/".join(parts[: depth + 1]) for depth in range(len(parts) - 1)), _OWN, _QUOTA]
+
+
+def close_root(hosts: str, chroot: str, security: ZkSecurity, lists: RoleLists, *, heap_mib: int = quotas.HEAP_MIB) -> RootReport:
+    """Closes what lies above `chroot`, and sets the quotas of the cluster there. Idempotent. Cost: 50 requests in one session.
+
+    Args:
+        security, lists: the admin's, or a WatchDog's. heap_mib: of ZooKeeper's servers.
+    Raises: PermissionDenied when `/` belongs to others already; CoordinationUnavailable, NotConnected;
+        StateConflict for a cluster at `/` itself.
+    """
+    if not chroot.strip("/"):
+        raise StateConflict("this cluster lives at ZooKeeper's / itself: its access list is the cluster's own", hint="--zk HOSTS/rmgr/NAME")
+    owners = tuple(entry for entry in lists.entries("/") if entry.perms == int(ALL))
+    closed = (Acl(perms=int(Right.READ)), *owners)
+    with ZkCoordinator.connect(hosts, "", security=security, acl=OneList(closed)) as root:
+        changed = [path for path in above(chroot) if _close(root, path, closed)]
+        return RootReport(closed=tuple(changed), quotas=tuple(_set_quotas(root, chroot, heap_mib)))
+
+
+def is_open(hosts: str, security: ZkSecurity | None) -> bool:
+    """Whether anybody may create below `/`. Cost: one session. Raises: CoordinationUnavailable, NotConnected."""
+    with ZkCoordinator.connect(hosts, "", **({"security": security} if security is not None else {})) as root:
+        try:
+            found = root.access("/", timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1.0)
+        except PermissionDenied:
+            return False
+    return any(entry.scheme == "world" and entry.perms & int(Right.CREATE) for entry in found or ())
+
+
+def _close(root: ZkCoordinator, path: str, closed: tuple[Acl, ...]) -> bool:
+    root.ensure([path], timeout_s=_TIMEOUT_S)
+    try:
+        found = root.access(path, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1.0)
+        if found is not None and set(found) == set(closed):
+            return False
+        root.set_access(path, closed, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1.0)
+    except PermissionDenied as error:
+        raise PermissionDenied(
+            f"the access list of {path} in ZooKeeper belongs to others and cannot be changed",
+            hint="another cluster, or whoever runs the servers, has closed it: it protects this cluster, too",
+        ) from error
+    return True
+
+
+def _set_quotas(root: ZkCoordinator, chroot: str, heap_mib: int) -> list[str]:
+    limits = {f"/{chroot.strip('/')}{place}": quotas.encode(quota) for place, quota in quotas.limits(heap_mib).items()}
+    root.ensure([f"{_QUOTA}{path}" for path in limits], timeout_s=_TIMEOUT_S)
+    asked = {path: root.get(f"{_QUOTA}{path}/{_LIMITS}", timeout_s=_TIMEOUT_S) for path in limits}
+    done = []
+    for path, data in limits.items():
+        at = f"{_QUOTA}{path}"
+        found = asked[path].result(_TIMEOUT_S + 1.0)
+        if found is not None and found.data == data:
+            continue
+        # ZooKeeper counts what is there when the second of the two appears, and then by itself.
+        stats = Create(f"{at}/{_STATS}", b"count=0,bytes=0")
+        ops = (Create(f"{at}/{_LIMITS}", data), stats) if found is None else (Set(f"{at}/{_LIMITS}", data, found.version),)
+        root.commit(Multi(name="QUOTA", ops=ops, proof=Exists(f"{at}/{_LIMITS}", data)), timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1.0)
+        done.append(path)
+    return done

@@ -1,0 +1,62 @@
+"""How much of ZooKeeper's memory the znodes may take that users can make: a table by subtree, and limits for a heap; pure.
+
+ZooKeeper holds every znode in its heap, and ends when that is full, with everybody's work. Below each root where users create,
+its own quotas end that before: what is too much is refused (`errors.QuotaReached`). Subtrees that only daemons write have none.
+A quota counts whatever is there, a Starter's outcomes below `/subs` too: it is the last wall, behind the bounds of gateways.
+
+Sizes: two million waiting tasks take 113 B of heap each, in blocks of 256 below `/queues`, 44 % of the 512 MiB of `rmgr dev`. A znode
+takes some 400 B beside its data. All subtrees full together take seven eighths of the heap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rmgr.coord import paths
+
+#: Heap of a server where nobody says how large it is (MiB): that of ZooKeeper's own scripts.
+HEAP_MIB = 1000
+_SMALLEST_MIB = 64
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of a subtree: percent of the heap for its data, znodes for each MiB of heap."""
+
+    percent: int
+    znodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Most znodes of a subtree (itself included), and bytes of data in them."""
+
+    znodes: int
+    data_bytes: int
+
+
+#: Root -> its share. Every root of `coord/acl.py` below which users create is here.
+SHARES: Mapping[str, Share] = {
+    paths.QUEUES: Share(45, 120),
+    paths.SUBS: Share(12, 160),
+    paths.RUNNING: Share(5, 60),
+    paths.INBOX: Share(2, 40),
+    paths.REQUESTS: Share(2, 10),
+    paths.IDENTITIES: Share(2, 10),
+    paths.TOKENS: Share(1, 60),
+    paths.SUBMITTERS: Share(1, 5),
+    paths.DRAINS: Share(1, 5),
+}
+
+
+def limits(heap_mib: int) -> dict[str, Quota]:
+    """Root -> quota, for servers with a heap of so many MiB."""
+    heap = max(heap_mib, _SMALLEST_MIB)
+    return {root: Quota(share.znodes * heap, share.percent * heap * _MIB // 100) for root, share in SHARES.items()}
+
+
+def encode(quota: Quota) -> bytes:
+    """As the znode `zookeeper_limits` holds it: hard limits only (ZooKeeper 3.7 and later, with enforceQuota=true)."""
+    return f"count=-1,bytes=-1=;byteHardLimit={quota.data_bytes};countHardLimit={quota.znodes}".encode()
