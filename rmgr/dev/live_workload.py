@@ -66,11 +66,15 @@ class Played:
 
 
 class Stage:
-    """A cluster on which workloads are played, one after the other. Nothing else may be submitted there."""
+    """A cluster on which workloads are played, one after the other. Nothing else may be submitted there.
 
-    def __init__(self, connection: Connection) -> None:
+    queue: of jobs that name none; workloads of several partitions may be played at once, each in queues of its own.
+    """
+
+    def __init__(self, connection: Connection, *, queue: str = _QUEUE) -> None:
         assert isinstance(connection.submitter, Engine)
         self._engine = connection.submitter
+        self._queue = queue
 
     def use(self, pipeline: PipelineSpec, queues: Sequence[str] = ()) -> None:
         """Lets it place from now on; queues: place queues that jobs may name, beside `batch`. Raises: Unavailable."""
@@ -111,7 +115,7 @@ class Stage:
         command = ("/bin/sh", "-c", _SLEEP, "sh", str(round(seconds * 1000))) if checkpoints else ("/bin/sleep", f"{seconds:.3f}")
         draft = replace(
             draft_of(
-                Options(queue=job.queue or _QUEUE, name=f"job-{job.number}"),
+                Options(queue=job.queue or self._queue, name=f"job-{job.number}"),
                 work=Work.COMMAND,
                 command=Command(argv=command),
                 user=self._engine.user,
