@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Create, Exists, Multi, Stamped
 from rmgr.coord.ports import Coordinator
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError
+from rmgr.coord.records import decode_record
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, WrongCluster
+from rmgr.model.joining import Revocation
 
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
@@ -40,6 +42,7 @@ class Trust:
 
     Args:
         ca_pem: the cluster's authority.
+    Attributes: revocations: how many keys were revoked, as far as is known; they are for ever.
     """
 
     def __init__(self, coordinator: Coordinator, ca_pem: bytes) -> None:
@@ -49,7 +52,9 @@ class Trust:
         self._lock = threading.Lock()
         self._here: OrderedDict[str, Certified | tuple[float, str]] = OrderedDict()
         self._coming: dict[str, Future[Stamped | None]] = {}
+        self.revocations = 0
         self._revoked: dict[str, int] | None = None  #: key id -> transaction of its revocation; None: not read yet
+        self._names: dict[str, str] = {}  #: key id -> whose it was
         self._reading = False
         self._again = False  #: they changed while they were being read
         self._read_s = -math.inf  #: when the list of revocations was asked for that `_revoked` is (monotonic)
@@ -64,6 +69,13 @@ class Trust:
             revoked = self._revoked
         self._refresh()
         return revoked is not None and key_id in revoked
+
+    def was_key_of(self, key_id: str) -> str:
+        """Whose key it was before it was revoked, "" if it was not, as far as is known. Never waits. Cost: 1 us."""
+        with self._lock:
+            name = self._names.get(key_id, "")
+        self._refresh()
+        return name
 
     def look(self, key_id: str, *, at_s: float, zxid: int = 0) -> Certified | str | None:
         """Whose key it is, why it is not to be believed, or None: the answer is on its way. Never waits.
@@ -179,6 +191,7 @@ class Trust:
             with self._lock:
                 if stamped is not None:
                     fresh[name] = stamped.stat.mzxid
+                    self._names[name] = _holder(stamped.data, name)
                 left[0] -= 1
                 last = not left[0]
             if last:
@@ -191,6 +204,7 @@ class Trust:
         with self._lock:
             again = self._again  # the watch of this list is spent: nothing else would tell of what came after it
             self._revoked, self._read_s, self._reading = revoked, -math.inf if again else time.monotonic(), False
+            self.revocations = len(revoked)
         if again:
             self._refresh()
         self._wake()
@@ -215,6 +229,14 @@ def _parsed(pem: bytes, verify: Callable[[], Certified]) -> Certified | str:
         return error.message
     except ValueError as error:
         return f"not a certificate: {error}"
+
+
+def _holder(data: bytes, key_id: str) -> str:
+    """Whose key a revocation revokes, "" = it does not say."""
+    try:
+        return decode_record(data, Revocation, paths.revoked(key_id)).name
+    except WrongCluster:
+        return ""
 
 
 def identify(key_id: str, pem: bytes) -> Multi:

@@ -18,6 +18,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
         /tail                         next index, complete?                       version = SUBMIT CAS
         /done/r-<seq>            S    outcome fragments
         /failed/<first>.<count>.<attempt>   attempts that wait for the resubmit rule
+    /ended/<id//1000>                 which of them have ended, for ever            written by leaders only
     /tokens/<sha256>                  -> id: the same --token again gives the same id
     /queues/<queue>/pending/<key>-<seq>  S   the task queue
     /queues/<queue>/held/<key>-<seq>  blocks set aside
@@ -54,6 +55,7 @@ DRAINS = "/drains"
 TROUBLES = "/troubles"
 HOLDS = "/holds"
 SUBS = "/subs"
+ENDED = "/ended"
 TOKENS = "/tokens"
 QUEUES = "/queues"
 RUNNING = "/running"
@@ -72,7 +74,7 @@ SCHEMA_LOCK = "/locks/schema"
 #: Made once when a cluster is set up.
 SKELETON = (
     *(WATCHDOGS, STARTERS, SUBMITTERS, NODES, DRAINS, HOLDS, SUBS, TOKENS, QUEUES, RUNNING, INBOX, IDLE, JOBS),
-    *(REQUESTS, IDENTITIES, REVOKED, JOINS, SECRETS, TROUBLES),
+    *(REQUESTS, IDENTITIES, REVOKED, JOINS, SECRETS, TROUBLES, ENDED),
 )
 
 #: A number as `str` makes it: no zero in front, no sign, no digits but these, few enough for every codec.
@@ -227,6 +229,11 @@ def request(guid: str) -> str:
 def subs_bucket(submission: int) -> str:
     """Parent of a submission's record: a thousand to a directory."""
     return f"{SUBS}/{submission // 1000}"
+
+
+def ended(bucket: int) -> str:
+    """Which submissions of a directory have ended."""
+    return f"{ENDED}/{bucket}"
 
 
 def sub(submission: int) -> str:

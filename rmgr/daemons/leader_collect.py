@@ -1,8 +1,9 @@
 """Collection: what an ended submission leaves behind goes after its retention; named outputs stay for ever.
 
-Order: values of named outputs are copied to their final rows, then the znodes go (children first, the record last),
-then the rows. Rows whose submission is gone although its collector died in between, or that a zombie wrote afterwards,
-are found by a scan that skips from submission to submission. Logs and single values expire by themselves.
+Order: it is written down that it has ended (`leader_ended.py`), values of named outputs are copied to their final rows, then
+the znodes go (children first, the record last), then the rows. Rows whose submission is gone although its collector died in
+between, or that a zombie wrote afterwards, are found by a scan that skips from submission to submission. Logs and single
+values expire by themselves.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rmgr.coord.multi import Committed, Multi, Outcome, Stamped, Stat
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_outcomes, decode_page, decode_record, read_fragment
 from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_ended import EndedKeeper
 from rmgr.daemons.leader_follow import Followed
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model.outcome import Fragment
@@ -42,10 +44,12 @@ class Collector:
 
     Args:
         is_known: a submission of this number is in memory.
+        ended: writes down what has ended; nothing goes before that.
     """
 
-    def __init__(self, desk: Desk, is_known: Callable[[int], bool]) -> None:
+    def __init__(self, desk: Desk, is_known: Callable[[int], bool], ended: EndedKeeper) -> None:
         self._desk = desk
+        self._ended = ended
         self._is_known = is_known
         self._line: list[tuple[Followed, Done]] = []
         self._busy = False
@@ -71,7 +75,7 @@ class Collector:
             done(success)
             self._next()
 
-        _Collection(self._desk, followed, ended).start()
+        _Collection(self._desk, followed, self._ended, ended).start()
 
     # -- the store's own
 
@@ -101,8 +105,9 @@ class Collector:
 class _Collection:
     """One submission on its way out."""
 
-    def __init__(self, desk: Desk, followed: Followed, done: Done) -> None:
+    def __init__(self, desk: Desk, followed: Followed, ended: EndedKeeper, done: Done) -> None:
         self._desk = desk
+        self._ended = ended
         self._followed = followed
         self._number = followed.number
         self._done = done
@@ -168,14 +173,17 @@ class _Collection:
 
     def _keep_outputs(self, tail: Tail) -> None:
         call = partial(keep_outputs, number=self._number, tail=tail, base=self._followed.paged.base, fragments=self._fragments)
-        self._desk.store(call, lambda _: self._remove(), self._not_kept)
+        self._desk.store(call, lambda _: self._ended.ensure(self._number, self._remove), self._not_kept)
 
     def _not_kept(self, error: RmgrError) -> None:
         self._desk.log.warning("outputs_not_kept", submission=self._number, error=error.message)
         self._done(False)
 
-    def _remove(self) -> None:
+    def _remove(self, is_marked: bool) -> None:
         submission = self._followed.submission
+        if not is_marked:
+            self._done(False)
+            return
         if submission is None:
             self._done(True)
             return

@@ -22,6 +22,7 @@ from rmgr.coord.view import overall_state
 from rmgr.daemons.leader_collect import Collector
 from rmgr.daemons.leader_desk import Desk, version_of
 from rmgr.daemons.leader_duties import Duties
+from rmgr.daemons.leader_ended import EndedKeeper
 from rmgr.daemons.leader_follow import Followed
 from rmgr.daemons.leader_mirror import Mirror, names_below
 from rmgr.daemons.leader_sweep import Sweeper
@@ -58,7 +59,8 @@ class SubmissionKeeper:
         self._settings = settings
         self._duties = Duties(desk, settings)
         self._sweeper = Sweeper(desk, nodes, self._is_known)
-        self._collector = Collector(desk, self._is_known)
+        self._ended = EndedKeeper(desk)
+        self._collector = Collector(desk, self._is_known, self._ended)
         self._bucket_names = names_below(desk, paths.SUBS, self._on_buckets)
         self._buckets: dict[str, Mirror[list[str]]] = {}
         self._submitters = names_below(desk, paths.SUBMITTERS, self._on_submitters)
@@ -71,10 +73,12 @@ class SubmissionKeeper:
         self._dependents: dict[int, dict[int, None]] = {}
         self._turn = 0
         self._left_watches = 0
+        self._is_healed = False
 
     def start(self) -> None:
         """Begins to read: owners first, so that no living one is taken for dead."""
         self._submitters.refresh()
+        self._ended.start()
         self._bucket_names.refresh()
         self._collector.start()
 
@@ -128,6 +132,9 @@ class SubmissionKeeper:
             mirror.pace_s = LISTS_S
             self._buckets[name] = mirror
             mirror.refresh()
+        if not self._is_healed:
+            self._is_healed = True
+            self._ended.heal(int(name) for name in self._buckets)
 
     def _on_bucket(self, name: str) -> None:
         mirror = self._buckets.get(name)
@@ -212,6 +219,8 @@ class SubmissionKeeper:
             self._load()
 
     def _on_change(self, followed: Followed) -> None:
+        if followed.is_closed:
+            self._ended.note(followed.number)
         if followed.is_spoilt:
             if self._loading.pop(followed.number, None) is not None:
                 self._load()

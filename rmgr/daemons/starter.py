@@ -33,6 +33,7 @@ from rmgr.daemons.starter_accounts import open_to_users, policy_of, runs_as_user
 from rmgr.daemons.starter_binding import processors_of
 from rmgr.daemons.starter_checkpoint_seal import seals_of
 from rmgr.daemons.starter_commits import Committer
+from rmgr.daemons.starter_ended import Endings
 from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Fetcher
 from rmgr.daemons.starter_health import DiskWatch
@@ -274,6 +275,7 @@ def build(
         settings=lambda: starter.settings,
         expand=expander(fetcher),
         log=log,
+        endings=Endings(coordinator, post=mailbox.put, wake=nothing) if trust is not None else None,
     )
     shared = Shared(
         coordinator=coordinator,

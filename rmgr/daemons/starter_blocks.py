@@ -101,6 +101,7 @@ class ClaimedBlock:
     info: Any = None  #: what its daemon knows of its submission
     seal: Seal | None = None  #: of `payloads`, as claimed
     is_verified: bool = False  #: it is what its user signed (secured clusters)
+    is_barred: bool = False  #: the key that signed it was revoked: what of it has not begun goes back to its queue
     is_dropped: bool = False  #: over, or not the node's own any more; late ends of its tasks mean nothing
     cancel_all: str | None = None  #: the user's words: every task of it that has not ended is cancelled
     cancelled: dict[int, str] = field(default_factory=dict)  #: the same for single tasks

@@ -121,6 +121,11 @@ class Dispatch:
             if block.info.record.user in users:
                 self._kits.pop(key, None)
 
+    def doubt(self, block: ClaimedBlock) -> None:
+        """What of it has not begun is verified again before it may."""
+        block.is_verified = False
+        self._kits.pop(block.key, None)
+
     def forget_lost(self) -> None:
         """Files that tasks need may have been removed: what is known of them is looked at anew."""
         for key, kit in list(self._kits.items()):

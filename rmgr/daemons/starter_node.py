@@ -19,6 +19,7 @@ from rmgr.adapters.process import NodeRunner
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
 from rmgr.coord.records import decode_block
+from rmgr.daemons.starter_barred import Barred
 from rmgr.daemons.starter_blocks import ClaimedBlock, Part, Return, split_share
 from rmgr.daemons.starter_board import Board
 from rmgr.daemons.starter_claims import Claims
@@ -151,6 +152,7 @@ class NodeAgent:
         parts = (self._dispatch, self._stager, self.jobs, *((accounts,) if accounts is not None else ()))
         self.mending = Mending(shared.home, runner, self.lanes, parts, shared.forget_lost)
         self._claims = Claims(self, shared, self.log)
+        self._barred = Barred(self, shared.gate, self._dispatch)
         self._cores_shown = 0
         self._busy = shared.metrics.slots_busy.labels(name)
 
@@ -221,8 +223,7 @@ class NodeAgent:
         self._trouble.settle(now_s)
         self.hands.settle(boards, now_s)
         self._at(self.hands.due_s)
-        if self.is_draining:
-            self._give_back_unstarted()
+        self._barred.settle(is_draining=self.is_draining)
         self._at(now_s + settle_refused(self, self._ends.reopening, self._dispatch.withhold))
         reopen_s = self._ends.reopening.settle(now_s, takes_work=not self.is_draining)
         self._at(math.inf if reopen_s is None else reopen_s)
@@ -441,11 +442,6 @@ class NodeAgent:
         count = split_share(min(block.tail(256), len(block.ready) - self._dispatch.kept(block)), others)
         self.give_back(block, count, name="SPLIT", held=False)
 
-    def _give_back_unstarted(self) -> None:
-        self._dispatch.recall_all()
-        for block in list(self.blocks.values()):
-            self.return_unstarted(block)
-
     def return_unstarted(self, block: ClaimedBlock) -> None:
         """What of it has not started goes back to its queue."""
         if block.ready and block.sending is None and block.key not in self._returning:
@@ -455,7 +451,8 @@ class NodeAgent:
 
     def _gate_known(self, block: ClaimedBlock, done: Any) -> None:
         self._returning.discard(block.key)
-        if self.blocks.get(block.key) is not block or block.sending is not None or not (self.is_draining or block.is_revoked):
+        goes_back = self.is_draining or block.is_revoked or block.is_barred
+        if self.blocks.get(block.key) is not block or block.sending is not None or not goes_back:
             return
         count = block.tail(256)
         if not self._shared.committer.may_commit or not count:

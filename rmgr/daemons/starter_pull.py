@@ -228,6 +228,9 @@ class Puller:
             return False
         if card.data is None:
             return None
+        if self._gate is not None and self._gate.is_barred(card.data.seal, info):
+            self._without.add(key.submission)
+            return False
         kind = card.data.function or info.kind
         task_s = self._times.of(kind)
         slots = self._node.lanes.slots_for(key.cores, needs)

@@ -20,6 +20,7 @@ from rmgr.coord import keys, paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
+from rmgr.daemons.starter_ended import Endings
 from rmgr.daemons.starter_fetch import Failure, Fetcher
 from rmgr.errors import CoordinationUnavailable, RmgrError, UsageError
 from rmgr.model.array import Array, parse_array
@@ -50,6 +51,7 @@ class Info:
     spec: bytes = b""  #: digest of what is signed of it, once it was needed
     is_closed: bool = False
     read_s: float = -math.inf  #: monotonic time at which `is_closed` was seen
+    session: int = 0  #: in which: a later one may know less for a moment
     needs: Needs = field(init=False)  #: other resources of one process
     kind: str | int = field(init=False)  #: what its commands share with others that take similar times: script and arguments
 
@@ -145,6 +147,7 @@ class Records:
         post: puts a call into the owner's mailbox. wake: tells the owner that something came.
         settings: the cluster's present settings.
         expand: completes a record whose command or environment lies in the store (None: it is on its way).
+        endings: of a secured cluster: what has ended for ever, whatever a record says.
     """
 
     def __init__(
@@ -156,15 +159,17 @@ class Records:
         settings: Callable[[], ClusterSettings],
         expand: Callable[[Submission], Submission | Failure | None],
         log: Any,
+        endings: Endings | None = None,
     ) -> None:
+        self.endings = endings
         self._coordinator = coordinator
         self._post = post
-        self._wake = wake
+        self.wake = wake
         self._settings = settings
         self._expand = expand
         self._log = log
         self._here: OrderedDict[int, Info] = OrderedDict()
-        self._read: dict[int, Submission] = {}
+        self._read: dict[int, tuple[Submission, float, int]] = {}  # record, when it was read, in which session
         self._coming: set[int] = set()
         self._looking: set[int] = set()
         self._refused_s: dict[int, float] = {}
@@ -178,11 +183,14 @@ class Records:
             return info
         read = self._read.get(submission)
         if read is not None:
-            return self._complete(read)
+            return self._complete(*read)
         if submission not in self._coming and not self.is_refused(submission):
             self._coming.add(submission)
+            session = self._coordinator.session_id
             future = self._coordinator.get(paths.sub(submission))
-            future.add_done_callback(lambda done: self._post(partial(self._arrived, submission, done)))
+            future.add_done_callback(lambda done: self._post(partial(self._arrived, submission, session, done)))
+            if self.endings is not None:
+                self.endings.ask(submission)  # behind it, so that it is known by the time the record is needed
         return None
 
     def is_refused(self, submission: int) -> bool:
@@ -190,30 +198,38 @@ class Records:
         return time.monotonic() < self._refused_s.get(submission, -math.inf)
 
     def is_open(self, submission: int, age_s: float) -> bool | None:
-        """Whether it was open `age_s` seconds ago or later; None: it is being looked at."""
+        """Whether it was open `age_s` seconds ago or later, and has not ended since; None: it is being looked at."""
         info = self._here.get(submission)
-        if info is not None and time.monotonic() - info.read_s <= age_s:
-            return not info.is_closed
+        if info is not None and time.monotonic() - info.read_s <= age_s and info.session == self._coordinator.session_id:
+            has_ended = self.endings.look(submission) if self.endings is not None else False
+            if has_ended is not None:
+                return not (info.is_closed or has_ended)
+            assert self.endings is not None
+            self.endings.ask(submission)  # what is read now is newer than the record
+            return None
         if submission not in self._looking:
             self._looking.add(submission)
+            session = self._coordinator.session_id
             future = self._coordinator.get(paths.sub(submission))
-            future.add_done_callback(lambda done: self._post(partial(self._looked, submission, done)))
+            future.add_done_callback(lambda done: self._post(partial(self._looked, submission, session, done)))
+            if self.endings is not None:
+                self.endings.ask(submission)
         return None
 
-    def _looked(self, submission: int, done: Future[Stamped | None]) -> None:
+    def _looked(self, submission: int, session: int, done: Future[Stamped | None]) -> None:
         self._looking.discard(submission)
         info = self._here.get(submission)
         try:
             found = done.result()
             if info is not None:
                 info.is_closed = found is None or decode_record(found.data, Submission, paths.sub(submission)).phase is Phase.CLOSED
-                info.read_s = time.monotonic()
+                info.read_s, info.session = time.monotonic(), session
         except CoordinationUnavailable:
             pass  # asked again at the next use
         except RmgrError:
             if info is not None:
-                info.is_closed, info.read_s = True, time.monotonic()
-        self._wake()
+                info.is_closed, info.read_s, info.session = True, time.monotonic(), session
+        self.wake()
 
     def forget_lost(self) -> None:
         """Files that workers need may have been removed: their specifications are made anew."""
@@ -227,21 +243,21 @@ class Records:
         self._here.pop(submission, None)
         self._read.pop(submission, None)
 
-    def _arrived(self, submission: int, done: Future[Stamped | None]) -> None:
+    def _arrived(self, submission: int, session: int, done: Future[Stamped | None]) -> None:
         self._coming.discard(submission)
         try:
             found = done.result()
             if found is None:
                 self._refuse(submission, "its record is gone")
             else:
-                self._read[submission] = decode_record(found.data, Submission, paths.sub(submission))
+                self._read[submission] = decode_record(found.data, Submission, paths.sub(submission)), time.monotonic(), session
         except CoordinationUnavailable:
             pass  # asked again at the next use
         except RmgrError as error:
             self._refuse(submission, error.message)
-        self._wake()
+        self.wake()
 
-    def _complete(self, record: Submission) -> Info | None:
+    def _complete(self, record: Submission, read_s: float, session: int) -> Info | None:
         expanded = self._expand(record) if record.spec_sha256 else record
         if expanded is None:
             return None
@@ -256,7 +272,7 @@ class Records:
             return None
         queue = self._settings().queue(record.queue) or QueueSpec(name=record.queue)
         info = self._here[record.id] = Info(expanded, queue, array)
-        info.origin, info.is_closed, info.read_s = record, record.phase is Phase.CLOSED, time.monotonic()
+        info.origin, info.is_closed, info.read_s, info.session = record, record.phase is Phase.CLOSED, read_s, session
         while len(self._here) > _KEEP:
             self._here.popitem(last=False)
         return info

@@ -51,15 +51,15 @@ class Cluster:
         self.known: dict[str, Key | str] = {key.key_id: key for key in keys}
         self.gate = Gate(
             SimpleNamespace(),  # type: ignore[arg-type]
-            SimpleNamespace(look=lambda key_id, at_s: self.known[key_id]),  # type: ignore[arg-type]
-            SimpleNamespace(is_open=lambda number, age_s: True),  # type: ignore[arg-type]
+            SimpleNamespace(look=lambda key_id, at_s: self.known[key_id], listen=lambda _: None, was_key_of=lambda _: ""),  # type: ignore[arg-type]
+            SimpleNamespace(is_open=lambda number, age_s: True, endings=None),  # type: ignore[arg-type]
             cluster_id="c",
         )
 
     def refusal(self, key: BlockKey, data: BlockData, record: Submission = RECORD) -> str:
         """Why the block may not run, "" = it may."""
         block = ClaimedBlock.claimed("n1", "default", key, decode_block(encode_block(data)))
-        block.info = SimpleNamespace(origin=record, spec=b"")
+        block.info = SimpleNamespace(origin=record, record=record, spec=b"")
         answer = self.gate.refusal(block)
         assert answer is not None
         return answer.error if isinstance(answer, Failure) else ""

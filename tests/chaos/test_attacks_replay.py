@@ -1,0 +1,147 @@
+"""Old signed work does not run again: whoever puts back what a submission was, once it has ended, is refused on every node.
+
+The attacker has a user's own session in ZooKeeper. He has kept record and block of ann's submission as she signed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from rmgr.client.bootstrap import read_settings
+from rmgr.coord import ended, paths
+from rmgr.coord.multi import Committed, Create, Delete, Set
+from rmgr.coord.operator_ops import set_settings
+from rmgr.coord.records import encode_record
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.identity import Role
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Tail
+from tests.harness import forgeries
+from tests.harness.attacker import Person, Scene, until
+
+RETENTION_US = 1_500_000
+
+
+@pytest.fixture(scope="module")
+def world(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    made = Scene(tmp_path_factory.mktemp("replays"))
+    try:
+        _keep_for(made, RETENTION_US)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def scene(world: Scene) -> Iterator[Scene]:
+    world.canary.unlink(missing_ok=True)
+    yield world
+    world.canary.unlink(missing_ok=True)
+
+
+Kept = tuple[int, bytes, BlockKey, BlockData]
+
+
+def _keep_for(scene: Scene, retention_us: int) -> None:
+    """How long ended submissions stay in ZooKeeper."""
+    admin = Person(scene.cluster, Role.ADMIN, "admin")
+    try:
+        found = admin.zk.get(paths.CONFIG).result(60)
+        assert found is not None
+        settings = replace(read_settings(admin.zk), retention_us=retention_us)
+        outcome = admin.zk.commit(set_settings(settings, found.version)).result(60)
+        assert isinstance(outcome, Committed), outcome
+    finally:
+        admin.zk.close()
+
+
+def _ran(scene: Scene, *, count: int = 1) -> Kept:
+    """A submission of ann's that has ended, and what mallory has kept of it."""
+    number, key, data = scene.intercepted((b"",) * count)
+    found = scene.mallory.zk.get(paths.sub(number)).result(60)
+    assert found is not None
+    scene.plant(key, data)
+    assert all(outcome.state is State.COMPLETED for outcome in scene.outcomes(number, count))
+    assert scene.canary.read_text() == "ran\n" * count
+    scene.canary.unlink()
+    return number, found.data, key, data
+
+
+def _collected(scene: Scene, number: int) -> None:
+    until(f"{number} is collected", lambda: scene.mallory.zk.stat(paths.sub(number)).result(60) is None)
+
+
+def _put_back(scene: Scene, kept: Kept) -> None:
+    """Everything as it was before anything of it ran."""
+    number, record, key, data = kept
+    tail = encode_record(Tail(next=key.count, complete=True))
+    places = (Create(paths.sub(number), record), Create(paths.tail(number), tail), Create(paths.done(number)), Create(paths.failed(number)))
+    scene.plant(key, data, more=places)
+
+
+def _refused(scene: Scene, number: int, already: int = 0) -> None:
+    """The node said so, and nothing ran."""
+    outcome = scene.outcomes(number, already + 1)[already]
+    assert (outcome.state, outcome.reason) == (State.FAILED, Reason.UNTRUSTED), outcome
+    assert "its submission is closed" in outcome.error
+    assert not scene.canary.exists()
+
+
+def test_a_collected_submission_that_is_put_back_does_not_run_where_it_ran(scene: Scene) -> None:
+    kept = _ran(scene)
+    _collected(scene, kept[0])
+    _put_back(scene, kept)
+    _refused(scene, kept[0])
+
+
+def test_nor_where_its_record_was_read_again_a_moment_ago(scene: Scene) -> None:
+    """The first block makes the node read and keep the false record; the second comes while that is fresh."""
+    kept = _ran(scene, count=2)
+    _collected(scene, kept[0])
+    _put_back(scene, kept)
+    _refused(scene, kept[0])
+    scene.plant(*kept[2:])
+    _refused(scene, kept[0], already=2)
+
+
+def test_nor_does_one_that_is_opened_again_before_it_is_collected(scene: Scene) -> None:
+    _keep_for(scene, 3_600_000_000)
+    try:
+        number, record, key, data = _ran(scene)
+        until("it is closed", lambda: forgeries.record(scene, number).phase is Phase.CLOSED)
+        bits = paths.ended(number // ended.BUCKET)
+        until("that is written down", lambda: _bit(scene, bits, number))
+        found = scene.mallory.zk.get(paths.sub(number)).result(60)
+        assert found is not None
+        scene.plant(key, data, more=(Set(paths.sub(number), record, found.version),))
+        _refused(scene, number, already=1)
+    finally:
+        _keep_for(scene, RETENTION_US)
+
+
+def test_nobody_but_the_leader_says_what_has_ended(scene: Scene) -> None:
+    number, *_ = _ran(scene)
+    bits = paths.ended(number // ended.BUCKET)
+    until("that is written down", lambda: _bit(scene, bits, number))
+    for op in (Set(bits, b"", -1), Delete(bits), Create(paths.ended(7)), Set(paths.ENDED, b"", -1), Delete(paths.ENDED)):
+        with pytest.raises(RmgrError):
+            scene.mallory.commit(op)
+
+
+def test_nor_does_it_run_on_a_node_that_has_never_seen_it(scene: Scene) -> None:
+    """It was put back while there was no node."""
+    kept = _ran(scene)
+    _collected(scene, kept[0])
+    scene.cluster.kill("n1")
+    _put_back(scene, kept)
+    scene.cluster.start_starter("n1")
+    _refused(scene, kept[0])
+
+
+def _bit(scene: Scene, path: str, number: int) -> bool:
+    found = scene.mallory.zk.get(path).result(60)
+    return found is not None and ended.holds(found.data, number)
