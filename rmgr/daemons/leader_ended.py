@@ -7,7 +7,7 @@ numbers that were given away and have no record any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from rmgr.coord import ended, paths
@@ -21,6 +21,8 @@ from rmgr.runtime.failpoint import failpoint
 GATHER_S, _RETRY_S = 0.5, 1.0
 #: Directories that may be looked through together, and whose bits go in one commit.
 _TOGETHER = 64
+#: Directories between the mark and the newest one: more (10 million submissions) are nobody's work.
+_MOST = 10_000
 #: Of a number; submitters create among them what they like.
 _DIGITS = 18
 
@@ -32,6 +34,7 @@ class EndedKeeper:
         self._desk = desk
         self._bits: dict[int, bytes] = {}  #: as committed, of directories that this leader has had to do with
         self._below = 0
+        self._floor = 0  #: no directory below this one is there, as it was when this reign began
         self._new: dict[int, set[int]] = {}  #: by directory: to be written
         self._waiting: dict[int, list[Callable[[bool], None]]] = {}  #: by directory: told when what stood in `_new` was written
         self._timer = False
@@ -63,13 +66,12 @@ class EndedKeeper:
         self._waiting.setdefault(number // BUCKET, []).append(then)
         self._write(number // BUCKET)
 
-    def heal(self, buckets: Iterable[int]) -> None:
-        """Marks what has no record any more. buckets: numbers of the directories that there are."""
-        known = sorted(buckets)
-        self._desk.get(paths.IDS, partial(self._on_ids, known), failed=lambda: self._later(known))
+    def heal(self) -> None:
+        """Marks what has no record any more. Numbers are read before records: a submission appears together with its number."""
+        self._desk.get(paths.IDS, self._on_ids, failed=self._heal_later)
 
-    def _later(self, buckets: list[int]) -> None:
-        self._desk.after(_RETRY_S, partial(self.heal, buckets))
+    def _heal_later(self) -> None:
+        self._desk.after(_RETRY_S, self.heal)
 
     # -- writing
 
@@ -132,50 +134,61 @@ class EndedKeeper:
         """The lowest directories are over: one number says so from now on."""
         if not self._raising:
             self._raising = True
-            self._desk.get(paths.ENDED, self._on_lowest, failed=self._not_raised)
+            self._desk.children(paths.ENDED, self._on_names, failed=self._not_raised)
+
+    def _on_names(self, names: list[str] | None) -> None:
+        there = {int(name) for name in names or () if _is_number(name)}
+        self._desk.get(paths.ENDED, partial(self._on_lowest, there), failed=self._not_raised)
 
     def _not_raised(self) -> None:
         self._raising = False
 
-    def _on_lowest(self, found: Stamped | None) -> None:
+    def _on_lowest(self, there: set[int], found: Stamped | None) -> None:
+        self._raising = False
         if found is None:
-            self._raising = False
             return
         record = decode_record(found.data, Ended, paths.ENDED) if found.data else Ended()
-        low = high = record.below
-        while high - low < _TOGETHER and ended.is_full(self._bits.get(high, b""), high):
+        self._below = record.below
+        high = max(record.below, self._floor)
+        while ended.is_full(self._bits.get(high, b""), high):
             high += 1
-        self._below = low
-        if high == low:
-            self._raising = False
-            return
-        multi = ended.raise_mark(Ended(below=high, newer=record.newer), found.version, range(low, high))
-        self._desk.commit(multi, partial(self._on_raised, low, high))
+        if high > record.below:
+            self._raising = True
+            gone = sorted(bucket for bucket in there if bucket < high)[:_TOGETHER]
+            multi = ended.raise_mark(Ended(below=high, newer=record.newer), found.version, gone)
+            self._desk.commit(multi, partial(self._on_raised, high))
 
-    def _on_raised(self, low: int, high: int, outcome: Outcome) -> None:
+    def _on_raised(self, high: int, outcome: Outcome) -> None:
         self._raising = False
         if isinstance(outcome, Committed):
             self._below = high
-            for bucket in range(low, high):
-                self._bits.pop(bucket, None)
+            self._bits = {bucket: bits for bucket, bits in self._bits.items() if bucket >= high}
             self._desk.log.info("ended_below", first=high * BUCKET, epoch=self._desk.epoch)
 
     # -- what went without its bit
 
-    def _on_ids(self, buckets: list[int], found: Stamped | None) -> None:
-        if found is None:
+    def _on_ids(self, found: Stamped | None) -> None:
+        if found is not None:
+            given = decode_record(found.data, int, paths.IDS)
+            self._desk.children(paths.SUBS, partial(self._on_directories, given), failed=self._heal_later)
+
+    def _on_directories(self, given: int, names: list[str] | None) -> None:
+        last = given // BUCKET
+        if last - self._below > _MOST:  # somebody has written that: nothing is concluded from it
+            self._desk.log.error("ids_not_believed", first=given, epoch=self._desk.epoch)
             return
-        given = decode_record(found.data, int, paths.IDS)
-        there = [bucket for bucket in buckets if self._below <= bucket <= given // BUCKET]
-        gone = [bucket for bucket in range(self._below, min(given // BUCKET, self._below + _TOGETHER)) if bucket not in set(there)]
-        for bucket in gone:
-            self._absent(bucket, given, [])
-        for bucket in there:
+        there = {int(name) for name in names or () if _is_number(name)}
+        self._floor = min([last, *(bucket for bucket in there if bucket < last)])
+        if self._floor > self._below:
+            self._raise()
+        first = max(self._floor, self._below)
+        gone = (bucket for bucket in range(first, min(last, first + _TOGETHER) + 1) if bucket not in there)
+        for bucket in [*gone, *sorted(bucket for bucket in there if first <= bucket <= last)]:
             listed = partial(self._absent, bucket, given)
-            self._desk.children(paths.subs_bucket(bucket * BUCKET), listed, failed=partial(self._later, [bucket]))
+            self._desk.children(paths.subs_bucket(bucket * BUCKET), listed, failed=self._heal_later)
 
     def _absent(self, bucket: int, given: int, names: list[str] | None) -> None:
-        present = {int(name) for name in names or () if name.isascii() and name.isdecimal() and len(name) <= _DIGITS}
+        present = {int(name) for name in names or () if _is_number(name)}
         lacking = ended.absent(bucket, present, given)
         if lacking:
             self._desk.get(paths.ended(bucket), partial(self._on_lacking, bucket, lacking))
@@ -185,6 +198,10 @@ class EndedKeeper:
             self._bits.setdefault(bucket, found.data)
         for number in lacking:
             self.note(number)
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) <= _DIGITS
 
 
 def _tell(told: list[Callable[[bool], None]], *, success: bool) -> None:

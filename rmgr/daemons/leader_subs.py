@@ -73,12 +73,12 @@ class SubmissionKeeper:
         self._dependents: dict[int, dict[int, None]] = {}
         self._turn = 0
         self._left_watches = 0
-        self._is_healed = False
 
     def start(self) -> None:
         """Begins to read: owners first, so that no living one is taken for dead."""
         self._submitters.refresh()
         self._ended.start()
+        self._ended.heal()
         self._bucket_names.refresh()
         self._collector.start()
 
@@ -132,9 +132,6 @@ class SubmissionKeeper:
             mirror.pace_s = LISTS_S
             self._buckets[name] = mirror
             mirror.refresh()
-        if not self._is_healed:
-            self._is_healed = True
-            self._ended.heal(int(name) for name in self._buckets)
 
     def _on_bucket(self, name: str) -> None:
         mirror = self._buckets.get(name)
