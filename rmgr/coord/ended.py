@@ -60,7 +60,7 @@ def absent(bucket: int, present: Iterable[int], next_number: int) -> list[int]:
     Args: next_number: of `/ids`, read before `present` was listed: a submission appears with its number.
     """
     first = bucket * BUCKET
-    return sorted(set(range(first, min(first + BUCKET, next_number))) - set(present))
+    return sorted(set(range(max(1, first), min(first + BUCKET, next_number))) - set(present))
 
 
 def mark(bucket: int, bits: bytes, version: int | None) -> Multi:
