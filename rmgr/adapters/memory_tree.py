@@ -31,6 +31,7 @@ class RawStat:
     cversion: int
     numChildren: int  # noqa: N815 - as on the wire
     ephemeralOwner: int  # noqa: N815
+    czxid: int
 
 
 @dataclass(slots=True)
@@ -42,10 +43,11 @@ class _Znode:
     version: int = 0
     creates: int = 0
     children: set[str] = field(default_factory=set)
+    czxid: int = 0
 
     def stat(self) -> RawStat:
         count = len(self.children)
-        return RawStat(self.version, self.mzxid, self.mtime, self.creates * 2 - count, count, self.owner)
+        return RawStat(self.version, self.mzxid, self.mtime, self.creates * 2 - count, count, self.owner, self.czxid)
 
 
 class NoZnode(Exception):
@@ -155,7 +157,7 @@ class MemoryTree:
             if parent.owner:
                 raise _Refused(Failure(index, _NO_CHILDREN_FOR_EPHEMERALS))
             undo.append(partial(self._uncreate, path, parent))
-            self._nodes[path] = _Znode(op.data, self._zxid, self._time(), session if op.ephemeral else 0)
+            self._nodes[path] = _Znode(op.data, self._zxid, self._time(), session if op.ephemeral else 0, czxid=self._zxid)
             parent.children.add(path.rpartition("/")[2])
             parent.creates += 1
             changes.append(("create", path))

@@ -54,7 +54,7 @@ class Trust:
         self._coming: dict[str, Future[Stamped | None]] = {}
         self.revocations = 0
         self._revoked: dict[str, int] | None = None  #: key id -> transaction of its revocation; None: not read yet
-        self._names: dict[str, str] = {}  #: key id -> whose it was
+        self._names: dict[str, tuple[str, int]] = {}  #: key id -> whose it was, and until which transaction
         self._reading = False
         self._again = False  #: they changed while they were being read
         self._read_s = -math.inf  #: when the list of revocations was asked for that `_revoked` is (monotonic)
@@ -70,12 +70,12 @@ class Trust:
         self._refresh()
         return revoked is not None and key_id in revoked
 
-    def was_key_of(self, key_id: str) -> str:
-        """Whose key it was before it was revoked, "" if it was not, as far as is known. Never waits. Cost: 1 us."""
+    def was_key_of(self, key_id: str, zxid: int) -> str:
+        """Who held a key at that transaction that was revoked since, "" if it was not, as far as is known. Never waits. Cost: 1 us."""
         with self._lock:
-            name = self._names.get(key_id, "")
+            name, until = self._names.get(key_id, ("", 0))
         self._refresh()
-        return name
+        return name if zxid < until else ""
 
     def look(self, key_id: str, *, at_s: float, zxid: int = 0) -> Certified | str | None:
         """Whose key it is, why it is not to be believed, or None: the answer is on its way. Never waits.
@@ -191,7 +191,7 @@ class Trust:
             with self._lock:
                 if stamped is not None:
                     fresh[name] = stamped.stat.mzxid
-                    self._names[name] = _holder(stamped.data, name)
+                    self._names[name] = _holder(stamped.data, name), stamped.stat.czxid or stamped.stat.mzxid
                 left[0] -= 1
                 last = not left[0]
             if last:

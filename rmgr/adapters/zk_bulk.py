@@ -68,9 +68,9 @@ class BulkRead:
                 continue
             data = buffer[at : at + size] if size > 0 else b""
             at += max(0, size)
-            _, mzxid, _, mtime, version, changes, _, owner, _, children, _ = _STAT.unpack_from(buffer, at)
+            czxid, mzxid, _, mtime, version, changes, _, owner, _, children, _ = _STAT.unpack_from(buffer, at)
             at += _STAT.size
-            found.append(Stamped(bytes(data), Stat(version, mzxid, children, (changes + children) // 2, owner, mtime)))
+            found.append(Stamped(bytes(data), Stat(version, mzxid, children, (changes + children) // 2, owner, mtime, czxid)))
 
 
 class MomentRead:
@@ -121,9 +121,9 @@ class MomentRead:
             else:
                 data = bytes(buffer[at : at + size]) if size > 0 else b""
                 at += max(0, size)
-                _, mzxid, _, mtime, version, changes, _, owner, _, children, _ = _STAT.unpack_from(buffer, at)
+                czxid, mzxid, _, mtime, version, changes, _, owner, _, children, _ = _STAT.unpack_from(buffer, at)
                 at += _STAT.size
-                found.append(Stamped(data, Stat(version, mzxid, children, (changes + children) // 2, owner, mtime)))
+                found.append(Stamped(data, Stat(version, mzxid, children, (changes + children) // 2, owner, mtime, czxid)))
 
 
 def gather(parts: Sequence[Future[Any]], make: Callable[[list[Any]], list[Stamped | None]]) -> Future[list[Stamped | None]]:

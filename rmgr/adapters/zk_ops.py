@@ -225,6 +225,7 @@ def to_stat(raw: Any) -> Stat:
         creates=(raw.cversion + raw.numChildren) // 2,
         ephemeral_owner=raw.ephemeralOwner,
         mtime_ms=raw.mtime,
+        czxid=raw.czxid,
     )
 
 

@@ -175,7 +175,10 @@ Outcome = Committed | Conflict | Unknown
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The part of a znode's stat that the protocol uses. `creates` counts the children ever created (sequence counter)."""
+    """The part of a znode's stat that the protocol uses. `creates` counts the children ever created (sequence counter).
+
+    mzxid, czxid: transactions of its last change and of its creation; through a gateway czxid is 0, not known.
+    """
 
     version: int
     mzxid: int
@@ -183,6 +186,7 @@ class Stat:
     creates: int
     ephemeral_owner: int
     mtime_ms: int
+    czxid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

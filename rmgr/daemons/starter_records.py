@@ -52,6 +52,7 @@ class Info:
     is_closed: bool = False
     read_s: float = -math.inf  #: monotonic time at which `is_closed` was seen
     session: int = 0  #: in which: a later one may know less for a moment
+    czxid: int = 0  #: transaction that made the record
     needs: Needs = field(init=False)  #: other resources of one process
     kind: str | int = field(init=False)  #: what its commands share with others that take similar times: script and arguments
 
@@ -169,7 +170,7 @@ class Records:
         self._expand = expand
         self._log = log
         self._here: OrderedDict[int, Info] = OrderedDict()
-        self._read: dict[int, tuple[Submission, float, int]] = {}  # record, when it was read, in which session
+        self._read: dict[int, tuple[Submission, int, float, int]] = {}  # record, who made it (czxid), when read, in which session
         self._coming: set[int] = set()
         self._looking: set[int] = set()
         self._refused_s: dict[int, float] = {}
@@ -250,14 +251,15 @@ class Records:
             if found is None:
                 self._refuse(submission, "its record is gone")
             else:
-                self._read[submission] = decode_record(found.data, Submission, paths.sub(submission)), time.monotonic(), session
+                record = decode_record(found.data, Submission, paths.sub(submission))
+                self._read[submission] = record, found.stat.czxid, time.monotonic(), session
         except CoordinationUnavailable:
             pass  # asked again at the next use
         except RmgrError as error:
             self._refuse(submission, error.message)
         self.wake()
 
-    def _complete(self, record: Submission, read_s: float, session: int) -> Info | None:
+    def _complete(self, record: Submission, czxid: int, read_s: float, session: int) -> Info | None:
         expanded = self._expand(record) if record.spec_sha256 else record
         if expanded is None:
             return None
@@ -273,6 +275,7 @@ class Records:
         queue = self._settings().queue(record.queue) or QueueSpec(name=record.queue)
         info = self._here[record.id] = Info(expanded, queue, array)
         info.origin, info.is_closed, info.read_s, info.session = record, record.phase is Phase.CLOSED, read_s, session
+        info.czxid = czxid
         while len(self._here) > _KEEP:
             self._here.popitem(last=False)
         return info

@@ -46,8 +46,11 @@ class Gate:
         return self._revocations + (self._records.endings.generation if self._records.endings is not None else 0)
 
     def is_barred(self, seal: Seal | None, info: Info) -> bool:
-        """The key was its user's, and was revoked: it is neither claimed nor refused, but waits for what is decided. Cost: 1 us."""
-        return seal is not None and self._trust.was_key_of(seal.key_id) == info.record.user
+        """The key was its user's when he submitted, and was revoked since: not claimed nor refused, it waits for what is decided.
+
+        Cost: 1 us.
+        """
+        return seal is not None and self._trust.was_key_of(seal.key_id, info.czxid) == info.record.user
 
     def has_ended(self, block: ClaimedBlock) -> bool:
         """Its submission has ended since it was verified."""

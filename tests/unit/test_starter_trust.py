@@ -51,7 +51,7 @@ class Cluster:
         self.known: dict[str, Key | str] = {key.key_id: key for key in keys}
         self.gate = Gate(
             SimpleNamespace(),  # type: ignore[arg-type]
-            SimpleNamespace(look=lambda key_id, at_s: self.known[key_id], listen=lambda _: None, was_key_of=lambda _: ""),  # type: ignore[arg-type]
+            SimpleNamespace(look=lambda key_id, at_s: self.known[key_id], listen=lambda _: None, was_key_of=lambda key_id, zxid: ""),  # type: ignore[arg-type]
             SimpleNamespace(is_open=lambda number, age_s: True, endings=None),  # type: ignore[arg-type]
             cluster_id="c",
         )
@@ -59,7 +59,7 @@ class Cluster:
     def refusal(self, key: BlockKey, data: BlockData, record: Submission = RECORD) -> str:
         """Why the block may not run, "" = it may."""
         block = ClaimedBlock.claimed("n1", "default", key, decode_block(encode_block(data)))
-        block.info = SimpleNamespace(origin=record, record=record, spec=b"")
+        block.info = SimpleNamespace(origin=record, record=record, czxid=1, spec=b"")
         answer = self.gate.refusal(block)
         assert answer is not None
         return answer.error if isinstance(answer, Failure) else ""
