@@ -68,6 +68,7 @@ class _Raw(NamedTuple):
     cversion: int
     numChildren: int  # noqa: N815 - as on ZooKeeper's wire
     ephemeralOwner: int  # noqa: N815
+    czxid: int = 0  #: it is not told
 
 
 class _Flying:
