@@ -1,0 +1,41 @@
+"""ZooKeeper's quotas: every root below which people create has one, and together they leave the server alive."""
+
+from __future__ import annotations
+
+import re
+
+from rmgr.coord import paths, quotas
+from rmgr.coord.acl import TABLE, Right
+from rmgr.model.identity import Role
+
+#: What a task that waits costs of heap, and a znode beside its data, on a real server (bytes).
+TASK, ZNODE = 113, 400
+#: Of `rmgr dev`.
+DEV_MIB = 512
+
+
+def test_every_root_below_which_people_create_has_a_quota_and_no_other() -> None:
+    people = (Role.USER, Role.OPERATOR, Role.SUBMITTER)
+    roots = {"/" + place.split("/")[1] for place, line in TABLE.items() if any(line.get(role, Right.NONE) & Right.CREATE for role in people)}
+    assert quotas.SHARES.keys() == roots
+
+
+def test_two_million_waiting_tasks_fit() -> None:
+    queues = quotas.limits(DEV_MIB)[paths.QUEUES]
+    assert queues.data_bytes > 2_000_000 * TASK
+    assert queues.znodes > 4 * 2_000_000 // 256
+
+
+def test_all_of_them_full_leave_room_in_the_heap() -> None:
+    for heap_mib in (64, DEV_MIB, quotas.HEAP_MIB):
+        full = sum(quota.data_bytes + quota.znodes * ZNODE for quota in quotas.limits(heap_mib).values())
+        assert full < 0.9 * heap_mib * 2**20
+
+
+def test_a_small_heap_counts_as_one_that_a_server_can_start_with() -> None:
+    assert quotas.limits(1) == quotas.limits(64)
+
+
+def test_limits_are_hard_ones_as_zookeeper_reads_them() -> None:
+    said = quotas.encode(quotas.Quota(7, 1000)).decode()
+    assert re.fullmatch(r"count=-1,bytes=-1=;byteHardLimit=1000;countHardLimit=7", said)
