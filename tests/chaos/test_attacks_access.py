@@ -107,13 +107,13 @@ def fill(person: Person, root: str, *, size: int) -> list[str]:
     batch = max(1, min(100, 200_000 // (size + 200)))
     while len(made) < most:
         names = [f"{root}/x{unique()}{number}" for number in range(batch)]
-        try:
-            outcome = person.zk.commit(attempt(*(Create(name, bytes(size)) for name in names))).result(60)
-        except QuotaReached as full:
+        asked = person.zk.commit(attempt(*(Create(name, bytes(size)) for name in names)))
+        full = asked.exception(60)
+        if isinstance(full, QuotaReached):
             assert f"quota of {root}" in full.message
             assert "rmgr admin" in full.hint
             return made
-        assert isinstance(outcome, Committed)
+        assert isinstance(asked.result(), Committed)
         made += names
     pytest.fail(f"{len(made)} znodes of {size} bytes below {root}, and no end")
 
@@ -140,20 +140,19 @@ def test_who_fills_a_subtree_is_refused_and_others_work_goes_on(scene: Scene, ro
 def test_what_ends_while_submissions_are_full_is_kept_and_told_afterwards(scene: Scene, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.touch()
-    with scene.ann.connection() as connection:
-        with TaskQueue(_after, connection=connection) as queue:
-            future = queue.submit_call(str(gate))
-            until("it runs", lambda: scene.ann.zk.children(f"{paths.RUNNING}/n1").result(60))
-            made = fill(scene.mallory, paths.SUBS, size=15_000) + fill(scene.mallory, paths.SUBS, size=0)
-            try:
-                with pytest.raises(QuotaReached):  # a submission too many is told so, and nothing tries again for ever
-                    scene.submit()
-                gate.unlink()
-                until("the outcome is refused", lambda: "commit_over_quota" in scene.cluster.log_file("n1").read_text())
-                assert scene.cluster.process("n1").find() is not None
-            finally:
-                remove(scene, made)
-            assert future.result(60) == "done"
+    with scene.ann.connection() as connection, TaskQueue(_after, connection=connection) as queue:
+        future = queue.submit_call(str(gate))
+        until("it runs", lambda: scene.ann.zk.children(f"{paths.RUNNING}/n1").result(60))
+        made = fill(scene.mallory, paths.SUBS, size=15_000) + fill(scene.mallory, paths.SUBS, size=0)
+        try:
+            with pytest.raises(QuotaReached):  # a submission too many is told so, and nothing tries again for ever
+                scene.submit()
+            gate.unlink()
+            until("the outcome is refused", lambda: "commit_over_quota" in scene.cluster.log_file("n1").read_text())
+            assert scene.cluster.process("n1").find() is not None
+        finally:
+            remove(scene, made)
+        assert future.result(60) == "done"
     [outcome] = scene.outcomes(scene.submit())
     assert outcome.state is State.COMPLETED
 

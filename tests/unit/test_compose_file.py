@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
 DAEMONS = {"watchdog": 2, "starter": 3, "submitter": 1}
 SERVERS = {"zookeeper1", "zookeeper2", "zookeeper3", "cassandra1"}
-ONE_SHOTS = {"security-init", "store-init"}
+ONE_SHOTS = {"security-init", "zookeeper-init", "store-init"}
 
 
 def services() -> dict[str, Any]:
@@ -62,6 +62,16 @@ def test_everybody_is_limited_restarted_and_watched(name: str) -> None:
 def test_the_servers_heaps_are_bounded_below_their_memory() -> None:
     assert "-Xmx256m" in services()["zookeeper1"]["environment"]["JVMFLAGS"]
     assert "512M" in services()["cassandra1"]["environment"]["MAX_HEAP_SIZE"]
+
+
+def test_zookeeper_is_closed_before_anybody_comes_and_tells_strangers_nothing() -> None:
+    started = services()["zookeeper-init"]
+    assert f"-Xmx{started['environment']['RMGR_ZOOKEEPER_HEAP_MIB']}m" in services()["zookeeper1"]["environment"]["JVMFLAGS"]
+    assert services()["store-init"]["depends_on"]["zookeeper-init"] == {"condition": "service_completed_successfully"}
+    lines = (ROOT / "deploy" / "compose" / "zoo.cfg").read_text().splitlines()
+    assert {"4lw.commands.whitelist=srvr", "enforceQuota=true", "admin.enableServer=false"} <= set(lines)
+    for name in ("zookeeper1", "zookeeper2", "zookeeper3"):
+        assert "chmod 0700 /data /datalog" in services()[name]["entrypoint"][2]
 
 
 def test_a_cassandra_that_has_the_only_copy_acknowledges_what_is_on_disk() -> None:
