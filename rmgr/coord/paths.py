@@ -13,6 +13,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /drains/<node>                    operator's drain
     /troubles/<node>                  why its Starter takes no work there at present
     /holds/<node>/<sub>.<index>.<attempt>  cores of a placed job whose head is elsewhere
+    /holds/<node>/r-<sub>.<index>     cores that a waiting job gets here, from named running jobs
     /subs/<id//1000>/<id>             a submission's record
         /gate                         exists = its blocks may be claimed
         /tail                         next index, complete?                       version = SUBMIT CAS
@@ -86,6 +87,7 @@ _KEY = re.compile(
     r"([01][0-9]{6}|2000000)\.((?!0{10})[0-9]{10})\.([0-9]{10})\.((?!000)(?:[01][0-9]{2}|2[0-4][0-9]|25[0-6]))"
     r"\.(0(?!00000)[0-9]{5})\.((?!00000)[0-9]{5})\.([0-9]{9})-([0-9]{10})"
 )
+_RESERVED = re.compile(rf"r-({_NUMBER})\.({_NUMBER})")
 _FRAGMENT = re.compile(r"r-([0-9]{10})")
 _SEQUENCE = re.compile(r"-([0-9]{10})\Z")
 
@@ -152,6 +154,17 @@ def parse_hold(name: str) -> tuple[int, int, int]:
     if submission > MAX_NUMBER or index >= MOST_TASKS or attempt > MOST_ATTEMPTS:
         raise ValueError(f"{name[:80]!r} is not the name of a hold")
     return submission, index, attempt
+
+
+def reserved_of(name: str, submission: int, index: int) -> str:
+    """What a waiting job was promised of this node."""
+    return f"{HOLDS}/{name}/r-{submission}.{index}"
+
+
+def reserved_in(names: Iterable[str] | None) -> list[tuple[str, tuple[int, int]]]:
+    """(name, submission and index) of the promises in a list of holds; other names are passed over."""
+    found = ((name, int(match[1]), int(match[2])) for name in names or () if (match := _RESERVED.fullmatch(name)) is not None)
+    return [(name, (submission, index)) for name, submission, index in found if submission <= MAX_NUMBER and index < MOST_TASKS]
 
 
 def placing(partition: str) -> str:

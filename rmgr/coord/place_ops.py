@@ -1,12 +1,15 @@
 """The leader's multis for placed jobs: ASSIGN gives a waiting block of one task to a node, UNHOLD ends what it held elsewhere.
 
+RESERVE promises cores of running jobs to a waiting one: in the commit of the pass that decided it, and gone with the ASSIGN of that job.
+Nothing is committed when a run ends whose cores were promised: the COMPLETE that deletes its block is what makes them the waiting job's.
+
 Everything after ASSIGN is as for pulled work: the head's Starter commits COMPLETE or RETURN, the leader FAIL after FENCE. Ownership is
 the block under `/running/<head>`; holds on other nodes follow it: one whose block is gone is deleted by the leader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +22,7 @@ from rmgr.coord.records import encode_block, encode_fragment, encode_record
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import InboxOrder, Order
 from rmgr.model.outcome import Fragment
-from rmgr.model.placing import Allocation, NodeHold
+from rmgr.model.placing import Allocation, NodeHold, Reserved
 
 #: What a block may still become longer by while it runs, and in the record of its failure.
 _GROWS_BYTES = 1024
@@ -38,6 +41,7 @@ class Assigned:
     incarnation: int
     guid: str
     stamp: str
+    reserved: tuple[str, ...] = ()  #: nodes on which cores were kept for it: what says so goes with its ASSIGN
 
     @cached_property
     def running(self) -> BlockKey:
@@ -96,6 +100,7 @@ def assign_ops(job: Assigned) -> list[Op]:
             whole=bool(allocation.whole),
         )
         ops.append(Create(paths.hold_of(node, key.submission, key.first, key.attempt), encode_record(hold)))
+    ops += [Delete(paths.reserved_of(node, key.submission, key.first)) for node in job.reserved]
     return ops
 
 
@@ -118,12 +123,47 @@ def ask_ops(node: str, version: int, key: BlockKey, guid: str, order: InboxOrder
     return [Check(paths.node(node), version), Check(paths.running_block(node, key)), Create(path, encode_record(order))]
 
 
+def reserve_ops(
+    submission: int, index: int, before: Mapping[str, bytes], after: Mapping[str, bytes], runs: Sequence[tuple[str, BlockKey]] = ()
+) -> list[Op]:
+    """What a waiting job is promised, node by node (encoded `Reserved`), in place of what it was promised before.
+
+    runs: (head, block) whose cores it gets: a promise of what has ended meanwhile is refused, and decided anew.
+    """
+    ops: list[Op] = [Check(paths.running_block(node, key)) for node, key in runs] if before != after else []
+    for node in sorted({*before, *after}):
+        path, data = paths.reserved_of(node, submission, index), after.get(node)
+        if data == before.get(node):
+            continue
+        if node in before:
+            ops.append(Delete(path))
+        if data is not None:
+            ops.append(Create(path, data))
+    return ops
+
+
+def reserve(ops: Sequence[Op]) -> Multi:
+    """RESERVE by itself: promises that nobody has any more go, those that a leader before did not come to write down are written."""
+    return Multi(name="RESERVE", ops=tuple(ops), proof=_proof(ops), most_ops=MAX_OPS_OF_ONE_JOB)
+
+
+def reserved(shares: Sequence[tuple[str, int]], memory_mib: int) -> bytes:
+    """The record of a promise on one node."""
+    return encode_record(Reserved(shares=tuple(sorted(shares)), memory_mib=memory_mib))
+
+
+def _proof(ops: Sequence[Op]) -> Exists | Gone:
+    """By its last operation, which makes or deletes a znode."""
+    last = ops[-1]
+    return Gone(last.path) if type(last) is Delete else Exists(last.path, last.data if type(last) is Create else None)
+
+
 def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | None]], orders: Sequence[Op] = ()) -> Multi:
     """PLACE: everything that one pass decided, or a part of it that stands by itself.
 
     Args:
         records: (partition, what the scheduler remembers, version of its znode or None when there is none).
-        orders: `ask_ops` of jobs that run; what is remembered of them changes with it.
+        orders: `ask_ops` of jobs that run; what is remembered of them changes with it. Also `reserve_ops`.
     Raises: ValueError for nothing.
     """
     ops: list[Op] = [*orders]
@@ -138,15 +178,15 @@ def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | No
                     continue  # nodes and submissions have many jobs
                 checked.add(op)
             ops.append(op)
+    most = MAX_OPS_OF_ONE_JOB if len(jobs) < 2 else MAX_OPS
     if jobs:
-        most = MAX_OPS_OF_ONE_JOB if len(jobs) == 1 else MAX_OPS
         return Multi(name="PLACE", ops=tuple(ops), proof=Exists(jobs[0].target), most_ops=most)
     if orders and not records:
-        return Multi(name="PLACE", ops=tuple(ops), proof=Exists(orders[-1].path))
+        return Multi(name="PLACE", ops=tuple(ops), proof=_proof(orders), most_ops=most)
     if not records:
         raise ValueError("a plan without decisions needs no commit")
     partition, data, _ = records[0]
-    return Multi(name="PLACE", ops=tuple(ops), proof=Holds(paths.placing(partition), data))
+    return Multi(name="PLACE", ops=tuple(ops), proof=Holds(paths.placing(partition), data), most_ops=most)
 
 
 def unhold(node: str, submission: int, index: int, attempt: int) -> Multi:

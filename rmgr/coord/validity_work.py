@@ -43,7 +43,7 @@ from rmgr.model.block import (
 )
 from rmgr.model.ids import MAX_NUMBER
 from rmgr.model.outcome import FailedRange, Fragment, FragmentSeal, Outcome
-from rmgr.model.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, Rigid
+from rmgr.model.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, Reserved, Rigid
 from rmgr.model.resources import MOST, Capacity, NodeAttributes, Request
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import (
@@ -399,6 +399,12 @@ BOOK.add(
     cpu_us=SPAN,
     max_rss_kib=SPAN,
     alone=flag,
+)
+BOOK.add(
+    Reserved,
+    shares=many(row(text(100), whole(0, 1 << 31)), LONG),
+    memory_mib=whole(0, 1 << 40),
+    newer=extra,
 )
 BOOK.add(
     NodeHold,

@@ -28,6 +28,7 @@ from rmgr.daemons.placing_pass import Passes
 from rmgr.daemons.placing_pipeline import configuration, document_of, is_foreign, pipeline_of
 from rmgr.daemons.placing_rebuild import Rebuild
 from rmgr.daemons.placing_record import Recording
+from rmgr.daemons.placing_reserved import Promises
 from rmgr.daemons.placing_rests import Rests
 from rmgr.daemons.placing_stops import Stops
 from rmgr.daemons.placing_submissions import SubmissionRecords
@@ -81,7 +82,8 @@ class Placer:
         self._foreign = Foreign(desk, self.faults, wake=self.wake, state=lambda: self.state, relearned=self._relearned)
         self._passes = Passes(desk, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
         self.stops = Stops(desk, self)
-        self._orders = Orders(desk, self.book, self.names, nodes, self.stops, self.watch_head, self._broke)
+        self.promises = Promises(desk, self.book, self.names, self.rebuild)
+        self._orders = Orders(desk, self.book, self.names, nodes, self.stops, self.watch_head, self._broke, self.promises)
         self.asks = Asks(desk, self, self._orders, nodes)
         self.rests = Rests(desk, self.nodes_changed)
         self.arrivals = Arrivals(desk, self)
@@ -221,6 +223,8 @@ class Placer:
         if self._is_other_log:
             self._begin_log(self.state)
         self._reconcile(self.state)
+        if self.state is not None:
+            self.promises.tidy(self.state)
         if self.state is None or self.asks.turn(self.state, self.now_us(), self._carried_out):
             return
         if (self._causes or self._foreign.has_work) and any(map(_has_work, self.state.partitions.values())):
@@ -450,6 +454,7 @@ class Placer:
         if built is None:
             return
         records = self._rebuild_of.records
+        self.promises.adopt(self._rebuild_of.promised)
         self.state, self._rebuild_of = built, None
         self._begin_log(built)
         self._orders.adopt(records)

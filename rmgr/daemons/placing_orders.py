@@ -24,6 +24,7 @@ from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.placing_book import Book, Placed, Waiting
 from rmgr.daemons.placing_facts import Names, allocation_of
 from rmgr.daemons.placing_records import encode_records
+from rmgr.daemons.placing_reserved import Promises
 from rmgr.daemons.placing_stops import POLICY, Stop, Stops, stop_order
 from rmgr.daemons.placing_view import said
 from rmgr.model.block import BlockData
@@ -89,7 +90,9 @@ class Orders:
         stops: Stops,
         placed: Callable[[str], None],
         broke: Callable[[str, str], None] = lambda _partition, _error: None,
+        promises: Promises | None = None,
     ) -> None:
+        self.promises = promises if promises is not None else Promises(desk, book, names, lambda _why: None)
         self._placed = placed  # told the head of each job that was placed
         self._broke = broke  # told the partition whose plan cannot be carried out, and why
         self._stops = stops
@@ -158,13 +161,16 @@ class Orders:
         jobs: list[tuple[int, Assigned]] = []
         asked: list[Asked] = []
         left: dict[int, tuple[Running, Migrate | Preempt]] = {}
+        promised: dict[int, None] = {}
         for decision in decisions:
             self._at = decision
             if type(decision) is Route:
                 self._book.routes[decision.job_id] = decision.to
             elif type(decision) is HoldCores:
                 self._book.since.setdefault(decision.job_id, now_us)
+                promised[decision.job_id] = None
             elif type(decision) is ReleaseHold:
+                promised[decision.job_id] = None
                 self._book.since.pop(decision.job_id, None)
             elif isinstance(decision, Migrate | Preempt):
                 left[decision.job_id] = (_stretch(state, decision), decision)
@@ -188,6 +194,7 @@ class Orders:
                 self._problem = self._problem or f"job {decision.job_id} cannot be placed as it was planned"
                 continue
             state.carried_out(decision, now_us)
+            self.promises.started(decision.job_id)
             jobs.append((decision.job_id, assigned))
         for job, (run, move) in left.items():
             self._at = move
@@ -196,15 +203,15 @@ class Orders:
             asked.append(Asked(job, guid, order, self._stops.begin(state, run, guid, now_us)))
         for job, _ in jobs:
             self._stops.started(state, job)
-        self._send(state, jobs, asked)
+        self._send(state, jobs, asked, self.promises.changed(state, promised))
 
     def ask(self, state: ClusterState, asked: Sequence[Asked], *, done: Callable[[str], None]) -> None:
         """Orders that no plan has decided, with what is remembered of them; `done` as for a plan."""
         self._done, self._problem = done, ""
         self._send(state, [], asked)
 
-    def _send(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked]) -> None:
-        multis = self._multis(state, jobs, asked)
+    def _send(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked], promises: Sequence[Op] = ()) -> None:
+        multis = self._multis(state, jobs, asked, promises)
         self._waits = len(multis)
         failpoint("leader.before_place")
         for multi, some, theirs in multis:
@@ -295,9 +302,12 @@ class Orders:
             incarnation=record.incarnation,
             guid=paths.start_order(os.urandom(6).hex(), place_ops.running_key(waiting.key, allocation)),
             stamp=os.urandom(6).hex(),
+            reserved=self.promises.taken_over(start.job_id),
         )
 
-    def _multis(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked]) -> list[_Sent]:
+    def _multis(
+        self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked], promises: Sequence[Op]
+    ) -> list[_Sent]:
         """What is remembered goes first, and so do orders to jobs that run; each as large as a commit may be."""
         found: list[_Sent] = []
         records: list[tuple[str, bytes, int | None]] = []
@@ -321,6 +331,9 @@ class Orders:
         for record in self._changed(state):
             make_room(1, 200 + len(record[1]))
             records.append(record)
+        for op in promises:
+            make_room(1, size_of(op))
+            orders.append(op)
         for one in asked:
             ops = self._ask_ops(one)
             make_room(len(ops), sum(map(size_of, ops)))
@@ -397,6 +410,7 @@ class Orders:
             self._desk.children(paths.hold(node), partial(self._on_holds, node), failed=again)
 
     def _on_holds(self, node: str, names: list[str] | None) -> None:
+        self.promises.look_after(node, names)
         for _, (submission, index, attempt) in paths.holds_in(names):
             placed = self._book.placed.get(job_id(submission, index))
             if placed is None or placed.key.attempt != attempt:

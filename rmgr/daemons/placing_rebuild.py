@@ -23,6 +23,7 @@ from rmgr.daemons.leader_mirror import Mirror
 from rmgr.daemons.placing_book import Placed
 from rmgr.daemons.placing_facts import job_of, marked, node_mark, running_of
 from rmgr.daemons.placing_records import Records, decode_records
+from rmgr.daemons.placing_reserved import Standing
 from rmgr.daemons.placing_stops import Stop
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, Allocation, job_id
@@ -61,6 +62,7 @@ class Rebuild:
         self._blocks: dict[str, Allocation | None] = {}  # path under /running -> where it stands; None: gone, or pulled work
         self._reading = 0
         self._work: Generator[bool, None, ClusterState] | None = None
+        self.promised: dict[int, list[str]] = {}  #: waiting job -> nodes on which its promise stands
         self.records: dict[str, tuple[bytes, int | None]] = {}  #: partition -> what policies remember, version of its znode
         for mirror in (*pending.values(), *running.values()):
             mirror.refresh()
@@ -117,8 +119,10 @@ class Rebuild:
                 placed.append((key, submission.queue, path))
         for at in range(0, len(placed), _TOGETHER):
             self._read_blocks([path for _, _, path in placed[at : at + _TOGETHER]])
-        while self._reading:
+        promises = Standing(self._desk, self._remembered().values(), placer.wake)
+        while self._reading or not promises.is_read:
             yield False
+        self.promised = promises.found
         stand = [(key, queue, allocation) for key, queue, path in placed if (allocation := self._blocks[path]) is not None]
         return (yield from self._state(waiting, stand, half_life_us))
 

@@ -142,7 +142,8 @@ class Dispatch:
         if self._lanes.wants_grant:
             return
         lacking: set[str] = set()  #: resources that a pulled task waits for: nobody behind it gets them
-        is_reserved = is_crowded = self._lanes.is_owed  #: a placed job has not started yet: what was pulled waits; it needs room
+        is_crowded = self._lanes.is_owed  #: a placed job needs room
+        is_reserved = is_crowded or self._lanes.is_unsure  #: one has not started yet: what was pulled waits
         for block in list(self._blocks.values()):
             if not block.ready:
                 continue

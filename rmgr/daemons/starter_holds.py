@@ -24,6 +24,7 @@ from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_lanes import Lane
+from rmgr.daemons.starter_reservations import Reservations
 from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.frames import CommandBatch, CommandEnd, CommandItem, Shape
 from rmgr.model.placing import NodeHold
@@ -106,8 +107,11 @@ class Holds:
     life: another one whenever what runs in all of them was killed; the node's record shows it to whoever runs their scripts.
     """
 
-    def __init__(self, node: NodeAgent, shared: Shared, *, accounts: Accounts | None, directory: Path, log: Any) -> None:
+    def __init__(
+        self, node: NodeAgent, shared: Shared, *, accounts: Accounts | None, directory: Path, log: Any, reservations: Reservations
+    ) -> None:
         self._node = node
+        self._reservations = reservations
         self._shared = shared
         self._accounts = accounts
         self._directory = directory
@@ -121,6 +125,14 @@ class Holds:
 
     def __len__(self) -> int:
         return len(self._holds)
+
+    def parts_of(self, submission: int, index: int) -> list[Hold]:
+        """Of one job, whether or not they have their cores."""
+        return [hold for hold in self._holds.values() if (hold.submission, hold.index) == (submission, index)]
+
+    def has(self, name: str) -> bool:
+        """It stands, whether or not it has its cores."""
+        return name in self._holds
 
     def get(self, name: str) -> Hold | None:
         """A hold that stands and has its cores."""
@@ -151,6 +163,7 @@ class Holds:
     def seen(self, names: Sequence[str] | None) -> None:
         """The children of `/holds/<node>` (None: it is not there, and nothing is held)."""
         standing = set(names or ())
+        self._reservations.seen(standing)
         for name in [name for name in self._holds if name not in standing]:
             self._log.info("hold_gone", name=name)
             self._end(self._holds.pop(name))
@@ -180,6 +193,7 @@ class Holds:
         for hold in self._holds.values():
             self._end(hold)
         self._holds.clear()
+        self._reservations.lose()
         self.life = uuid.uuid4().hex[:12]
 
     # -- acting ------------------------------------------------------------------------------------------------------------
@@ -187,20 +201,22 @@ class Holds:
     def settle(self) -> None:
         """Takes what fits now; tells the lanes whether something does not."""
         lanes = self._node.lanes
-        owed = False
+        owed, unsure = self._reservations.is_owed, self._reservations.is_unsure
         for hold in self._holds.values():
             if hold.record is None or hold.is_stale:
                 self._read(hold)
+                unsure = unsure or (hold.record is None and not hold.error)
             elif not hold.is_ready and not hold.is_too_large and time.monotonic() >= hold.again_s:
-                owed = not self._take(hold, hold.record) or owed
-        lanes.is_owed = owed
+                taken = self._take(hold, hold.record)
+                owed, unsure = owed or taken is False, unsure or taken is None
+        lanes.is_owed, lanes.is_unsure = owed, unsure
 
-    def _take(self, hold: Hold, record: NodeHold) -> bool:
-        """False: there is no room."""
+    def _take(self, hold: Hold, record: NodeHold) -> bool | None:
+        """False: there is no room. None: whose it is, and what it takes, is being read."""
         lanes = self._node.lanes
         info = self._shared.records.get(hold.submission)
         if info is None:
-            return True
+            return True if self._shared.records.is_refused(hold.submission) else None
         cores, memory_mib = lanes.cores if record.whole else max(1, record.cores), record.memory_mib
         if cores > lanes.cores or memory_mib > lanes.memory_mib:
             hold.is_too_large = True
@@ -208,14 +224,17 @@ class Holds:
             return True
         if self._accounts is not None:
             account = self._accounts.get(info.record.user)
-            if account is None or isinstance(account, Failure):
-                return True  # one that does not come: the start is revoked in time
+            if account is None:
+                return None
+            if isinstance(account, Failure):
+                return True  # the start is revoked in time
             info.account = account
         needs = lanes.all_resources if record.whole else tuple((name, count * max(1, record.processes)) for name, count in info.needs)
         if any(count > lanes.resources.get(name, 0) for name, count in needs):
             hold.is_too_large = True
             self._log.error("hold_too_large", name=hold.name, detail=f"resources {dict(needs)}")
             return True
+        self._reservations.make_room(hold.submission, hold.index)
         lane = lanes.open_for(info, None, cores, memory_mib, needs)
         if lane is not None and not lane.slot.has_home:  # the others begin at once, and could not wait for another one
             lanes.give_up(lane)

@@ -32,6 +32,7 @@ from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_holds import Holds
 from rmgr.daemons.starter_outputs import Ending
 from rmgr.daemons.starter_ranks import Door
+from rmgr.daemons.starter_reservations import Reservations
 from rmgr.daemons.starter_spares import Spares
 from rmgr.daemons.starter_verdict import Verdicts
 from rmgr.errors import CoordinationUnavailable, RmgrError
@@ -100,7 +101,8 @@ class Jobs:
         self._shared = shared
         self._directory = directory
         self._log = log
-        self.holds = Holds(node, shared, accounts=accounts, directory=directory, log=log)
+        self.reservations = Reservations(node, shared, log=log)
+        self.holds = Holds(node, shared, accounts=accounts, directory=directory, log=log, reservations=self.reservations)
         self.barriers = Barriers(node, shared, log)
         self.verdicts = Verdicts(node, shared, log)
 
@@ -141,7 +143,11 @@ class Jobs:
 
     def settle(self) -> None:
         """Takes what was read over; only while the Starter is registered and its lease is valid. Raises: OSError when no slot opens."""
+        self._take_over()
+        self.reservations.settle()
         self.holds.settle()
+
+    def _take_over(self) -> None:
         if not self._coming:
             return
         again: list[str] = []

@@ -129,6 +129,8 @@ class Lanes:
         self._retired: list[Slot] = []  #: get no more work, and end once they have none
         self.unproven: set[Account | None] = set()  #: users whose next slot must be up before it gets work
         self.is_owed = False  #: something that the leader has put here does not fit yet: nothing else may start
+        self.is_unsure = False  #: it is being read how much is kept for whom: nothing that was pulled may start
+        self._kept: dict[str, tuple[int, int]] = {}  #: cores and MiB that are free, and lent to nobody but one
         for number in range(min(cores, _EARLY_SLOTS) if early else 0):
             self._open(number, (python, None))
 
@@ -308,6 +310,18 @@ class Lanes:
     def open_idle(self, number: int, account: Account | None) -> Slot:
         """A slot for which there is no work yet. Raises: OSError."""
         return self._open(number, (self._python, account))
+
+    def keep(self, whose: str, cores: int, memory_mib: int) -> bool:
+        """So much is kept for somebody, as far as it is free now; what he had beyond that is free. True: he has all of it."""
+        had_cores, had_mib = self._kept.pop(whose, (0, 0))
+        self.free_cores += had_cores
+        self.free_memory_mib += had_mib
+        found = min(cores, self.free_cores), min(memory_mib, self.free_memory_mib)
+        if any(found):
+            self._kept[whose] = found
+            self.free_cores -= found[0]
+            self.free_memory_mib -= found[1]
+        return found == (cores, memory_mib)
 
     # -- tasks that wait for tasks -----------------------------------------------------------------------------------------
 

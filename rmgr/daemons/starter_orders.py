@@ -82,6 +82,11 @@ class Orders:
         self._reading.clear()
         self._listing = self._watched = False
 
+    @property
+    def is_settled(self) -> bool:
+        """All that stands in the inbox is known here, as far as a watch tells."""
+        return self._watched and not self._listing and not self._reading
+
     # -- what the node asks ----------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:

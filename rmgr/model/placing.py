@@ -99,6 +99,25 @@ class NodeHold:
     newer: Newer = newer()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """`/holds/<node>/r-<submission>.<index>`: cores that a waiting job was promised here; the Starter starts nothing else on them.
+
+    shares: (run, cores): they are the waiting job's from the commit on that ends this run (`<submission>.<index>.<attempt>`); "" in place
+    of a run that had ended when this was written. Nothing is written when it ends: that its block is gone says it. memory_mib: what the
+    waiting job will use on these cores. The record goes with the commit that places the job, or when its promise does.
+    """
+
+    shares: tuple[tuple[str, int], ...] = ()
+    memory_mib: int = 0
+    newer: Newer = newer()
+
+
+def run_label(submission: int, index: int, attempt: int) -> str:
+    """One attempt of a job, as `Reserved.shares` and the names of holds have it."""
+    return f"{submission}.{index}.{attempt}"
+
+
 def job_id(submission: int, index: int) -> int:
     """The scheduler's id of a task: ids ascend in the order of submission. Raises: ValueError for an index too large."""
     if not 0 <= index < MAX_INDEX:
