@@ -16,7 +16,7 @@ from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
 from rmgr.model.line import Ahead, Hint, Told
 from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, Order, StarterEntry, Trouble
 from rmgr.model.outcome import FailedRange, Fragment, FragmentSeal, Outcome
-from rmgr.model.placing import Allocation, NodeHold, Rigid
+from rmgr.model.placing import Allocation, NodeHold, Reserved, Rigid
 from rmgr.model.queue import ClusterSettings, PipelineSpec, QueueSpec
 from rmgr.model.request import AnyRequest, CancelRequest, StopKind, StopRequest
 from rmgr.model.resources import Capacity, NodeAttributes, Request
@@ -70,6 +70,7 @@ SAMPLES: tuple[Any, ...] = (
     Fragment(node="n1", outcomes=(Outcome(index=0),), ranges=((Outcome(index=0).state, 0, 1),), seal=FragmentSeal("0" * 32, b"s" * 64)),
     FailedRange(queue="default", seq=1, priority=0, cores=1, memory_mib=0, reason=Reason.NODE_LOST, block=b"x"),
     NodeHold(head="n1", key="k", cores=1),
+    Reserved(shares=(("7.0.1", 2), ("", 1)), memory_mib=64),
     NodeRecord(node="n1", incarnation=1, state=NodeState.UP, guid="g", capacity=Capacity(cores=1, memory_bytes=1)),
     StarterEntry(guid="g", nodes=("n1",), endpoint="h:1", host="h", pid=1),
     Drain(node="n1", reason="", user="ann", since_us=1),
