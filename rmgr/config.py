@@ -90,6 +90,10 @@ class StarterConfig:
     spool_cap_bytes: int = 1024 * 1024 * 1024  #: finished outputs kept while the store is away
     #: on disk, of all nodes of the process: uploads, input files and work directories made of them
     staging_cap_bytes: int = 16 * 1024 * 1024 * 1024
+    staging_cap_user_bytes: int = 0  #: of it, of one user; 0 = three quarters where work runs as its user, else all
+    #: on disk, what the work of one user writes into its directories, where work runs as its user; 0 = half of what is free at the start
+    work_cap_user_bytes: int = 0
+    work_cap_bytes: int = 0  #: the same of all users; 0 = nine tenths
     python: str = ""  #: interpreter of workers; default: this one
     checkpoint_max_bytes: int = 1024 * 1024 * 1024  #: of one job on all its nodes; what is larger is not stored
 

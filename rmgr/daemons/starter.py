@@ -52,6 +52,7 @@ from rmgr.daemons.starter_room import Room
 from rmgr.daemons.starter_service import NodeAnswering
 from rmgr.daemons.starter_terminal import TerminalAnswering
 from rmgr.daemons.starter_trust import Gate
+from rmgr.daemons.starter_use import Caps, WorkLimits
 from rmgr.daemons.working import Working
 from rmgr.errors import ConfigError
 from rmgr.model.identity import Role
@@ -247,7 +248,7 @@ def build(
     def fenced(node: str) -> None:
         starter.on_fenced(node)
 
-    room = Room(own.staging_cap_bytes)
+    room = Room(own.staging_cap_bytes, own.staging_cap_user_bytes or (own.staging_cap_bytes * 3 // 4 if users is not None else 0))
     metrics.staged_bytes.set_function(lambda: room.used_bytes)
 
     def forget_lost() -> None:
@@ -335,6 +336,9 @@ def build(
         store_note=store_note,
     )
     starter.use_settings(settings)
+    if users is not None:
+        caps = Caps.of(directory, user_bytes=own.work_cap_user_bytes, all_bytes=own.work_cap_bytes)
+        WorkLimits(agents, directory, caps, after=mailbox.after, post=mailbox.put, log=log)
     return Parts(starter, io, runners, metrics, disk, files, peers)
 
 

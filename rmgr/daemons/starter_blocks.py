@@ -105,6 +105,7 @@ class ClaimedBlock:
     is_dropped: bool = False  #: over, or not the node's own any more; late ends of its tasks mean nothing
     cancel_all: str | None = None  #: the user's words: every task of it that has not ended is cancelled
     cancelled: dict[int, str] = field(default_factory=dict)  #: the same for single tasks
+    over_limit: dict[int, str] = field(default_factory=dict)  #: why tasks of it are ended with DISK_LIMIT
     seat: Any = None  #: the lane that a job of several nodes holds until all of them are ready
     line: Any = None  #: of the client that announced it, who is told early what is committed of it
     is_revoked: bool = False  #: its start was not complete in time: it goes back to its queue

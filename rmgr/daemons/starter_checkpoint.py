@@ -112,6 +112,10 @@ class Checkpoints:
             )
         return part
 
+    def place_of(self, block: ClaimedBlock) -> Path | None:
+        """Its directory here, None = there is none."""
+        return self._places.get(block)
+
     def make(self, block: ClaimedBlock) -> Path:
         """Its directory here, made the first time. Raises: OSError. Cost: a directory."""
         place = self._places.get(block)

@@ -359,6 +359,8 @@ class Ends:
         block.live -= 1
         if ending.reason is Reason.NODE_LOST:
             self._on_missing()
+        elif ending.reason is Reason.DISK_LIMIT:
+            ending.error = block.over_limit.get(index, ending.error)
         ending.account = block.info.account
         if block.payloads is not None and crowded(block, index, ending):
             ending.log_rows = True

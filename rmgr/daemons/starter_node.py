@@ -90,7 +90,7 @@ class NodeAgent:
         self._split_s: float | None = None
         self._given_s = -math.inf
         self._returning: set[BlockKey] = set()
-        self._stager = Stager(
+        self.stager = Stager(
             shared.io,
             shared.inputs,
             wake=shared.wake,
@@ -114,7 +114,7 @@ class NodeAgent:
         self._ends = Ends(
             self.lanes,
             io=shared.io,
-            stager=self._stager,
+            stager=self.stager,
             times=shared.times,
             logs=self.logs,
             settings=shared.settings,
@@ -131,7 +131,7 @@ class NodeAgent:
             self.lanes,
             times=shared.times,
             fetcher=shared.fetcher,
-            stager=self._stager,
+            stager=self.stager,
             environ=shared.environ,
             output_cap=shared.output_cap,
             on_unstartable=self._unstartable,
@@ -149,7 +149,7 @@ class NodeAgent:
         )
         self.hands = Hands(self, shared, log=self.log)
         self.orders = Orders(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
-        parts = (self._dispatch, self._stager, self.jobs, *((accounts,) if accounts is not None else ()))
+        parts = (self._dispatch, self.stager, self.jobs, *((accounts,) if accounts is not None else ()))
         self.mending = Mending(shared.home, runner, self.lanes, parts, shared.forget_lost)
         self._claims = Claims(self, shared, self.log)
         self._barred = Barred(self, shared.gate, self._dispatch)
@@ -465,7 +465,7 @@ class NodeAgent:
 
     def give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> None:
         for index in list(block.ready)[-count:]:
-            self._stager.done(block, index)
+            self.stager.done(block, index)
         multi = block.give_back(count, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12], name=name, held=held)
         failpoint("starter.before_split")
         self._shared.committer.commit(multi, partial(self._gave_back, block))
@@ -491,7 +491,7 @@ class NodeAgent:
             block.cancelled[index] = words
         waiting = block.take_ready(None if index is None else (index,))
         for one in waiting:
-            self._stager.done(block, one)
+            self.stager.done(block, one)
         if waiting:
             block.settle([cancelled(one, words) for one in waiting], now_s)
         self.stop_tasks(block, None if index is None else frozenset((index,)), Reason.USER_CANCEL, grace_us)

@@ -24,7 +24,11 @@ _STEP_BYTES = 1024 * 1024
 
 
 class NoRoom(Exception):
-    """The limit is reached now: it is worth asking again once `Room.given` has changed."""
+    """The limit is reached now: it is worth asking again once `Room.given` has changed. user: it is that user's own limit."""
+
+    def __init__(self, user: str = "") -> None:
+        super().__init__(user)
+        self.user = user
 
 
 class GivenUpError(Exception):
@@ -35,38 +39,45 @@ class Room:
     """Bytes on disk that a Starter's staged files may take. Thread-safe.
 
     Attributes:
-        used_bytes: taken now. given: grows whenever something is given back, or could be thrown out.
+        cap_user_bytes: of it, for each user. used_bytes: taken now. given: grows whenever something is given back, or could be thrown out.
         throw_out: asked to give back at least so many bytes that nobody uses.
     """
 
-    def __init__(self, cap_bytes: int = CAP_BYTES) -> None:
+    def __init__(self, cap_bytes: int = CAP_BYTES, cap_user_bytes: int = 0) -> None:
         self.cap_bytes = cap_bytes
+        self.cap_user_bytes = min(cap_user_bytes or cap_bytes, cap_bytes)
         self.used_bytes = 0
+        self._of: dict[str, int] = {}  #: taken by users
         self.given = 0
         self.throw_out: Callable[[int], None] = lambda _short: None
         self._lock = threading.Lock()
 
-    def take(self, need_bytes: int, what: str, *, held_bytes: int = 0) -> None:
+    def take(self, need_bytes: int, what: str, *, held_bytes: int = 0, user: str = "") -> None:
         """Takes `need_bytes`, or nothing at all.
 
         Args:
             what: needs them, for messages. held_bytes: taken already by the task that asks, which keeps them meanwhile.
+            user: whose they are, "" = of what all share.
         Raises: ValueTooLarge when they will never fit; NoRoom when they do not fit now.
         """
-        if held_bytes + need_bytes > self.cap_bytes:
-            size, cap = format_size(held_bytes + need_bytes), format_size(self.cap_bytes)
-            told = f"{what} would take {size} of this node's disk, and its limit for staged files is {cap} ([starter] staging_cap_bytes)"
+        whole, cap, setting = held_bytes + need_bytes, self.cap_bytes, "staging_cap_bytes"
+        if user and self.cap_user_bytes < cap:
+            cap, setting = self.cap_user_bytes, "staging_cap_user_bytes"
+        if whole > cap:
+            told = f"{what} would take {format_size(whole)} of this node's disk, and "
+            told += "its limit for staged files" if cap == self.cap_bytes else "the limit for staged files of one user"
+            told += f" is {format_size(cap)} ([starter] {setting})"
             raise ValueTooLarge(f"{told}: send less, use a shared file system, or have the limit raised")
-        if self._try(need_bytes):
+        if self._try(need_bytes, user):
             return
         self.throw_out(self.used_bytes + need_bytes - self.cap_bytes)
-        if not self._try(need_bytes):
+        if not self._try(need_bytes, user):
             raise NoRoom
 
-    def settle(self, taken_bytes: int, really_bytes: int) -> None:
+    def settle(self, taken_bytes: int, really_bytes: int, *, user: str = "") -> None:
         """What was taken by an estimate uses `really_bytes`: 0 gives it back."""
         with self._lock:
-            self.used_bytes += really_bytes - taken_bytes
+            self._add(really_bytes - taken_bytes, user)
             self.given += really_bytes < taken_bytes
 
     def freed(self) -> None:
@@ -74,11 +85,21 @@ class Room:
         with self._lock:
             self.given += 1
 
-    def _try(self, need_bytes: int) -> bool:
+    def _try(self, need_bytes: int, user: str) -> bool:
         with self._lock:
+            if user and self._of.get(user, 0) + need_bytes > self.cap_user_bytes < self.cap_bytes:
+                raise NoRoom(user)
             fits = self.used_bytes + need_bytes <= self.cap_bytes
-            self.used_bytes += need_bytes if fits else 0
+            if fits:
+                self._add(need_bytes, user)
         return fits
+
+    def _add(self, more_bytes: int, user: str) -> None:
+        self.used_bytes += more_bytes
+        if user:
+            self._of[user] = self._of.get(user, 0) + more_bytes
+            if not self._of[user]:
+                del self._of[user]
 
 
 @dataclass(slots=True, eq=False)
@@ -89,9 +110,10 @@ class Wish:
 
 
 class Share:
-    """What one task takes of the room while it is staged. what: for messages."""
+    """What one task takes of the room while it is staged. what: for messages. user: whose it is."""
 
-    def __init__(self, room: Room, wish: Wish, what: str) -> None:
+    def __init__(self, room: Room, wish: Wish, what: str, user: str = "") -> None:
+        self._user = user
         self._room = room
         self._wish = wish
         self._what = what
@@ -102,7 +124,7 @@ class Share:
         """So much is going to be written. Raises: ValueTooLarge, NoRoom (see `Room.take`); GivenUpError."""
         if not self._wish.is_wanted:
             raise GivenUpError
-        self._room.take(need_bytes, self._what, held_bytes=self.held_bytes + self._taken)
+        self._room.take(need_bytes, self._what, held_bytes=self.held_bytes + self._taken, user=self._user)
         self._taken += need_bytes
 
     def making(self, more_bytes: int) -> None:
@@ -113,7 +135,7 @@ class Share:
 
     def settle(self, really_bytes: int) -> None:
         """The end of staging: so much is kept."""
-        self._room.settle(self._taken, really_bytes)
+        self._room.settle(self._taken, really_bytes, user=self._user)
         self._taken = 0
 
 

@@ -60,6 +60,7 @@ class Staged:
     files: tuple[str, ...] = ()
     outputs: int = 0
     disk_bytes: int = 0  #: taken of the room
+    user: str = ""
     took_s: float = 0.0
     since_s: float = -math.inf  #: when it was ready (monotonic)
 
@@ -112,7 +113,7 @@ class Stager:
         self._room = uploads.room
         self._blocks = blocks
         self._log = log
-        self._short: _Short | None = None
+        self._short: dict[str, _Short] = {}  #: by the user whose own limit it is, "" = that of all
         self._told_s = -math.inf  # when the log was told last that the room is full
         self._wake = wake
         self._directory = directory
@@ -183,8 +184,7 @@ class Stager:
         wish = state.coming.pop(index, None)
         if wish is not None:
             wish.is_wanted = False
-        if self._is_short(block, index):
-            self._short = None
+        self._served(block, index)
         staged = state.here.pop(index, None)
         if staged is not None:
             self._remove(staged)
@@ -201,7 +201,7 @@ class Stager:
         """The block is over."""
         state = self._states.get(block)
         if state is not None:
-            for index in (*state.here, *state.coming, *((self._short.index,) if self._short is not None else ())):
+            for index in (*state.here, *state.coming, *(short.index for short in self._short.values())):
                 self.done(block, index)
             state.needed = False
             del self._states[block]
@@ -237,7 +237,8 @@ class Stager:
     def _stage(self, store: Store, block: ClaimedBlock, index: int, wish: Wish) -> Staged:
         begun_s = time.monotonic()
         info = block.info
-        share = Share(self._room, wish, f"task {block.key.submission}_{info.label(index) if info.array is not None else index}")
+        what = f"task {block.key.submission}_{info.label(index) if info.array is not None else index}"
+        share = Share(self._room, wish, what, info.record.user)
         account = self._accounts.resolve(info.record.user) if self._accounts is not None else None
         staged = Staged()
         try:
@@ -256,6 +257,7 @@ class Stager:
             share.settle(0)
             raise
         share.settle(staged.disk_bytes)
+        staged.user = info.record.user
         staged.since_s = time.monotonic()
         staged.took_s = staged.since_s - begun_s
         return staged
@@ -338,10 +340,9 @@ class Stager:
             return
         del state.coming[index]
         if isinstance(result, NoRoom):
-            self._wait_for_room(block, index)
+            self._wait_for_room(block, index, result.user)
             return
-        if self._is_short(block, index):
-            self._short = None
+        self._served(block, index)
         if isinstance(result, Staged):
             state.here[index] = result
             state.is_fetched = True
@@ -353,27 +354,42 @@ class Stager:
 
     def _may_begin(self, block: ClaimedBlock, index: int) -> bool:
         """While a task waits for room no other one takes it away, and it asks again only when something was given back."""
-        short = self._short
-        if short is None:
-            return True
-        is_due = short.given != self._room.given or time.monotonic() > short.since_s + _ASK_AGAIN_S
-        return is_due and self._is_short(block, index)
+        for user in ("", block.info.record.user) if self._short else ():
+            short = self._short.get(user)
+            if short is not None:
+                is_due = short.given != self._room.given or time.monotonic() > short.since_s + _ASK_AGAIN_S
+                if not is_due or short.block is not block or short.index != index:
+                    return False
+        return True
 
     def _is_short(self, block: ClaimedBlock, index: int) -> bool:
-        return self._short is not None and self._short.block is block and self._short.index == index
+        return any(short.block is block and short.index == index for short in self._short.values())
 
-    def _wait_for_room(self, block: ClaimedBlock, index: int) -> None:
-        """It is the next to get room. Tasks behind it that have not begun give theirs back: they might wait for its cores."""
+    def _served(self, block: ClaimedBlock, index: int) -> None:
+        """It waits for room no more."""
+        for user in [user for user, short in self._short.items() if short.block is block and short.index == index]:
+            del self._short[user]
+
+    def _wait_for_room(self, block: ClaimedBlock, index: int, user: str) -> None:
+        """It is the next to get room. Tasks behind it that have not begun give theirs back: they might wait for its cores.
+
+        user: whose own limit is reached, and only his tasks give way; "" = that of all.
+        """
         order = {other: number for number, other in enumerate(self._blocks.values())}
         place = order.get(block, len(order)), index
         now_s = time.monotonic()
-        if self._short is None and now_s > self._told_s + _TOLD_S:
+        short = self._short.get(user)
+        if short is None and now_s > self._told_s + _TOLD_S:
             self._told_s = now_s
             why = "staged files fill their room on this node's disk ([starter] staging_cap_bytes)"
-            self._log.warning("staging_waits", task_id=f"{block.key.submission}_{index}", why=why, limit=self._room.cap_bytes)
-        if self._short is None or place <= (order.get(self._short.block, len(order)), self._short.index):
-            self._short = _Short(block, index, self._room.given, now_s)
+            why = f"staged files of {user} fill his room on this node's disk ([starter] staging_cap_user_bytes)" if user else why
+            limit = self._room.cap_user_bytes if user else self._room.cap_bytes
+            self._log.warning("staging_waits", task_id=f"{block.key.submission}_{index}", why=why, limit=limit)
+        if short is None or place <= (order.get(short.block, len(order)), short.index):
+            self._short[user] = _Short(block, index, self._room.given, now_s)
         for other, state in self._states.items():
+            if user and other.info.record.user != user:
+                continue
             for later in [one for one in state.here if one in other.ready and (order.get(other, len(order)), one) > place]:
                 self._remove(state.here.pop(later))
         self._wake()
@@ -385,7 +401,7 @@ class Stager:
     def _remove_now(self, staged: Staged) -> None:
         _remove_files(staged)
         taken, staged.disk_bytes = staged.disk_bytes, 0
-        self._room.settle(taken, 0)
+        self._room.settle(taken, 0, user=staged.user)
 
 
 def _remove_files(staged: Staged) -> None:

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     SIGNAL = "SIGNAL"
     TIME_LIMIT = "TIME_LIMIT"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    DISK_LIMIT = "DISK_LIMIT"  #: files of its user's work took more of its node's disk than they may
     # never run again: running it again cannot help
     BAD_OUTPUT = "BAD_OUTPUT"
     START_FAILED = "START_FAILED"  #: command or function that cannot be started (no such file, cannot be unpickled)
@@ -78,7 +79,7 @@ class Reason(StrEnum):
 
 
 #: Ends that count as the work's own failure (`retries`).
-OWN_FAILURES = frozenset({Reason.EXIT_CODE, Reason.EXCEPTION, Reason.SIGNAL, Reason.TIME_LIMIT, Reason.OUT_OF_MEMORY})
+OWN_FAILURES = frozenset({Reason.EXIT_CODE, Reason.EXCEPTION, Reason.SIGNAL, Reason.TIME_LIMIT, Reason.OUT_OF_MEMORY, Reason.DISK_LIMIT})
 #: Ends that count as a loss (`resubmit`).
 LOSSES = frozenset({Reason.NODE_LOST, Reason.DATA_LOST, Reason.LEASE_LOST, Reason.WORKER_LOST})
 #: Ends of attempts that were neither: the job went back to its queue.

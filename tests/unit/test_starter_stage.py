@@ -166,7 +166,7 @@ def test_when_the_room_is_full_the_next_task_waits_until_another_has_ended(node:
         node.until(lambda block=block: node.is_here(block), block)  # type: ignore[misc]
         block.take_ready()
     waiting, behind = node.block(4, two), node.block(5, two)
-    node.until(lambda: node.stager._short is not None, waiting)
+    node.until(lambda: bool(node.stager._short), waiting)
     assert node.stager.kept(waiting, 1e9) == 1, "it has its place in the line here"
     assert node.stager.startable(behind) == node.stager.kept(behind, 1e9) == 0
     node.quiet()

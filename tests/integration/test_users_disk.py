@@ -1,0 +1,107 @@
+"""What users' work writes into its directories has a limit: the work of who takes too much ends, that of others goes on."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.accounts import Account
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.daemons import starter, starter_use
+from rmgr.daemons.starter_accounts import Policy
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Upload
+from tests.harness.local_accounts import LocalAccounts
+from tests.harness.reachable import work_that_users_reach
+from tests.harness.starter_rig import Rig, call
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def accounts() -> Iterator[LocalAccounts]:
+    with LocalAccounts() as made, work_that_users_reach():
+        yield made
+
+
+@pytest.fixture(scope="module")
+def anna(accounts: LocalAccounts) -> Account:
+    return accounts.make("a")
+
+
+@pytest.fixture(scope="module")
+def ben(accounts: LocalAccounts) -> Account:
+    return accounts.make("b")
+
+
+@pytest.fixture(scope="module")
+def rig(accounts: LocalAccounts, zookeeper: ZooKeeperServer) -> Iterator[Rig]:
+    """A Starter of four cores whose work runs as its users, and which counts five times a second."""
+    place = Path(tempfile.mkdtemp(prefix="rmgr-disk-", dir="/var/tmp"))
+    place.chmod(0o755)
+    chroot = f"/test/{uuid.uuid4().hex[:12]}"
+    try:
+        with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator, pytest.MonkeyPatch.context() as patch:
+            coordinator.ensure(["/"])
+            patch.setattr(starter, "policy_of", lambda _security: Policy(min_uid=1000))
+            patch.setattr(starter_use, "_EVERY_S", 0.2)
+            patch.setattr(starter_use, "MAX_THINGS", 3000)
+            with Rig(coordinator, zookeeper.hosts, chroot, place) as made:
+                made.start("n1", cores=4, work_cap_user_bytes=30 * MIB)
+                made.wait_registered()
+                yield made
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def sh(script: str, **more: object) -> Command:
+    return Command(argv=("sh", "-c", script), **more)  # type: ignore[arg-type]
+
+
+FILL = "while :; do head -c 1000000 /dev/zero > $(mktemp ./XXXXXXXX); sleep 0.01; done"
+
+
+@pytest.mark.parametrize("where", ["its slot", "what was staged", "what a call has"])
+def test_the_task_that_fills_the_disk_ends_and_others_go_on(rig: Rig, anna: Account, ben: Account, where: str) -> None:
+    ready = Path(anna.home, uuid.uuid4().hex)
+    his = rig.submit(sh("head -c 5000000 /dev/zero > mine; for i in $(seq 600); do [ -e mine ] && sleep 0.05; done; ls"), user=ben.name)
+    hers = rig.submit(sh(f"head -c 5000000 /dev/zero > mine; until [ -e {ready} ]; do sleep 0.05; done; ls"), user=anna.name)
+    match where:
+        case "its slot":
+            number = rig.submit(sh(FILL), user=anna.name)
+        case "what was staged":
+            number = rig.submit(sh(FILL, uploads=(Upload(name="data", sha256=rig.upload(b"uploaded")),)), user=anna.name)
+        case _:
+
+            def fill() -> None:
+                import tempfile as temporary
+                import time
+
+                while True:
+                    with temporary.NamedTemporaryFile(dir=".", delete=False) as file:
+                        file.write(b"x" * 1_000_000)
+                    time.sleep(0.01)
+
+            number = rig.submit(fill, [call()], user=anna.name)
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.state, outcome.reason) == (State.FAILED, Reason.DISK_LIMIT)
+    assert "on node n1: files of its user's work take" in outcome.error
+    assert "work_cap_user_bytes" in outcome.error
+    ready.touch()
+    assert rig.outcomes(hers, 1)[0].state is State.COMPLETED, "her other work takes little"
+    for block in [block for block in rig.starters[0].agent().blocks.values() if block.key.submission == his]:
+        rig.starters[0].parts.starter.ask(lambda block=block: rig.starters[0].agent().cancel(block, None, "enough", 0))
+    assert rig.outcomes(his, 1)[0].state is State.CANCELLED, "it ran until then"
+
+
+def test_names_fill_a_disk_too(rig: Rig, anna: Account) -> None:
+    number = rig.submit(sh("i=0; while :; do i=$((i+1)); : > f$i; done"), user=anna.name)
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.state, outcome.reason) == (State.FAILED, Reason.DISK_LIMIT)
+    assert "files here, and may have 3000" in outcome.error
