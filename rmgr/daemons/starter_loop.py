@@ -28,7 +28,7 @@ from rmgr.daemons.starter_node import NodeAgent
 from rmgr.daemons.starter_registry import Registry, Stopping
 from rmgr.daemons.starter_shared import Quietly
 from rmgr.daemons.starter_watch import Watched
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, StateConflict, VersionMismatch, WrongCluster
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError, StateConflict, VersionMismatch, WrongCluster
 from rmgr.model.node import Drain
 from rmgr.model.queue import ClusterSettings, Dispatch
 from rmgr.model.states import Reason
@@ -296,7 +296,7 @@ class Starter:
             self._finished = True
         except Stopping:
             self._finished = True
-        except (CoordinationUnavailable, KeyError) as error:
+        except (CoordinationUnavailable, QuotaReached, KeyError) as error:
             self._retry_register_s = time.monotonic() + self._backoff.next_s()
             self._log.warning("not_registered", error=str(error))
         else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from rmgr.adapters.zk import Acl, ZkCoordinator, four_letter
 from rmgr.client import securing
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord import paths, quotas
+from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Committed, Create, Delete, Exists, Multi, Op, Set
+from rmgr.coord.records import decode_record, encode_fragment, encode_record
 from rmgr.dev.cluster import CHROOT
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, QuotaReached
 from rmgr.model.identity import Role
-from rmgr.model.states import State
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import PythonEnvironment, Work
 from tests.harness.attacker import Person, Scene, unique, until
 
 HEAP_MIB = 128  # of the scene's server
@@ -155,6 +159,37 @@ def test_what_ends_while_submissions_are_full_is_kept_and_told_afterwards(scene:
         assert future.result(60) == "done"
     [outcome] = scene.outcomes(scene.submit())
     assert outcome.state is State.COMPLETED
+
+
+# -- what a direct user can still do: shown, so that nobody takes it for impossible --------------------------------------------
+
+
+def test_a_direct_user_reads_others_records_and_waiting_work(scene: Scene) -> None:
+    number, key, data = scene.intercepted((b"hers",))
+    scene.plant(key, data)
+    found = scene.mallory.zk.get(paths.sub(number)).result(60)
+    assert found is not None
+    assert b"ann" in found.data
+    [outcome] = scene.outcomes(number)
+    assert outcome.state is State.COMPLETED
+
+
+def test_a_direct_user_says_that_others_tasks_were_cancelled(scene: Scene) -> None:
+    number, _, _ = scene.intercepted(work=Work.PYTHON, command=None, python=PythonEnvironment())
+    told = encode_fragment(no_outcome(State.CANCELLED, Reason.USER_CANCEL, [0]))
+    assert isinstance(scene.mallory.commit(Create(paths.fragment_prefix(number), told, sequence=True)), Committed)
+    with scene.ann.connection() as connection, pytest.raises(CancelledError):
+        TaskQueue.attach(number, connection=connection).future(0).result(60)
+
+
+def test_a_direct_user_makes_the_numbers_of_submissions_jump(scene: Scene) -> None:
+    before = scene.mallory.zk.get(paths.IDS).result(60)
+    assert before is not None
+    far = decode_record(before.data, int, paths.IDS) + 1_000_000
+    assert isinstance(scene.mallory.commit(Set(paths.IDS, encode_record(far), -1)), Committed)
+    number = scene.submit()
+    assert number == far
+    assert scene.outcomes(number)[0].state is State.COMPLETED
 
 
 # -- with a token -------------------------------------------------------------------------------------------------------------

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 
+import pytest
 import structlog
 
 from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi, Outcome, Set, Unknown
 from rmgr.daemons.starter_commits import Committer
+from rmgr.errors import QuotaReached
 
 
 class World:
@@ -110,6 +113,24 @@ def test_a_moved_fence_is_told_once_and_not_as_an_answer() -> None:
     world.zk.commit(Multi(name="F", ops=(Set(node, b"x", 0),), proof=Exists(node))).result(60)
     world.commit(multi)
     assert (world.answers, world.fenced, world.counted) == ([], ["n1"], ["fenced_writes"])
+
+
+def test_what_a_quota_refuses_is_sent_again_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    commit, full = world.zk.commit, [True, True]
+
+    def refuse(multi: Multi, *, timeout_s: float = 10.0) -> Future[Outcome]:
+        if not full:
+            return commit(multi, timeout_s=timeout_s)
+        full.pop()
+        refused: Future[Outcome] = Future()
+        refused.set_exception(QuotaReached("full"))
+        return refused
+
+    monkeypatch.setattr(world.zk, "commit", refuse)
+    world.commit(world.multi("a"))
+    assert [type(answer) for answer in world.answers] == [Committed]
+    assert (world.committer.in_flight, world.counted, world.fenced) == (0, [], [])
 
 
 def test_answers_of_an_older_registration_reach_nobody() -> None:
