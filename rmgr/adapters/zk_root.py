@@ -7,7 +7,10 @@ can undo it without one of them, or the server's own superuser (`zookeeper.Diges
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_acl import OneList, RoleLists
@@ -22,6 +25,8 @@ _OWN = "/zookeeper"
 _QUOTA = f"{_OWN}/quota"
 _LIMITS, _STATS = "zookeeper_limits", "zookeeper_stats"
 _TIMEOUT_S = 10.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +60,32 @@ def close_root(hosts: str, chroot: str, security: ZkSecurity, lists: RoleLists, 
         return RootReport(closed=tuple(changed), quotas=tuple(_set_quotas(root, chroot, heap_mib)))
 
 
-def is_open(hosts: str, security: ZkSecurity | None) -> bool:
-    """Whether anybody may create below `/`. Cost: one session. Raises: CoordinationUnavailable, NotConnected."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootLook:
+    """is_open: anybody may create below `/`. used: subtree -> (what is there, what may be), for those that have a quota."""
+
+    is_open: bool
+    used: Mapping[str, tuple[quotas.Quota, quotas.Quota]]
+
+
+def look_at_root(hosts: str, chroot: str, security: ZkSecurity | None) -> RootLook:
+    """How it stands with `/` and the quotas. Cost: one session. Raises: CoordinationUnavailable, NotConnected."""
     with ZkCoordinator.connect(hosts, "", **({"security": security} if security is not None else {})) as root:
-        try:
-            found = root.access("/", timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1.0)
-        except PermissionDenied:
-            return False
-    return any(entry.scheme == "world" and entry.perms & int(Right.CREATE) for entry in found or ())
+        entries = _allowed(root.access("/", timeout_s=_TIMEOUT_S))
+        asked = {
+            place: [root.get(f"{_QUOTA}/{chroot.strip('/')}{place}/{name}", timeout_s=_TIMEOUT_S) for name in (_STATS, _LIMITS)]
+            for place in quotas.SHARES
+        }
+        told = {place: [_allowed(future) for future in futures] for place, futures in asked.items()}
+    used = {place: (quotas.decode(there.data), quotas.decode(limit.data)) for place, (there, limit) in told.items() if there and limit}
+    return RootLook(is_open=any(one.scheme == "world" and one.perms & int(Right.CREATE) for one in entries or ()), used=used)
+
+
+def _allowed(answer: Future[T]) -> T | None:
+    try:
+        return answer.result(_TIMEOUT_S + 1.0)
+    except PermissionDenied:
+        return None
 
 
 def _close(root: ZkCoordinator, path: str, closed: tuple[Acl, ...]) -> bool:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Certificates that end within so many days are mentioned.
 SOON_DAYS = 30
+#: Quotas of ZooKeeper that are used up so far are mentioned.
+_FULL_SHARE = 0.8
 
 
 def credentials(session: Session) -> Iterator[Check]:
@@ -49,17 +51,29 @@ def talkative(name: str, words: set[str]) -> Iterator[Check]:
 
 
 def root(session: Session) -> Iterator[Check]:
-    """Whether strangers can fill ZooKeeper beside a secured cluster. Nothing in an open one, or behind a gateway."""
-    from rmgr.adapters.zk_root import is_open
+    """Whether strangers can fill ZooKeeper beside a secured cluster, and how full it is. Nothing in an open one, or behind a gateway."""
+    from rmgr.adapters.zk_root import look_at_root
     from rmgr.cli.checks import Check
     from rmgr.runtime.secured import zookeeper_security
 
     config = session.config()
     if config.cluster.uses_gateway or session.credentials() is None:
         return
-    hosts, _ = config.cluster.hosts_and_chroot()
-    if is_open(hosts, zookeeper_security(config, session.credentials())):
+    seen = look_at_root(*config.cluster.hosts_and_chroot(), zookeeper_security(config, session.credentials()))
+    close = "rmgr admin init --close-root --zk HOSTS/PATH; and enforceQuota=true in zoo.cfg"
+    if seen.is_open:
         detail = "anybody who reaches ZooKeeper may create below its /, without credentials, until its memory is full"
-        yield Check(name="zookeeper /", ok=True, detail=detail, fix="rmgr admin init --close-root; and enforceQuota=true in zoo.cfg")
+        yield Check(name="zookeeper /", ok=True, detail=detail, fix=close)
     else:
         yield Check(name="zookeeper /", ok=True, detail="closed to strangers")
+    if not seen.used:
+        yield Check(name="zookeeper quotas", ok=True, detail="there are none: a user may fill its memory", fix=close)
+        return
+    shares = {
+        place: max(there.znodes / max(1, limit.znodes), there.data_bytes / max(1, limit.data_bytes))
+        for place, (there, limit) in seen.used.items()
+    }
+    fullest = max(shares, key=lambda place: shares[place])
+    fix = "who has made so much there? rmgr jobs; a larger heap: rmgr admin init --close-root --zookeeper-heap SIZE"
+    detail = f"{fullest} is the fullest subtree: {shares[fullest]:.0%} of its quota"
+    yield Check(name="zookeeper quotas", ok=True, detail=detail, fix=fix if shares[fullest] > _FULL_SHARE else "")

@@ -10,6 +10,7 @@ takes some 400 B beside its data. All subtrees full together take seven eighths 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -55,6 +56,15 @@ def limits(heap_mib: int) -> dict[str, Quota]:
     """Root -> quota, for servers with a heap of so many MiB."""
     heap = max(heap_mib, _SMALLEST_MIB)
     return {root: Quota(share.znodes * heap, share.percent * heap * _MIB // 100) for root, share in SHARES.items()}
+
+
+_NUMBER = re.compile(rb"(count|bytes|countHardLimit|byteHardLimit)=(-?\d+)")
+
+
+def decode(data: bytes) -> Quota:
+    """What `zookeeper_limits` allows, or what `zookeeper_stats` counts; -1 = nothing is said."""
+    said = {name.decode(): int(number) for name, number in _NUMBER.findall(data)}
+    return Quota(said.get("countHardLimit", said.get("count", -1)), said.get("byteHardLimit", said.get("bytes", -1)))
 
 
 def encode(quota: Quota) -> bytes:

@@ -25,3 +25,14 @@ def test_a_server_whose_data_differ_from_the_leader_s_is_named_with_the_way_out(
         assert "3 digests" in check.detail
         for words in ("stop this server", "version-2", "keep myid", "fetches all from the leader", "majority"):
             assert words in check.fix
+
+
+def test_a_server_of_a_secured_cluster_that_tells_strangers_much_gets_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"mntr": "zk_version\t3.9.5\n", "conf": "clientPort=2181\nmaxClientCnxns=0\n"}
+    monkeypatch.setattr(zk_wire, "four_letter", lambda _host, _port, word, **_options: said[word])
+    [words] = [check for check in checks._measured("zookeeper a:2181", "a:2181", None, is_secured=True) if check.name.endswith("words")]
+    assert words.ok
+    assert "conf, mntr" in words.detail
+    assert "4lw.commands.whitelist=srvr" in words.fix
+    said |= dict.fromkeys(said, "mntr is not executed because it is not in the whitelist.\n")
+    assert list(checks._measured("zookeeper a:2181", "a:2181", None, is_secured=True)) == []

@@ -38,4 +38,6 @@ def test_a_small_heap_counts_as_one_that_a_server_can_start_with() -> None:
 
 def test_limits_are_hard_ones_as_zookeeper_reads_them() -> None:
     said = quotas.encode(quotas.Quota(7, 1000)).decode()
+    assert quotas.decode(said.encode()) == quotas.Quota(7, 1000)
+    assert quotas.decode(b"count=3,bytes=40") == quotas.Quota(3, 40)
     assert re.fullmatch(r"count=-1,bytes=-1=;byteHardLimit=1000;countHardLimit=7", said)
