@@ -123,6 +123,7 @@ def job_of(submission: Submission, key: BlockKey, partition: str, now_us: int) -
         begin_us=rigid.begin_us,
         restarts=key.attempt - 1,
         resources=needs_of(request.resources, together),
+        asked=(rigid.processes, request.cores) if rigid.nodes else None,
     )
 
 

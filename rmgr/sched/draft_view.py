@@ -267,7 +267,7 @@ class View(Overlay):
             for table, sign in ((self._more.left, -1), (self._more.begun, 1)):
                 for run in table.values():
                     if (run.job.user if kind == "user" else run.job.account) == name:
-                        cpus, jobs = cpus + sign * run.job.cpus, jobs + sign
+                        cpus, jobs = cpus + sign * run.job.wanted_cpus, jobs + sign
         return Used(used.cpus + cpus, used.jobs + jobs)
 
     def _over_limits(self, job: Job, beside: Sequence[Job] = ()) -> Why | None:
@@ -279,7 +279,7 @@ class View(Overlay):
             used = self._used("user", job.user)
             if beside:
                 used = _with(used, [other for other in beside if other.user == job.user])
-            if limits.max_cpus_per_user and used.cpus + job.cpus > limits.max_cpus_per_user:
+            if limits.max_cpus_per_user and used.cpus + job.wanted_cpus > limits.max_cpus_per_user:
                 return Why("limits", "user {} may have {} CPUs at once and has {}", (job.user, limits.max_cpus_per_user, used.cpus))
             if limits.max_jobs_per_user and used.jobs >= limits.max_jobs_per_user:
                 return Why("limits", "user {} may run {} jobs at once and does", (job.user, limits.max_jobs_per_user))
@@ -287,17 +287,17 @@ class View(Overlay):
             used = self._used("account", job.account)
             if beside:
                 used = _with(used, [other for other in beside if other.account == job.account])
-            if used.cpus + job.cpus > limits.max_cpus_per_account:
+            if used.cpus + job.wanted_cpus > limits.max_cpus_per_account:
                 facts = (job.account, limits.max_cpus_per_account, used.cpus)
                 return Why("limits", "account {} may have {} CPUs at once and has {}", facts)
         return None
 
 
 def _with(used: Used, jobs: Sequence[Job]) -> Used:
-    return Used(used.cpus + sum(job.cpus for job in jobs), used.jobs + len(jobs))
+    return Used(used.cpus + sum(job.wanted_cpus for job in jobs), used.jobs + len(jobs))
 
 
 def _count(tally: dict[tuple[str, str], tuple[int, int]], job: Job, sign: int) -> None:
     for who in (("user", job.user), ("account", job.account)):
         cpus, jobs = tally.get(who, (0, 0))
-        tally[who] = (cpus + sign * job.cpus, jobs + sign)
+        tally[who] = (cpus + sign * job.wanted_cpus, jobs + sign)

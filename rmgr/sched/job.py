@@ -19,6 +19,8 @@ Span: TypeAlias = tuple[int, int, int]
 Placement: TypeAlias = tuple[Span, ...]
 #: Countable things beside cores and memory, each with its name, ascending: what a process needs of them, or what a node has.
 Resources: TypeAlias = tuple[tuple[str, int], ...]
+#: (processes, threads of each) that a user asked for.
+Asked: TypeAlias = tuple[int, int]
 
 
 class Special(NamedTuple):
@@ -58,6 +60,8 @@ class Job:
     queued_us: when it last entered the queue (-1: at submit_us), later than its submit time after a migration or preemption.
     after: ids that must have left the cluster first; one that the state does not know has left. begin_us: not before this time.
     restarts: how often it was sent back to the queue.
+    asked: what its user asked for where something else is placed: of so many nodes each gets one process with the threads of all that run
+    there. None: what is placed. Classes, limits, priorities and the match of a connection look at it.
     """
 
     id: int
@@ -79,7 +83,10 @@ class Job:
     restarts: int = 0
     spread: bool = False
     resources: Resources = ()
+    asked: Asked | None = None
     cpus: int = field(init=False, compare=False)  #: processes x threads
+    wanted: Asked = field(init=False, compare=False)  #: `asked`, or what is placed
+    wanted_cpus: int = field(init=False, compare=False)  #: of `wanted`
     planned_us: int = field(init=False, compare=False)  #: the limit, or `UNLIMITED_US`
     shape: Shape = field(init=False, compare=False)
 
@@ -105,6 +112,7 @@ class Job:
         restarts: int = 0,
         spread: bool = False,
         resources: Resources = (),
+        asked: Asked | None = None,
     ) -> Self:
         """As the dataclass would do it, in less than half the time: a frozen one sets every field with a call.
 
@@ -130,7 +138,14 @@ class Job:
         new.restarts = restarts
         new.spread = spread
         new.resources = resources
+        new.asked = asked
         new.cpus = processes * threads
+        if asked is None:
+            new.wanted = (processes, threads)
+            new.wanted_cpus = new.cpus
+        else:
+            new.wanted = asked
+            new.wanted_cpus = asked[0] * asked[1]
         new.planned_us = limit_us or UNLIMITED_US
         if threads == 1 and not (memory_bytes or features or resources or exclusive or spread):
             new.shape = PLAIN

@@ -390,8 +390,8 @@ class Partition:
             if limits.max_time_us and job.planned_us > limits.max_time_us:
                 return Why("limits", "its time limit is above the longest of partition {}, {} us", (self.name, limits.max_time_us))
             for most in (limits.max_cpus_per_user, limits.max_cpus_per_account):
-                if most and job.cpus > most:
-                    return Why("limits", "needs {} CPUs: nobody may have more than {} in partition {}", (job.cpus, most, self.name))
+                if most and job.wanted_cpus > most:
+                    return Why("limits", "needs {} CPUs: nobody may have more than {} in partition {}", (job.wanted_cpus, most, self.name))
         return None
 
     def _show(self, job: Job) -> None:
@@ -425,7 +425,7 @@ class Partition:
         assert used is not None
         for who in (("user", job.user), ("account", job.account)):
             had = used.get(who, Used())
-            used[who] = Used(had.cpus + sign * job.cpus, had.jobs + sign)
+            used[who] = Used(had.cpus + sign * job.wanted_cpus, had.jobs + sign)
 
     def _rebuild(self) -> None:
         was_units = isinstance(self.pool, UnitPool)

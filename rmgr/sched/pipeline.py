@@ -159,6 +159,13 @@ def served(document: Mapping[str, object], partition: str, *, find: Find | None 
     )
 
 
+def classes_of(document: Mapping[str, object], partition: str) -> tuple[QueueClass, ...]:
+    """The queue classes of one partition, in order; () where the document describes none. Raises: ConfigError for a table that is none."""
+    document = with_machine(document)
+    found = _queues(document, described(groups_of(document)))
+    return tuple(queue for queue in found if queue.partition in {"", partition})
+
+
 def limits_of(document: Mapping[str, object], partition: str) -> Limits | None:
     """The limits of one partition, None where it has none. Raises: ConfigError for a table [[partition]] that is none."""
     return limits_by_partition(document).get(partition)

@@ -22,7 +22,8 @@ Ladder: TypeAlias = tuple["QueueClass", ...]
 class QueueClass:
     """A queue and its limits; a job may run in it when it keeps all of them. 0 = no limit, unless it says otherwise.
 
-    max_cpus: processes x threads. max_processes, max_threads (of one process): counts. max_time_us: the requested time must be below it
+    Counts are those that the job's user asked for (`Job.wanted`). max_cpus: processes x threads. max_processes, max_threads (of one
+    process): counts. max_time_us: the requested time must be below it
     (us); a job without a request is taken as longer. partition: where the queue lives; "" = in every partition.
     reservation_threshold: individual priority above which a job reserves (a number; formula (1) of paper 000).
     max_reservations: how many jobs of the queue may hold a connection reservation at a time; 0 = none.
@@ -52,9 +53,9 @@ class QueueClass:
     def admits(self, job: Job) -> bool:
         """The job may run in this queue."""
         return (
-            (not self.max_cpus or job.cpus <= self.max_cpus)
-            and (not self.max_processes or job.processes <= self.max_processes)
-            and (not self.max_threads or job.threads <= self.max_threads)
+            (not self.max_cpus or job.wanted_cpus <= self.max_cpus)
+            and (not self.max_processes or job.wanted[0] <= self.max_processes)
+            and (not self.max_threads or job.wanted[1] <= self.max_threads)
             and (not self.max_time_us or 0 < job.limit_us < self.max_time_us)
             and self.partition in {"", job.partition}
         )

@@ -292,8 +292,8 @@ class Drive:
             return
         running = [run.job for run in self.state.snapshot().running if run.job.partition == job.partition]
         users = [other for other in running if other.user == job.user]
-        cpus = job.cpus + sum(other.cpus for other in users)
-        of_account = job.cpus + sum(other.cpus for other in running if other.account == job.account)
+        cpus = job.wanted_cpus + sum(other.wanted_cpus for other in users)
+        of_account = job.wanted_cpus + sum(other.wanted_cpus for other in running if other.account == job.account)
         counts = (
             ("max_cpus_per_user", cpus, limits.max_cpus_per_user),
             ("max_jobs_per_user", 1 + len(users), limits.max_jobs_per_user),
@@ -322,8 +322,8 @@ class Drive:
         if limits is None:
             return False
         asked = (
-            (job.cpus, limits.max_cpus_per_user),
-            (job.cpus, limits.max_cpus_per_account),
+            (job.wanted_cpus, limits.max_cpus_per_user),
+            (job.wanted_cpus, limits.max_cpus_per_account),
             (job.planned_us, limits.max_time_us),
         )
         return any(most and count > most for count, most in asked)

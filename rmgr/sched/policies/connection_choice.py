@@ -107,7 +107,7 @@ _NEVER = 1 << 60
 
 
 def _matches(job: Job, other: Job, *, by_cpus: bool) -> bool:
-    return other.cpus == job.cpus if by_cpus else (other.processes, other.threads) == (job.processes, job.threads)
+    return other.wanted_cpus == job.wanted_cpus if by_cpus else other.wanted == job.wanted
 
 
 def _fits(job: Job, cores: Cores, room: Room) -> bool:

@@ -30,13 +30,13 @@ Place: TypeAlias = tuple[int, int]
 
 def constant(job: Job, queue: QueueClass) -> float:
     """w(j): what each overtaking adds. For people to read; decisions are made by `exceeds`."""
-    return sqrt(queue.max_threads * queue.max_cpus / (job.threads * job.cpus))
+    return sqrt(queue.max_threads * queue.max_cpus / (job.wanted[1] * job.wanted_cpus))
 
 
 def exceeds(overtakings: int, job: Job, queue: QueueClass) -> bool:
     """The individual priority of a job overtaken so often is above the threshold of its queue. Exact."""
     gained = overtakings * overtakings * queue.max_threads * queue.max_cpus
-    return gained > queue.reservation_threshold * queue.reservation_threshold * job.threads * job.cpus
+    return gained > queue.reservation_threshold * queue.reservation_threshold * job.wanted[1] * job.wanted_cpus
 
 
 class Overtaken(NamedTuple):

@@ -31,7 +31,7 @@ def route_all(draft: Draft, queues: Ladder, *, thread_affinity: bool = False) ->
             continue
         for job in list(draft.queue(name)):
             found = selected(job, queues, thread_affinity=thread_affinity)
-            shape = (job.processes, job.threads, job.cpus)
+            shape = (*job.wanted, job.wanted_cpus)
             if found is None:
                 draft.reject(job.id, Why("queue_select", "no queue admits {} processes x {} threads ({} CPUs) for its time", shape))
             else:
