@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION_US, RESOURCE, SIZE, Parsed, listed, one_of, parse_pair
 from rmgr.cli.placed_options import PLACED_OPTIONS, resources_of, resubmit_of, shape_of
-from rmgr.cli.script import Script, looks_like_script, read_script
+from rmgr.cli.script import Script, looks_like_script, read_script, refused, translation
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.array import parse_array
 from rmgr.model.block import PRIORITY_RANGE
@@ -162,13 +162,21 @@ _OPTIONS = (
 
 
 def read_work(
-    ctx: click.Context, session: Session, values: dict[str, Any], words: Sequence[str], *, dashes: bool, script: bool = True
+    ctx: click.Context,
+    session: Session,
+    values: dict[str, Any],
+    words: Sequence[str],
+    *,
+    dashes: bool,
+    script: bool = True,
+    ignore_sbatch: bool = False,
 ) -> Work:
     """What the command line, and the directives of the script that it names, ask for. The command line wins.
 
     Args:
         values: the options of the command line. words: what follows them.
         dashes: `--` stood before the words: they are a command, never a script. script: the command takes scripts.
+        ignore_sbatch: run a script with #SBATCH lines without them.
     Raises: UsageError naming option, or file and line of a directive.
     """
     if not words:
@@ -176,6 +184,10 @@ def read_work(
     found: Script | None = None
     if script and not dashes and (words[0] == "-" or looks_like_script(words[0])):
         found = read_script(words[0], click.get_binary_stream("stdin") if words[0] == "-" else None)
+        if found.sbatch and not ignore_sbatch:
+            for line in translation(found):
+                session.note(line)
+            raise refused(found)
         for note in found.notes:
             session.note(note)
         values = _with_directives(ctx, found, values)

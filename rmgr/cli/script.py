@@ -21,7 +21,8 @@ from rmgr.errors import UsageError
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 _MARK = "#RMGR"
 _SUFFIXES = {".sh", ".bash", ".zsh", ".csh", ".ksh", ".job", ".slurm", ".sbatch", ".pbs", ".batch", ".cmd"}
-_FOREIGN = ("#SBATCH", "#PBS", "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")
+_SBATCH_MARK = "#SBATCH"
+_FOREIGN = (_SBATCH_MARK, "#PBS", "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")
 
 #: Options of sbatch and what they are here; those not listed have the same name or none.
 _SBATCH = {
@@ -67,6 +68,7 @@ class Script:
     text: bytes
     directives: tuple[tuple[int, tuple[str, ...]], ...] = ()
     notes: tuple[str, ...] = ()  #: what its author should know
+    sbatch: tuple[tuple[int, str], ...] = ()  #: lines of Slurm that nothing here obeys; empty beside `#RMGR` lines
 
     def where(self, line: int) -> str:
         """`job.sh:3`, for messages."""
@@ -118,7 +120,33 @@ def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
         number = text.count(b"\n", 0, line) + 1
         raise UsageError(f"{name}:{number}: DOS line ends (CR LF)", hint=f"sed -i 's/\\r$//' {name}")
     lines = text.decode("utf-8", "replace").split("\n")
-    return Script(name=name, text=text, directives=tuple(_directives(name, lines)), notes=tuple(_notes(name, lines)))
+    block = [(number, line) for number, line in _leading(lines) if line.startswith((_MARK, *_FOREIGN))]
+    is_ours = any(line.startswith(_MARK) for _, line in block)
+    return Script(
+        name=name,
+        text=text,
+        directives=tuple(_directives(name, lines)),
+        notes=tuple(_notes(name, lines)),
+        sbatch=() if is_ours else tuple((number, line) for number, line in block if line.startswith(_SBATCH_MARK)),
+    )
+
+
+def translation(script: Script) -> list[str]:
+    """Its `#SBATCH` lines as the `#RMGR` lines to write instead, and which words have no equal; empty where there is none to translate."""
+    lines, dropped = [], []
+    for _, line in script.sbatch:
+        words, without = _translated(line)
+        lines += [f"{_MARK} {shlex.join(words)}"] if words else []
+        dropped += without
+    return [*lines, *([f"# without an equal here: {shlex.join(dropped)}"] if dropped else [])]
+
+
+def refused(script: Script) -> UsageError:
+    """Why a script whose `#SBATCH` lines would not be obeyed is not run."""
+    where = script.where(script.sbatch[0][0])
+    return UsageError(
+        f"{where}: #SBATCH lines are not obeyed here", hint=f"add the {_MARK} lines above to it, or --ignore-sbatch: run it without them"
+    )
 
 
 def _directives(name: str, lines: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -150,30 +178,35 @@ def _notes(name: str, lines: Sequence[str]) -> Iterator[str]:
         if number not in block and line.startswith(f"{_MARK} "):
             yield f"{name}:{number}: {_MARK} after the first command is ignored, as any comment; move it up"
             break
-    foreign = [(number, line) for number, line in block.items() if line.startswith(_FOREIGN)]
+    foreign = [(number, line) for number, line in block.items() if line.startswith(_FOREIGN) and not line.startswith(_SBATCH_MARK)]
     if foreign and not any(line.startswith(_MARK) for line in block.values()):
         number, line = foreign[0]
-        yield f"{name}:{number}: {line.split()[0]} lines are not read here; write them as {_MARK} lines:"
-        yield from (f"  {_translated(line)}" for _, line in foreign if line.startswith("#SBATCH"))
+        yield f"{name}:{number}: {line.split()[0]} lines are not read here; write them as {_MARK} lines"
 
 
-def _translated(line: str) -> str:
-    """A `#SBATCH` line as a `#RMGR` line, as far as it has an equal."""
+def _translated(line: str) -> tuple[list[str], list[str]]:
+    """(the options of a `#SBATCH` line as they are here, those that have no equal); an unknown option drops itself and its value only."""
     try:
-        words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+        words = shlex.split(line.removeprefix(_SBATCH_MARK), comments=True)
     except ValueError:
-        return f"{_MARK} ?   ({line})"
-    out = []
+        return [], [line]
+    out: list[str] = []
+    dropped: list[str] = []
+    into, is_after = out, False
     for word in words:
         option, equals, value = word.partition("=")
+        if not word.startswith("-"):  # the value of the option before
+            into.append(_dependency(word) if is_after else word)
+            continue
+        into, is_after = out, _SBATCH.get(option) == "--after"
         if option in _SBATCH:
-            value = _dependency(value) if _SBATCH[option] == "--after" else value
-            out.append(_SBATCH[option] + equals + value)
-        elif word.startswith("-") and not option.startswith(_SAME):
-            return f"(no equal: {line})"
-        else:
+            out.append(_SBATCH[option] + equals + (_dependency(value) if is_after else value))
+        elif option.startswith(_SAME):
             out.append(word)
-    return f"{_MARK} {shlex.join(out)}"
+        else:
+            into = dropped
+            dropped.append(word)
+    return out, dropped
 
 
 def _dependency(value: str) -> str:

@@ -53,11 +53,12 @@ def has_dashes(ctx: click.Context, words: tuple[str, ...]) -> bool:
 @click.option("--watch", is_flag=True, help="as --wait, with a line for each task that ends")
 @click.option("--progress", is_flag=True, help="as --wait, with a progress bar instead of output")
 @click.option("--parsable", is_flag=True, help="print the id alone")
+@click.option("--ignore-sbatch", is_flag=True, help="run a script of Slurm without what its #SBATCH lines ask for")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|CMD...")
-def submit(session: Session, words: tuple[str, ...], **values: Any) -> None:
+def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, **values: Any) -> None:
     """Submits a command, a script, or with - a script from standard input."""
     ctx = click.get_current_context()
-    work = read_work(ctx, session, values, words, dashes=has_dashes(ctx, words))
+    work = read_work(ctx, session, values, words, dashes=has_dashes(ctx, words), ignore_sbatch=ignore_sbatch)
     draft = prepare(session, work)
     if work.options.dry_run:
         tell_dry(session, draft)

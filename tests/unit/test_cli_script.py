@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.script import looks_like_script, read_script
+from rmgr.cli.script import looks_like_script, read_script, refused, translation
 from rmgr.errors import UsageError
 
 
@@ -54,18 +54,26 @@ def test_standard_input_is_a_script() -> None:
     assert (read.name, read.directives) == ("stdin", ((2, ("-J", "in")),))
 
 
-def test_lines_of_slurm_are_translated(tmp_path: Path) -> None:
-    lines = "#!/bin/sh\n#SBATCH --job-name=x --cpus-per-task=4\n#SBATCH --dependency=afterok:7\n#SBATCH --mail-type=END\n"
-    notes = read_script(script(tmp_path, lines)).notes
-    assert [note.strip() for note in notes[1:]] == [
+def test_lines_of_slurm_are_refused_with_the_lines_to_add(tmp_path: Path) -> None:
+    lines = (
+        "#!/bin/sh\n#SBATCH --job-name=x --cpus-per-task=4\n#SBATCH --dependency=afterok:7 --mail-type=END -n 4\n"
+        "#SBATCH --mail-user me@here -t 5\n#SBATCH --wckey=w\n"
+    )
+    read = read_script(script(tmp_path, lines))
+    assert translation(read) == [
         "#RMGR --name=x --cores=4",
-        "#RMGR --after=ok:7",
-        "(no equal: #SBATCH --mail-type=END)",
+        "#RMGR --after=ok:7 -n 4",
+        "#RMGR -t 5",
+        "# without an equal here: --mail-type=END --mail-user me@here --wckey=w",
     ]
+    error = refused(read)
+    assert error.message.endswith("job.sh:2: #SBATCH lines are not obeyed here")
+    assert "--ignore-sbatch" in str(error.hint)
 
 
 def test_lines_of_slurm_beside_ours_are_comments(tmp_path: Path) -> None:
-    assert read_script(script(tmp_path, "#!/bin/sh\n#SBATCH -J x\n#RMGR -J x\n")).notes == ()
+    read = read_script(script(tmp_path, "#!/bin/sh\n#SBATCH -J x\n#RMGR -J x\n"))
+    assert (read.notes, read.sbatch) == ((), ())
 
 
 def test_a_file_is_a_script_and_a_command_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
