@@ -1,4 +1,4 @@
-"""`rmgr status`, `nodes`, `queues`, `drain`, `resume`: the cluster as its operator sees it."""
+"""`rmgr status`, `nodes`, `queues`: the cluster as its operator sees it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import click
 from rmgr.cli import columns, shapes
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
+from rmgr.cli.draining import no_node
 from rmgr.cli.errors import WorkEnded
-from rmgr.cli.params import nearest
 from rmgr.cli.render import Layout, clock, emit, now_us, paint, printable, table
 from rmgr.cli.tables import draw, table_options
-from rmgr.errors import NotFound
 from rmgr.model.units import format_duration
 from rmgr.model.views import PolicyView, StatusView
 
@@ -59,7 +58,7 @@ def nodes(session: Session, names: tuple[str, ...], layout: Layout, watch: bool)
         known = {node.id for node in found}
         for name in names:
             if name not in known:
-                raise _no_node(name, known)
+                raise no_node(name, known)
         shown = [node for node in found if not names or node.id in names]
         if session.json:
             emit({"nodes": [shapes.node(node) for node in shown]})
@@ -88,81 +87,6 @@ def queues(session: Session, layout: Layout, watch: bool) -> None:
                 table(ledger, columns.HELD_COLUMNS, Layout(header=layout.header))
 
     draw(session, once, watch=watch)
-
-
-@command(
-    "drain",
-    examples="""\
-    rmgr drain n1 --reason 'fan replaced at noon'
-    rmgr drain n1 --migrate               its placed jobs save their state and go on elsewhere
-    rmgr drain n1 --json""",
-    exits=f"{_EXITS}; with --migrate: 1 a job stays there (it says why), 6 not known within --timeout",
-)
-@click.argument("node")
-@click.option("--reason", metavar="TEXT", default="", help="told to those who ask why nothing runs there")
-@click.option("--migrate", is_flag=True, help="placed jobs there are asked to save their state, and go on elsewhere; waits for them")
-def drain(session: Session, node: str, reason: str, migrate: bool) -> None:
-    """Lets a node finish what it has and take nothing new. Drained again, the reason is replaced."""
-    from rmgr.cli.operate import drain_node
-
-    _check_node(session, node)
-    drain_node(session, node, reason)
-    if not migrate:
-        _tell_node(session, node, f"{node} drains: it finishes what it has and takes nothing new (rmgr resume {node})")
-        return
-    from rmgr.cli.migrate import shown_jobs, vacate
-
-    answer = vacate(session, node)
-    shown = shown_jobs(session, [(number, index) for number, index, _ in (*answer.done, *answer.left)])
-    moved = [shown[number, index] for number, index, _ in answer.done]
-    left = [{"id": shown[number, index], "why": why} for number, index, why in answer.left]
-    told = f"{node} drains: {len(moved)} jobs left it{': ' if moved else ''}{' '.join(moved)} (rmgr resume {node})"
-    _tell_node(session, node, told, moved=moved, left=left)
-    if not session.json:
-        for number, index, what in answer.done:
-            sys.stdout.write(f"{shown[number, index]}: {what}\n")
-    for one in left:
-        session.note(f"{one['id']} stays on {node}: {one['why']}")
-    if left:
-        raise WorkEnded(1)
-
-
-@command("resume", examples="rmgr resume n1", exits=_EXITS)
-@click.argument("node")
-def resume(session: Session, node: str) -> None:
-    """Lets a drained node take work again."""
-    from rmgr.cli.operate import resume_node
-
-    _check_node(session, node)
-    was_drained = resume_node(session, node)
-    _tell_node(session, node, f"{node} takes work again" if was_drained else f"{node} was not drained")
-
-
-def _check_node(session: Session, name: str) -> None:
-    known = {node.id for node in session.query().nodes()}
-    if name not in known:
-        raise _no_node(name, known)
-
-
-def _no_node(name: str, known: set[str]) -> NotFound:
-    return NotFound(f"there is no node {name!r}", hint=nearest("node", name, known, listed_by="rmgr nodes").hint)
-
-
-def _tell_node(session: Session, name: str, text: str, **more: object) -> None:
-    if not session.json:
-        sys.stdout.write(f"{text}\n")
-        return
-    from rmgr.cli.operate import read_drain
-
-    drained = read_drain(session, name)
-    view = next(node for node in session.query().nodes() if node.id == name)
-    state = str(view.state)
-    if drained is not None and state == "up":  # the leader has not seen it yet
-        state = "draining" if view.running else "drained"
-    elif drained is None and state in {"draining", "drained"}:
-        state = "up"
-    reason = drained.reason if drained is not None else "" if state == "up" else view.reason
-    emit({"node": name, "state": state, "reason": reason, **more})
 
 
 def _draw_status(view: StatusView) -> None:

@@ -39,6 +39,7 @@ Change = Callable[["Reach", int, float], "Changed"]
     rmgr cancel 42_7 42_10-20             single tasks of an array
     rmgr cancel last --reason 'wrong input'
     rmgr cancel all                       all of yours
+    rmgr cancel -u ada                    all of a user's; nothing live is no error
     rmgr cancel --name 'train-*' --state initial""",
     exits=_EXITS,
 )
@@ -47,7 +48,7 @@ Change = Callable[["Reach", int, float], "Changed"]
 @filter_options
 def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filter) -> None:
     """Ends work: what waits ends at once, what runs is killed (SIGTERM, then SIGKILL)."""
-    targets = _select(session, selectors, chosen)
+    targets = _select(session, selectors, chosen, may_be_none=True)
     _tell(session, cancel_targets(session, targets, reason=reason), "cancelled")
 
 
@@ -206,7 +207,8 @@ def check_owner(session: Session, record: Submission) -> None:
 # -- selection and answer -----------------------------------------------------------------------------------------------------
 
 
-def _select(session: Session, selectors: tuple[str, ...], chosen: Filter) -> list[Target]:
+def _select(session: Session, selectors: tuple[str, ...], chosen: Filter, *, may_be_none: bool = False) -> list[Target]:
+    """may_be_none: filters alone that leave nothing select nothing, as scripts that clean up expect. Raises: NotFound."""
     selection = parse(selectors, chosen)
     session.query().check_queue(chosen.queue)
     query = session.query()
@@ -215,6 +217,8 @@ def _select(session: Session, selectors: tuple[str, ...], chosen: Filter) -> lis
     known = {job.id: job for job in query.jobs(ended=bool(selection.ranges or selection.last or chosen.states))}
     for number in selection.named:
         known.setdefault(number, query.job(number))
+    if may_be_none and not selectors and not any(chosen.admits(job) for job in known.values()):
+        return []
     return resolve(selection, known.values(), me=session.me)
 
 
@@ -237,4 +241,4 @@ def _tell(session: Session, changes: Changes, verb: str) -> None:
     for id_, why in changes.unchanged:
         session.note(f"{id_}: {why}")
     if not changes.changed and not changes.unchanged:
-        session.note("nothing of yours is there to be changed")
+        session.note("nothing is there to be changed")

@@ -41,8 +41,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "nodes": ("cluster:nodes", "Nodes, their state and what they have"),
         "queues": ("cluster:queues", "Queues, their limits and what stands in them"),
         "limits": ("limits:limits", "What one user may have of what all share, and has"),
-        "drain": ("cluster:drain", "Let a node finish what it has and take nothing new"),
-        "resume": ("cluster:resume", "Let a drained node take work again"),
+        "drain": ("draining:drain", "Let nodes finish what they have and take nothing new"),
+        "resume": ("draining:resume", "Let drained nodes take work again"),
         "policy": ("policy:policy", "Scheduling policies: list, show, set, check"),
         "config": ("config:config", "Configuration and cluster settings: show, check, apply"),
     },
@@ -156,6 +156,7 @@ cli = _Table(
     help="A fault-tolerant resource manager for clusters whose parts keep failing.",
     epilog=_EPILOG,
     subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -201,13 +202,21 @@ def run(argv: Sequence[str]) -> int:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     session = Session()
     try:
-        with cli.make_context("rmgr", list(argv), obj=session) as ctx:
+        with cli.make_context("rmgr", _asked_for_help(argv), obj=session) as ctx:
             cli.invoke(ctx)
     except BaseException as error:  # noqa: BLE001 - the rim: each kind is told apart in there and becomes an exit code
         return errors.report(error, as_json=session.json or (not session.is_parsed and asked_for_json(argv)), verbose=session.verbose)
     finally:
         session.close()
     return 0
+
+
+def _asked_for_help(argv: Sequence[str]) -> list[str]:
+    """`help [CMD]...` and `--version`, as other programs have them, are `[CMD]... --help` and `version`."""
+    words = list(argv)
+    if words[:1] == ["help"]:
+        return [*(word for word in words[1:] if not word.startswith("-")), "--help"]
+    return ["version", *words[1:]] if words[:1] == ["--version"] else words
 
 
 def asked_for_json(argv: Sequence[str]) -> bool:

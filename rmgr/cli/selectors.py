@@ -15,6 +15,7 @@ from rmgr.model.views import JobView
 
 _TASKS = re.compile(r"^(?:taskq-)?(\d{1,10})_\[?(\d[\d,:-]*)\]?$")
 _RANGE = re.compile(r"^\d{1,10}-\d{1,10}(?::\d{1,10})?$")
+NODE_NAME = re.compile(r"^[a-z][a-z-]*[0-9]+$")
 HINT = "select with 42, 42_7, 42_1-5, 1-10:2, last, all, or with --name, --state, --queue"
 
 
@@ -78,7 +79,10 @@ class Target:
 
 
 def parse(words: Sequence[str], filter_: Filter | None = None) -> Selection:
-    """Words of the command line. Raises UsageError for a malformed one, or when nothing at all was selected."""
+    """Words of the command line.
+
+    Raises: UsageError for a malformed one, or when nothing at all was selected; NotFound for a number that no id can be.
+    """
     chosen = filter_ or Filter()
     if not words and not chosen.is_set:
         raise UsageError("nothing is selected", hint=HINT)
@@ -96,7 +100,11 @@ def parse(words: Sequence[str], filter_: Filter | None = None) -> Selection:
             try:
                 ids.append(parse_submission(word))
             except UsageError:
-                raise UsageError(f"{word!r} selects nothing", hint=HINT) from None
+                if word.isascii() and word.isdigit():
+                    hint = "rmgr jobs -a lists them; ids have ten digits at most"
+                    raise NotFound(f"there is no submission {word[:40]}", hint=hint) from None
+                of_node = f"; of a node: rmgr nodes {word}" if NODE_NAME.match(word) else ""
+                raise UsageError(f"{word[:80]!r} selects nothing", hint=HINT + of_node) from None
     return Selection(ids=tuple(ids), ranges=tuple(ranges), tasks=tuple(tasks), last="last" in words, every="all" in words, filter=chosen)
 
 

@@ -125,6 +125,29 @@ def test_a_drained_node_takes_nothing_until_it_is_resumed(sh: Shell) -> None:
     assert "was not drained" in sh.ok("resume", "n1").out
 
 
+def test_several_nodes_are_drained_at_once_or_none(sh: Shell) -> None:
+    names = [node["id"] for node in sh.ok("nodes", "--json").json["nodes"]]
+    wrong = sh("drain", *names, "n99")
+    assert (wrong.code, "no node 'n99'" in wrong.err) == (3, True), wrong
+    assert {node["state"] for node in sh.ok("nodes", "--json").json["nodes"]} == {"up"}
+    answer = sh.ok("drain", ",".join(names), "--json").json
+    try:
+        assert [(node["node"], node["state"]) for node in answer["nodes"]] == [(name, "drained") for name in names]
+    finally:
+        told = sh.ok("resume", f"n[1-{len(names)}]").out
+    assert told.splitlines() == [f"{name} takes work again" for name in names]
+
+
+def test_words_that_everybody_types(sh: Shell) -> None:
+    for words in (("-h",), ("help",), ("help", "submit"), ("--version",), ("submit", "-h")):
+        assert sh.ok(*words).out, words
+    assert "Usage: rmgr store put" in sh.ok("help", "store", "put").out
+    nothing = sh.ok("cancel", "-u", "somebody-else")  # scripts that clean up
+    assert "nothing is there" in nothing.err
+    assert sh("show", "9" * 20).code == 3
+    assert "rmgr nodes n1" in sh("show", "n1").err
+
+
 def test_settings_are_applied_to_everyone(sh: Shell) -> None:
     before = sh.ok("config", "show", "--cluster").out
     sh.file("c.toml", before + '\n[queues.fast]\nmax_cores = 1\nmax_time = "10m"\n')
