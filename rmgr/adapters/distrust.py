@@ -36,9 +36,9 @@ SURPRISES = frozenset(
     }
 )
 #: Characters of what is logged or told, and the largest count of bytes, microseconds, processes.
-_MAX_TEXT, _MAX_COUNT = 64 * 1024, 2**53
+_MAX_TEXT, _MAX_COUNT = 16 * 1024, 2**53
 #: Frames that account for nothing: so many at once, and a second. Each piece of work accounted for pays for some more.
-_BURST, _RATE, _EARNED = 2000, 50, 4
+_BURST, _RATE, _EARNED = 500, 50, 4
 #: Bytes of such frames that count as one of them.
 _FRAME_BYTES = 16 * 1024
 
@@ -108,7 +108,7 @@ def check_gone(gone: frames.WorkerGone, account: Account | None) -> None:
 
 
 def _check_counts(*counts: int) -> None:
-    if not all(0 <= count <= _MAX_COUNT for count in counts):
+    if min(counts) < 0 or max(counts) > _MAX_COUNT:
         raise Imposture("it counts what cannot be")
 
 

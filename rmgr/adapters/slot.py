@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 _BECOME = str(Path(__file__).resolve().parents[1] / "runner" / "privileges.py")
 #: How long a killed spawner's socket may take to close.
 _BURIED_S = 0.5
+#: Characters of a surprise that are told.
+_SHOWN = 300
 
 
 class Slot:
@@ -321,7 +323,7 @@ class Slot:
                 self.runner.emit(TasksReturned(self, None, frame.seqs, frame.reason))
             case frames.Surprise():
                 distrust.check_surprise(frame, self.account)
-                self.runner.emit(Surprised(self, frame.what, frame.detail))
+                self.runner.emit(Surprised(self, frame.what, frame.detail[:_SHOWN]))
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:

@@ -135,7 +135,7 @@ class Ends:
                     self._slot_lost(event, now_s)
                 case Surprised():
                     self._on_surprise(event.what)
-                    if event.what == _FORK_FAILED and event.slot.uses <= 1:
+                    if event.what == _FORK_FAILED and event.slot.uses <= 1 and not self._lanes.is_his_own_doing(event.slot):
                         self._on_strike(event.what, event.detail)
                     elif event.what == _FORK_FAILED:
                         event.slot.kill()

@@ -189,6 +189,11 @@ class Lanes:
         """Its interpreter was chosen by a user."""
         return slot in self._kinds and self._kinds[slot][0] != self._python
 
+    def is_his_own_doing(self, slot: Slot) -> bool:
+        """What befalls this slot may be its user's doing: he has chosen its interpreter, or has another one that is well."""
+        another = (other.account == slot.account and other.is_up and other is not slot for other in self.slots())
+        return self.has_chosen_python(slot) or (slot.account is not None and any(another))
+
     def of_worker(self, worker: Worker) -> Lane | None:
         """The lane of a worker."""
         return self._workers.get(worker)

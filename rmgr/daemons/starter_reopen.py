@@ -62,7 +62,7 @@ class Reopening:
         elif trial.is_spoilt:
             trial.slot, trial.next_s, trial.is_spoilt = None, now_s, False
         else:
-            self._failed(trial, "slot_lost", why, now_s)
+            self._failed(trial, "slot_lost", why, now_s, his=self._lanes.is_his_own_doing(slot))
 
     def up(self, slot: Slot) -> None:
         """A slot obeys."""
@@ -109,11 +109,13 @@ class Reopening:
             return
         trial.next_s = now_s + _UP_S
 
-    def _failed(self, trial: _Trial, what: str, why: str, now_s: float) -> None:
+    def _failed(self, trial: _Trial, what: str, why: str, now_s: float, *, his: bool = False) -> None:
+        """his: work in another slot of its user's may have killed it, or taken all the processes that he may have: no strike."""
         trial.slot, trial.is_spoilt = None, False
         trial.next_s = now_s + min(_LONGEST_PAUSE_S, _PAUSE_S * 2**trial.failures)
         trial.failures += 1
-        self._on_strike(what, why)
+        if not his:
+            self._on_strike(what, why)
 
     def _end(self, account: Account | None) -> None:
         del self._trials[account]

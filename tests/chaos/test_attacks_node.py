@@ -276,7 +276,7 @@ def test_who_speaks_in_the_spawners_place_loses_the_slot_and_nothing_else_is_los
         assert node.end_of(node.run(bens, "echo", "well")).out.data == b"well\n"
         node.wait(SlotLost, lambda event, slot=slot: event.slot is slot)
     until(lambda: descriptors() <= before, what="descriptors of the Starter stay open")
-    assert sum(isinstance(event, Surprised) for event in node.seen) < 2 * 3000
+    assert sum(isinstance(event, Surprised) for event in node.seen) < 2 * 1000
     words = {event.what for event in node.seen if isinstance(event, Surprised)}
     assert not [word for word in words if word.startswith("word-")]
     node.seen.clear()

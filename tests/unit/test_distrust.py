@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from rmgr.adapters.accounts import Account, acting, find_account, open_regular, uid_of
-from rmgr.adapters.distrust import Imposture, check_board, check_end, check_process
-from rmgr.model.frames import MAX_INLINE_OUTPUT, CommandEnd, Output, TaskEnd, TaskExtra
+from rmgr.adapters.distrust import (
+    SURPRISES,
+    Imposture,
+    Talk,
+    check_board,
+    check_end,
+    check_gone,
+    check_process,
+    check_surprise,
+    check_up,
+    stream_socket,
+    taken,
+)
+from rmgr.model.frames import MAX_INLINE_OUTPUT, CommandEnd, Output, SpawnerUp, Surprise, TaskEnd, TaskExtra, WorkerGone
+from rmgr.model.states import Reason
 from rmgr.runner.board import SIZE, create_board
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
@@ -79,3 +94,80 @@ def test_files_are_used_as_another_user_in_this_thread_only_and_for_so_long(tmp_
         with pytest.raises(OSError, match=r"."):
             open_regular(str(tmp_path / name), nobody)
     os.close(open_regular(str(mine), None))
+
+
+def test_what_accounts_for_work_is_heard_and_what_does_not_is_a_flood() -> None:
+    talk = Talk()
+    read = 0
+    for _ in range(20_000):  # ends of tasks, one in a frame, with a surprise each
+        read += 2000
+        talk.heard(read, 2, 1)
+    with pytest.raises(Imposture, match="floods"):
+        for _ in range(20_000):
+            read += 2000
+            talk.heard(read, 1, 0)
+
+
+def test_long_messages_that_nobody_waits_for_are_a_flood_soon() -> None:
+    talk = Talk()
+    talk.heard(60 << 20, 1, 1)  # a result
+    with pytest.raises(Imposture):
+        talk.heard(120 << 20, 1, 0)
+
+
+def test_ends_that_no_process_has_and_words_that_there_are_not_are_not_believed() -> None:
+    strange = (
+        CommandEnd(seq=1, cpu_us=-1),
+        CommandEnd(seq=1, elapsed_us=2**62),
+        CommandEnd(seq=1, exit_code=2**40),
+        CommandEnd(seq=1, signal=900),
+        CommandEnd(seq=1, detail="x" * 100_000),
+        TaskEnd(1, -1, 1, 1),
+        TaskEnd(1, 1, 1, 1, b"", True, TaskExtra(max_rss_kib=-5)),
+    )
+    for end in strange:
+        with pytest.raises(Imposture):
+            check_end(end, ANNA)
+        check_end(end, None)
+    for gone in (WorkerGone(worker=1, reason=Reason.SIGNAL, signal=-4), WorkerGone(worker=1, reason=Reason.SIGNAL, cpu_us=-4)):
+        with pytest.raises(Imposture):
+            check_gone(gone, ANNA)
+    for surprise in (Surprise("word"), Surprise("leftovers", "x" * 100_000)):
+        with pytest.raises(Imposture):
+            check_surprise(surprise, ANNA)
+    check_surprise(Surprise("leftovers", "1 processes killed"), ANNA)
+    for up in (SpawnerUp(pid=1, features=("fast",)), SpawnerUp(pid=1, features=("pids",) * 100)):
+        with pytest.raises(Imposture):
+            check_up(up, ANNA, again=False)
+    with pytest.raises(Imposture):
+        check_up(SpawnerUp(pid=1), ANNA, again=True)
+
+
+def test_every_surprise_of_the_programs_that_run_work_is_known() -> None:
+    from rmgr.runner import commands, contain, kernel, spawner, workers
+
+    told = {kernel.DIRECTORY_GONE, "spawner_failed", "fork_failed"}
+    for module in (commands, contain, spawner, workers):
+        told |= set(re.findall(r'_surprise\("(\w+)"', Path(module.__file__ or "").read_text()))
+    assert told == SURPRISES
+
+
+def test_descriptors_that_are_not_taken_are_closed() -> None:
+    fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+    kept = list(fds)
+    with pytest.raises(OSError, match=r"."), taken(fds, 2) as given:
+        stream_socket(given)
+    assert fds == kept[2:]
+    for fd in kept[:2]:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
+    os.close(kept[2])
+    ours, theirs = socket.socketpair()
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    given = [theirs.detach()]
+    stream_socket(given).close()
+    assert given == [-1]
+    with pytest.raises(Imposture):
+        stream_socket([udp.fileno()])
+    udp.close()
+    ours.close()

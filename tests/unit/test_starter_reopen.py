@@ -31,9 +31,13 @@ class Lanes:
         self.unproven: set[Account | None] = set()
         self.opened: list[Slot] = []
         self.is_broken = False
+        self.well: set[Account | None] = set()  #: who has another slot that is up
 
     def slots(self) -> list[Slot]:
         return self.opened
+
+    def is_his_own_doing(self, slot: Slot) -> bool:
+        return slot.account in self.well
 
     def open_idle(self, number: int, account: Account | None) -> Slot:
         assert number == 3
@@ -122,3 +126,16 @@ def test_a_slot_on_trial_that_is_closed_for_another_user_is_followed_by_the_next
     reopening.settle(0.1)
     reopening.up(lanes.opened[1])
     assert (lanes.unproven, strikes) == (set(), [])
+
+
+def test_a_user_who_kills_his_new_slots_from_another_one_puts_no_node_out(reopening: Any, lanes: Any, strikes: Any) -> None:
+    lanes.well = {ANNA}
+    now_s = 0.0
+    reopening.lost(Slot(ANNA), "was killed", now_s)
+    for turn in range(2 * OWN):
+        reopening.settle(now_s)
+        assert len(lanes.opened) == turn + 1
+        reopening.lost(lanes.opened[-1], "was killed", now_s)
+        now_s += 5.0
+    assert strikes == []
+    assert lanes.unproven == {ANNA}, "only his work waits"
