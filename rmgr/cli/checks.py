@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmgr.cli.checks_security import credentials, root, talkative
+from rmgr.cli.checks_work import containment
 from rmgr.errors import RmgrError, StoreUnavailable, WrongCluster
 from rmgr.model.node import NodeState
 from rmgr.model.units import format_size
@@ -115,7 +116,7 @@ def this_machine(_session: Session) -> Checks:
     fix = "only ZooKeeper servers and rmgr dev need it: apt-get install default-jre-headless libzookeeper-java" if lacking else ""
     yield Check(name="java", ok=True, detail=lacking or f"{java()}, ZooKeeper's jars are there", fix=fix)
     if sys.platform == "linux":
-        yield _cgroups()
+        yield from containment()
     if os.name == "posix":
         import resource
 
@@ -124,28 +125,6 @@ def this_machine(_session: Session) -> Checks:
         yield Check(
             name="open files", ok=True, detail=f"limit {soft}", fix=f"daemons with many tasks need more: ulimit -n {hard}" if low else ""
         )
-
-
-def _cgroups() -> Check:
-    """Whether tasks started here can be put into cgroups of their own (memory limits, whole kills)."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        own = Path("/proc/self/cgroup").read_text()
-    except OSError as error:
-        return Check(
-            name="cgroups", ok=True, detail=f"cannot be read: {error.strerror}", fix="tasks are killed by session and process tree instead"
-        )
-    if (root / "cgroup.controllers").exists():
-        line = next((line for line in own.splitlines() if line.startswith("0::")), "0::/")
-        mine = root / line[3:].strip().lstrip("/")
-        writable = os.access(mine, os.W_OK)
-        detail = f"v2, {mine}" + ("" if writable else " (not writable)")
-    else:
-        mine = root / "memory"
-        writable = mine.is_dir() and os.access(mine, os.W_OK)
-        detail = "v1, memory controller " + ("writable" if writable else "not writable")
-    fix = "" if writable else "memory limits are watched instead of enforced by the kernel; run Starters as a service with Delegate=yes"
-    return Check(name="cgroups", ok=True, detail=detail, fix=fix)
 
 
 def disk(name: str, path: str) -> Check:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmgr.adapters import zk_wire
-from rmgr.cli import checks
+from rmgr.cli import checks, checks_work
 
 _SAID = {"conf": "clientPort=2181\nmaxClientCnxns=0\n"}
 
@@ -36,3 +36,11 @@ def test_a_server_of_a_secured_cluster_that_tells_strangers_much_gets_advice(mon
     assert "4lw.commands.whitelist=srvr" in words.fix
     said |= dict.fromkeys(said, "mntr is not executed because it is not in the whitelist.\n")
     assert list(checks._measured("zookeeper a:2181", "a:2181", None, is_secured=True)) == []
+
+
+def test_a_starter_that_cannot_hold_the_scores_of_work_is_told() -> None:
+    assert not checks_work.judged("CapInh:\t0\nCapEff:\t000001ffffffffff\n", "0\n").fix
+    lacking = checks_work.judged("CapEff:\t000001fffeffffff\n", "-200\n")
+    assert lacking.ok
+    assert "to -200" in lacking.fix
+    assert "CAP_SYS_RESOURCE" in lacking.fix
