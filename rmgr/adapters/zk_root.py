@@ -18,8 +18,8 @@ from rmgr.adapters.zk_link import ZkSecurity
 from rmgr.adapters.zk_wire import Acl
 from rmgr.coord import quotas
 from rmgr.coord.acl import ALL, Right
-from rmgr.coord.multi import Create, Exists, Multi, Set
-from rmgr.errors import PermissionDenied, StateConflict
+from rmgr.coord.multi import Committed, Create, Exists, Multi, Set
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, StateConflict
 
 _OWN = "/zookeeper"
 _QUOTA = f"{_OWN}/quota"
@@ -56,8 +56,7 @@ def close_root(hosts: str, chroot: str, security: ZkSecurity, lists: RoleLists, 
     owners = tuple(entry for entry in lists.entries("/") if entry.perms == int(ALL))
     closed = (Acl(perms=int(Right.READ)), *owners)
     with ZkCoordinator.connect(hosts, "", security=security, acl=OneList(closed)) as root:
-        changed = [path for path in above(chroot) if _close(root, path, closed)]
-        return RootReport(closed=tuple(changed), quotas=tuple(_set_quotas(root, chroot, heap_mib)))
+        return RootReport(closed=tuple(_close(root, above(chroot), closed)), quotas=tuple(_set_quotas(root, chroot, heap_mib)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,26 +87,31 @@ def _allowed(answer: Future[T]) -> T | None:
         return None
 
 
-def _close(root: ZkCoordinator, path: str, closed: tuple[Acl, ...]) -> bool:
-    root.ensure([path], timeout_s=_TIMEOUT_S)
+def _close(root: ZkCoordinator, paths: list[str], closed: tuple[Acl, ...]) -> list[str]:
+    root.ensure(paths, timeout_s=_TIMEOUT_S)
+    found = {path: root.access(path, timeout_s=_TIMEOUT_S) for path in paths}
+    wrong = [path for path, answer in found.items() if set(_ours(path, answer) or ()) != set(closed)]
+    setting = {path: root.set_access(path, closed, timeout_s=_TIMEOUT_S) for path in wrong}
+    for path, answer in setting.items():
+        _ours(path, answer)
+    return wrong
+
+
+def _ours(path: str, answer: Future[T]) -> T:
     try:
-        found = root.access(path, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1.0)
-        if found is not None and set(found) == set(closed):
-            return False
-        root.set_access(path, closed, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1.0)
+        return answer.result(_TIMEOUT_S + 1.0)
     except PermissionDenied as error:
         raise PermissionDenied(
             f"the access list of {path} in ZooKeeper belongs to others and cannot be changed",
             hint="another cluster, or whoever runs the servers, has closed it: it protects this cluster, too",
         ) from error
-    return True
 
 
 def _set_quotas(root: ZkCoordinator, chroot: str, heap_mib: int) -> list[str]:
     limits = {f"/{chroot.strip('/')}{place}": quotas.encode(quota) for place, quota in quotas.limits(heap_mib).items()}
     root.ensure([f"{_QUOTA}{path}" for path in limits], timeout_s=_TIMEOUT_S)
     asked = {path: root.get(f"{_QUOTA}{path}/{_LIMITS}", timeout_s=_TIMEOUT_S) for path in limits}
-    done = []
+    under_way = {}
     for path, data in limits.items():
         at = f"{_QUOTA}{path}"
         found = asked[path].result(_TIMEOUT_S + 1.0)
@@ -116,6 +120,9 @@ def _set_quotas(root: ZkCoordinator, chroot: str, heap_mib: int) -> list[str]:
         # ZooKeeper counts what is there when the second of the two appears, and then by itself.
         stats = Create(f"{at}/{_STATS}", b"count=0,bytes=0")
         ops = (Create(f"{at}/{_LIMITS}", data), stats) if found is None else (Set(f"{at}/{_LIMITS}", data, found.version),)
-        root.commit(Multi(name="QUOTA", ops=ops, proof=Exists(f"{at}/{_LIMITS}", data)), timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1.0)
-        done.append(path)
-    return done
+        under_way[path] = root.commit(Multi(name="QUOTA", ops=ops, proof=Exists(f"{at}/{_LIMITS}", data)), timeout_s=_TIMEOUT_S)
+    for path, answer in under_way.items():
+        outcome = answer.result(_TIMEOUT_S + 1.0)
+        if not isinstance(outcome, Committed):
+            raise CoordinationUnavailable(f"the quota of {path} could not be set: {outcome}", hint="the same command again is safe")
+    return list(under_way)
