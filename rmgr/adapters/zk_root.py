@@ -69,7 +69,7 @@ class RootLook:
 
 def look_at_root(hosts: str, chroot: str, security: ZkSecurity | None) -> RootLook:
     """How it stands with `/` and the quotas. Cost: one session. Raises: CoordinationUnavailable, NotConnected."""
-    with ZkCoordinator.connect(hosts, "", **({"security": security} if security is not None else {})) as root:
+    with ZkCoordinator.connect(hosts, "", security=security) as root:
         entries = _allowed(root.access("/", timeout_s=_TIMEOUT_S))
         asked = {
             place: [root.get(f"{_QUOTA}/{chroot.strip('/')}{place}/{name}", timeout_s=_TIMEOUT_S) for name in (_STATS, _LIMITS)]
@@ -90,7 +90,8 @@ def _allowed(answer: Future[T]) -> T | None:
 def _close(root: ZkCoordinator, paths: list[str], closed: tuple[Acl, ...]) -> list[str]:
     root.ensure(paths, timeout_s=_TIMEOUT_S)
     found = {path: root.access(path, timeout_s=_TIMEOUT_S) for path in paths}
-    wrong = [path for path, answer in found.items() if set(_ours(path, answer) or ()) != set(closed)]
+    entries = {path: _ours(path, answer) for path, answer in found.items()}
+    wrong = [path for path, ones in entries.items() if set(ones or ()) != set(closed)]
     setting = {path: root.set_access(path, closed, timeout_s=_TIMEOUT_S) for path in wrong}
     for path, answer in setting.items():
         _ours(path, answer)
