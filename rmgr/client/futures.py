@@ -20,6 +20,7 @@ from rmgr.client.results import Settled, error_of, value_of
 from rmgr.client.waiting import giving_slot_back
 from rmgr.coord.ports import Store
 from rmgr.errors import DeadlineExceeded, Unavailable
+from rmgr.model.resources import Request
 from rmgr.model.states import State
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class Source(Protocol):
     @property
     def number(self) -> int:
         """Its submission."""
+
+    @property
+    def request(self) -> Request | None:
+        """What each of its tasks asked for, None while that is not known."""
 
     @property
     def store(self) -> Store: ...
@@ -288,7 +293,7 @@ class Future(BaseFuture[Any]):
             except Exception as failure:  # noqa: BLE001 - kept, and raised by result()
                 error = failure
         else:
-            error = error_of(settled, self._source.number)
+            error = error_of(settled, self._source.number, request=self._source.request)
         with _lock:
             if not self._decoded:
                 self._result, self._exception = value, error

@@ -42,7 +42,7 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> b
 def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> bytes:
     try:
         return _cloud((args, kwargs))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - as above
         named = [(f"argument {at}", value) for at, value in enumerate(args)] + [
             (f"argument {name!r}", value) for name, value in kwargs.items()
         ]
@@ -52,19 +52,19 @@ def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: s
                 raise PickleFailed(
                     f"{name} of {function}, a {type(value).__qualname__}, cannot be pickled: {why}",
                     hint="pass plain data, or a key in the data store; open files, locks and connections cannot travel",
-                ) from error
-        raise PickleFailed(f"the arguments of {function} cannot be pickled: {type(error).__name__}: {error}") from error
+                ) from None
+        raise PickleFailed(f"the arguments of {function} cannot be pickled: {type(error).__name__}: {error}") from None
 
 
 def dump_function(function: Callable[..., Any]) -> bytes:
     """A function by value where no import can find it, else by name. Raises PickleFailed naming it."""
     try:
         return _cloud(function)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - as above
         raise PickleFailed(
             f"the function {name_of(function)} cannot be pickled: {type(error).__name__}: {error}",
             hint="it, or what it refers to, holds something that cannot travel: an open file, a lock, a connection",
-        ) from error
+        ) from None
 
 
 def dump_value(value: Any, what: str) -> bytes:
@@ -76,8 +76,8 @@ def dump_value(value: Any, what: str) -> bytes:
     except Exception:  # noqa: BLE001 - as above
         try:
             data = _cloud(value)
-        except Exception as error:
-            raise PickleFailed(f"{what}, a {type(value).__qualname__}, cannot be pickled: {type(error).__name__}: {error}") from error
+        except Exception as error:  # noqa: BLE001 - as above
+            raise PickleFailed(f"{what}, a {type(value).__qualname__}, cannot be pickled: {type(error).__name__}: {error}") from None
     if len(data) > MAX_VALUE_BYTES:
         raise ValueTooLarge(f"{what} has {len(data)} bytes; the limit is {MAX_VALUE_BYTES}", hint="store it in parts")
     return data

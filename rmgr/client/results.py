@@ -14,7 +14,9 @@ from rmgr.coord import keys
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import DataLost, PickleFailed, TaskFailed
 from rmgr.model.outcome import Outcome
+from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
+from rmgr.model.units import format_duration, format_size
 
 #: Lines of a failed task's output that its error shows.
 TAIL_LINES = 10
@@ -87,10 +89,12 @@ def _unreadable(what: str, error: Exception) -> PickleFailed:
     return PickleFailed(why, hint="is the module that defines it importable here?")
 
 
-def error_of(settled: Settled, number: int, *, loses: bool = False) -> BaseException:
+def error_of(settled: Settled, number: int, *, loses: bool = False, request: Request | None = None) -> BaseException:
     """The exception of a task that did not complete: its own, with the traceback there as cause, or TaskFailed.
 
-    loses: always TaskFailed, also when the task raised (what `wait_all` raises; its own exception is then the cause).
+    Args:
+        loses: always TaskFailed, also when the task raised (what `wait_all` raises; its own exception is then the cause).
+        request: what it asked for; an end at a limit names that and the keyword that sets it.
     """
     outcome = settled.outcome
     if outcome.state is State.CANCELLED:
@@ -99,14 +103,14 @@ def error_of(settled: Settled, number: int, *, loses: bool = False) -> BaseExcep
     if raised is not None and not loses:
         return raised
     failed = TaskFailed(
-        _sentence(settled, number),
+        _sentence(settled, number, request),
         task_id=f"{number}_{outcome.index}",
         reason=str(outcome.reason),
         attempts=max(1, settled.attempt),
         node=settled.node,
         log_tail=log_tail(outcome),
         work_exit_code=outcome.exit_code,
-        hint=f"rmgr logs {number}_{outcome.index}",
+        hint=_KEYWORDS.get(outcome.reason) or f"rmgr logs {number}_{outcome.index}",
     )
     failed.__cause__ = raised
     return failed
@@ -123,11 +127,30 @@ def _raised(outcome: Outcome) -> BaseException | None:
     return error if isinstance(error, BaseException) else None
 
 
-def _sentence(settled: Settled, number: int) -> str:
+#: How a limit is moved: TaskQueue and Executor take the same keywords.
+_KEYWORDS = {
+    Reason.TIME_LIMIT: "a longer limit: TaskQueue(f, time=SECONDS or '15m'), and the same of Executor",
+    Reason.OUT_OF_MEMORY: "say what it needs: TaskQueue(f, memory=BYTES or '2G'), and the same of Executor",
+}
+
+
+def _limit(reason: Reason, request: Request | None) -> str:
+    """The limit that it ran into, "" where none was asked for."""
+    if request is None:
+        return ""
+    if reason is Reason.TIME_LIMIT and request.time_limit_us:
+        return f"over its limit of {format_duration(request.time_limit_us / 1e6)}"
+    if reason is Reason.OUT_OF_MEMORY:
+        return f"over its {format_size(request.memory_bytes)}" if request.memory_bytes else "its node had no memory left"
+    return ""
+
+
+def _sentence(settled: Settled, number: int, request: Request | None) -> str:
     outcome = settled.outcome
     where = f" on {settled.node}" if settled.node else ""
     again = f", attempt {settled.attempt}" if settled.attempt > 1 else ""
-    what = outcome.error or (f"exit code {outcome.exit_code}" if outcome.exit_code is not None else "no details")
+    what = _limit(outcome.reason, request) or outcome.error
+    what = what or (f"exit code {outcome.exit_code}" if outcome.exit_code is not None else "no details")
     return f"task {number}_{outcome.index} failed{where}{again}: {outcome.reason} ({what})"
 
 

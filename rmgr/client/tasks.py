@@ -25,6 +25,7 @@ from rmgr.coord.ports import Store
 from rmgr.coord.records import encode_payloads
 from rmgr.errors import DeadlineExceeded, NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
 from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.resources import Request
 from rmgr.model.states import State
 
 #: Arguments of a task above this are written to the store by the caller, and not on the way to the queue, several in a row.
@@ -74,6 +75,11 @@ class Tasks:
     def number(self) -> int:
         """The submission."""
         return self.lane.number if self.lane is not None else 0
+
+    @property
+    def request(self) -> Request | None:
+        """What each task asked for."""
+        return self.lane.submission.request if self.lane is not None else None
 
     # -- adding (one caller at a time)
 
@@ -299,7 +305,7 @@ class Tasks:
         others = f" ({len(fatal)} tasks failed in all)" if len(fatal) > 1 else ""
         if settled is None:
             return TaskFailed(f"task {self.number}_{first} failed{others}", task_id=f"{self.number}_{first}", reason="FAILED")
-        error = error_of(settled, self.number, loses=True)
+        error = error_of(settled, self.number, loses=True, request=self.request)
         assert isinstance(error, TaskFailed)
         if others:
             error.message += others

@@ -26,12 +26,27 @@ def rebuild(error: BaseException, text: str) -> BaseException:
 class _Travelling:
     """Pickles as `rebuild(error, text)`."""
 
-    def __init__(self, error: BaseException, text: str) -> None:
+    def __init__(self, error: object, text: str) -> None:
         self.error = error
         self.text = text
 
     def __reduce__(self) -> tuple[object, ...]:
         return rebuild, (self.error, self.text)
+
+
+class _Uncalled:
+    """Pickles as an exception of the same class, arguments and attributes, whose constructor is not called when it is built again.
+
+    What builds it is Python's own (`__new__` of its built-in base): clients of any release can read it.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        kind = type(self.error)
+        base = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
+        return base.__new__, (kind, *self.error.args), {**self.error.__dict__, "args": self.error.args}
 
 
 def dump_value(value: object) -> bytes:
@@ -41,7 +56,7 @@ def dump_value(value: object) -> bytes:
     """
     try:
         return pickle.dumps(value, _PROTOCOL)
-    except Exception as plain:  # noqa: BLE001 - __reduce__ of user classes may raise anything
+    except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything
         try:
             data: bytes = cloudpickle.dumps(value, _PROTOCOL)
             return data
@@ -49,24 +64,25 @@ def dump_value(value: object) -> bytes:
             raise PickleFailed(
                 f"the result, a {_name(type(value))}, cannot be pickled: {type(error).__name__}: {error}",
                 hint="return plain data, or write a file and return its name",
-            ) from plain
+            ) from None
 
 
 def dump_exception(error: BaseException) -> tuple[bytes, str]:
     """(pickle of `error` with its traceback, one line "Type: message").
 
-    An exception that does not survive pickling is replaced by a `RemoteError` that keeps its type's name, its message
-    and its traceback.
+    One whose constructor takes other arguments than `args` is built again without calling it. What does not survive pickling at all is
+    replaced by a `RemoteError` that keeps its type's name, its message and its traceback.
     """
     text = format_traceback(error)
     line = summary(error)
-    for dumps in (pickle.dumps, cloudpickle.dumps):
-        try:
-            data = dumps(_Travelling(error, text), _PROTOCOL)
-            if type(pickle.loads(data)).__name__ == type(error).__name__:  # noqa: S301 - our own bytes: does it survive?
-                return data, line
-        except BaseException:  # noqa: BLE001, S112 - classes of users raise anything here, SystemExit too
-            continue
+    for carried in (error, _Uncalled(error)):
+        for dumps in (pickle.dumps, cloudpickle.dumps):
+            try:
+                data = dumps(_Travelling(carried, text), _PROTOCOL)
+                if type(pickle.loads(data)).__name__ == type(error).__name__:  # noqa: S301 - our own bytes: does it survive?
+                    return data, line
+            except BaseException:  # noqa: BLE001, S112 - classes of users raise anything here, SystemExit too
+                continue
     carrier = RemoteError(line, type_name=_name(type(error)), traceback=text)
     return pickle.dumps(_Travelling(carrier, text), _PROTOCOL), line
 

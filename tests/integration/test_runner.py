@@ -7,7 +7,9 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import cloudpickle
@@ -201,9 +203,7 @@ def _raise_unpicklable() -> None:
     class NoPickleError(Exception):
         def __init__(self, one: int, two: int) -> None:
             super().__init__(f"{one} and {two}")
-
-        def __reduce__(self) -> str:
-            raise TypeError("never")
+            self.lock = threading.Lock()
 
     raise NoPickleError(1, 2)
 
@@ -216,16 +216,43 @@ class NeedsTwoError(Exception):
 
 
 def _raise_unbuildable() -> None:
-    raise NeedsTwoError(1, 2)
+    error = NeedsTwoError(1, 2)
+    error.add_note("a note")
+    raise error
 
 
-@pytest.mark.parametrize("function", [_raise_unpicklable, _raise_unbuildable])
-def test_an_exception_that_cannot_travel_keeps_its_name_message_and_traceback(node: WorkNode, worker: Worker, function: object) -> None:
-    error = error_of(node.ended(node.call(worker, function)))  # type: ignore[arg-type]
+class NeedsKeywordsError(OSError):
+    """Of a built-in class with fields of its own; its keywords are in no `args`."""
+
+    def __init__(self, *, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+        self.one = one
+
+
+def _raise_keyword_only() -> None:
+    error = NeedsKeywordsError(one=1, two=2)
+    error.add_note("a note")
+    raise error
+
+
+def test_an_exception_that_cannot_travel_keeps_its_name_message_and_traceback(node: WorkNode, worker: Worker) -> None:
+    error = error_of(node.ended(node.call(worker, _raise_unpicklable)))
     assert isinstance(error, RemoteError)
     assert "1 and 2" in str(error)
-    assert error.type_name.endswith(("NoPickleError", "NeedsTwoError"))
+    assert error.type_name.endswith("NoPickleError")
     assert "raise" in error.traceback
+
+
+@pytest.mark.parametrize(("function", "name"), [(_raise_unbuildable, "NeedsTwoError"), (_raise_keyword_only, "NeedsKeywordsError")])
+def test_an_exception_whose_constructor_takes_other_arguments_keeps_its_type(
+    node: WorkNode, worker: Worker, function: Callable[[], None], name: str
+) -> None:
+    error = error_of(node.ended(node.call(worker, function)))
+    assert type(error).__name__ == name
+    assert "1 and 2" in str(error)
+    assert (getattr(error, "one", 1), error.__notes__) == (1, ["a note"])  # type: ignore[attr-defined]
+    assert isinstance(error.__cause__, RemoteTraceback)
+    assert name in str(error.__cause__)
 
 
 @pytest.mark.parametrize(

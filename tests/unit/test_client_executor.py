@@ -302,6 +302,7 @@ def test_what_calls_print_appears_here(cluster: Cluster, capsys: pytest.CaptureF
 
 class _Source:
     number = 7
+    request = None
     store = None
 
     def trouble(self) -> str:
