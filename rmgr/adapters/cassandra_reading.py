@@ -12,8 +12,8 @@ from rmgr.adapters.cassandra_calls import Calls
 from rmgr.adapters.cassandra_layout import chunk_place
 from rmgr.adapters.cassandra_rows import Manifest, manifest_of
 from rmgr.adapters.cassandra_statements import Request, ask
-from rmgr.adapters.store_rules import Deadline, data_lost, verify
-from rmgr.coord.ports import Encoding
+from rmgr.adapters.store_rules import Deadline, about_of, data_lost, encoding_of, verify
+from rmgr.coord.ports import About, Encoding
 from rmgr.errors import DataLost, StoreUnavailable
 
 #: Chunks of one value in flight while it is read whole: 4 MiB; while it is streamed: 2 MiB.
@@ -42,8 +42,8 @@ class Reader:
         found = zip(keys, map(manifest_of, answers), strict=True)
         return [key for key, manifest in found if manifest is not None and manifest.is_live]
 
-    def get(self, key: str, deadline: Deadline) -> tuple[bytes, Encoding, bytes] | None:
-        """The value whole, and its SHA-256; read again from the start when it is replaced meanwhile."""
+    def get(self, key: str, deadline: Deadline) -> tuple[bytes, About] | None:
+        """The value whole, and what is known of it; read again from the start when it is replaced meanwhile."""
         doing = f"read {key!r}"
         while True:
             manifest = self.manifest(key, deadline, doing)
@@ -53,7 +53,7 @@ class Reader:
                 value = self._whole(key, manifest, deadline, doing)
                 # One that stands in its row may have come from another node's, with a hash of its own.
                 digest = manifest.digest if manifest.chunks else sha256(value).digest()
-                return value, Encoding(manifest.encoding), digest
+                return value, about_of(len(value), manifest.encoding, digest)
             except Replaced:
                 deadline.check(doing)
 
@@ -103,10 +103,17 @@ class Reader:
             if manifest.chunks:
                 value = self.get(key, deadline)
                 if value is not None:
-                    found[key] = value[:2]
+                    found[key] = value[0], value[1].encoding
             else:
-                found[key] = self._inline(key, manifest, deadline, doing), Encoding(manifest.encoding)
+                found[key] = self._inline(key, manifest, deadline, doing), encoding_of(manifest.encoding)
         return found
+
+    def about_many(self, keys: list[str], deadline: Deadline) -> dict[str, About]:
+        """What is known of those `keys` that have a value."""
+        doing = f"look at {len(keys)} values"
+        answers = map(manifest_of, self._calls.each([ask("value", key) for key in keys], deadline, doing))
+        found = {key: manifest for key, manifest in zip(keys, answers, strict=True) if manifest is not None and manifest.is_live}
+        return {key: about_of(manifest.size, manifest.encoding, manifest.digest) for key, manifest in found.items()}
 
     def stream(self, key: str, timeout_s: float) -> Iterator[bytes] | None:
         """Chunks of the value, four read at a time."""

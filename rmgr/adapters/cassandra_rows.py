@@ -12,7 +12,8 @@ from uuid import UUID
 
 from rmgr.adapters.cassandra_layout import bucket_of, scope_of
 from rmgr.adapters.cassandra_statements import Request, ask
-from rmgr.adapters.store_rules import expiry_ms, now_ms
+from rmgr.adapters.store_rules import expiry_ms, marked, now_ms
+from rmgr.coord.ports import Encoding, Note
 from rmgr.errors import UsageError
 
 #: Values up to this size (bytes) lie in their manifest; larger ones in chunks of their own generation.
@@ -64,9 +65,10 @@ def lifetime(ttl_s: float | None) -> Lifetime:
     return Lifetime(expires_ms=expires, ttl_s=math.ceil(ttl_s) + 1)
 
 
-def small(value: bytes, encoding: str, life: Lifetime) -> Manifest:
+def small(value: bytes, encoding: Encoding, life: Lifetime, note: Note = b"") -> Manifest:
     """The manifest that holds `value` itself."""
-    return Manifest(len(value), sha256(value).digest(), encoding, life.expires_ms, None, 0, value)
+    digest = sha256(value).digest()
+    return Manifest(len(value), digest, marked(encoding, note, digest), life.expires_ms, None, 0, value)
 
 
 def manifest_of(rows: list[Any]) -> Manifest | None:

@@ -49,9 +49,12 @@ from rmgr.adapters.store_rules import (
     check_prefix,
     check_size,
     cut,
+    encoding_of,
     key_exists,
+    marked,
+    notes_of,
 )
-from rmgr.coord.ports import Encoding
+from rmgr.coord.ports import About, Encoding, Note
 from rmgr.errors import RmgrError, UsageError
 
 #: Chunks of one upload in flight: 4 MiB.
@@ -103,6 +106,7 @@ class CassandraStore:
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,
         overwrite: bool = True,
+        note: Note = b"",
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put`. Holds at most 5 MiB of an iterable: eight chunks on their way and the one that is read."""
@@ -115,9 +119,9 @@ class CassandraStore:
             raise key_exists([key])  # early; what decides is the claim
         first = next(chunks, b"")
         if len(first) <= INLINE_BYTES:  # then it is the only one: all but the last are full
-            manifest = small(first, encoding.value, life)
+            manifest = small(first, encoding, life, note)
         else:
-            manifest = self._upload(key, chain((first,), chunks), encoding, life, deadline)
+            manifest = self._upload(key, chain((first,), chunks), encoding, life, deadline, note)
         self._write({key: manifest}, life, overwrite=overwrite, deadline=deadline, doing=doing)
 
     def put_many(
@@ -127,6 +131,7 @@ class CassandraStore:
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,
         overwrite: bool = True,
+        notes: Sequence[bytes] = (),
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. In groups of up to 4 MiB; the rows of a group are seen one by one as they are written."""
@@ -137,14 +142,15 @@ class CassandraStore:
             if not isinstance(value, bytes):
                 raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
             check_size(key, len(value))
+        beside = {key: note for (key, _), note in zip(rows, notes_of(rows, notes), strict=True)}
         for group in _groups(dict(rows)):
             doing = f"put {len(group)} values ({next(iter(group))!r} ...)" if len(group) > 1 else f"put {next(iter(group))!r}"
             if not overwrite:
                 self._refuse_existing(group, deadline, doing)
             manifests = {
-                key: small(value, encoding.value, life)
+                key: small(value, encoding, life, beside[key])
                 if len(value) <= INLINE_BYTES
-                else self._upload(key, cut(key, value, CHUNK_BYTES), encoding, life, deadline)
+                else self._upload(key, cut(key, value, CHUNK_BYTES), encoding, life, deadline, beside[key])
                 for key, value in group.items()
             }
             self._write(manifests, life, overwrite=overwrite, deadline=deadline, doing=doing)
@@ -179,12 +185,25 @@ class CassandraStore:
         """See `Store.get`. A damaged or missing piece is asked for at other nodes before it is `DataLost`."""
         check_key(key)
         found = self._reader.get(key, Deadline(timeout_s))
-        return None if found is None else found[:2]
+        return None if found is None else (found[0], found[1].encoding)
 
     def get_hashed(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
         """As `get`, and the SHA-256 that the value was found to have: who compares it with another one need not hash again."""
+        found = self.get_noted(key, timeout_s=timeout_s)
+        return None if found is None else (found[0], found[1].encoding, found[1].sha256)
+
+    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
+        """See `Store.get_noted`."""
         check_key(key)
         return self._reader.get(key, Deadline(timeout_s))
+
+    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
+        """See `Store.about`."""
+        return self.about_many([key], timeout_s=timeout_s).get(key)
+
+    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
+        """See `Store.about_many`. One request a key, 64 at a time; small values travel with what is known of them."""
+        return self._reader.about_many(list(dict.fromkeys(map(check_key, keys))), Deadline(timeout_s))
 
     def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
         """See `store_rules.fetch`. A value above 64 KiB becomes the file, four chunks at a time."""
@@ -207,7 +226,7 @@ class CassandraStore:
         """See `Store.head`."""
         check_key(key)
         manifest = self._reader.manifest(key, Deadline(timeout_s), f"read {key!r}")
-        return None if manifest is None else (manifest.size, Encoding(manifest.encoding))
+        return None if manifest is None else (manifest.size, encoding_of(manifest.encoding))
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`. Cheap for a prefix that names its family (and submission): 16 requests; see `Listing`."""
@@ -262,7 +281,9 @@ class CassandraStore:
 
     # -- private ------------------------------------------------------------------------------------------------------
 
-    def _upload(self, key: str, chunks: Iterable[bytes], encoding: Encoding, life: Lifetime, deadline: Deadline) -> Manifest:
+    def _upload(
+        self, key: str, chunks: Iterable[bytes], encoding: Encoding, life: Lifetime, deadline: Deadline, note: Note = b""
+    ) -> Manifest:
         """Writes the chunks of a new generation; returns the manifest that is to refer to them."""
         doing = f"put {key!r}"
         generation = uuid4()
@@ -281,7 +302,8 @@ class CassandraStore:
 
         for _ in self._calls.each(requests(), deadline, doing, window=UPLOAD_WINDOW):
             pass
-        return Manifest(size, digest.digest(), encoding.value, life.expires_ms, generation, count, b"")
+        whole = digest.digest()
+        return Manifest(size, whole, marked(encoding, note, whole), life.expires_ms, generation, count, b"")
 
     def _write(self, manifests: Mapping[str, Manifest], life: Lifetime, *, overwrite: bool, deadline: Deadline, doing: str) -> None:
         """Makes values visible: scopes, then the index, then the manifests."""

@@ -18,11 +18,12 @@ from rmgr.adapters.store_rules import (
     check_size,
     expiry_ms,
     key_exists,
+    notes_of,
     now_ms,
     pieces,
     verify,
 )
-from rmgr.coord.ports import Encoding
+from rmgr.coord.ports import About, Encoding, Note
 from rmgr.errors import StoreUnavailable, UsageError
 
 
@@ -32,6 +33,11 @@ class _Row:
     digest: bytes
     encoding: Encoding
     expires_ms: int | None
+    note: bytes = b""
+
+    @property
+    def about(self) -> About:
+        return About(len(self.value), self.encoding, self.digest, self.note)
 
 
 class _Shelf:
@@ -70,6 +76,7 @@ class MemoryStore:
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,
         overwrite: bool = True,
+        note: Note = b"",
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put`."""
@@ -87,7 +94,8 @@ class MemoryStore:
                 deadline.check(f"put {key!r}")
                 parts.append(piece)
             whole = b"".join(parts)
-        row = _Row(whole, sha256(whole).digest(), encoding, ttl_ms)
+        digest = sha256(whole).digest()
+        row = _Row(whole, digest, encoding, ttl_ms, note if isinstance(note, bytes) else note(digest))
         with self._shelf.lock:
             if not overwrite and self._alive(key) is not None:
                 raise key_exists([key])
@@ -100,6 +108,7 @@ class MemoryStore:
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,
         overwrite: bool = True,
+        notes: Sequence[bytes] = (),
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`."""
@@ -114,8 +123,8 @@ class MemoryStore:
             taken = [] if overwrite else sorted({key for key, _ in rows if self._alive(key) is not None})
             if taken:
                 raise key_exists(taken)
-            for key, value in rows:
-                self._set(key, _Row(value, sha256(value).digest(), encoding, ttl_ms))
+            for (key, value), note in zip(rows, notes_of(rows, notes), strict=True):
+                self._set(key, _Row(value, sha256(value).digest(), encoding, ttl_ms, note))
 
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
         """See `Store.get`."""
@@ -144,6 +153,25 @@ class MemoryStore:
         with self._shelf.lock:
             row = self._alive(key)
         return None if row is None else (len(row.value), row.encoding)
+
+    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
+        """See `Store.about`."""
+        return self.about_many([key], timeout_s=timeout_s).get(key)
+
+    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
+        """See `Store.about_many`."""
+        self._begin(timeout_s, f"look at {len(keys)} values")
+        with self._shelf.lock:
+            rows = {key: self._alive(check_key(key)) for key in keys}
+        return {key: row.about for key, row in rows.items() if row is not None}
+
+    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
+        """See `Store.get_noted`."""
+        self._begin(timeout_s, f"read {key!r}")
+        check_key(key)
+        with self._shelf.lock:
+            row = self._alive(key)
+        return None if row is None else (verify(key, row.value, len(row.value), row.digest), row.about)
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`."""

@@ -6,6 +6,7 @@ puts may be repeated; after a put that must not overwrite, what stands there is 
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 import time
@@ -18,19 +19,28 @@ import grpc
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import ERROR_KEY, rebuild
 from rmgr.adapters.rpc_gateway_dial import Gateways, user_metadata
-from rmgr.adapters.store_rules import CHUNK_BYTES, Deadline, check_key, check_limit, check_prefix, check_size, expiry_ms, key_exists, pieces
-from rmgr.coord.ports import Encoding
+from rmgr.adapters.rpc_gateway_parts import MESSAGE_BYTES, batches, offer, put_request, told_about, with_last
+from rmgr.adapters.store_rules import (
+    CHUNK_BYTES,
+    Deadline,
+    check_key,
+    check_limit,
+    check_prefix,
+    check_size,
+    expiry_ms,
+    key_exists,
+    notes_of,
+    pieces,
+)
+from rmgr.coord.ports import About, Encoding, Note
 from rmgr.errors import DataLost, KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
 
 T = TypeVar("T")
 
-#: Rows or keys of one message (bytes): with room to the message limit of 4 MiB.
-MESSAGE_BYTES = 2 * 1024 * 1024
 #: Keys of one page of a listing.
 PAGE_KEYS = 1000
-_ROW_BYTES = 64
 _AHEAD = 4  # parts of a large value that wait to be sent
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
 
@@ -61,6 +71,7 @@ class GatewayStore:
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,
         overwrite: bool = True,
+        note: Note = b"",
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put`. Holds at most 3 MiB of an iterable, which can be sent only once."""
@@ -68,12 +79,13 @@ class GatewayStore:
         check_key(key)
         expiry_ms(ttl_s)
         if isinstance(value, bytes) and len(value) <= MESSAGE_BYTES:
-            self._put([(key, value)], encoding, ttl_s, overwrite=overwrite, deadline=deadline)
+            made = note if isinstance(note, bytes) else note(hashlib.sha256(value).digest())
+            self._put([(key, value)], encoding, ttl_s, overwrite=overwrite, deadline=deadline, notes=(made,))
         elif isinstance(value, bytes | bytearray | memoryview):
             whole = memoryview(value).cast("B")
             check_size(key, len(whole))
             self._repeat(
-                lambda stub: self._write(stub, key, pieces(key, [whole], CHUNK_BYTES), encoding, ttl_s, overwrite, deadline),
+                lambda stub: self._write(stub, key, pieces(key, [whole], CHUNK_BYTES), encoding, ttl_s, overwrite, deadline, note),
                 deadline,
                 f"write {key!r}",
                 mine=None if overwrite else lambda: self.get(key, timeout_s=deadline.left_s()) == (bytes(whole), encoding),
@@ -81,7 +93,7 @@ class GatewayStore:
         elif isinstance(value, str) or not isinstance(value, Iterable):
             raise UsageError(f"the value of {key!r} must be bytes or an iterable of bytes, not {type(value).__name__}")
         else:
-            self._put_stream(key, pieces(key, value, CHUNK_BYTES), encoding, ttl_s, overwrite=overwrite, deadline=deadline)
+            self._put_stream(key, pieces(key, value, CHUNK_BYTES), encoding, ttl_s, overwrite=overwrite, deadline=deadline, note=note)
 
     def put_many(
         self,
@@ -90,23 +102,29 @@ class GatewayStore:
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,
         overwrite: bool = True,
+        notes: Sequence[bytes] = (),
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. Rows over 512 KiB go one by one after the others."""
         deadline = Deadline(timeout_s)
         expiry_ms(ttl_s)
         small: list[tuple[str, bytes]] = []
-        large: list[tuple[str, bytes]] = []
-        for key, value in rows:
+        large: list[tuple[str, bytes, bytes]] = []
+        beside: list[bytes] = []
+        for (key, value), note in zip(rows, notes_of(rows, notes), strict=True):
             check_key(key)
             if not isinstance(value, bytes):
                 raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
             check_size(key, len(value))
-            (small if len(value) <= CHUNK_BYTES else large).append((key, value))
+            if len(value) > CHUNK_BYTES:
+                large.append((key, value, note))
+            else:
+                small.append((key, value))
+                beside.append(note)
         if small:
-            self._put(small, encoding, ttl_s, overwrite=overwrite, deadline=deadline)
-        for key, value in large:
-            self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, timeout_s=deadline.left_s())
+            self._put(small, encoding, ttl_s, overwrite=overwrite, deadline=deadline, notes=beside)
+        for key, value, note in large:
+            self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, note=note, timeout_s=deadline.left_s())
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`. After a lost answer it says True: it was there for all that is known."""
@@ -128,25 +146,50 @@ class GatewayStore:
 
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
         """See `Store.get`. Peak memory is about twice the value."""
+        found = self.get_noted(key, timeout_s=timeout_s)
+        return None if found is None else (found[0], found[1].encoding)
+
+    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
+        """See `Store.get_noted`."""
         deadline = Deadline(timeout_s)
         check_key(key)
         found = self._get(key, deadline)
         if found is None or not found.large:
-            return None if found is None else (found.data, Encoding(found.encoding))
+            return None if found is None else (found.data, told_about(found, found.data))
 
-        def read(stub: Any) -> tuple[bytes, Encoding] | None:
+        def read(stub: Any) -> tuple[bytes, About] | None:
             parts = list(self._read(stub, key, deadline))
             if not parts[-1].last:
                 raise _broken_off(key)
-            return (b"".join(part.data for part in parts), Encoding(parts[0].encoding)) if parts[0].found else None
+            whole = b"".join(part.data for part in parts)
+            return (whole, told_about(parts[0], whole)) if parts[0].found else None
 
         return self._repeat(read, deadline, f"read {key!r}")
+
+    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
+        """See `Store.about`."""
+        return self.about_many([key], timeout_s=timeout_s).get(key)
+
+    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
+        """See `Store.about_many`."""
+        deadline = Deadline(timeout_s)
+        found: dict[str, About] = {}
+        for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
+            request = pb.KeysRequest(keys=[key for key, _ in some])
+
+            def read(stub: Any, request: Any = request) -> list[Any]:
+                call = stub.About(request, timeout=self._left(deadline), metadata=self._metadata)
+                return [row for rows in call for row in rows.rows]
+
+            for row in self._repeat(read, deadline, f"look at {len(some)} values"):
+                found[row.key] = About(row.size, Encoding(row.encoding), row.sha256, row.note)
+        return found
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
         """See `Store.get_many`."""
         deadline = Deadline(timeout_s)
         found: dict[str, tuple[bytes, Encoding]] = {}
-        for some in _batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
+        for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
             request = pb.KeysRequest(keys=[key for key, _ in some])
 
             def read(stub: Any, request: Any = request) -> list[Any]:
@@ -213,12 +256,22 @@ class GatewayStore:
 
     # -- small values
 
-    def _put(self, rows: list[tuple[str, bytes]], encoding: Encoding, ttl_s: float | None, *, overwrite: bool, deadline: Deadline) -> None:
+    def _put(
+        self,
+        rows: list[tuple[str, bytes]],
+        encoding: Encoding,
+        ttl_s: float | None,
+        *,
+        overwrite: bool,
+        deadline: Deadline,
+        notes: Sequence[bytes] = (),
+    ) -> None:
         """Rows that fit a message each; all in one step at the store where it can."""
         missing = rows
+        beside = dict(zip((key for key, _ in rows), notes_of(rows, notes), strict=True))
 
         def write(stub: Any) -> None:
-            requests = [_put_request(some, encoding, ttl_s, overwrite) for some in _batches(missing)]
+            requests = [put_request(some, encoding, ttl_s, overwrite, beside) for some in batches(missing)]
             if len(requests) == 1:
                 self._call(stub.Put, requests[0], deadline)
             else:
@@ -245,13 +298,21 @@ class GatewayStore:
     # -- large values
 
     def _write(
-        self, stub: Any, key: str, parts: Iterator[bytes], encoding: Encoding, ttl_s: float | None, overwrite: bool, deadline: Deadline
+        self,
+        stub: Any,
+        key: str,
+        parts: Iterator[bytes],
+        encoding: Encoding,
+        ttl_s: float | None,
+        overwrite: bool,
+        deadline: Deadline,
+        note: Note,
     ) -> None:
         first = pb.ValuePart(key=key, encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite)
-        self._call(stub.Write, _with_last(first, parts), deadline)
+        self._call(stub.Write, with_last(first, parts, note), deadline)
 
     def _put_stream(
-        self, key: str, parts: Iterator[bytes], encoding: Encoding, ttl_s: float | None, *, overwrite: bool, deadline: Deadline
+        self, key: str, parts: Iterator[bytes], encoding: Encoding, ttl_s: float | None, *, overwrite: bool, deadline: Deadline, note: Note
     ) -> None:
         """The caller's iterable runs in the caller's thread; what it raises breaks the call off and is raised here."""
         if self.head(key, timeout_s=deadline.left_s()) is not None and not overwrite:  # also finds a gateway that answers
@@ -266,12 +327,12 @@ class GatewayStore:
         first = pb.ValuePart(key=key, encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite)
         endpoint = self._gateways.current
         stub = gateway_pb2_grpc.StoreStub(self._gateways.channel(endpoint))
-        call = stub.Write.future(_with_last(first, feed(), broken), timeout=self._left(deadline), metadata=self._metadata)
+        call = stub.Write.future(with_last(first, feed(), note, broken), timeout=self._left(deadline), metadata=self._metadata)
         try:
             for part in parts:
-                if not _offer(ahead, part, call):
+                if not offer(ahead, part, call):
                     break
-            _offer(ahead, None, call)
+            offer(ahead, None, call)
             call.result()
         except grpc.RpcError as error:
             raise self._told(error, endpoint, f"write {key!r}") from None
@@ -392,40 +453,3 @@ def _broken_off(key: str) -> DataLost:
     return DataLost(f"the value of {key!r} was broken off by the gateway", hint="read it again")
 
 
-def _offer(ahead: queue.Queue[bytes | None], part: bytes | None, call: Any) -> bool:
-    """Waits for room; False when the call is over and nobody takes it any more."""
-    while not call.done():
-        with suppress(queue.Full):
-            ahead.put(part, timeout=0.1)
-            return True
-    return False
-
-
-def _with_last(first: Any, parts: Iterator[bytes], broken: threading.Event | None = None) -> Iterator[Any]:
-    """The messages of a large value; only a whole one ends with a part marked `last`."""
-    yield first
-    for part in parts:
-        yield pb.ValuePart(data=part)
-    if broken is None or not broken.is_set():
-        yield pb.ValuePart(last=True)
-
-
-def _put_request(rows: Sequence[tuple[str, bytes]], encoding: Encoding, ttl_s: float | None, overwrite: bool) -> Any:
-    return pb.PutRequest(
-        rows=[pb.Row(key=key, data=value) for key, value in rows], encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite
-    )
-
-
-def _batches(rows: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """Rows in messages of at most 2 MiB, one row at least."""
-    batch: list[tuple[str, bytes]] = []
-    size = 0
-    for row in rows:
-        weight = len(row[1]) + 4 * len(row[0]) + _ROW_BYTES
-        if batch and size + weight > MESSAGE_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(row)
-        size += weight
-    if batch:
-        yield batch

@@ -11,6 +11,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from hashlib import sha256
 from itertools import chain
 from typing import Self, TypeVar
@@ -25,18 +26,22 @@ from rmgr.adapters.sqlite_writer import Writer
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
     Deadline,
+    about_of,
     bind,
     check_key,
     check_limit,
     check_prefix,
     check_size,
     cut,
+    encoding_of,
     expiry_ms,
     key_exists,
+    marked,
+    notes_of,
     now_ms,
     verify,
 )
-from rmgr.coord.ports import Encoding
+from rmgr.coord.ports import About, Encoding, Note
 from rmgr.errors import RmgrError, UsageError
 
 T = TypeVar("T")
@@ -83,6 +88,7 @@ class SqliteStore:
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,
         overwrite: bool = True,
+        note: Note = b"",
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put`. One commit, and above 512 KiB a file before it; holds at most 4 MiB of an iterable."""
@@ -96,11 +102,12 @@ class SqliteStore:
         second = next(stages, None)
         row = Row(key, 0, b"", encoding.value, expires_ms, 0, 0, None)
         if second is None and len(first) <= CHUNK_BYTES:
-            row = row._replace(size=len(first), sha256=sha256(first).digest(), inline=first)
+            digest = sha256(first).digest()
+            row = row._replace(size=len(first), sha256=digest, encoding=marked(encoding, note, digest), inline=first)
             self._put_rows([row], len(first) + _ROW_BYTES, overwrite=overwrite, deadline=deadline)
             return
         parts = (first,) if second is None else chain((first, second), stages)
-        self._large.put(row, parts, overwrite=overwrite, deadline=deadline)
+        self._large.put(row, parts, overwrite=overwrite, deadline=deadline, mark=partial(marked, encoding, note))
 
     def put_hashed(self, key: str, parts: Sequence[bytes], digest: bytes, *, timeout_s: float = 30.0) -> None:
         """As `put` of raw bytes whose SHA-256 the caller has taken. With another `digest` the value cannot be read (`DataLost`)."""
@@ -121,31 +128,32 @@ class SqliteStore:
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,
         overwrite: bool = True,
+        notes: Sequence[bytes] = (),
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. A commit for every 4 MiB of rows; rows over 512 KiB go one by one after the others."""
         deadline = Deadline(timeout_s)
         expires_ms = expiry_ms(ttl_s)
         small: list[Row] = []
-        large: list[tuple[str, bytes]] = []
+        large: list[tuple[str, bytes, bytes]] = []
         weight = 0
-        for key, value in rows:
+        for (key, value), note in zip(rows, notes_of(rows, notes), strict=True):
             check_key(key)
             if not isinstance(value, bytes):
                 raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
             if len(value) > CHUNK_BYTES:
                 check_size(key, len(value))
-                large.append((key, value))
+                large.append((key, value, note))
                 continue
-            small.append(Row(key, len(value), sha256(value).digest(), encoding.value, expires_ms, 0, 0, value))
+            small.append(Row(key, len(value), sha256(value).digest(), marked(encoding, note, b""), expires_ms, 0, 0, value))
             weight += len(value) + _ROW_BYTES
             if weight > 2 * STAGE_BYTES:
                 self._put_rows(small, weight, overwrite=overwrite, deadline=deadline)
                 small, weight = [], 0
         if small:
             self._put_rows(small, weight, overwrite=overwrite, deadline=deadline)
-        for key, value in large:
-            self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, timeout_s=deadline.left_s())
+        for key, value, note in large:
+            self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, note=note, timeout_s=deadline.left_s())
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`. The file of a large value goes with a `sweep`."""
@@ -165,6 +173,11 @@ class SqliteStore:
 
     def get_hashed(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
         """As `get`, and the SHA-256 that the value was found to have: who compares it with another one need not hash again."""
+        found = self.get_noted(key, timeout_s=timeout_s)
+        return None if found is None else (found[0], found[1].encoding, found[1].sha256)
+
+    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
+        """See `Store.get_noted`."""
         check_key(key)
         deadline = Deadline(timeout_s)
         row = self._select(key, deadline)
@@ -174,7 +187,23 @@ class SqliteStore:
         if found is None:
             return None
         row, value = found
-        return verify(key, value, row.size, row.sha256), Encoding(row.encoding), row.sha256
+        return verify(key, value, row.size, row.sha256), about_of(row.size, row.encoding, row.sha256)
+
+    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
+        """See `Store.about`."""
+        return self.about_many([key], timeout_s=timeout_s).get(key)
+
+    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
+        """See `Store.about_many`. One statement for every 256 keys."""
+        deadline = Deadline(timeout_s)
+        wanted = list(dict.fromkeys(map(check_key, keys)))
+        found: dict[str, About] = {}
+        for start in range(0, len(wanted), table.KEYS_PER_STATEMENT):
+            some = wanted[start : start + table.KEYS_PER_STATEMENT]
+            with self._reading(deadline, f"look at {len(wanted)} values in", some[0]) as connection:
+                batch = table.select_heads(connection, some)
+            found |= {key: about_of(size, column, digest) for key, size, column, digest in batch}
+        return found
 
     def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
         """See `store_rules.fetch`. `path` becomes a second name of the value's file, or a copy on another file system."""
@@ -228,7 +257,7 @@ class SqliteStore:
         check_key(key)
         with self._reading(Deadline(timeout_s), f"read {key!r} from", key) as connection:
             row = table.select_head(connection, key)
-        return None if row is None else (row[0], Encoding(row[1]))
+        return None if row is None else (row[0], encoding_of(row[1]))
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`. Reads `limit` entries of the key index, however large the store is."""
@@ -314,4 +343,4 @@ class SqliteStore:
 
 
 def _whole(row: Row) -> tuple[bytes, Encoding]:
-    return verify(row.key, row.inline or b"", row.size, row.sha256), Encoding(row.encoding)
+    return verify(row.key, row.inline or b"", row.size, row.sha256), encoding_of(row.encoding)

@@ -34,8 +34,12 @@ class ChunkRows:
         self._writer = writer
         self._readers = readers
 
-    def put(self, row: Row, parts: Iterable[bytes], *, overwrite: bool, deadline: Deadline) -> None:
+    def put(
+        self, row: Row, parts: Iterable[bytes], *, overwrite: bool, deadline: Deadline, mark: Callable[[bytes], str] | None = None
+    ) -> None:
         """A commit for every part, while the next one is read, and the manifest `row` in the last; `row.sha256`: if it is known.
+
+        mark: what stands as its encoding, by its SHA-256.
 
         Raises: KeyExists, StoreUnavailable, and what `parts` raises.
         """
@@ -58,9 +62,9 @@ class ChunkRows:
                 chunks += -(-len(part) // CHUNK_BYTES)
             if writing is not None:
                 self._writer.wait(writing, deadline)
-            manifest = row._replace(
-                size=size, sha256=row.sha256 if digest is None else digest.digest(), generation=generation, chunks=chunks
-            )
+            taken = row.sha256 if digest is None else digest.digest()
+            column = row.encoding if mark is None else mark(taken)
+            manifest = row._replace(size=size, sha256=taken, encoding=column, generation=generation, chunks=chunks)
             self._write(lambda connection: table.end_upload(connection, manifest, overwrite=overwrite), deadline, _ROW_BYTES, doing)
         except BaseException:
             with suppress(RmgrError):

@@ -68,6 +68,12 @@ def select_head(connection: sqlite3.Connection, key: str) -> tuple[int, str] | N
     return row
 
 
+def select_heads(connection: sqlite3.Connection, keys: list[str]) -> list[tuple[str, int, str, bytes]]:
+    """(key, size, encoding, SHA-256) of up to `KEYS_PER_STATEMENT` keys; no value is read."""
+    sql = f"SELECT key, size, encoding, sha256 FROM manifest WHERE key IN ({_marks(keys)}) AND {ALIVE}"
+    return list(connection.execute(sql, (*keys, now_ms())))
+
+
 def select_keys(connection: sqlite3.Connection, prefix: str, after: str, limit: int) -> list[str]:
     """Up to `limit` keys with `prefix`, sorted, greater than `after`."""
     where, parameters = _range(prefix)

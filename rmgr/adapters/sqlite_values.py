@@ -50,8 +50,10 @@ class ValueFiles:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def put(self, row: Row, parts: Iterable[bytes], *, overwrite: bool, deadline: Deadline) -> None:
-        """Makes a file of `parts` durable, then commits the manifest `row`; `row.sha256`: if it is known.
+    def put(
+        self, row: Row, parts: Iterable[bytes], *, overwrite: bool, deadline: Deadline, mark: Callable[[bytes], str] | None = None
+    ) -> None:
+        """Makes a file of `parts` durable, then commits the manifest `row`; `row.sha256`: if it is known; mark: its encoding.
 
         Raises: KeyExists, StoreUnavailable, and what `parts` raises. Cost: 0.5 ms a MB, and an fsync of the file beside the commit's.
         """
@@ -60,10 +62,11 @@ class ValueFiles:
         path = self._path(generation)
         try:
             size, digest = self._make(path, parts, row.sha256, deadline, doing)
+            column = row.encoding if mark is None else mark(digest)
         except BaseException:
             _remove(path)  # its number goes with a sweep
             raise
-        manifest = row._replace(size=size, sha256=digest, generation=generation, chunks=-(-size // CHUNK_BYTES))
+        manifest = row._replace(size=size, sha256=digest, encoding=column, generation=generation, chunks=-(-size // CHUNK_BYTES))
         try:
             self._writer.write(
                 lambda connection: table.end_upload(connection, manifest, overwrite=overwrite),

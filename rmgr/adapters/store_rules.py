@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from rmgr.coord.ports import About, Encoding
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
 
 if TYPE_CHECKING:
-    from rmgr.coord.ports import Encoding, Store
+    from rmgr.coord.ports import Note, Store
 
 #: A value is cut into chunks of this size (bytes); the last one may be shorter. Cassandra's practical blob limit is 1 MiB.
 CHUNK_BYTES = 512 * 1024
@@ -167,6 +169,34 @@ def fetch(store: Store, key: str, path: str, *, timeout_s: float = 30.0) -> tupl
         return found
     whole = get_hashed(store, key, timeout_s=timeout_s)
     return None if whole is None else (whole[0], whole[2])
+
+
+# How encoding and note stand in one column: "raw", or "raw <note in base64>". Who knows no notes refuses the second, and none is
+# written before everybody knows them.
+
+
+def marked(encoding: Encoding, note: Note, digest: bytes) -> str:
+    """The column of a value with that SHA-256. Raises: what `note` raises."""
+    made = note if isinstance(note, bytes) else note(digest)
+    return f"{encoding.value} {base64.b64encode(made).decode('ascii')}" if made else encoding.value
+
+
+def encoding_of(column: str) -> Encoding:
+    """How the bytes are to be read."""
+    return Encoding(column.partition(" ")[0])
+
+
+def about_of(size: int, column: str, digest: bytes) -> About:
+    """What a manifest says."""
+    encoding, _, note = column.partition(" ")
+    return About(size, Encoding(encoding), digest, base64.b64decode(note) if note else b"")
+
+
+def notes_of(rows: Sequence[object], notes: Sequence[bytes]) -> Sequence[bytes]:
+    """One for each row. Raises UsageError."""
+    if notes and len(notes) != len(rows):
+        raise UsageError(f"{len(notes)} notes for {len(rows)} rows")
+    return notes or (b"",) * len(rows)
 
 
 def data_lost(key: str, what: str) -> DataLost:

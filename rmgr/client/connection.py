@@ -45,7 +45,7 @@ class Connection:
         self.config = config
         self.coordinator = coordinator
         self.functions = Functions(submitter.store)
-        self.store = Values(submitter.store, coordinator)
+        self.store: Values = getattr(submitter, "values", None) or Values(submitter.store, coordinator)
         self.pid = os.getpid()
         self.is_closed = False
 

@@ -41,6 +41,7 @@ from rmgr.model.version import PROTOCOL
 from rmgr.runtime.mailbox import Closed, Mailbox
 
 if TYPE_CHECKING:
+    from rmgr.client.deeds import Deeds
     from rmgr.client.lines import Lines
     from rmgr.model.line import Ahead, Told
 
@@ -57,7 +58,7 @@ class Engine:
     Args:
         coordinator, store: connected; closed with the engine.
         cap_blocks: overrides the queues' `max_pending_blocks` (tests).
-        signer, authenticity: sign what is sent, judge what comes back (secured clusters).
+        signer, authenticity, deeds: sign what is sent, judge what comes back and whose values are (secured clusters).
         protocol: that all processes of the cluster speak.
         lines: makes the direct lines to Starters; None: there are none.
     """
@@ -72,6 +73,7 @@ class Engine:
         cap_blocks: int | None = None,
         signer: Signer | None = None,
         authenticity: Authenticity | None = None,
+        deeds: Deeds | None = None,
         protocol: int = PROTOCOL,
         lines: Callable[[Engine], Lines] | None = None,
     ) -> None:
@@ -83,7 +85,7 @@ class Engine:
         self.guid = uuid.uuid4().hex
         self.pid = os.getpid()
         self.gauge = Gauge(self)
-        self.values = Values(store, coordinator)
+        self.values = Values(store, coordinator, deeds)
         self.known_settings = ClusterSettings()
         self._cap_blocks = cap_blocks
         self._mailbox: Mailbox[Job] = Mailbox()

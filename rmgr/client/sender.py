@@ -160,7 +160,7 @@ class Sender:
             current.refused = refused
             self._admit()
 
-        self._step(engine.io(lambda: claim(engine.values, engine.store, number, engine.guid, current.packed)), claimed, self._claim)
+        self._step(engine.io(lambda: claim(engine.values, number, engine.guid, current.packed)), claimed, self._claim)
 
     def _admit(self) -> None:
         current = self._round

@@ -29,6 +29,7 @@ from rmgr.client.specs import Duration, Options, Size, draft_of, python_environm
 from rmgr.client.tasks import Tasks, Waited
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.keys import check_user_key
+from rmgr.coord.ownership import trusted
 from rmgr.coord.ports import SessionState
 from rmgr.coord.records import encode_keyed
 from rmgr.errors import DeadlineExceeded, KeyExists, StateConflict, UsageError
@@ -222,6 +223,7 @@ class TaskQueue:
         resubmit: bool | None = None,
         retries: int | None = None,
         overwrite: bool | None = None,
+        trust: str | Sequence[str] = (),
         block: bool = True,
         timeout: float | None = None,
     ) -> Future:
@@ -229,19 +231,24 @@ class TaskQueue:
 
         Args:
             inputs, outputs: keys in the data store (`Connection.store`).
+            trust: users whose pickled values the task loads as inputs beside your own: that runs what they wrote, as you.
             overwrite: replace output keys that exist. block, timeout: when the queue is full (QueueFull).
         Returns: a future whose result is None; the values are under the output keys.
-        Raises: KeyExists, QueueFull, StateConflict (closed or cancelled), StoreUnavailable. Cost: a read of the store a key.
+        Raises: KeyExists, PermissionDenied (a key is somebody else's), QueueFull, StateConflict (closed or cancelled),
+            StoreUnavailable. Cost: a read of the store for each output key, in a secured cluster for each input key too.
         """
         if isinstance(inputs, str) or isinstance(outputs, str):
             raise UsageError("inputs and outputs are lists of keys", hint='inputs=["in/7"], outputs=["out/7"]')
         record = self._record
         replace = self._overwrite if overwrite is None else overwrite
-        payload = encode_keyed(KeyedPayload(tuple(inputs), tuple(outputs), replace))
+        payload = encode_keyed(KeyedPayload(tuple(inputs), tuple(outputs), replace, trusted(trust)))
         spec = self._spec(record.resubmit if resubmit is None else resubmit, record.retries if retries is None else retries, keyed=True)
         self._tasks.wait_room(block=block, timeout_s=timeout)
         with self._adding:
-            self._check_outputs(outputs, overwrite=replace, timeout_s=30.0 if timeout is None else max(1.0, timeout))
+            wait_s = 30.0 if timeout is None else max(1.0, timeout)
+            self._check_outputs(outputs, overwrite=replace, timeout_s=wait_s)
+            for key in inputs:
+                self.connection.store.check_input(key, trust=trusted(trust), timeout=wait_s)
             future = self._tasks.add(spec, [payload], outputs=tuple(outputs))[0]
             self._unsent.update(dict.fromkeys(outputs, future.index))
         return future
@@ -256,6 +263,7 @@ class TaskQueue:
         for key in outputs:
             if overwrite:
                 check_user_key(key)
+                self.connection.store.check_mine(key, timeout=timeout_s)
             elif self._unsent.get(key, -1) >= sent:
                 task = f"{self.id}_{self._unsent[key]}"
                 raise KeyExists(f"the output key {key!r} exists already: task {task} writes it", hint="overwrite=True replaces it")

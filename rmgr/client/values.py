@@ -3,6 +3,9 @@
 An output key holds a pointer from the moment its task is submitted; `get` follows it to the committed attempt, so that
 bytes of a lost or repeated attempt are never read. Which attempt was committed is remembered per submission and read on
 from where the last look ended.
+
+In a secured cluster each value has an owner, who put it first (`client/deeds.py`): others read what he shares, and replace or delete
+what he shares for writing. What others have pickled is loaded only for who says that he trusts them.
 """
 
 from __future__ import annotations
@@ -10,22 +13,28 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
 from rmgr.client.pickling import dump_value
 from rmgr.client.results import load
 from rmgr.client.snapshot import fetch
-from rmgr.coord import keys, paths
+from rmgr.coord import keys, ownership, paths
 from rmgr.coord.keys import Pointer
 from rmgr.coord.owner_ops import reign_of
-from rmgr.coord.ports import Coordinator, Encoding, Store
+from rmgr.coord.ownership import Holder, Share
+from rmgr.coord.ports import About, Coordinator, Encoding, Note, Store
 from rmgr.coord.records import decode_outcomes, decode_page, decode_record, read_fragment
-from rmgr.errors import DataLost, KeyExists, NotFound, StateConflict
+from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, StateConflict, UsageError
+from rmgr.model.identity import check_name
 from rmgr.model.outcome import Fragment
 from rmgr.model.states import State
 from rmgr.model.submission import Paged, Tail
+
+if TYPE_CHECKING:
+    from rmgr.client.deeds import Deeds
 
 _CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
 _STATE = {code: state for state, code in _CODE.items()}
@@ -33,6 +42,9 @@ _STATE = {code: state for state, code in _CODE.items()}
 _MAX_KNOWN = 64
 _WINDOW = 64
 _NOTHING: Any = object()
+_NOBODYS: Mapping[str, Holder | None] = {}
+#: What to type so that a task loads a pickle of somebody else.
+HOW_TO_TRUST = 'if you trust {who}: queue.submit(..., trust="{who}")'
 
 
 @dataclass(slots=True)
@@ -67,42 +79,141 @@ class Values:
     """`connect().store`: put, get, delete, keys. Thread-safe.
 
     Bytes are stored as they are, any other object pickled. Values are at most 256 MiB and immutable: putting a key again
-    replaces the whole value in one step.
+    replaces the whole value in one step. deeds: None in an open cluster, where values are everybody's.
     """
 
-    def __init__(self, store: Store, coordinator: Coordinator | None) -> None:
+    def __init__(self, store: Store, coordinator: Coordinator | None, deeds: Deeds | None = None) -> None:
         self._store = store
         self._coordinator = coordinator
+        self.deeds = deeds
+        self._is_led: bool = getattr(store, "leads", False)
         self._known: OrderedDict[int, _Commits] = OrderedDict()
         self._lock = threading.Lock()
 
     def put(self, key: str, value: Any, *, overwrite: bool = True, timeout: float = 30.0) -> None:
-        """Stores `value` under `key`. Raises KeyExists (overwrite=False), PickleFailed, ValueTooLarge, StoreUnavailable."""
-        named = keys.named(key)
-        if isinstance(value, bytes):
-            self._store.put(named, value, overwrite=overwrite, timeout_s=timeout)
-        else:
-            data = dump_value(value, f"the value for {key!r}")
-            self._store.put(named, data, encoding=Encoding.PICKLE, overwrite=overwrite, timeout_s=timeout)
+        """Stores `value` under `key`, which is yours from then on unless it is somebody's.
 
-    def get(self, key: str, default: Any = _NOTHING, *, timeout: float = 30.0) -> Any:
+        Raises: KeyExists (overwrite=False), PermissionDenied (somebody else's), PickleFailed, ValueTooLarge, StoreUnavailable.
+        """
+        encoding = Encoding.RAW if isinstance(value, bytes) else Encoding.PICKLE
+        data = value if isinstance(value, bytes) else dump_value(value, f"the value for {key!r}")
+
+        def write(overwrite: bool, note: Note) -> None:
+            beside: dict[str, Any] = {"note": note} if note else {}
+            self._store.put(keys.named(key), data, encoding=encoding, overwrite=overwrite, timeout_s=timeout, **beside)
+
+        self.put_owned(key, encoding, write, overwrite=overwrite, timeout=timeout)
+
+    def put_owned(self, key: str, encoding: Encoding, write: Callable[[bool, Note], None], *, overwrite: bool, timeout: float) -> None:
+        """Has `write(overwrite, note)` write a value with the right deed, unless the key is somebody else's."""
+        if self.deeds is None:
+            write(overwrite, b"")
+            return
+        row = keys.named(key)
+        about = self._store.about(row, timeout_s=timeout) if overwrite else None
+        if about is None:
+            try:
+                write(False, self.deeds.noted(row, encoding))
+                return
+            except KeyExists:
+                about = self._store.about(row, timeout_s=timeout)
+                if about is not None:
+                    self.deeds.check_write(self._store, key, row, about)
+                if not overwrite:
+                    raise
+        owner = self.deeds.check_write(self._store, key, row, about).owner if about is not None else ""
+        write(True, self.deeds.noted(row, encoding, owner=owner))
+
+    def get(self, key: str, default: Any = _NOTHING, *, trust: str | Iterable[str] = (), timeout: float = 30.0) -> Any:
         """The value under `key`.
 
+        Args:
+            trust: users whose pickles are loaded beside your own ("all": anybody's): that runs what they wrote, as you.
         Raises: NotFound when there is none (or `default` is returned); StateConflict when the task that will write it has
-            not ended; DataLost, PickleFailed, StoreUnavailable.
+            not ended; PermissionDenied when it is somebody else's, or his pickle; DataLost, PickleFailed, StoreUnavailable.
         """
-        found = self._store.get(keys.named(key), timeout_s=timeout)
-        if found is not None and found[1] is Encoding.POINTER:
-            found = self._follow(key, keys.decode_pointer(found[0]), found[0], default is not _NOTHING, timeout)
+        found, holder = self._read(key, default is not _NOTHING, timeout)
         if found is None:
             if default is not _NOTHING:
                 return default
             raise NotFound(f"there is no value under the key {key!r}", hint="rmgr store ls lists the keys")
+        if found[1] is Encoding.PICKLE and self.deeds is not None:
+            self.deeds.check_pickle(key, holder, ownership.trusted(trust))
         return load(found[0], found[1], f"the value under {key!r}")
 
+    def _read(self, key: str, lenient: bool, timeout: float) -> tuple[tuple[bytes, Encoding] | None, Holder]:
+        """The bytes under a key, and whose they are. Raises: as `get`."""
+        row, deeds = keys.named(key), self.deeds
+        if deeds is None:
+            found = self._store.get(row, timeout_s=timeout)
+            if found is not None and found[1] is Encoding.POINTER:
+                found = self._follow(key, keys.decode_pointer(found[0]), found[0], lenient, timeout)
+            return found, Holder()
+        noted = self._store.get_noted(row, timeout_s=timeout)
+        if noted is None:
+            return None, Holder()
+        data, about = noted
+        holder = deeds.check_read(self._store, key, row, about)
+        if about.encoding is not Encoding.POINTER:
+            return (data, about.encoding), holder
+        pointer = keys.decode_pointer(data)
+        if self._is_led and holder.writer != deeds.me.name:
+            return self._led(key, pointer, holder, timeout), holder
+        return self._follow(key, pointer, data, lenient, timeout, holder), holder
+
+    def check_input(self, key: str, *, trust: Collection[str] = (), timeout: float = 30.0) -> None:
+        """Raises PermissionDenied when a task of yours may not have the value of `key`, or would load somebody else's pickle."""
+        row = keys.named(key)
+        if self.deeds is None or (about := self._store.about(row, timeout_s=timeout)) is None:
+            return
+        holder = self.deeds.check_read(self._store, key, row, about)
+        if about.encoding is Encoding.PICKLE:
+            ownership.check_pickle(self.deeds.me, key, holder, trust, how=HOW_TO_TRUST)
+
+    def check_mine(self, key: str, *, timeout: float = 30.0) -> Holder | None:
+        """Raises PermissionDenied when the key is somebody else's. Returns whose it is, None where nobody asks, or nothing is there."""
+        row = keys.named(key)
+        about = self._store.about(row, timeout_s=timeout) if self.deeds is not None else None
+        return None if about is None or self.deeds is None else self.deeds.check_write(self._store, key, row, about)
+
     def delete(self, key: str, *, timeout: float = 30.0) -> bool:
-        """Makes the key absent; True if there was a value (or a task that will write one)."""
+        """Makes the key absent; True if there was a value (or a task that will write one). Raises PermissionDenied: somebody else's."""
+        self.check_mine(key, timeout=timeout)
         return self._store.delete(keys.named(key), timeout_s=timeout)
+
+    # -- sharing
+
+    def share(self, key: str, user: str, *, write: bool = False, is_prefix: bool = False) -> None:
+        """Lets `user` ("all": everybody) read your value under `key`, with `write` replace and delete it, too.
+
+        is_prefix: all that you have, and will have, under keys that begin with `key`. Values of others under them stay theirs.
+        Raises: UsageError in an open cluster, where values are everybody's; StoreUnavailable.
+        """
+        deeds = self._deeds_or_refuse()
+        deeds.put_share(self._store, self._share(deeds, key, user, write=write, is_prefix=is_prefix))
+
+    def unshare(self, key: str, user: str, *, is_prefix: bool = False) -> bool:
+        """Takes back what `share` has said of the same key (or prefix) and user; True if it was there. Counts within 2 s."""
+        deeds = self._deeds_or_refuse()
+        deeds.forget_shares()
+        return self._store.delete(self._share(deeds, key, user, is_prefix=is_prefix).row)
+
+    def shares(self) -> list[Share]:
+        """What you share, and what others share with you, by owner and key. Cost: a read each."""
+        deeds = self._deeds_or_refuse()
+        found = {share.row: share for share in deeds.read_shares(self._store)}
+        mine = {deeds.me.name, ownership.ALL}
+        seen = [one for one in found.values() if deeds.me.is_free or one.owner == deeds.me.name or one.user in mine]
+        return sorted(seen, key=lambda one: (one.owner, one.key, one.user))
+
+    def _deeds_or_refuse(self) -> Deeds:
+        if self.deeds is None:
+            raise UsageError("values have no owners here: everybody may read and write them", hint="secured clusters: rmgr admin init")
+        return self.deeds
+
+    def _share(self, deeds: Deeds, key: str, user: str, *, write: bool = False, is_prefix: bool = False) -> Share:
+        whom = ownership.ALL if user == ownership.ANYBODY else check_name(user)
+        return Share(owner=deeds.me.name, user=whom, key=keys.check_user_key(key), is_prefix=is_prefix, write=write)
 
     def keys(self, prefix: str = "", *, timeout: float = 30.0) -> list[str]:
         """Keys that begin with `prefix` and have a value now, sorted. Cost: a look at each key that a task writes."""
@@ -130,36 +241,59 @@ class Values:
     def claim_outputs(self, outputs: Iterable[tuple[str, Pointer]], *, overwrite: bool, timeout: float = 30.0) -> None:
         """Writes pointers under output keys, before their task is submitted.
 
-        Raises: KeyExists naming a key that has a value, or that another live task will write. A key whose task ended
-            without a result, or was never submitted, is free.
+        Raises: KeyExists naming a key that has a value, or that another live task will write; PermissionDenied naming one that is
+            somebody else's. A key whose task ended without a result, or was never submitted, is free for its owner.
         """
         rows = [(keys.named(key), keys.encode_pointer(pointer)) for key, pointer in outputs]
-        if overwrite:
-            self._store.put_many(rows, encoding=Encoding.POINTER, timeout_s=timeout)
+        if overwrite and self.deeds is None:
+            self.write_pointers(rows, timeout=timeout)
             return
         try:
-            self._store.put_many(rows, encoding=Encoding.POINTER, overwrite=False, timeout_s=timeout)
+            self.write_pointers(rows, overwrite=False, timeout=timeout)
         except KeyExists:
+            owners = {}
             for name, _ in rows:
-                self.check_free(keys.user_key(name), timeout=timeout)
-            self._store.put_many(rows, encoding=Encoding.POINTER, timeout_s=timeout)
+                check = self.check_mine if overwrite else self.check_free
+                owners[name] = check(keys.user_key(name), timeout=timeout)
+            self.write_pointers(rows, owners=owners, timeout=timeout)
 
-    def check_free(self, key: str, *, mine: Pointer | None = None, timeout: float = 30.0) -> None:
-        """Raises KeyExists when the output key has a value, or when a live task (other than `mine`) will write it."""
+    def write_pointers(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        overwrite: bool = True,
+        owners: Mapping[str, Holder | None] = _NOBODYS,
+        timeout: float = 30.0,
+    ) -> None:
+        """Pointers with their deeds, as `Store.put_many`. owners: of rows that are somebody else's, who lets us write them."""
+        beside: dict[str, Any] = {}
+        if self.deeds is not None:
+            told = [(row, sha256(data).digest(), holder.owner if (holder := owners.get(row)) else "") for row, data in rows]
+            beside["notes"] = self.deeds.notes(told, Encoding.POINTER)
+        self._store.put_many(rows, encoding=Encoding.POINTER, overwrite=overwrite, timeout_s=timeout, **beside)
+
+    def check_free(self, key: str, *, mine: Pointer | None = None, timeout: float = 30.0) -> Holder | None:
+        """Raises KeyExists when the output key has a value, or when a live task (other than `mine`) will write it.
+
+        Raises also PermissionDenied: it is somebody else's. Returns whose it is, as `check_mine`.
+        """
         name = keys.named(key)
+        holder = self.check_mine(key, timeout=timeout)
+        if self.deeds is not None and holder is None:
+            return None
         head = self._store.head(name, timeout_s=timeout)
         if head is None:
-            return
+            return None
         found = self._store.get(name, timeout_s=timeout) if head[1] is Encoding.POINTER else None
         if found is not None and found[1] is Encoding.POINTER:
             pointer = keys.decode_pointer(found[0])
             if pointer == mine:
-                return
+                return holder
             state = self._fate(pointer, timeout)
             if state in {State.FAILED, State.CANCELLED, "never"}:
-                return
+                return holder
             if state == "gone" and self._store.head(keys.final(pointer), timeout_s=timeout) is None:
-                return
+                return holder
             what = f"task {pointer.sub}_{pointer.index} writes it" if state == "open" else f"task {pointer.sub}_{pointer.index} wrote it"
             raise KeyExists(f"the output key {key!r} exists already: {what}", hint="overwrite=True replaces it; or choose another key")
         raise KeyExists(f"the output key {key!r} exists already", hint="overwrite=True replaces it; or choose another key")
@@ -174,24 +308,61 @@ class Values:
         if found is None or found[1] is not Encoding.POINTER:
             return found is not None
         pointer = keys.decode_pointer(found[0])
-        state = self._fate(pointer, timeout)
+        try:
+            state = self._fate(pointer, timeout)
+        except PermissionDenied:  # a gateway shows nobody what others submitted; what they share it fetches itself
+            return self._is_led and self._store.head(keys.led(keys.user_key(name)), timeout_s=timeout) is not None
         return state is State.COMPLETED or (state == "gone" and self._store.head(keys.final(pointer), timeout_s=timeout) is not None)
 
-    def _follow(self, key: str, pointer: Pointer, data: bytes, lenient: bool, timeout: float) -> tuple[bytes, Encoding] | None:
+    def _led(self, key: str, pointer: Pointer, holder: Holder, timeout: float) -> tuple[bytes, Encoding] | None:
+        """What somebody else's pointer leads to, found by the gateway."""
+        found = self._store.get_noted(keys.led(key), timeout_s=timeout)
+        if found is None:
+            return None
+        assert self.deeds is not None
+        deed = ownership.deed_of(found[1])
+        row = deed.row if deed is not None else ""
+        if not keys.is_output_of(row, pointer):
+            raise DataLost(f"the gateway has sent another value than that of {key!r}", hint="read it again; rmgr doctor")
+        return self._believed(key, row, found, holder)
+
+    def _believed(self, key: str, row: str, found: tuple[bytes, About], holder: Holder) -> tuple[bytes, Encoding]:
+        """An output with its encoding. Raises DataLost unless it was written by a Starter for whom its pointer belongs to."""
+        assert self.deeds is not None
+        its = self.deeds.holder(self._store, row, found[1])
+        if not its.owner:
+            raise DataLost(f"the value under {key!r} cannot be believed: {its.why}", hint="run the task that makes it again")
+        if its.owner not in (holder.owner, holder.writer):
+            whose = f"the value under {key!r}: it belongs to {holder.owner or 'nobody'}, and points to what belongs to {its.owner}"
+            raise PermissionDenied(whose, hint=f"read it under the key that {its.owner} gave it")
+        return found[0], found[1].encoding
+
+    def _output(self, key: str, row: str, holder: Holder | None, timeout: float) -> tuple[bytes, Encoding] | None:
+        if holder is None:
+            return self._store.get(row, timeout_s=timeout)
+        found = self._store.get_noted(row, timeout_s=timeout)
+        return None if found is None else self._believed(key, row, found, holder)
+
+    def _follow(
+        self, key: str, pointer: Pointer, data: bytes, lenient: bool, timeout: float, holder: Holder | None = None
+    ) -> tuple[bytes, Encoding] | None:
+        """The output behind a pointer. holder: of the pointer; None in an open cluster."""
         task = f"{pointer.sub}_{pointer.index}"
         state = self._fate(pointer, timeout)
         if state is State.COMPLETED:
             commits = self._commits(pointer.sub)
             row = keys.output(pointer.sub, pointer.index, commits.attempts.get(pointer.index, 1), pointer.n)
-            found = self._store.get(row, timeout_s=timeout) or self._store.get(keys.final(pointer), timeout_s=timeout)
+            found = self._output(key, row, holder, timeout) or self._output(key, keys.final(pointer), holder, timeout)
             if found is None:
                 now = self._store.get(keys.named(key), timeout_s=timeout)
                 if now is None or now[0] != data:  # written anew meanwhile
+                    if holder is not None:
+                        raise NotFound(f"the value under {key!r} was replaced just now", hint="read it again")
                     return now if now is None or now[1] is not Encoding.POINTER else None
                 raise DataLost(f"the value under {key!r}, written by task {task}, is missing from the data store", hint="rmgr doctor")
             return found
         if state == "gone":
-            return self._store.get(keys.final(pointer), timeout_s=timeout)
+            return self._output(key, keys.final(pointer), holder, timeout)
         if state == "open" and not lenient:
             raise StateConflict(f"the value under {key!r} is not there yet: task {task} has not ended", hint=f"rmgr wait {task}")
         if state in {State.FAILED, State.CANCELLED} and not lenient:

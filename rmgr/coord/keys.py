@@ -14,13 +14,14 @@
 | `page/<sub>/<n>` | a page of old fragments | owner, else leader |
 | `name/<user key>` | a user's own value, or a pointer to an output | submitter, user |
 | `final/<sub>/<index>/<n>/<by>` | what a pointer stands for, written before its submission is collected | owner, else leader |
+| `share/<owner>/<user or *>/<hash>` | whom a user lets read or write values of his (`coord/ownership.py`) | user |
 | `hist/<inverted sub>` | summary of a finished submission | owner, else leader |
 | `histu/<user>/<inverted sub>` | the same, by user | owner, else leader |
 | `metric/<node>/<inverted minute>` | measurements of a node | Starter |
 | `events/<epoch>/<log>/<piece>` | lines of the scheduler's event log | leader |
 | `meta/<name>` | the store's own facts: `meta/cluster_id` | `rmgr admin init-store`, `rmgr dev` |
 
-All but `name/` and `meta/` are immutable and may be written again with the same bytes. Numbers are padded, so
+All but `name/`, `share/` and `meta/` are immutable and may be written again with the same bytes. Numbers are padded, so
 that keys sort as their numbers do; inverted ones (10^10 - 1 - n) sort newest first. A user's key stands whole behind
 `name/`, so it never meets an internal one.
 """
@@ -40,6 +41,7 @@ _DIGITS = 10
 _TOP = 9_999_999_999  # ten digits
 _NAME = "name/"
 _FINAL = "final/"
+_LED = "led/"
 _HISTORY = "hist/"
 _HISTORY_OF_USER = "histu/"
 _METRIC = "metric/"
@@ -54,6 +56,17 @@ STREAMS = ("stdout", "stderr")
 
 #: Families whose rows are named by the SHA-256 of what they hold.
 BY_CONTENT = frozenset({"fn", "mod", "file"})
+
+
+#: Families of the outputs of tasks.
+OUTPUTS = frozenset({"out", "final"})
+#: Families of rows beside which lies whose they are.
+OWNED = frozenset({"name", "share", *OUTPUTS})
+
+
+def family(key: str) -> str:
+    """The first part of a key."""
+    return key.partition("/")[0]
 
 
 def is_by_content(key: str) -> bool:
@@ -268,6 +281,48 @@ def final(pointer: Pointer) -> str:
     does one whose author did not submit the task.
     """
     return f"{_FINAL}{_number(pointer.sub)}/{_number(pointer.index)}/{_short(pointer.n)}/{_part(pointer.by or '-')}"
+
+
+def is_final_of(row: str, sub: int, index: int, n: int) -> bool:
+    """`row` is where that output is kept, whoever its pointer is by."""
+    return row.startswith(f"{_FINAL}{_number(sub)}/{_number(index)}/{_short(n)}/")
+
+
+def is_output_of(row: str, pointer: Pointer) -> bool:
+    """`row` is the output of an attempt of the task that the pointer names."""
+    try:
+        found = parse_output(row)
+    except UsageError:
+        return False
+    return (found.sub, found.index, found.n) == (pointer.sub, pointer.index, pointer.n)
+
+
+def led(user_key: str) -> str:
+    """`led/<user key>`: no row, but how a gateway is asked for what the pointer of somebody else leads to."""
+    return _LED + check_user_key(user_key)
+
+
+def parse_led(key: str) -> str | None:
+    """The reverse of `led`; None for other keys."""
+    return key[len(_LED) :] if key.startswith(_LED) else None
+
+
+def share(owner: str, user: str, name: str) -> str:
+    """`share/<owner>/<user>/<name>`."""
+    return f"{shares_of(owner, user)}{_part(name)}"
+
+
+def shares_of(owner: str, user: str | None = None) -> str:
+    """Prefix of what a user shares, with one other where he is named (`*`: with all)."""
+    return f"share/{_part(owner)}/" + ("" if user is None else f"{_part(user)}/")
+
+
+def parse_share(key: str) -> tuple[str, str]:
+    """(owner, user) of a row of the family share/. Raises: `UsageError`."""
+    match key.split("/"):
+        case ["share", owner, user, name] if owner and user and name:
+            return owner, user
+    raise UsageError(f"{key!r} is not the key of a share")
 
 
 def encode_pointer(pointer: Pointer) -> bytes:

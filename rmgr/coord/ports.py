@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rmgr.coord.multi import Multi, Outcome, Stamped, Stat
 
@@ -95,6 +95,19 @@ class Encoding(StrEnum):
     POINTER = "pointer"  #: no value but where to find it: `coord.keys.Pointer`, under `name/<user key>` only
 
 
+class About(NamedTuple):
+    """What is known of a value beside its bytes. sha256: of the bytes. note: what its writer has left beside it (`coord.ownership`)."""
+
+    size: int
+    encoding: Encoding
+    sha256: bytes
+    note: bytes
+
+
+#: Bytes that are kept beside a value and change with it in one step; made from the SHA-256 of the value if that is not known before.
+Note = bytes | Callable[[bytes], bytes]
+
+
 class Store(Protocol):
     """Immutable values by key, chunked at 512 KiB, with size and SHA-256 checked on every read. Thread-safe.
 
@@ -111,11 +124,13 @@ class Store(Protocol):
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,
         overwrite: bool = True,
+        note: Note = b"",
         timeout_s: float = 30.0,
     ) -> None:
         """Writes one value, manifest last. An iterable is streamed and never held whole.
 
-        The same key written again replaces what readers see as one step (a new generation, then the manifest).
+        The same key written again replaces what readers see as one step (a new generation, then the manifest). What `note`
+        raises goes to the caller, and nothing is written.
         Raises: `errors.ValueTooLarge` over 256 MiB; `errors.KeyExists` when `overwrite` is False and the key exists.
         """
 
@@ -126,9 +141,10 @@ class Store(Protocol):
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,
         overwrite: bool = True,
+        notes: Sequence[bytes] = (),
         timeout_s: float = 30.0,
     ) -> None:
-        """Writes many small values, durable together or in any subset if it fails; the cheap way for bulk.
+        """Writes many small values, durable together or in any subset if it fails; the cheap way for bulk. notes: one a row, or none.
 
         Raises: `errors.KeyExists` naming the keys when `overwrite` is False and some exist; of up to 4 MiB of rows
         below 512 KiB each nothing is written then.
@@ -145,6 +161,15 @@ class Store(Protocol):
 
     def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
         """Size in bytes and encoding, without reading the value."""
+
+    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
+        """What is known of a value, without reading it. Cost: as `head`."""
+
+    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
+        """The same of many; absent keys are left out."""
+
+    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
+        """A value and what is known of exactly these bytes: `About.sha256` is theirs."""
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """Makes the key absent for all readers; True if it was there."""

@@ -261,13 +261,13 @@ def keep_outputs(store: Store, *, number: int, tail: Tail, base: int, fragments:
         ends += [(fragment, outcome) for outcome in outcomes if outcome.outputs]
     copied = 0
     for source, target in kept_outputs(number, tail, ends):
-        head = store.head(source)
-        if head is None or store.head(target) is not None:
+        about = store.about(source)
+        if about is None or store.head(target) is not None:
             continue
         try:
             value = store.stream(source)
-            if value is not None:
-                store.put(target, value, encoding=head[1])
+            if value is not None:  # with its deed, which says where it was written
+                store.put(target, value, encoding=about.encoding, note=about.note)
                 copied += 1
         except DataLost:
             continue  # it could not have been read under its old name either

@@ -24,6 +24,7 @@ from rmgr.adapters.rpc_ranks import Peers, handler_of
 from rmgr.adapters.trust import Trust, publish
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import read_settings
+from rmgr.client.deeds import Deeds
 from rmgr.config import Config, StarterConfig
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.daemons.limits_keeper import LimitsKeeper
@@ -59,6 +60,7 @@ from rmgr.model.identity import Role
 from rmgr.model.ids import check_name
 from rmgr.model.node import Meta
 from rmgr.model.resources import CUDA, GPU, Capacity, NodeAttributes
+from rmgr.model.version import OWNED
 from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.mailbox import Mailbox
@@ -278,6 +280,9 @@ def build(
         log=log,
         endings=Endings(coordinator, post=mailbox.put, wake=nothing) if trust is not None else None,
     )
+    deeds = None
+    if credentials is not None and trust is not None and meta.oldest >= OWNED:
+        deeds = Deeds(trust, meta.cluster_id, credentials, settings=lambda: starter.settings)
     shared = Shared(
         coordinator=coordinator,
         io=io,
@@ -286,7 +291,8 @@ def build(
         committer=committer,
         records=records,
         fetcher=fetcher,
-        inputs=Inputs(coordinator),
+        inputs=Inputs(coordinator, deeds=deeds),
+        deeds=deeds,
         times=TaskTimes(),
         metrics=metrics,
         settings=lambda: starter.settings,

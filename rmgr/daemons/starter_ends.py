@@ -27,6 +27,7 @@ from rmgr.adapters.workevents import (
     WorkEvent,
     lost_words,
 )
+from rmgr.client.deeds import Deeds
 from rmgr.client.repair import delete_pointers
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
@@ -83,7 +84,9 @@ class Ends:
         is_awaited: Callable[[ClaimedBlock, Ending, Callable[[], None]], bool],
         spool: Path,
         log: Any,
+        deeds: Deeds | None = None,
     ) -> None:
+        self._deeds = deeds
         self._is_awaited = is_awaited
         self._lanes = lanes
         self._io = io
@@ -369,10 +372,11 @@ class Ends:
             return
         block.writing += 1
         key, log_ttl_s = block.key, self._settings().log_ttl_s
+        seal = partial(self._deeds.noted, owner=block.info.record.user) if self._deeds is not None else None
 
         def job(store: Store) -> Written:
             try:
-                written = write(store, key.submission, index, key.attempt, ending, log_ttl_s=log_ttl_s)
+                written = write(store, key.submission, index, key.attempt, ending, log_ttl_s=log_ttl_s, seal=seal)
             except StoreUnavailable:
                 with suppress(OSError):  # a full disk: it stays in memory, within the same bound
                     spill(ending, self._spool)

@@ -125,6 +125,7 @@ class NodeAgent:
             is_awaited=self.jobs.is_awaited,
             spool=files,
             log=self.log,
+            deeds=shared.deeds,
         )
         self._dispatch = Dispatch(
             self.blocks,

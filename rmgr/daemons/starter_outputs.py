@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from typing import BinaryIO
 from rmgr.adapters.accounts import Account, acting, open_regular
 from rmgr.coord import keys
 from rmgr.coord.multi import MAX_ZNODE_BYTES
-from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.ports import Encoding, Note, Store
 from rmgr.coord.rules import Again, rule
 from rmgr.daemons.starter_blocks import ClaimedBlock, failed_record
 from rmgr.model.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
@@ -38,6 +38,8 @@ _PAST_CHARS = 250
 #: Room in a failed record for everything but arguments and output (its past: eight errors).
 _RECORD_BYTES = 6 * 1024
 _CHUNK = 512 * 1024
+#: What lies beside the value of an output key, by its row and encoding: whose it is.
+Seal = Callable[[str, Encoding], Note]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,11 +178,12 @@ class Written:
 
 
 def write(
-    store: Store, submission: int, index: int, attempt: int, ending: Ending, *, log_ttl_s: float | None = None
+    store: Store, submission: int, index: int, attempt: int, ending: Ending, *, log_ttl_s: float | None = None, seal: Seal | None = None
 ) -> Written:
     """Puts the large parts of an ending into the store. Idempotent (the same rows with the same bytes).
 
-    log_ttl_s: how long rows of its logs are kept, None = for ever.
+    log_ttl_s: how long rows of its logs are kept, None = for ever. seal: of values under output keys (secured clusters); what else
+    is written here has its hash in the fragment, which is signed.
     Files are left in place (`discard` removes them once it has succeeded). Raises: StoreUnavailable, ValueTooLarge, OSError.
     """
     written = Written(data=ending.data)
@@ -193,10 +196,10 @@ def write(
         written.value_size, written.value_sha256 = _put(store, keys.output(submission, index, attempt), value, None)
         written.data = b""
     for number, value in enumerate(ending.values or ()):
-        _put(store, keys.output(submission, index, attempt, number), value, ending.rights(value.path))
+        _put(store, keys.output(submission, index, attempt, number), value, ending.rights(value.path), seal)
         written.outputs += 1
     for number, path in enumerate(ending.files):
-        _put(store, keys.output(submission, index, attempt, number), Value(path=path, pickled=False), ending.account)
+        _put(store, keys.output(submission, index, attempt, number), Value(path=path, pickled=False), ending.account, seal)
         written.outputs += 1
     with ending.flushed.lock if ending.flushed is not None else nullcontext():
         written.log, written.log_parts = _write_logs(store, submission, index, attempt, ending, log_ttl_s)
@@ -292,11 +295,12 @@ def _unflushed(output: Output, offset: int, account: Account | None) -> Iterator
             yield rest
 
 
-def _put(store: Store, key: str, value: Value, account: Account | None) -> tuple[int, bytes]:
+def _put(store: Store, key: str, value: Value, account: Account | None, seal: Seal | None = None) -> tuple[int, bytes]:
     """Stores a value; returns its size and the SHA-256 of its bytes."""
     encoding = Encoding.PICKLE if value.pickled else Encoding.RAW
+    beside: dict[str, Note] = {} if seal is None else {"note": seal(key, encoding)}
     if not value.path:
-        store.put(key, value.data, encoding=encoding)
+        store.put(key, value.data, encoding=encoding, **beside)  # type: ignore[arg-type]
         return len(value.data), hashlib.sha256(value.data).digest()
     digest = hashlib.sha256()
     size = 0
@@ -309,7 +313,7 @@ def _put(store: Store, key: str, value: Value, account: Account | None) -> tuple
             yield data
 
     with open(open_regular(value.path, account), "rb") as file:
-        store.put(key, chunks(file), encoding=encoding)
+        store.put(key, chunks(file), encoding=encoding, **beside)  # type: ignore[arg-type]
     return size, digest.digest()
 
 

@@ -8,6 +8,7 @@ is given up where it stands. While the room for staged files is full, the first 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import shutil
@@ -22,14 +23,14 @@ from typing import Any
 import msgspec
 
 from rmgr.adapters.leftovers import remove_tree
-from rmgr.adapters.store_rules import fetch
+from rmgr.adapters.store_rules import fetch, get_hashed
 from rmgr.coord.ports import Encoding, Store
 from rmgr.coord.records import decode_keyed
 from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_arguments import Piece
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_fetch import Failure
-from rmgr.daemons.starter_inputs import Inputs
+from rmgr.daemons.starter_inputs import Input, Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
 from rmgr.daemons.starter_room import GivenUpError, NoRoom, Share, Wish, disk_bytes, on_disk
@@ -242,10 +243,8 @@ class Stager:
         account = self._accounts.resolve(info.record.user) if self._accounts is not None else None
         staged = Staged()
         try:
-            if block.data.keyed:
-                staged = self._stage_call(store, block, index, share)
-            else:
-                staged = self._stage_command(store, info.record.command, share)
+            stage = self._stage_call if block.data.keyed else self._stage_command
+            staged = stage(store, block, index, share)
             if account is not None:
                 for path in filter(None, (*staged.files, staged.directory)):
                     hand_over(Path(path), account)
@@ -265,7 +264,9 @@ class Stager:
     def _stage_call(self, store: Store, block: ClaimedBlock, index: int, share: Share) -> Staged:
         payload = block.payload(index)
         keyed = decode_keyed(payload.read() if isinstance(payload, Piece) else payload)
-        rows = self._inputs.rows(store, keyed.inputs)
+        user = block.info.record.user
+        self._inputs.check_outputs(store, user, keyed.outputs)
+        rows = self._inputs.find(store, user, keyed.inputs, trust=keyed.trust)
         inputs: list[KeyedInput] = []
         files: list[str] = []
         try:
@@ -283,44 +284,49 @@ class Stager:
             raise
         return Staged(payload=call, files=tuple(files), outputs=len(keyed.outputs))
 
-    def _input(self, store: Store, user_key: str, row: str, files: list[str], share: Share) -> KeyedInput:
-        head = store.head(row)
+    def _input(self, store: Store, user_key: str, found_in: Input, files: list[str], share: Share) -> KeyedInput:
+        row = found_in.row
+        head = store.head(row) if found_in.about is None else found_in.about[:2]
         if head is None:
             raise NotFound(f"the value of the input key {user_key!r} is gone")
         pickled = head[1] is Encoding.PICKLE
         if head[0] <= _INLINE_INPUT:
-            value = store.get(row)
+            value = get_hashed(store, row)
             if value is None:
                 raise NotFound(f"the value of the input key {user_key!r} is gone")
+            found_in.check(user_key, value[2])
             return KeyedInput(data=value[0], pickled=pickled)
         share.making(on_disk(head[0]))
         files.append(self._new_file())
         if self._accounts is not None:
-            _to_file(store, row, files[-1], share)  # handed over to its user; what is fetched may be the store's own
+            _to_file(store, user_key, found_in, files[-1], share)  # handed over to its user; what is fetched may be the store's own
         elif (found := fetch(store, row, files[-1])) is None:
             raise NotFound(f"the value of the input key {user_key!r} is gone")
-        elif found[0] is not None:
-            Path(files[-1]).write_bytes(found[0])
+        else:
+            found_in.check(user_key, found[1])
+            if found[0] is not None:
+                Path(files[-1]).write_bytes(found[0])
         return KeyedInput(pickled=pickled, path=files[-1])
 
-    def _stage_command(self, store: Store, command: Command, share: Share) -> Staged:
+    def _stage_command(self, store: Store, block: ClaimedBlock, _index: int, share: Share) -> Staged:
+        command: Command = block.info.record.command
         with contextlib.ExitStack() as stack:
             kept = []
             for upload in command.uploads:
                 used = self._uploads.kept(store, upload.sha256, name=upload.name, held_bytes=share.held_bytes)
                 kept.append(stack.enter_context(used))
                 share.held_bytes += kept[-1].disk_bytes
-            rows = self._inputs.rows(store, [key for key, _ in command.input_files])
-            sizes = [on_disk(_size(store, row)) for row in rows]
+            rows = self._inputs.find(store, block.info.record.user, [key for key, _ in command.input_files], trust=None)
+            sizes = [on_disk(_size(store, one.row)) for one in rows]
             share.take(sum(one.copy_bytes for one in kept) + sum(sizes))
             directory = self._directory / uuid.uuid4().hex
             directory.mkdir(mode=0o755 if self._accounts is None else 0o700)
             try:
-                for row, size, (_, name) in zip(rows, sizes, command.input_files, strict=True):  # first: no link of an upload is there yet
+                for found_in, size, (key, name) in zip(rows, sizes, command.input_files, strict=True):  # first: no upload's link is there
                     target = inside(directory, name)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     share.making(size)
-                    _to_file(store, row, str(target), share)
+                    _to_file(store, key, found_in, str(target), share)
                 for upload, one in zip(command.uploads, kept, strict=True):
                     self._uploads.copy(one, directory / _plain(upload.name), name=upload.name, is_dir=upload.is_dir, check=share.making)
             except BaseException:
@@ -432,14 +438,18 @@ def _size(store: Store, row: str) -> int:
     return head[0] if head is not None else 0
 
 
-def _to_file(store: Store, row: str, path: str, share: Share) -> None:
-    chunks = store.stream(row)
+def _to_file(store: Store, key: str, found_in: Input, path: str, share: Share) -> None:
+    chunks = store.stream(found_in.row)
     if chunks is None:
-        raise NotFound(f"{row} is not in the data store")
+        raise NotFound(f"{found_in.row} is not in the data store")
+    digest = hashlib.sha256()
     with open(path, "wb") as file:
         for chunk in chunks:
             share.making(0)  # raises once nobody waits for it
             file.write(chunk)
+            if found_in.about is not None:
+                digest.update(chunk)
+    found_in.check(key, digest.digest())
 
 
 def _sentence(error: Exception) -> str:

@@ -125,11 +125,12 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class KeyedPayload(msgspec.Struct, frozen=True, array_like=True):
-    """Arguments of a task in the keyed form: keys in the data store, in order."""
+    """Arguments of a task in the keyed form: keys in the data store, in order. trust: users whose pickles it loads."""
 
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     overwrite: bool = False
+    trust: tuple[str, ...] = ()
 
 
 def pending_indices(key: BlockKey, done: int) -> list[int]:

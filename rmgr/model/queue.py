@@ -16,6 +16,8 @@ class Dispatch(StrEnum):
     PLACE = "place"  #: the leader's policy places it
 
 
+#: Values that were not shared are for their owner only, or may be read by every user.
+PRIVATE, SHARED = "private", "shared"
 #: Who places in a partition where nobody was named.
 DEFAULT_POLICY = "easy"
 #: What Starters do with pull queues: priority, then arrival.
@@ -74,6 +76,7 @@ class ClusterSettings:
     pipelines: tuple[PipelineSpec, ...] = ()  #: of partitions with place queues; of others the policy that their first queue names
     barrier_us: int = 30_000_000  #: a job of several nodes whose start is not complete by then goes back to its queue
     limits: UserLimits = UserLimits()  #: of each user
+    values: str = PRIVATE  #: what users may do with each other's values that were not shared with them (secured clusters)
     extra: dict[str, str] = field(default_factory=dict)
     newer: Newer = newer()
 

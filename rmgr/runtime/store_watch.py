@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rmgr.adapters.store_rules import fetch, get_hashed, remembered
 from rmgr.adapters.stores import open_store, shown
-from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.ports import About, Encoding, Note, Store
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
 from rmgr.runtime.release import emptied
 
@@ -150,10 +150,12 @@ class WatchedStore:
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,
         overwrite: bool = True,
+        note: Note = b"",
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put`."""
-        self._through(lambda store: store.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, timeout_s=timeout_s))
+        told: dict[str, Any] = {"encoding": encoding, "ttl_s": ttl_s, "overwrite": overwrite, "note": note, "timeout_s": timeout_s}
+        self._through(lambda store: store.put(key, value, **told))
 
     def put_many(
         self,
@@ -162,10 +164,12 @@ class WatchedStore:
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,
         overwrite: bool = True,
+        notes: Sequence[bytes] = (),
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`."""
-        self._through(lambda store: store.put_many(rows, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, timeout_s=timeout_s))
+        told: dict[str, Any] = {"encoding": encoding, "ttl_s": ttl_s, "overwrite": overwrite, "notes": notes, "timeout_s": timeout_s}
+        self._through(lambda store: store.put_many(rows, **told))
 
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
         """See `Store.get`."""
@@ -191,6 +195,18 @@ class WatchedStore:
     def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
         """See `Store.head`."""
         return self._through(lambda store: store.head(key, timeout_s=timeout_s))
+
+    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
+        """See `Store.about`."""
+        return self._through(lambda store: store.about(key, timeout_s=timeout_s))
+
+    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
+        """See `Store.about_many`."""
+        return self._through(lambda store: store.about_many(keys, timeout_s=timeout_s))
+
+    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
+        """See `Store.get_noted`."""
+        return self._through(lambda store: store.get_noted(key, timeout_s=timeout_s))
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`."""

@@ -249,16 +249,22 @@ class Error(_message.Message):
     def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
 
 class Row(_message.Message):
-    __slots__ = ("key", "data", "encoding", "large")
+    __slots__ = ("key", "data", "encoding", "large", "note", "size", "sha256")
     KEY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     LARGE_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     key: str
     data: bytes
     encoding: str
     large: bool
-    def __init__(self, key: _Optional[str] = ..., data: _Optional[bytes] = ..., encoding: _Optional[str] = ..., large: bool = ...) -> None: ...
+    note: bytes
+    size: int
+    sha256: bytes
+    def __init__(self, key: _Optional[str] = ..., data: _Optional[bytes] = ..., encoding: _Optional[str] = ..., large: bool = ..., note: _Optional[bytes] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("rows", "encoding", "ttl_s", "overwrite")
@@ -277,7 +283,7 @@ class PutReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ValuePart(_message.Message):
-    __slots__ = ("key", "encoding", "ttl_s", "overwrite", "data", "last", "found")
+    __slots__ = ("key", "encoding", "ttl_s", "overwrite", "data", "last", "found", "note", "sha256")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     TTL_S_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +291,8 @@ class ValuePart(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     FOUND_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     key: str
     encoding: str
     ttl_s: float
@@ -292,7 +300,9 @@ class ValuePart(_message.Message):
     data: bytes
     last: bool
     found: bool
-    def __init__(self, key: _Optional[str] = ..., encoding: _Optional[str] = ..., ttl_s: _Optional[float] = ..., overwrite: bool = ..., data: _Optional[bytes] = ..., last: bool = ..., found: bool = ...) -> None: ...
+    note: bytes
+    sha256: bytes
+    def __init__(self, key: _Optional[str] = ..., encoding: _Optional[str] = ..., ttl_s: _Optional[float] = ..., overwrite: bool = ..., data: _Optional[bytes] = ..., last: bool = ..., found: bool = ..., note: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class KeyRequest(_message.Message):
     __slots__ = ("key",)
@@ -301,18 +311,22 @@ class KeyRequest(_message.Message):
     def __init__(self, key: _Optional[str] = ...) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ("found", "encoding", "size", "data", "large")
+    __slots__ = ("found", "encoding", "size", "data", "large", "note", "sha256")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     LARGE_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     found: bool
     encoding: str
     size: int
     data: bytes
     large: bool
-    def __init__(self, found: bool = ..., encoding: _Optional[str] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ..., large: bool = ...) -> None: ...
+    note: bytes
+    sha256: bytes
+    def __init__(self, found: bool = ..., encoding: _Optional[str] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ..., large: bool = ..., note: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class KeysRequest(_message.Message):
     __slots__ = ("keys",)

@@ -145,6 +145,11 @@ class StoreStub(object):
                 request_serializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.SerializeToString,
                 response_deserializer=rmgr_dot_v1_dot_gateway__pb2.Value.FromString,
                 _registered_method=True)
+        self.About = channel.unary_stream(
+                '/rmgr.v1.Store/About',
+                request_serializer=rmgr_dot_v1_dot_gateway__pb2.KeysRequest.SerializeToString,
+                response_deserializer=rmgr_dot_v1_dot_gateway__pb2.Rows.FromString,
+                _registered_method=True)
         self.Delete = channel.unary_unary(
                 '/rmgr.v1.Store/Delete',
                 request_serializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.SerializeToString,
@@ -227,6 +232,13 @@ class StoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def About(self, request, context):
+        """without data
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Delete(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -300,6 +312,11 @@ def add_StoreServicer_to_server(servicer, server):
                     servicer.Head,
                     request_deserializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.FromString,
                     response_serializer=rmgr_dot_v1_dot_gateway__pb2.Value.SerializeToString,
+            ),
+            'About': grpc.unary_stream_rpc_method_handler(
+                    servicer.About,
+                    request_deserializer=rmgr_dot_v1_dot_gateway__pb2.KeysRequest.FromString,
+                    response_serializer=rmgr_dot_v1_dot_gateway__pb2.Rows.SerializeToString,
             ),
             'Delete': grpc.unary_unary_rpc_method_handler(
                     servicer.Delete,
@@ -522,6 +539,33 @@ class Store(object):
             '/rmgr.v1.Store/Head',
             rmgr_dot_v1_dot_gateway__pb2.KeyRequest.SerializeToString,
             rmgr_dot_v1_dot_gateway__pb2.Value.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def About(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rmgr.v1.Store/About',
+            rmgr_dot_v1_dot_gateway__pb2.KeysRequest.SerializeToString,
+            rmgr_dot_v1_dot_gateway__pb2.Rows.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,7 +17,7 @@ from rmgr.adapters.cassandra_reading import Reader
 from rmgr.adapters.cassandra_rows import Lifetime, Manifest, small
 from rmgr.adapters.cassandra_statements import Request, ask
 from rmgr.adapters.store_rules import Deadline
-from rmgr.coord.ports import Encoding
+from rmgr.coord.ports import About, Encoding
 from rmgr.errors import ConfigError, DataLost, StoreUnavailable
 from tests.harness.fair_time import FairTimer
 
@@ -243,14 +243,14 @@ def test_a_store_opened_before_a_fork_says_so(link: Callable[[], Link], monkeypa
 
 
 def test_a_damaged_value_is_taken_from_another_node(cluster: FakeCluster, link: Callable[[], Link]) -> None:
-    good = small(b"value", "raw", _FOR_EVER)
+    good = small(b"value", Encoding.RAW, _FOR_EVER)
     bad = good._replace(inline=b"walue")
     reader = Reader(Calls(link(), request_timeout_s=2.0))
     cluster.answers = lambda _: [(tuple(bad),)]
     with pytest.raises(DataLost, match="'k'"):
         reader.get("k", Deadline(60))
     cluster.others = lambda _: [[(tuple(bad),)], [], [(tuple(good),)]]
-    assert reader.get("k", Deadline(60)) == (b"value", Encoding.RAW, good.digest)
+    assert reader.get("k", Deadline(60)) == (b"value", About(5, Encoding.RAW, good.digest, b""))
 
 
 def test_a_chunk_is_taken_from_another_node_and_wrong_bytes_from_none(cluster: FakeCluster, link: Callable[[], Link]) -> None:

@@ -1,0 +1,207 @@
+"""Deeds of values (`coord/ownership.py`) in a secured cluster: made with one's own key, verified by the cluster's, with what owners share.
+
+The same object serves a client, a Starter and a gateway: who asks is given with each question, or is oneself. Nothing here is asked
+in an open cluster. Certificates and signatures that were verified are remembered, shares for `SHARES_S`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rmgr.coord import keys, ownership
+from rmgr.coord.ownership import ALL, Deed, Holder, Look, Share
+from rmgr.coord.ports import About, Encoding, Store
+from rmgr.coord.rights import Person
+from rmgr.coord.seal_tree import NotSealed, opened, sign_together
+from rmgr.model.identity import Identity, Role
+from rmgr.model.queue import SHARED, ClusterSettings
+
+if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
+    from rmgr.adapters.pki import Certified
+    from rmgr.adapters.trust import Trust
+
+#: For how long what an owner shares is believed without a look; what he takes back counts after this at the latest.
+SHARES_S = 2.0
+_KEEP = 8192
+_KEEP_SHARES = 1024
+_PAGE = 1000
+
+
+def _nothing() -> None: ...
+
+
+class Deeds:
+    """Makes and verifies deeds. Thread-safe.
+
+    Args:
+        cluster_id: of the cluster's tree. credentials: of this process.
+        settings: of the cluster, at most some seconds old. publish: makes the certificate of this process known, once.
+    """
+
+    def __init__(
+        self,
+        trust: Trust,
+        cluster_id: str,
+        credentials: Credentials,
+        *,
+        settings: Callable[[], ClusterSettings] = ClusterSettings,
+        publish: Callable[[], None] = _nothing,
+    ) -> None:
+        self._trust = trust
+        self._cluster_id = cluster_id
+        self._credentials = credentials
+        self.settings = settings
+        self._publish = publish
+        self._own: Certified | None = None
+        self._lock = threading.Lock()
+        self._verified: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()  #: (key, signature, of what)
+        self._shares: OrderedDict[tuple[str, str], tuple[float, tuple[Share, ...]]] = OrderedDict()
+        who = credentials.identity
+        self.me = Person(name=who.name if who.is_person else "", role=str(who.role), is_operator=who.role is Role.OPERATOR)
+
+    # -- making
+
+    def noted(self, row: str, encoding: Encoding, *, owner: str = "") -> Callable[[bytes], bytes]:
+        """The note of a value that this process writes into `row`, by its SHA-256. owner: "" = oneself. Cost: 0.05 ms."""
+        return lambda sha256: self.notes([(row, sha256, owner)], encoding)[0]
+
+    def notes(self, rows: Sequence[tuple[str, bytes, str]], encoding: Encoding) -> list[bytes]:
+        """Notes of several values, by row, SHA-256 and owner ("" = oneself), which share a signature. Cost: 0.05 ms, and 5 us each."""
+        self._publish()
+        mine, made_s = self._credentials, int(time.time())
+        deeds, told = [], []
+        for row, digest, owner in rows:
+            origin = row if keys.family(row) in keys.OUTPUTS else ""
+            deeds.append(Deed(owner or self.me.name, mine.identity.key_id, made_s, row=origin))
+            told.append(ownership.statement(deeds[-1], row, encoding, digest, cluster_id=self._cluster_id))
+        signed = zip(deeds, sign_together(told, mine.sign), strict=True)
+        return [ownership.encode_deed(msgspec.structs.replace(deed, signature=signature)) for deed, signature in signed]
+
+    # -- verifying
+
+    def holder(self, store: Store, row: str, about: About) -> Holder:
+        """Whose the value in `row` is. Cost: 0.15 ms, the second time 10 us. Raises: CoordinationUnavailable, StoreUnavailable."""
+        try:
+            return self._holder(store, row, about)
+        except NotSealed as error:
+            return Holder(why=str(error))
+
+    def look(self, store: Store, row: str, about: About, person: Person | None = None) -> Look:
+        """The same, and what he may do with it. person: None = oneself."""
+        return self.look_of(store, self.holder(store, row, about), person)
+
+    def look_of(self, store: Store, holder: Holder, person: Person | None = None) -> Look:
+        """What somebody may do with values of `holder`."""
+        who = self.me if person is None else person
+        if who.is_free or who.owns(holder.owner):
+            return Look(person=who, holder=holder)
+        shares = self.shared_with(store, holder.owner, who.name) if holder.owner else ()
+        return Look(person=who, holder=holder, shares=shares, open_reading=self.settings().values == SHARED)
+
+    def check_read(self, store: Store, key: str, row: str, about: About, person: Person | None = None) -> Holder:
+        """Whose it is. Raises PermissionDenied unless he may read it; key: as users call it."""
+        look = self.look(store, row, about, person)
+        ownership.check_read(look, key)
+        return look.holder
+
+    def check_write(self, store: Store, key: str, row: str, about: About, person: Person | None = None) -> Holder:
+        """Whose it is. Raises PermissionDenied unless he may replace and delete it."""
+        look = self.look(store, row, about, person)
+        ownership.check_write(look, key)
+        return look.holder
+
+    def check_pickle(self, key: str, holder: Holder, trust: Collection[str]) -> None:
+        """See `ownership.check_pickle`, of oneself in Python."""
+        ownership.check_pickle(self.me, key, holder, trust, how=f'if you trust {{who}}: store.get({key!r}, trust="{{who}}")')
+
+    def _holder(self, store: Store, row: str, about: About) -> Holder:
+        deed = ownership.decode_deed(about.note)
+        who = self._signer(deed, row, about)
+        if keys.family(row) in keys.OUTPUTS:
+            if who.role is not Role.STARTER:
+                raise NotSealed(f"it was signed by {who.role} {who.name}, and only Starters write outputs")
+            return Holder(owner=deed.owner, writer=deed.owner, why="", deed=deed)
+        if not who.is_person:
+            raise NotSealed(f"it was signed by {who.role} {who.name}, and values belong to users")
+        if who.name != deed.owner and who.role is not Role.OPERATOR:
+            shares = self.shared_with(store, deed.owner, who.name) if keys.family(row) == "name" else ()
+            if not any(one.write and one.covers(keys.user_key(row)) for one in shares):
+                raise NotSealed(f"{who.name} wrote it in the name of {deed.owner}, who does not let him")
+        return Holder(owner=deed.owner, writer=who.name, why="", deed=deed)
+
+    def _signer(self, deed: Deed, row: str, about: About) -> Identity:
+        """Who has signed a deed. Raises NotSealed."""
+        statement = ownership.statement(deed, row, about.encoding, about.sha256, cluster_id=self._cluster_id)
+        signature, signed = opened(deed.signature, statement)
+        known = self._trust.look(deed.key_id, at_s=deed.made_s) if deed.key_id != self._credentials.identity.key_id else self._mine()
+        signer = self._trust.find(deed.key_id, at_s=deed.made_s) if known is None else known
+        if isinstance(signer, str):
+            raise NotSealed(signer)
+        seen = deed.key_id, signature, signed
+        with self._lock:
+            if seen in self._verified:
+                self._verified.move_to_end(seen)
+                return signer.identity
+        if not signer.verify(signature, signed):
+            raise NotSealed(f"it is not what {signer.identity.role} {signer.identity.name} signed")
+        with self._lock:
+            self._verified[seen] = None
+            while len(self._verified) > _KEEP:
+                self._verified.popitem(last=False)
+        return signer.identity
+
+    def _mine(self) -> Certified:
+        """What was signed here needs nobody else's word, nor ZooKeeper's."""
+        if self._own is None:
+            self._own = self._credentials.certified(self._credentials.certificate_pem)
+        return self._own
+
+    # -- shares
+
+    def shared_with(self, store: Store, owner: str, user: str) -> tuple[Share, ...]:
+        """What `owner` shares with that user, or with all. Cost: two listings and their rows, once in `SHARES_S`."""
+        now_s = time.monotonic()
+        with self._lock:
+            known = self._shares.get((owner, user))
+        if known is not None and now_s < known[0]:
+            return known[1]
+        found = tuple(share for who in (user, ALL) if who for share in self.read_shares(store, keys.shares_of(owner, who)))
+        with self._lock:
+            self._shares[owner, user] = now_s + SHARES_S, found
+            self._shares.move_to_end((owner, user))
+            while len(self._shares) > _KEEP_SHARES:
+                self._shares.popitem(last=False)
+        return found
+
+    def read_shares(self, store: Store, prefix: str = "share/") -> list[Share]:
+        """Shares in rows with `prefix` that their owners have signed; the others are left out."""
+        found, after = [], ""
+        while names := store.keys(prefix, after=after, limit=_PAGE):
+            for row in names:
+                value = store.get_noted(row)
+                try:
+                    if value is not None and self._holder(store, row, value[1]).owner == keys.parse_share(row)[0]:
+                        found.append(ownership.decode_share(row, value[0]))
+                except NotSealed:
+                    continue
+            if len(names) < _PAGE:
+                break
+            after = names[-1]
+        return found
+
+    def put_share(self, store: Store, share: Share) -> None:
+        """From now on he may; replaces what was said of the same key and user."""
+        store.put(share.row, ownership.encode_share(share), note=self.noted(share.row, Encoding.RAW, owner=share.owner))
+        self.forget_shares()
+
+    def forget_shares(self) -> None:
+        """They are read again at the next question."""
+        with self._lock:
+            self._shares.clear()
