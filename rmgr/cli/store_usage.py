@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 #: Families of rows (coord/keys.py) and what they hold.
 FAMILIES = {
     "name/": "values of users",
+    "share/": "what users share",
     "final/": "outputs of collected work",
     "fn/": "functions",
     "mod/": "modules",

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,6 +38,12 @@ _PAGE = 1000
 def _nothing() -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    shares: tuple[Share, ...]
+    until_s: float  #: monotonic
+
+
 class Deeds:
     """Makes and verifies deeds. Thread-safe.
 
@@ -62,7 +69,7 @@ class Deeds:
         self._own: Certified | None = None
         self._lock = threading.Lock()
         self._verified: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()  #: (key, signature, of what)
-        self._shares: OrderedDict[tuple[str, str], tuple[float, tuple[Share, ...]]] = OrderedDict()
+        self._shares: OrderedDict[tuple[str, str], _Shared] = OrderedDict()
         who = credentials.identity
         self.me = Person(name=who.name if who.is_person else "", role=str(who.role), is_operator=who.role is Role.OPERATOR)
 
@@ -75,13 +82,14 @@ class Deeds:
     def notes(self, rows: Sequence[tuple[str, bytes, str]], encoding: Encoding) -> list[bytes]:
         """Notes of several values, by row, SHA-256 and owner ("" = oneself), which share a signature. Cost: 0.05 ms, and 5 us each."""
         self._publish()
-        mine, made_s = self._credentials, int(time.time())
-        deeds, told = [], []
-        for row, digest, owner in rows:
-            origin = row if keys.family(row) in keys.OUTPUTS else ""
-            deeds.append(Deed(owner or self.me.name, mine.identity.key_id, made_s, row=origin))
-            told.append(ownership.statement(deeds[-1], row, encoding, digest, cluster_id=self._cluster_id))
-        signed = zip(deeds, sign_together(told, mine.sign), strict=True)
+        made_s = int(time.time())
+        key_id = self._credentials.identity.key_id
+        deeds = [ownership.deed(row, owner or self.me.name, key_id, made_s) for row, _, owner in rows]
+        told = [
+            ownership.statement(deed, row, encoding, digest, cluster_id=self._cluster_id)
+            for deed, (row, digest, _) in zip(deeds, rows, strict=True)
+        ]
+        signed = zip(deeds, sign_together(told, self._credentials.sign), strict=True)
         return [ownership.encode_deed(msgspec.structs.replace(deed, signature=signature)) for deed, signature in signed]
 
     # -- verifying
@@ -170,11 +178,11 @@ class Deeds:
         now_s = time.monotonic()
         with self._lock:
             known = self._shares.get((owner, user))
-        if known is not None and now_s < known[0]:
-            return known[1]
+        if known is not None and now_s < known.until_s:
+            return known.shares
         found = tuple(share for who in (user, ALL) if who for share in self.read_shares(store, keys.shares_of(owner, who)))
         with self._lock:
-            self._shares[owner, user] = now_s + SHARES_S, found
+            self._shares[owner, user] = _Shared(found, until_s=now_s + SHARES_S)
             self._shares.move_to_end((owner, user))
             while len(self._shares) > _KEEP_SHARES:
                 self._shares.popitem(last=False)

@@ -49,6 +49,11 @@ class Deed(msgspec.Struct, frozen=True, array_like=True):
     row: str = ""
 
 
+def deed(row: str, owner: str, key_id: str, made_s: int) -> Deed:
+    """What is to be signed of a value in `row`."""
+    return Deed(owner, key_id, made_s, row=row if keys.family(row) in keys.OUTPUTS else "")
+
+
 _deed = msgspec.msgpack.Decoder(Deed)
 
 

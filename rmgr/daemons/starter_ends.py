@@ -27,26 +27,23 @@ from rmgr.adapters.workevents import (
     WorkEvent,
     lost_words,
 )
-from rmgr.client.deeds import Deeds
 from rmgr.client.repair import delete_pointers
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_holds import Hold
-from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_lanes import Lanes, Task
 from rmgr.daemons.starter_logs import LiveLogs
 from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, discard, of_command, of_task, plain_outcome, spill, write
 from rmgr.daemons.starter_reopen import Reopening
+from rmgr.daemons.starter_shared import Shared
 from rmgr.daemons.starter_stage import Stager, inside
 from rmgr.errors import PermissionDenied, RmgrError, StoreUnavailable, ValueTooLarge
 from rmgr.log import audit
 from rmgr.model.block import PastAttempt
 from rmgr.model.frames import CommandEnd
 from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
-from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
 from rmgr.runner.kernel import DIRECTORY_GONE, NODE_TROUBLE
 from rmgr.runtime.failpoint import failpoint
@@ -61,7 +58,7 @@ class Ends:
     """Ends of attempts of one node.
 
     Args:
-        settings: of the cluster, now. on_end: counts (kind, how many, seconds of each).
+        shared: the settings of the cluster, its store. on_end: counts (kind, how many, seconds of each).
         on_strike: the node itself failed at something (what, detail). on_surprise: counts what slots report. on_missing: files of the
             Starter may have been removed.
         is_awaited: whether more must be known of an end (of a job of several nodes) before it is told, see `Verdicts.is_awaited`.
@@ -71,12 +68,10 @@ class Ends:
     def __init__(
         self,
         lanes: Lanes,
+        shared: Shared,
         *,
-        io: StoreIO,
         stager: Stager,
-        times: TaskTimes,
         logs: LiveLogs,
-        settings: Callable[[], ClusterSettings],
         on_end: Callable[[State | None, int, float], None],
         on_strike: Callable[[str, str], None],
         on_surprise: Callable[[str], None],
@@ -84,16 +79,15 @@ class Ends:
         is_awaited: Callable[[ClaimedBlock, Ending, Callable[[], None]], bool],
         spool: Path,
         log: Any,
-        deeds: Deeds | None = None,
     ) -> None:
-        self._deeds = deeds
+        self._deeds = shared.deeds
         self._is_awaited = is_awaited
         self._lanes = lanes
-        self._io = io
+        self._io = shared.io
         self._stager = stager
-        self._times = times
+        self._times = shared.times
         self._logs = logs
-        self._settings = settings
+        self._settings = shared.settings
         self._on_end = on_end
         self._on_strike = on_strike
         self.reopening = Reopening(lanes, on_strike)

@@ -113,11 +113,9 @@ class NodeAgent:
         )
         self._ends = Ends(
             self.lanes,
-            io=shared.io,
+            shared,
             stager=self.stager,
-            times=shared.times,
             logs=self.logs,
-            settings=shared.settings,
             on_end=self._ended,
             on_strike=self._strike,
             on_surprise=shared.metrics.surprised,
@@ -125,7 +123,6 @@ class NodeAgent:
             is_awaited=self.jobs.is_awaited,
             spool=files,
             log=self.log,
-            deeds=shared.deeds,
         )
         self._dispatch = Dispatch(
             self.blocks,

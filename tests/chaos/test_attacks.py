@@ -310,7 +310,8 @@ def test_file_names_do_not_lead_out_of_the_work_directory(scene: Scene, name: st
     data = unique().encode()
     digest = hashlib.sha256(data).hexdigest()
     scene.store.put(keys.upload(digest), data)
-    scene.store.put(keys.named("in/escaped"), data)
+    with scene.ann.connection() as hers:
+        hers.store.put("in/escaped", data)
     files = {"uploads": (Upload(name=name, sha256=digest),)} if what == "upload" else {"input_files": (("in/escaped", name),)}
     number = scene.submit(command=replace(scene.touch, **files))
     [outcome] = scene.outcomes(number)

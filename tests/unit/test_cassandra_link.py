@@ -268,7 +268,7 @@ def test_a_chunk_is_taken_from_another_node_and_wrong_bytes_from_none(cluster: F
         with pytest.raises(DataLost, match=what):
             reader.get("k", Deadline(60))
         cluster.others = lambda _: [[], [(data, sha256(data).digest())]]
-        assert reader.get("k", Deadline(60)) == (data, Encoding.RAW, sha256(data).digest())
+        assert reader.get("k", Deadline(60)) == (data, About(100, Encoding.RAW, sha256(data).digest(), b""))
         assert b"".join(reader.stream("k", 5.0) or ()) == data
     chunk["rows"] = [(b"z" * 100, sha256(b"z" * 100).digest())]  # a chunk of its own kind: only the whole tells
     with pytest.raises(DataLost):
