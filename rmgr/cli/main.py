@@ -51,7 +51,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "join": ("join:join", "Make this machine a part of a secured cluster"),
     },
     "Data": {
-        "store": ("store:store", "Values in the data store: ls, put, get, rm, du"),
+        "store": ("store:store", "Values in the data store: ls, put, get, rm, share, du"),
     },
     "Research": {
         "sim": ("sim:sim", "Policies on a virtual clock: traces in, schedules and measures out"),

@@ -4,6 +4,7 @@ default_queue = "default"
 retention = "1h"            # an ended submission leaves ZooKeeper, and its arguments and results the store
 log_retention = "7d"        # its captured output; 0 = never. Counted from when it was written
 history_retention = "365d"  # its line in `rmgr history`; 0 = never
+values = "private"          # what nobody shared is for its owner only; "shared": every user may read it
 
 [queues.default]
 max_time = "12h"
@@ -39,7 +40,7 @@ from rmgr.errors import ConfigError, UsageError
 from rmgr.model.block import PRIORITY_RANGE
 from rmgr.model.ids import check_name
 from rmgr.model.limits import UserLimits
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
 
 _STATES = ("open", "closed", "stopped")
@@ -117,6 +118,9 @@ def _check(settings: ClusterSettings, text: str, name: str) -> None:
         where = f"{name}:{line_of(text, 'default_queue', '')}"
         told = _nearest(settings.default_queue, [queue.name for queue in settings.queues])
         raise ConfigError(f"{where}: the default queue {settings.default_queue!r} is not among the queues", hint=told)
+    if settings.values not in (PRIVATE, SHARED):
+        where = f"{name}:{line_of(text, 'values', '')}"
+        raise ConfigError(f"{where}: values are {PRIVATE!r} or {SHARED!r}, not {settings.values!r}", hint="rmgr store share --help")
     if settings.log_retention_us > _MAX_ROW_US:
         where = f"{name}:{line_of(text, 'log_retention', '')}"
         raise ConfigError(f"{where}: log_retention is longer than 19 years, which no data store promises", hint="0 keeps logs for ever")

@@ -17,7 +17,7 @@ from rmgr.model.units import format_size
 if TYPE_CHECKING:
     from rmgr.cli.store_values import Entry
 
-_EXITS = "0 ok, 2 usage, 3 no such key, 5 store unavailable, 6 --timeout ran out, 125 the stored value is damaged"
+EXITS = "0 ok, 2 usage, 3 no such key, 5 store unavailable, 6 --timeout ran out, 125 the stored value is damaged"
 
 
 @command_group(
@@ -27,10 +27,15 @@ _EXITS = "0 ok, 2 usage, 3 no such key, 5 store unavailable, 6 --timeout ran out
     rmgr store ls out/                     keys that begin with out/
     rmgr store get out/7 -o energy.txt     a value into a file
     rmgr store du                          how many values, how many bytes
+    rmgr store share in/ --with bob        bob may read what you have under in/
     """,
 )
 def store(_session: Session) -> None:
-    """Values in the data store: inputs and outputs of tasks, by key."""
+    """Values in the data store: inputs and outputs of tasks, by key.
+
+    In a secured cluster a value belongs to who put it first, an output to the user of its task: others neither read it nor write it,
+    nor name it in their tasks, unless he shares it.
+    """
 
 
 @command(
@@ -38,14 +43,14 @@ def store(_session: Session) -> None:
     group=store,
     examples="""
     rmgr store ls                          every key, one a line
-    rmgr store ls -l out/                  with size and kind
+    rmgr store ls -l out/                  with size, kind and owner
     rmgr store ls --after out/0999 -n 100  the next page
     rmgr store ls --json out/ | jq -r '.keys[].key'
     """,
-    exits=_EXITS,
+    exits=EXITS,
 )
 @click.argument("prefix", default="")
-@click.option("-l", "--long", "long_form", is_flag=True, help="show size and kind")
+@click.option("-l", "--long", "long_form", is_flag=True, help="show size, kind and owner")
 @click.option("--after", metavar="KEY", default="", help="only keys behind this one")
 @click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="at most N keys  [all]")
 @click.option("--no-header", is_flag=True, help="with -l: no line of column names")
@@ -59,7 +64,7 @@ def ls(session: Session, prefix: str, long_form: bool, after: str, limit: int | 
             emit({"keys": [values.as_json(entry) for entry in entries], "next": following})
         elif long_form:
             entries, _ = values.page(opened, prefix, after=after, limit=limit)
-            table(entries, _columns(), Layout(header=not no_header))
+            table(entries, _columns(owners=opened.deeds is not None), Layout(header=not no_header))
         else:
             for key in values.names(opened, prefix, after=after, limit=limit):
                 sys.stdout.write(f"{values.shown(key)}\n")
@@ -75,7 +80,7 @@ def ls(session: Session, prefix: str, long_form: bool, after: str, limit: int | 
     rmgr store put in/7 new.xyz --no-overwrite
     rmgr store put tmp/7 part.dat --ttl 7d gone after a week
     """,
-    exits=_EXITS + ", 1 the key exists (--no-overwrite), 7 over 256 MiB",
+    exits=EXITS + ", 1 the key exists (--no-overwrite), 7 over 256 MiB",
 )
 @click.argument("key")
 @click.argument("source", metavar="[FILE|-]", default="-", type=click.Path(path_type=Path, allow_dash=True))
@@ -100,7 +105,7 @@ def put(session: Session, key: str, source: Path, value: str | None, overwrite: 
     rmgr store get out/7                   to stdout
     rmgr store get out/7 -o energy.txt     to a file
     """,
-    exits=_EXITS,
+    exits=EXITS,
 )
 @click.argument("key")
 @click.option("-o", "--output", "target", metavar="FILE", type=click.Path(path_type=Path), help="write to this file")
@@ -133,7 +138,7 @@ def get(session: Session, key: str, target: Path | None) -> None:
     rmgr store rm -f in/7                  no error if it is not there
     rmgr store rm --prefix tmp/            everything that begins with tmp/
     """,
-    exits=_EXITS,
+    exits=EXITS,
 )
 @click.argument("keys", nargs=-1, metavar="KEY...")
 @click.option("--prefix", metavar="PREFIX", help="everything that begins with PREFIX")
@@ -162,7 +167,7 @@ def rm(session: Session, keys: tuple[str, ...], prefix: str | None, force: bool)
     rmgr store du --all                    and what rmgr keeps itself: results, logs, functions, history
     rmgr store du --by-user                the same by user: whose work it belongs to
     """,
-    exits=_EXITS,
+    exits=EXITS,
 )
 @click.argument("prefix", default="")
 @click.option("-a", "--all", "everything", is_flag=True, help="by kind of row, rmgr's own too")
@@ -196,12 +201,16 @@ def du(session: Session, prefix: str, everything: bool, by_user: bool) -> None:
     table(rows, columns, Layout())
 
 
-def _columns() -> list[Column]:
+def _columns(*, owners: bool) -> list[Column]:
     def size(entry: Entry) -> str:
         return format_size(entry.size) if entry.size is not None else ""
 
     return [
         Column(name="SIZE", text=size, right=True, keep=True),
         Column(name="KIND", text=lambda entry: entry.kind, keep=True),
+        *([Column(name="OWNER", text=lambda entry: entry.owner or "-", keep=True)] if owners else []),
         Column(name="KEY", text=lambda entry: entry.key, is_id=True),
     ]
+
+
+import rmgr.cli.store_shares  # noqa: E402, F401 - its commands join the group

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rmgr.cli.context import Session
 from rmgr.cli.render import printable
 from rmgr.coord import keys
-from rmgr.coord.ports import Encoding, Store
-from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, StoreUnavailable, UsageError
+from rmgr.coord.ports import Encoding, Note, Store
+from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from rmgr.client.deeds import Deeds
+    from rmgr.client.values import Values
 
 _PAGE = 1000
 _READ_BYTES = 1 << 20
@@ -24,20 +29,33 @@ _KINDS = {Encoding.RAW: "bytes", Encoding.PICKLE: "python", Encoding.POINTER: "o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """An open store, for the length of a command. locate: the row of an output key (asks ZooKeeper when needed)."""
+    """An open store, for the length of a command. locate: the row of an output key (asks ZooKeeper when needed).
+
+    values: the same store, where values have owners (secured clusters).
+    """
 
     store: Store
     timeout_s: float
     locate: Callable[[str, keys.Pointer], str]
+    values: Values
+
+    @property
+    def deeds(self) -> Deeds | None:
+        """Whose values are; None in an open cluster."""
+        return self.values.deeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One key in a listing. size: bytes, None for an output (it has its own row, or none yet)."""
+    """One key in a listing. size: bytes, None for an output (it has its own row, or none yet).
+
+    owner: "" = nobody's; None: an open cluster, where nobody asks.
+    """
 
     key: str
     size: int | None
     kind: str
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +103,28 @@ def opened(session: Session) -> Iterator[Opened]:
     try:
         store = open_data_store(session)
         try:
-            yield Opened(store=store, timeout_s=timeout_s, locate=locate)
+            yield Opened(store=store, timeout_s=timeout_s, locate=locate, values=_values(session, store))
         finally:
             store.close()
     except StoreUnavailable:
         session.left_s()
         raise
+
+
+def _values(session: Session, store: Store) -> Values:
+    from rmgr.client.values import Values
+
+    credentials = session.credentials()
+    if credentials is None:
+        return Values(store, None)
+    from rmgr.adapters.trust import Trust
+    from rmgr.client.secured import deeds_of
+    from rmgr.client.signing import Signer
+
+    coordinator, cluster_id = session.coordinator(), session.cluster_id()
+    signer = Signer(credentials, cluster_id, ttl_s=session.config().security.payload_ttl_s, oldest=session.oldest)
+    trust = Trust(coordinator, credentials.ca_pem)
+    return Values(store, coordinator, deeds_of(coordinator, trust, signer, credentials, cluster_id, session.oldest))
 
 
 # -- names ------------------------------------------------------------------------------------------------------------------
@@ -111,21 +145,22 @@ def names(opened: Opened, prefix: str, *, after: str, limit: int | None) -> Iter
 
 
 def page(opened: Opened, prefix: str, *, after: str, limit: int | None) -> tuple[list[Entry], str | None]:
-    """Keys with size and kind, and the key to go on after when there are more. Cost: one read a key."""
+    """Keys with size, kind and owner, and the key to go on after when there are more. Cost: one read a key."""
     entries: list[Entry] = []
     for key in names(opened, prefix, after=after, limit=None if limit is None else limit + 1):
         if len(entries) == limit:
             return entries, entries[-1].key
-        head = opened.store.head(keys.named(key), timeout_s=opened.timeout_s)
-        if head is not None:  # else it was deleted just now
-            size, encoding = head
-            entries.append(Entry(key=key, size=None if encoding is Encoding.POINTER else size, kind=_KINDS[encoding]))
+        about = opened.store.about(keys.named(key), timeout_s=opened.timeout_s)
+        if about is not None:  # else it was deleted just now
+            size = None if about.encoding is Encoding.POINTER else about.size
+            owner = opened.deeds.holder(opened.store, keys.named(key), about).owner if opened.deeds is not None else None
+            entries.append(Entry(key=key, size=size, kind=_KINDS[about.encoding], owner=owner))
     return entries, None
 
 
 def as_json(entry: Entry) -> dict[str, Any]:
     """One element of `keys` in `rmgr store ls --json`."""
-    return {"key": entry.key, "bytes": entry.size, "kind": entry.kind}
+    return {"key": entry.key, "bytes": entry.size, "kind": entry.kind, **({} if entry.owner is None else {"owner": entry.owner or None})}
 
 
 def shown(key: str) -> str:
@@ -158,16 +193,24 @@ def parts_of(source: Path) -> Iterator[bytes]:
 
 def put(opened: Opened, key: str, parts: Iterable[bytes], *, overwrite: bool, ttl_s: float | None = None) -> int:
     """Stores bytes under the key of a user, for `ttl_s` or for ever; returns how many. Raises: KeyExists, ValueTooLarge."""
-    size = 0
+    size, is_begun = 0, False
 
     def counted() -> Iterator[bytes]:
-        nonlocal size
+        nonlocal size, is_begun
+        is_begun = True
         for part in parts:
             size += len(part)
             yield part
 
+    def write(overwrite: bool, note: Note) -> None:
+        if is_begun:  # what comes from a pipe comes once
+            raise StateConflict(f"somebody else has written {key!r} just now", hint="try again")
+        beside: dict[str, Any] = {"note": note} if note else {}
+        opened.store.put(keys.named(key), counted(), overwrite=overwrite, ttl_s=ttl_s, timeout_s=opened.timeout_s, **beside)
+
+    opened.values.check_mine(key, timeout=opened.timeout_s)
     replaced = _pointer(opened, key)
-    opened.store.put(keys.named(key), counted(), overwrite=overwrite, ttl_s=ttl_s, timeout_s=opened.timeout_s)
+    opened.values.put_owned(key, Encoding.RAW, write, overwrite=overwrite, timeout=opened.timeout_s)
     if replaced is not None:
         _forget(opened, replaced)
     return size
@@ -183,6 +226,8 @@ def find(opened: Opened, key: str) -> Found:
             f"there is no value {key!r}",
             hint=f"there is {close!r}; rmgr store ls lists them" if close else "rmgr store ls lists what is there",
         )
+    if opened.deeds is not None:
+        return _find_owned(opened, key)
     if head[1] is Encoding.POINTER:
         pointer = _pointer(opened, key)
         if pointer is None:
@@ -200,6 +245,24 @@ def find(opened: Opened, key: str) -> Found:
         return stream
 
     return Found(key=key, size=size, encoding=encoding, parts=parts)
+
+
+def _find_owned(opened: Opened, key: str) -> Found:
+    """The same where values have owners: the bytes are those that were signed, else reading them ends with an error."""
+    row, about = opened.values.locate(key, opened.locate, timeout=opened.timeout_s)
+
+    def parts() -> Iterator[bytes]:
+        stream = opened.store.stream(row, timeout_s=opened.timeout_s)
+        if stream is None:
+            raise NotFound(f"the value {key!r} was deleted just now")
+        digest = hashlib.sha256()
+        for part in stream:
+            digest.update(part)
+            yield part
+        if digest.digest() != about.sha256:
+            raise DataLost(f"the value {key!r} was replaced while it was read", hint="read it again")
+
+    return Found(key=key, size=about.size, encoding=about.encoding, parts=parts)
 
 
 def refuse_on_terminal(found: Found, out: TextIO) -> None:
@@ -249,10 +312,11 @@ def content_as_json(found: Found) -> dict[str, Any]:
 
 
 def remove(opened: Opened, wanted: Sequence[str], prefix: str | None) -> tuple[list[str], list[str]]:
-    """Deletes keys, and those with `prefix`; returns (deleted, not there)."""
+    """Deletes keys, and those with `prefix` that are one's own; returns (deleted, not there). Raises PermissionDenied: somebody else's."""
     deleted: list[str] = []
     missing: list[str] = []
     for key in dict.fromkeys(wanted):
+        opened.values.check_mine(key, timeout=opened.timeout_s)
         pointer = _pointer(opened, key)
         if opened.store.delete(keys.named(key), timeout_s=opened.timeout_s):
             deleted.append(key)
@@ -261,8 +325,14 @@ def remove(opened: Opened, wanted: Sequence[str], prefix: str | None) -> tuple[l
         if pointer is not None:
             _forget(opened, pointer)
     if prefix:
-        more, _ = remove(opened, list(names(opened, prefix, after="", limit=None)), None)
-        deleted += more
+        left = 0
+        for key in list(names(opened, prefix, after="", limit=None)):
+            try:
+                deleted += remove(opened, [key], None)[0]
+            except PermissionDenied:
+                left += 1
+        if left:
+            sys.stderr.write(f"rmgr: {left} keys of others begin with {prefix} too, and stay\n")
     return deleted, missing
 
 

@@ -161,6 +161,32 @@ class Values:
             return self._led(key, pointer, holder, timeout), holder
         return self._follow(key, pointer, data, lenient, timeout, holder), holder
 
+    def locate(self, key: str, find: Callable[[str, Pointer], str], *, timeout: float) -> tuple[str, About]:
+        """The row that holds the value of `key`, and what was signed of it; for who reads it himself. Secured clusters only.
+
+        Args: find: the row of a pointer's output. Raises: NotFound, PermissionDenied, DataLost, what `find` raises.
+        """
+        deeds, row = self._deeds_or_refuse(), keys.named(key)
+        noted = self._store.get_noted(row, timeout_s=timeout) if self._is_pointer(row, timeout) else None
+        about = noted[1] if noted is not None else self._store.about(row, timeout_s=timeout)
+        if about is None:
+            raise NotFound(f"the value {key!r} was deleted just now", hint="rmgr store ls lists the keys")
+        holder = deeds.check_read(self._store, key, row, about)
+        if noted is None or about.encoding is not Encoding.POINTER:
+            return row, about
+        pointer = keys.decode_pointer(noted[0])
+        is_led = self._is_led and holder.writer != deeds.me.name
+        row = keys.led(key) if is_led else find(key, pointer)
+        found = self._store.about(row, timeout_s=timeout)
+        if found is None:
+            raise DataLost(f"the output {key!r} of task {pointer.sub}_{pointer.index} is missing from the store (row {row})")
+        self._believed(key, self._origin(key, pointer, found) if is_led else row, (b"", found), holder)
+        return row, found
+
+    def _is_pointer(self, row: str, timeout: float) -> bool:
+        head = self._store.head(row, timeout_s=timeout)
+        return head is not None and head[1] is Encoding.POINTER
+
     def check_input(self, key: str, *, trust: Collection[str] = (), timeout: float = 30.0) -> None:
         """Raises PermissionDenied when a task of yours may not have the value of `key`, or would load somebody else's pickle."""
         row = keys.named(key)
@@ -205,6 +231,23 @@ class Values:
         mine = {deeds.me.name, ownership.ALL}
         seen = [one for one in found.values() if deeds.me.is_free or one.owner == deeds.me.name or one.user in mine]
         return sorted(seen, key=lambda one: (one.owner, one.key, one.user))
+
+    def adopt(self, key: str, owner: str, *, only_nobodys: bool = False, timeout: float = 30.0) -> bool:
+        """Gives the value of `key` an owner ("" = oneself), as an operator; with `only_nobodys` only if it has none. True: done.
+
+        Raises: PermissionDenied, NotFound. Cost: the value is written again.
+        """
+        deeds, row = self._deeds_or_refuse(), keys.named(key)
+        if not deeds.me.is_operator:
+            raise PermissionDenied("giving values an owner is for operators", hint="ask one: rmgr store adopt KEY --owner YOU")
+        found = self._store.get_noted(row, timeout_s=timeout)
+        if found is None:
+            raise NotFound(f"there is no value under the key {key!r}", hint="rmgr store ls lists the keys")
+        if only_nobodys and deeds.holder(self._store, row, found[1]).owner:
+            return False
+        note = deeds.noted(row, found[1].encoding, owner=check_name(owner) if owner else "")
+        self._store.put(row, found[0], encoding=found[1].encoding, note=note, timeout_s=timeout)
+        return True
 
     def _deeds_or_refuse(self) -> Deeds:
         if self.deeds is None:
@@ -317,14 +360,15 @@ class Values:
     def _led(self, key: str, pointer: Pointer, holder: Holder, timeout: float) -> tuple[bytes, Encoding] | None:
         """What somebody else's pointer leads to, found by the gateway."""
         found = self._store.get_noted(keys.led(key), timeout_s=timeout)
-        if found is None:
-            return None
-        assert self.deeds is not None
-        deed = ownership.deed_of(found[1])
+        return None if found is None else self._believed(key, self._origin(key, pointer, found[1]), found, holder)
+
+    def _origin(self, key: str, pointer: Pointer, about: About) -> str:
+        """The row of an output, as its deed says it."""
+        deed = ownership.deed_of(about)
         row = deed.row if deed is not None else ""
         if not keys.is_output_of(row, pointer):
             raise DataLost(f"the gateway has sent another value than that of {key!r}", hint="read it again; rmgr doctor")
-        return self._believed(key, row, found, holder)
+        return row
 
     def _believed(self, key: str, row: str, found: tuple[bytes, About], holder: Holder) -> tuple[bytes, Encoding]:
         """An output with its encoding. Raises DataLost unless it was written by a Starter for whom its pointer belongs to."""

@@ -27,7 +27,7 @@ from rmgr.model.ids import MAX_NUMBER
 from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
 from rmgr.model.line import Ahead, Hint, Told
 from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, Order, StarterEntry, Trouble
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.request import AnyRequest, CancelRequest, StopKind, StopRequest
 from rmgr.model.resources import Capacity, NodeAttributes
 
@@ -150,6 +150,7 @@ BOOK.add(
     operators=many(text(255), LONG),
     pipelines=many(BOOK.of(PipelineSpec), LONG),
     barrier_us=SPAN,
+    values=one_of(PRIVATE, SHARED),
     extra=mapping(text(1000), text(ZNODE_BYTES), 1000),
     newer=extra,
 )

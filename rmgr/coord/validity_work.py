@@ -343,7 +343,7 @@ BOOK.add(
     stopping=LINE,
     story=_STORY,
 )
-BOOK.add(KeyedPayload, inputs=many(_KEY, LONG), outputs=many(_KEY, LONG), overwrite=flag)
+BOOK.add(KeyedPayload, inputs=many(_KEY, LONG), outputs=many(_KEY, LONG), overwrite=flag, trust=many(text(255), LONG))
 BOOK.add(
     Outcome,
     index=_INDEX,
