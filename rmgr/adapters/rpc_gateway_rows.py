@@ -26,6 +26,8 @@ GATHER_BYTES = 8 * 1024 * 1024
 MAX_CALLS = 32
 #: A call whose client takes no answer for so long is ended.
 STALLED_S = 20.0
+#: Rows of one answer to About: below 1 MiB with their keys.
+ABOUT_ROWS = 500
 _DEFAULT_S = 30.0
 _LONGEST_S = 3600.0
 
@@ -52,6 +54,7 @@ class Rows:
             "GetMany": self._method(down, self._get_many, pb.KeysRequest),
             "Read": self._method(down, self._read, pb.KeyRequest),
             "Head": self._method(unary, self._head, pb.KeyRequest),
+            "About": self._method(down, self._about, pb.KeysRequest),
             "Delete": self._method(unary, self._delete, pb.KeyRequest),
             "Keys": self._method(unary, self._keys, pb.ListRequest),
             "Usage": self._method(unary, self._usage, pb.ListRequest),
@@ -81,21 +84,22 @@ class Rows:
     # -- writing
 
     def _put(self, requests: Iterator[Any], call: _Call) -> Any:
-        rows: list[tuple[str, bytes]] = []
+        rows: list[Any] = []
         size = 0
         last: Any = None
         for request in requests:
             if size > GATHER_BYTES:
                 self._put_rows(rows, last, call)
                 rows, size = [], 0
-            rows += [(row.key, row.data) for row in request.rows]
+            rows += request.rows
             size += request.ByteSize()
             last = request
         if rows:
             self._put_rows(rows, last, call)
         return pb.PutReply()
 
-    def _put_rows(self, rows: list[tuple[str, bytes]], request: Any, call: _Call) -> None:
+    def _put_rows(self, told: list[Any], request: Any, call: _Call) -> None:
+        rows = [(row.key, row.data) for row in told]
         call.permit("PUT", [key for key, _ in rows])
         for key, value in rows:
             if is_by_content(key):
@@ -108,17 +112,19 @@ class Rows:
             "timeout_s": call.left_s(),
         }
         if len(rows) == 1:
-            call.store.put(*rows[0], **options)
+            call.store.put(*rows[0], note=told[0].note, **options)
         else:
-            call.store.put_many(rows, **options)
+            call.store.put_many(rows, notes=[row.note for row in told], **options)
 
     def _write(self, parts: Iterator[Any], call: _Call) -> Any:
         first = next(parts, None)
         if first is None:
             raise UsageError("a value begins with its key")
         call.permit("PUT", [first.key])
+        note = b""
 
         def data() -> Iterator[bytes]:
+            nonlocal note
             part = first
             digest = hashlib.sha256()
             while not part.last:
@@ -129,6 +135,7 @@ class Rows:
                 part = next(parts, None)
                 if part is None:
                     raise StoreUnavailable("the value was broken off by the client")
+            note = part.note
             if is_by_content(first.key):
                 call.permit_content(first.key, digest.hexdigest())  # raises: then nothing is stored
 
@@ -138,6 +145,7 @@ class Rows:
             encoding=_encoding(first.encoding),
             ttl_s=first.ttl_s if first.HasField("ttl_s") else None,
             overwrite=first.overwrite,
+            note=lambda _digest: note,  # it comes last
             timeout_s=call.left_s(),
         )
         return pb.PutReply()
@@ -162,11 +170,24 @@ class Rows:
         head = call.store.head(request.key, timeout_s=call.left_s())  # first: 256 MiB would be in memory before we knew
         if head is None or head[0] > MESSAGE_BYTES:
             return _value(head, large=head is not None)
-        found = call.store.get(request.key, timeout_s=call.left_s())
+        found = call.store.get_noted(request.key, timeout_s=call.left_s())
         if found is None or len(found[0]) > MESSAGE_BYTES:  # changed meanwhile
-            return _value(None if found is None else (len(found[0]), found[1]), large=found is not None)
-        call.count("stored_bytes", "get", len(found[0]))
-        return pb.Value(found=True, encoding=found[1].value, size=len(found[0]), data=found[0])
+            return _value(None if found is None else found[1][:2], large=found is not None)
+        data, about = found
+        call.count("stored_bytes", "get", len(data))
+        return pb.Value(found=True, encoding=about.encoding.value, size=len(data), data=data, note=about.note, sha256=about.sha256)
+
+    def _about(self, request: Any, call: _Call) -> Iterator[Any]:
+        keys = list(request.keys)
+        call.permit("GET", keys)
+        for at in range(0, len(keys), ABOUT_ROWS):
+            found = call.store.about_many(keys[at : at + ABOUT_ROWS], timeout_s=call.left_s())
+            yield pb.Rows(
+                rows=[
+                    pb.Row(key=key, encoding=about.encoding.value, size=about.size, sha256=about.sha256, note=about.note)
+                    for key, about in found.items()
+                ]
+            )
 
     def _get_many(self, request: Any, call: _Call) -> Iterator[Any]:
         keys = list(request.keys)
@@ -182,12 +203,12 @@ class Rows:
 
     def _read(self, request: Any, call: _Call) -> Iterator[Any]:
         call.permit("GET", [request.key])
-        head = call.store.head(request.key, timeout_s=call.left_s())
-        chunks = None if head is None else call.store.stream(request.key, timeout_s=call.left_s())
-        if head is None or chunks is None:
+        about = call.store.about(request.key, timeout_s=call.left_s())
+        chunks = None if about is None else call.store.stream(request.key, timeout_s=call.left_s())
+        if about is None or chunks is None:
             yield pb.ValuePart(last=True)
             return
-        yield pb.ValuePart(found=True, key=request.key, encoding=head[1].value)
+        yield pb.ValuePart(found=True, key=request.key, encoding=about.encoding.value, note=about.note, sha256=about.sha256)
         for chunk in chunks:
             call.count("stored_bytes", "get", len(chunk))
             yield pb.ValuePart(data=chunk)
@@ -228,7 +249,7 @@ class _Call:
 
     @property
     def store(self) -> Store:
-        return self._gate.store
+        return self._gate.store_of(self._caller)
 
     def left_s(self) -> float:
         """Until the client's deadline."""

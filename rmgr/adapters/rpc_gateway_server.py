@@ -80,6 +80,9 @@ class Gate(Protocol):
     def permit_content(self, caller: Caller, key: str, sha256: str) -> None:
         """A row that is put holds bytes of this hash. Raises PermissionDenied."""
 
+    def store_of(self, caller: Caller) -> Store:
+        """The store as he may use it. Its calls raise PermissionDenied, beside what `permit_store` refuses."""
+
     def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
         """Those of `keys` that he may know of."""
 

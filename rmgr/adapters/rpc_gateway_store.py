@@ -51,6 +51,8 @@ class GatewayStore:
     credentials: who we are, None in an open cluster.
     """
 
+    leads = True  #: it follows pointers of others: `coord.keys.led`
+
     def __init__(self, gateways: str, *, credentials: Credentials | None = None) -> None:
         self._gateways = Gateways(gateways, credentials)
         self._metadata = user_metadata()

@@ -141,7 +141,8 @@ class Deeds:
         if who.name != deed.owner and who.role is not Role.OPERATOR:
             shares = self.shared_with(store, deed.owner, who.name) if keys.family(row) == "name" else ()
             if not any(one.write and one.covers(keys.user_key(row)) for one in shares):
-                raise NotSealed(f"{who.name} wrote it in the name of {deed.owner}, who does not let him")
+                foul = f"{who.name} wrote it in the name of {deed.owner}, who does not let him (any more)"
+                return Holder(owner=deed.owner, writer=who.name, why="", foul=foul, deed=deed)
         return Holder(owner=deed.owner, writer=who.name, why="", deed=deed)
 
     def _signer(self, deed: Deed, row: str, about: About) -> Identity:

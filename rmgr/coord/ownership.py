@@ -105,12 +105,13 @@ class Holder:
     """Whose a value is, as far as that was proven.
 
     owner: "" = nobody's. writer: who vouches for the bytes: the person who signed; of outputs the task's user. why: it is nobody's.
-    deed: as it was verified.
+    foul: why the bytes are not to be believed, although the key is the owner's: he replaces or deletes them. deed: as it was verified.
     """
 
     owner: str = ""
     writer: str = ""
     why: str = UNSIGNED
+    foul: str = ""
     deed: Deed | None = None
 
     @property
@@ -198,10 +199,17 @@ def may_write(look: Look, key: str) -> bool:
     return look.person.is_free or look.person.owns(look.holder.owner) or any(one.write and one.covers(key) for one in look.shares)
 
 
-def check_read(look: Look, key: str) -> None:
+def check_seen(look: Look, key: str) -> None:
     """Raises PermissionDenied unless `may_read`, naming the owner and what he could type."""
     if not may_read(look, key):
         raise PermissionDenied(f"the value {key!r} {look.holder.told}", hint=_ask(look, key, ""))
+
+
+def check_read(look: Look, key: str) -> None:
+    """The same, and raises PermissionDenied where the bytes are not to be believed."""
+    check_seen(look, key)
+    if look.holder.foul:
+        raise PermissionDenied(f"the value {key!r} cannot be believed: {look.holder.foul}", hint=f"{look.holder.owner} can put it again")
 
 
 def check_write(look: Look, key: str) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rmgr import log as logs
@@ -22,27 +23,34 @@ from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
 from rmgr.adapters.rpc_gateway_tunnel import MAX_TUNNELS, Tunnels
 from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.trust import Trust
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.client.bootstrap import check_same, read_meta
+from rmgr.client.deeds import Deeds
+from rmgr.client.fresh_settings import FreshSettings
 from rmgr.config import Config
 from rmgr.coord.multi import Multi
 from rmgr.coord.ports import SessionState, Store
+from rmgr.coord.rights import Person
 from rmgr.daemons import submitter_rights, submitter_rows
 from rmgr.daemons.limits_keeper import LimitsKeeper
 from rmgr.daemons.metrics_place import MetricsPlace
 from rmgr.daemons.people import audited, person_of
 from rmgr.daemons.secret_keeper import SecretKeeper, recognise
+from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.submitter_limits import ClusterUse
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_owners import Owners
 from rmgr.daemons.submitter_routes import ClusterRoutes
 from rmgr.daemons.submitter_use import GatewayUse, LeaderAsk
+from rmgr.daemons.submitter_values import OwnedStore
 from rmgr.daemons.working import Working
 from rmgr.errors import CoordinationUnavailable
 from rmgr.log import audit
 from rmgr.model.identity import Role
 from rmgr.model.node import Meta
+from rmgr.model.version import OWNED
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper, zookeeper_options
@@ -75,7 +83,9 @@ class Gateway:
         owner_of: submitter_rights.OwnerOf = submitter_rights.nobody_knows,
         operators: Sequence[str] = (),
         cluster_use: ClusterUse | None = None,
+        owned: Callable[[Person], OwnedStore] | None = None,
     ) -> None:
+        self._owned = owned
         self._cluster_use = cluster_use
         self._owner_of = owner_of
         self._operators = tuple(operators)
@@ -146,9 +156,16 @@ class Gateway:
         with audited(self._log, person_of(caller, self._operators), "PUT", key):
             submitter_rows.check_content(key, sha256)
 
+    def store_of(self, caller: Caller) -> Store:
+        """See `Gate`."""
+        person = person_of(caller, self._operators)
+        return self.store if person.is_open or self._owned is None else self._owned(person)
+
     def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
         """See `Gate`."""
-        return submitter_rows.visible(person_of(caller, self._operators), keys, self._owner_of)
+        person = person_of(caller, self._operators)
+        rows = submitter_rows.visible(person, keys, self._owner_of)
+        return rows if person.is_open or self._owned is None else self._owned(person).listed(rows)
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
         """See `Gate`."""
@@ -222,6 +239,27 @@ def run(config: Config, *, insecure: bool = False) -> int:
         coordinator.close(timeout_s=2.0)
 
 
+def _owned(
+    coordinator: ZkCoordinator,
+    store: Store,
+    meta: Meta,
+    log: Any,
+    credentials: Credentials | None,
+    trust: Trust | None,
+    owner_of: submitter_rights.OwnerOf,
+) -> Callable[[Person], OwnedStore] | None:
+    """The store as one person may use it; None where values have no owners."""
+    if credentials is None or trust is None or meta.oldest < OWNED:
+        return None
+    deeds = Deeds(trust, meta.cluster_id, credentials, settings=FreshSettings(coordinator))
+    inputs = Inputs(coordinator)
+
+    def of(person: Person) -> OwnedStore:
+        return OwnedStore(store, person, deeds, inputs, owner_of, partial(audited, log, person))
+
+    return of
+
+
 def _serve(
     config: Config,
     coordinator: ZkCoordinator,
@@ -239,8 +277,11 @@ def _serve(
     leader_use = LeaderAsk(routes, credentials)
     cluster_use = ClusterUse(bounds, leader_use).start()
     operators = config.security.operators
-    gateway = Gateway(hosts, chroot, store, metrics, log, options, owner_of=owners, operators=operators, cluster_use=cluster_use)
     trust = open_trust(coordinator, credentials)
+    owned = _owned(coordinator, store, meta, log, credentials, trust, owners)
+    gateway = Gateway(
+        hosts, chroot, store, metrics, log, options, owner_of=owners, operators=operators, cluster_use=cluster_use, owned=owned
+    )
     threads = MAX_SESSIONS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + 64
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
     gateway.endpoint = server.endpoint

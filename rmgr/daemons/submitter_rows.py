@@ -1,6 +1,6 @@
 """Which rows of the data store a client may read, write and list through a gateway: by family, and by whose submission they are.
 
-Named values are everybody's: each user of the cluster may read, put and remove them, as in a directory that all share.
+Values by name, outputs that are kept, and shares have owners: `submitter_values` asks for them. Whom values are shared with is told to all.
 What is named by its content may be read by whoever knows the name, and holds what its name says.
 """
 
@@ -18,7 +18,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 #: Families of rows of one submission, and of those that clients never write.
 _OF_SUBMISSION = frozenset({"args", "ckpt", "frag", "out", "log", "page", "final"})
 _READ_ONLY = frozenset({"metric", "meta"})
-_HISTORY, _HISTORY_OF_USER, _NAMED, _FINAL, _EVENTS = "hist", "histu", "name", "final", "events"
+#: Families of which `submitter_values` decides.
+_OWNED = frozenset({"name", "share", "led"})
+_HISTORY, _HISTORY_OF_USER, _FINAL, _EVENTS = "hist", "histu", "final", "events"
 
 
 def check_rows(person: Person, verb: str, rows: Sequence[str], owner_of: OwnerOf = nobody_knows) -> None:
@@ -53,7 +55,7 @@ def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) 
     if family in {_HISTORY, _HISTORY_OF_USER} and verb != "GET":
         raise PermissionDenied(f"{verb.lower()} {row!r}: the leader writes the history")
     if family == _FINAL and verb == "DELETE":
-        return  # goes with the name that points to it
+        return  # goes with the name that points to it, and `submitter_values` asks whose it is
     if family == _EVENTS and verb == "GET":
         check_operator(person, "reading the scheduler's log")
         return
@@ -72,7 +74,7 @@ def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) 
             raise PermissionDenied(f"{row!r} may be somebody else's too: it stays", hint=hint)
         if not _SHA256.fullmatch(row.partition("/")[2]):
             raise PermissionDenied(f"the row {row!r} is not named by a hash")
-    elif family == _NAMED or (family in _READ_ONLY and verb == "GET"):
+    elif family in _OWNED or (family in _READ_ONLY and verb == "GET"):
         return
     else:
         raise PermissionDenied(f"{verb.lower()} {row!r}: that is not for users")
@@ -80,7 +82,7 @@ def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) 
 
 def _is_listed(person: Person, row: str, owner_of: OwnerOf) -> bool:
     family = row.partition("/")[0]
-    if family in {_NAMED, *_READ_ONLY}:
+    if family in _OWNED or family in _READ_ONLY:
         return True
     if family == _HISTORY_OF_USER:
         return may(person, _user_of(row))

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rmgr.client.connection import Connection
+from rmgr.client.connection import Connection, connect
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.client.values import Values
+from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord import keys
+from rmgr.coord.ownership import Share
 from rmgr.coord.ports import Encoding
-from rmgr.errors import DataLost, PermissionDenied, TaskFailed
-from tests.harness.attacker import Scene, unique, until
+from rmgr.errors import DataLost, PermissionDenied, RmgrError, TaskFailed
+from rmgr.model.identity import Role
+from tests.harness.attacker import Person, Scene, unique, until
+from tests.harness.gateway_process import GatewayProcess
 
 
 class Bomb:
@@ -80,6 +86,20 @@ def run(connection: Connection, function: Callable[..., Any], inputs: list[str],
         except TaskFailed as error:
             return error
     return None
+
+
+@pytest.fixture(scope="module")
+def gated(world: Town, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Connection]]:
+    """ann, bob and mallory behind one gateway."""
+    security = world.cluster.security
+    assert security is not None
+    daemons = world.cluster.environment() | {"RMGR_SECURITY_DIR": str(security.bundle(Role.SUBMITTER, "gateway"))}
+    with GatewayProcess(daemons, tmp_path_factory.mktemp("gateway")) as gateway, ExitStack() as opened:
+        made = {}
+        for name in ("ann", "bob", "mallory"):
+            own = SecurityConfig(dir=str(security.bundle(Role.USER, name)))
+            made[name] = opened.enter_context(connect(config=Config(cluster=ClusterConfig(gateway=gateway.endpoint), security=own)))
+        yield made
 
 
 class Unchecked:
@@ -161,12 +181,12 @@ def test_a_deed_that_mallory_makes_for_anns_value_is_not_believed(town: Town) ->
     assert deeds is not None
     for note in (b"", b"\xc1", copied.note, deeds.noted(row, Encoding.RAW, owner="ann")):
         town.store.put(row, b"forged", note=note)
-        with pytest.raises(PermissionDenied, match="belongs to nobody"):
+        with pytest.raises(PermissionDenied, match=r"belongs to nobody|wrote it in the name of ann"):
             town.hers.store.get(key)
     with Unchecked(town.hers) as hers:
         failed = run(hers, _size, [key], [f"m/{unique()}"])
     assert failed is not None
-    assert "belongs to nobody" in str(failed)
+    assert "in the name of ann" in str(failed)
 
 
 # -- H3: pickles of others ------------------------------------------------------------------------------------------------------------
@@ -262,3 +282,139 @@ def _is_readable(connection: Connection, key: str) -> bool:
     except PermissionDenied:
         return False
     return True
+
+
+# -- through a gateway: nothing but the gateway stands between a client of his own making and the rows ----------------------------------
+
+
+def test_a_gateway_shows_nobody_the_rows_of_others(town: Town, gated: dict[str, Connection]) -> None:
+    key = f"in/{unique()}"
+    gated["ann"].store.put(key, b"x" * 20_000)
+    rows = gated["mallory"].submitter.store
+    row = keys.named(key)
+    for read in (rows.get, rows.get_noted, rows.head, rows.about, lambda it: rows.get_many([it]), lambda it: list(rows.stream(it) or ())):
+        for name in (row, keys.led(key)):
+            with pytest.raises(PermissionDenied, match="belongs to ann"):
+                read(name)
+    assert row not in rows.keys(row)
+    assert rows.usage(row) == (0, 0)
+    assert gated["ann"].submitter.store.keys(row) == [row]
+    assert gated["ann"].submitter.store.usage(row) == (1, 20_000)
+    with pytest.raises(PermissionDenied):
+        rows.usage("")
+
+
+def test_a_gateway_lets_nobody_write_rows_of_others_nor_in_their_names(town: Town, gated: dict[str, Connection]) -> None:
+    key, free = f"in/{unique()}", f"in/{unique()}"
+    gated["ann"].store.put(key, b"hers")
+    mallory = gated["mallory"]
+    rows, deeds = mallory.submitter.store, mallory.store.deeds
+    assert deeds is not None
+    row = keys.named(key)
+    for attack in (
+        lambda: rows.put(row, b"his", note=deeds.noted(row, Encoding.RAW)),
+        lambda: rows.put(row, iter([b"his"]), note=deeds.noted(row, Encoding.RAW)),
+        lambda: rows.put_many([(row, b"his")], notes=[b""]),
+        lambda: rows.put(keys.named(free), b"unsigned"),
+        lambda: rows.put(keys.named(free), iter([b"unsigned"])),
+        lambda: rows.put(keys.named(free), b"in her name", note=deeds.noted(keys.named(free), Encoding.RAW, owner="ann")),
+        lambda: rows.put_many([(keys.named(free), b"other")], notes=deeds.notes([(keys.named(free), b"1" * 32, "")], Encoding.RAW)),
+        lambda: rows.delete(row),
+    ):
+        with pytest.raises(PermissionDenied):
+            attack()
+    forged = Share(owner="ann", user="mallory", key="in/", is_prefix=True, write=True)
+    for attack in (lambda: deeds.put_share(rows, forged), lambda: rows.delete(forged.row)):
+        with pytest.raises(PermissionDenied):
+            attack()
+    assert gated["ann"].store.get(key) == b"hers"
+    assert town.store.head(keys.named(free)) is None
+
+
+def test_two_who_put_a_free_name_at_once_do_not_both_own_it(town: Town, gated: dict[str, Connection]) -> None:
+    key = f"race/{unique()}"
+    told: dict[str, object] = {}
+
+    def put(name: str) -> None:
+        try:
+            gated[name].store.put(key, name.encode())
+            told[name] = True
+        except RmgrError as error:
+            told[name] = error
+
+    threads = [threading.Thread(target=put, args=(name,)) for name in ("ann", "bob")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    [owner] = [name for name, found in told.items() if found is True]
+    assert gated[owner].store.get(key) == owner.encode()
+
+
+def test_what_is_shared_is_read_through_a_gateway_outputs_too(town: Town, gated: dict[str, Connection]) -> None:
+    name = unique()
+    ann, bob = gated["ann"], gated["bob"]
+    ann.store.put(f"{name}/in", b"abc")
+    assert run(ann, _large, [f"{name}/in"], [f"{name}/out"]) is None
+    with pytest.raises(PermissionDenied, match="belongs to ann"):
+        bob.store.get(f"{name}/out")
+    ann.store.share(f"{name}/", "bob", is_prefix=True)
+    assert [one.key for one in bob.store.shares() if one.key.startswith(name)] == [f"{name}/"]
+    until("it is shared", lambda: _is_readable(bob, f"{name}/out"))
+    assert bob.store.get(f"{name}/in") == b"abc"
+    assert bob.store.get(f"{name}/out") == b"secret" * 5000
+    assert bob.store.keys(f"{name}/") == [f"{name}/in", f"{name}/out"]
+    assert run(bob, _size, [f"{name}/out"], [f"bob/{name}"]) is None
+    assert bob.store.get(f"bob/{name}") == 30_000
+    with pytest.raises(PermissionDenied, match="belongs to ann"):
+        bob.store.put(f"{name}/in", b"his")
+    with pytest.raises(PermissionDenied, match="belongs to ann"):
+        gated["mallory"].store.get(f"{name}/out")
+    assert ann.store.unshare(f"{name}/", "bob", is_prefix=True)
+    until("it is not shared any more", lambda: not _is_readable(bob, f"{name}/out"))
+    with pytest.raises(PermissionDenied, match="belongs to ann"):
+        bob.store.get(f"{name}/out")
+
+
+def test_who_may_write_does_and_it_stays_the_owners(town: Town, gated: dict[str, Connection]) -> None:
+    name = unique()
+    ann, bob = gated["ann"], gated["bob"]
+    for key in ("in", "out"):
+        ann.store.put(f"{name}/{key}", b"hers")
+    ann.store.share(f"{name}/", "bob", write=True, is_prefix=True)
+    until("it is shared", lambda: _is_readable(bob, f"{name}/in"))
+    bob.store.put(f"{name}/in", [Path("/")])
+    with pytest.raises(PermissionDenied, match="written by bob"):
+        ann.store.get(f"{name}/in")
+    assert ann.store.get(f"{name}/in", trust="bob") == [Path("/")]
+    assert run(bob, _nothing, [], [f"{name}/out"], overwrite=True) is None
+    assert ann.store.get(f"{name}/out") == b"his"
+    assert bob.store.get(f"{name}/out") == b"his"
+    ann.store.unshare(f"{name}/", "bob", is_prefix=True)
+    until("it is not shared any more", lambda: not _is_readable(bob, f"{name}/in"))
+    with pytest.raises(PermissionDenied, match="bob wrote it in the name of ann"):
+        ann.store.get(f"{name}/in", trust="bob")
+    ann.store.put(f"{name}/in", b"hers again")
+    assert ann.store.get(f"{name}/in") == b"hers again"
+
+
+# -- what earlier releases wrote ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_nobody_signed_is_nobodys_until_an_operator_gives_it_an_owner(town: Town) -> None:
+    key = f"old/{unique()}"
+    town.store.put(keys.named(key), b"old")
+    with pytest.raises(PermissionDenied, match="belongs to nobody"):
+        town.hers.store.get(key)
+    with pytest.raises(PermissionDenied, match="for operators"):
+        town.his.store.adopt(key, "mallory")
+    boss = Person(town.cluster, Role.OPERATOR, "boss")
+    try:
+        with boss.connection() as connection:
+            assert connection.store.get(key) == b"old"
+            assert connection.store.adopt(key, "ann")
+    finally:
+        boss.zk.close()
+    assert town.hers.store.get(key) == b"old"
+    with pytest.raises(PermissionDenied, match="belongs to ann"):
+        town.his.store.get(key)

@@ -42,6 +42,9 @@ class OpenGate:
     def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None: ...
     def permit_content(self, caller: Caller, key: str, sha256: str) -> None: ...
 
+    def store_of(self, caller: Caller) -> Store:
+        return self.store
+
     def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
         return list(keys)
 
