@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 _BECOME = str(Path(__file__).resolve().parents[1] / "runner" / "privileges.py")
 #: How long a killed spawner's socket may take to close.
 _BURIED_S = 0.5
+#: How long a user's spawner may take to end beside the grace of its work.
+_DEAF_S = 15.0
 #: Characters of a surprise that are told.
 _SHOWN = 300
 
@@ -228,6 +230,12 @@ class Slot:
         """Ends its work and its spawner; `SlotLost(expected=True)` follows."""
         self._closing = True
         self.order(frames.Shutdown(grace_us=grace_us))
+        if self.account is not None:  # his processes may have made it deaf
+            self.runner.loop.later(grace_us / 1e6 + _DEAF_S, self._insist)
+
+    def _insist(self) -> None:
+        if not self._gone.is_set():
+            self.kill()
 
     def wait(self, timeout_s: float) -> None:
         """Waits until it is gone; at the end of `timeout_s` it is killed."""

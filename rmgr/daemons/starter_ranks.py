@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -37,8 +39,10 @@ _CONNECT_S, _CONNECT_PAUSE_S = 15.0, 0.01
 _WORDS_S = 5.0
 #: Pause of a door that has no descriptor for who comes.
 _NO_ROOM_S = 0.2
-#: Longest first line of a connection.
-_LINE_BYTES = 4096
+#: Longest first line of a connection, and how long it may take.
+_LINE_BYTES, _LINE_S = 4096, 20.0
+#: Connections that a job may have for each other node, and beside that.
+_LINKS_EACH, _LINKS_MORE = 4, 64
 
 
 class RanksAnswering:
@@ -117,6 +121,45 @@ class RanksAnswering:
         return agent
 
 
+class Places:
+    """Connections from processes of jobs that a Starter may have: they are taken from the descriptors and threads of root. Thread-safe.
+
+    all_links: None = half of the descriptors of this process; a user has half of them.
+    """
+
+    def __init__(self, all_links: int | None = None) -> None:
+        self._all_links = all_links
+        self._of: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def _most(self) -> int:
+        if self._all_links is not None:
+            return self._all_links
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return soft // 2 if soft > 0 else _UNLIMITED
+
+    def take(self, uid: int) -> bool:
+        """One more for a user; False: there is none for him."""
+        with self._lock:
+            most = self._most
+            if self._of[uid] >= max(1, most // 2) or self._of.total() >= most:
+                return False
+            self._of[uid] += 1
+        return True
+
+    def give(self, uid: int) -> None:
+        """One is closed."""
+        with self._lock:
+            self._of[uid] -= 1
+            self._of += Counter()  # those with none go
+
+
+_UNLIMITED = 1 << 20
+#: Of this process.
+PLACES = Places()
+
+
 class SocketLink:
     """`adapters.rpc_ranks.Link` over a socket."""
 
@@ -151,6 +194,14 @@ def _pieces(link: socket.socket) -> Iterator[bytes]:
             yield data
 
 
+def _refuse(link: socket.socket, why: str) -> None:
+    """Says why, as far as that can be taken at once, and closes."""
+    link.setblocking(False)
+    with contextlib.suppress(OSError):
+        link.send(ranks.frame(ranks.FAILED, -1, why.encode()))
+    link.close()
+
+
 class Door:
     """The socket in the private directory of a job through which its processes reach its other nodes.
 
@@ -181,6 +232,8 @@ class Door:
         self._nodes = nodes
         self._hold = hold
         self._users = frozenset((-1, 0, os.getuid(), uid))
+        self._uid = uid
+        self._most = _LINKS_EACH * len(nodes) + _LINKS_MORE
         self._links: set[socket.socket] = set()
         self._cpu_us = self._max_rss_kib = 0
         self._on_starved = on_starved
@@ -224,15 +277,22 @@ class Door:
             if ranks.peer_uid(link) not in self._users:
                 link.close()
                 continue
+            if len(self._links) >= self._most or not PLACES.take(self._uid):
+                _refuse(link, f"processes of the job have {len(self._links)} connections to its other nodes, and may have no more")
+                continue
             with self._lock:
                 self._links.add(link)
             try:
                 threading.Thread(target=self._serve, args=(link,), name="job-ranks", daemon=True).start()
             except RuntimeError as error:  # no thread is left
                 self._losses[""] = time.monotonic(), f"ranks of the job could not be started: {error}"
-                with self._lock:
-                    self._links.discard(link)
+                self._forget(link)
                 link.close()
+
+    def _forget(self, link: socket.socket) -> None:
+        with self._lock:
+            self._links.discard(link)
+        PLACES.give(self._uid)
 
     def _serve(self, link: socket.socket) -> None:
         try:
@@ -243,8 +303,7 @@ class Door:
         except OSError:
             pass  # the job's side is gone, and with it the call
         finally:
-            with self._lock:
-                self._links.discard(link)
+            self._forget(link)
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)  # wakes whoever reads it
             link.close()
@@ -273,12 +332,14 @@ class Door:
 
     def _node_of(self, link: socket.socket) -> str:
         """For which node a connection is, "" if it ended before it said so. Raises: NotFound; OSError."""
-        line = b""
+        line, end_s = b"", time.monotonic() + _LINE_S
         while not line.endswith(b"\n"):
+            link.settimeout(max(0.001, end_s - time.monotonic()))
             byte = link.recv(1)
-            if not byte or len(line) > _LINE_BYTES:
+            if not byte or len(line) > _LINE_BYTES or time.monotonic() > end_s:
                 return ""
             line += byte
+        link.settimeout(None)
         try:
             node = str(json.loads(line)["node"])
         except (ValueError, KeyError, TypeError):

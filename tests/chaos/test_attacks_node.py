@@ -253,6 +253,16 @@ def hostile(accounts: LocalAccounts) -> Iterator[str]:
     shutil.rmtree(place)
 
 
+def test_a_spawner_that_hears_nothing_ends_all_the_same(
+    node: WorkNode, anna: Account, hostile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(node.runner.environ, "LC_RMGR_ATTACK", "deaf")
+    monkeypatch.setattr("rmgr.adapters.slot._DEAF_S", 0.2)
+    slot = node.slot(0, python=hostile, account=anna)
+    slot.close()
+    assert node.wait(SlotLost, lambda event: event.slot is slot).expected
+
+
 @pytest.mark.parametrize("attack", ["descriptors", "many", "trickle", "workers", "pages", "flood", "long", "labels", "orphan"])
 def test_who_speaks_in_the_spawners_place_loses_the_slot_and_nothing_else_is_lost(
     node: WorkNode, anna: Account, bens: Slot, hostile: str, attack: str, monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,8 @@ def main() -> None:
         case "labels":
             for number in range(1000):
                 send(control, frames.encode(frames.Surprise(f"word-{number}")), [])
+        case "deaf":
+            time.sleep(60)
         case "orphan":  # the spawner dies, its socket stays open in a process that nobody finds
             if os.fork():
                 os._exit(0)

@@ -1,0 +1,106 @@
+"""Processes of a job take no more of a Starter's descriptors and threads through its door than they may, and give them back."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmgr.daemons import starter_ranks
+from rmgr.daemons.starter_ranks import Door, Places
+from rmgr.runner import ranks
+
+
+class Nodes:
+    """Other nodes: what is launched there runs until its caller has gone."""
+
+    def __init__(self) -> None:
+        self.launched = 0
+
+    def launch(self, _endpoint: str, _node: str, _hold: str, sent: Iterator[bytes]) -> tuple[Iterator[bytes], Callable[[], None]]:
+        self.launched += 1
+        over = threading.Event()
+
+        def pieces() -> Iterator[bytes]:
+            threading.Thread(target=lambda: list(sent), daemon=True).start()
+            over.wait(60)
+            yield from ()
+
+        return pieces(), over.set
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    return Nodes()
+
+
+@pytest.fixture
+def door(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    monkeypatch.setattr(starter_ranks, "_LINKS_MORE", 4)
+    monkeypatch.setattr(starter_ranks, "PLACES", Places(40))
+    made = Door(tmp_path / "door", nodes, nodes=frozenset({"n2"}), endpoint_of=lambda _node: "here:1", hold="1.0.1")
+    yield made
+    made.close()
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    end_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.01)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+
+def words(link: socket.socket) -> bytes:
+    link.settimeout(30)
+    with link:
+        return b"".join(iter(lambda: link.recv(4096), b""))
+
+
+def test_a_job_has_so_many_connections_and_the_next_one_is_told(door: Door, nodes: Nodes, tmp_path: Path) -> None:
+    held = []
+    for _ in range(8):
+        held.append(ranks.connect(str(tmp_path / "door")))
+        held[-1].sendall(b'{"node": "n2"}\n')
+    until(lambda: nodes.launched == 8, "all are served")
+    before = descriptors()
+    for _ in range(50):
+        assert b"may have no more" in words(ranks.connect(str(tmp_path / "door")))
+    assert descriptors() <= before + 2
+    assert nodes.launched == 8
+    held.pop().close()
+    until(lambda: len(door._links) == 7, "the place is given back")
+    held.append(ranks.connect(str(tmp_path / "door")))
+    held[-1].sendall(b'{"node": "n2"}\n')
+    until(lambda: nodes.launched == 9, "the next one is served")
+    for link in held:
+        link.close()
+    until(lambda: not door._links, "all are given back")
+
+
+def test_a_connection_that_never_says_for_which_node_it_is_ends(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starter_ranks, "_LINE_S", 0.2)
+    silent = ranks.connect(str(tmp_path / "door"))
+    trickles = ranks.connect(str(tmp_path / "door"))
+    trickles.sendall(b"{")
+    assert words(silent) == words(trickles) == b""
+    until(lambda: not door._links, "they are given back")
+
+
+def test_a_user_leaves_connections_to_others() -> None:
+    places = Places(10)
+    assert [places.take(1) for _ in range(6)] == [True] * 5 + [False]
+    assert [places.take(2) for _ in range(6)] == [True] * 5 + [False]
+    assert not places.take(3)
+    places.give(1)
+    assert places.take(3)
+    assert not places.take(1)
