@@ -18,7 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Conflict, ConflictKind, Create, Exists, Multi, Stamped
+from rmgr.coord.join_ops import identify
+from rmgr.coord.multi import Committed, Conflict, ConflictKind, Stamped
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, WrongCluster
@@ -237,12 +238,6 @@ def _holder(data: bytes, key_id: str) -> str:
         return decode_record(data, Revocation, paths.revoked(key_id)).name
     except WrongCluster:
         return ""
-
-
-def identify(key_id: str, pem: bytes) -> Multi:
-    """IDENTIFY: a certificate where all read it. It vouches for itself, so whoever writes it does not matter."""
-    path = paths.identity(key_id)
-    return Multi(name="IDENTIFY", ops=(Create(path, pem),), proof=Exists(path, pem))
 
 
 def publish(coordinator: Coordinator, credentials: Credentials, *, timeout_s: float = 10.0) -> None:

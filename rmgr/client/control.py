@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
-from rmgr.coord import ops, paths
+from rmgr.coord import gating, ops, paths
 from rmgr.coord.multi import Committed, Unknown
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.errors import CoordinationUnavailable, NotFound
-from rmgr.model.states import Reason
-from rmgr.model.submission import Phase, Submission
+from rmgr.model.submission import Submission
 
 
 class HasCoordinator(Protocol):
@@ -33,13 +32,7 @@ class Changed:
     unchanged: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    record: Submission
-    gate: bool | None
-
-
-_Decide = Callable[[Submission], _Change | str]
+_Decide = Callable[[Submission], gating.Change | str]
 
 
 def cancel_submission(connection: HasCoordinator, number: int, *, detail: str = "", timeout_s: float = 30.0) -> Changed:
@@ -47,42 +40,17 @@ def cancel_submission(connection: HasCoordinator, number: int, *, detail: str = 
 
     Raises: NotFound, CoordinationUnavailable.
     """
-
-    def decide(record: Submission) -> _Change | str:
-        if record.phase in {Phase.CLOSED, Phase.CANCELLED}:
-            return f"it is {record.phase} already"
-        cancelled = replace(record, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL, reason_detail=detail[:500])
-        return _Change(cancelled, False if record.phase is Phase.OPEN else None)
-
-    return _change(connection, number, decide, timeout_s)
+    return _change(connection, number, lambda record: gating.cancelled(record, detail), timeout_s)
 
 
 def hold_submission(connection: HasCoordinator, number: int, *, detail: str = "", timeout_s: float = 30.0) -> Changed:
     """HOLD: nothing more of it starts until it is released; what runs goes on. Raises as `cancel_submission`."""
-
-    def decide(record: Submission) -> _Change | str:
-        if record.phase is Phase.HELD:
-            return "it is held already" if record.reason != Reason.DEPENDENCY else "it waits for its dependencies already"
-        if record.phase is not Phase.OPEN:
-            return f"it is {record.phase}"
-        return _Change(replace(record, phase=Phase.HELD, reason=Reason.USER_HOLD, reason_detail=detail[:500]), False)
-
-    return _change(connection, number, decide, timeout_s)
+    return _change(connection, number, lambda record: gating.held(record, detail), timeout_s)
 
 
 def release_submission(connection: HasCoordinator, number: int, *, timeout_s: float = 30.0) -> Changed:
     """RELEASE: after a hold. One that was held before its dependencies were met waits for those again."""
-
-    def decide(record: Submission) -> _Change | str:
-        if record.phase is not Phase.HELD:
-            return f"it is not held ({record.phase})"
-        if record.reason == Reason.DEPENDENCY:
-            return "it waits for " + ", ".join(f"{item.condition}:{item.submission}" for item in record.after)
-        if record.after:  # the leader looks whether they are met, and opens the gate
-            return _Change(replace(record, reason=Reason.DEPENDENCY, reason_detail=""), None)
-        return _Change(replace(record, phase=Phase.OPEN, reason="", reason_detail=""), True)
-
-    return _change(connection, number, decide, timeout_s)
+    return _change(connection, number, gating.released, timeout_s)
 
 
 def _change(connection: HasCoordinator, number: int, decide: _Decide, timeout_s: float) -> Changed:

@@ -12,9 +12,9 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Create, Exists, Multi
-from rmgr.coord.records import encode_record
+from rmgr.coord import owner_ops
+from rmgr.coord.multi import Committed, Multi
+from rmgr.model.node import SubmitterEntry
 
 if TYPE_CHECKING:
     from rmgr.client.engine import Engine
@@ -52,6 +52,4 @@ class OwnerEntry:
 
 def entry_multi(guid: str) -> Multi:
     """ENTER: a Submitter lives. The sequential name is not known beforehand: an unknown outcome is simply tried again."""
-    record = {"guid": guid, "host": socket.gethostname(), "pid": os.getpid(), "since_us": time.time_ns() // 1000}
-    path = paths.submitter(guid)
-    return Multi(name="ENTER", ops=(Create(path, encode_record(record), ephemeral=True, sequence=True),), proof=Exists(path))
+    return owner_ops.enter(SubmitterEntry(guid=guid, host=socket.gethostname(), pid=os.getpid(), since_us=time.time_ns() // 1000))

@@ -20,8 +20,8 @@ from rmgr.client.packing import Buffer, Packed, block_of
 from rmgr.client.signing import Seal, unsealed
 from rmgr.coord import keys, ops, paths
 from rmgr.coord.leader_ops import no_outcome
-from rmgr.coord.multi import Committed, Conflict, Create, Multi, Outcome, Stamped, Unknown
-from rmgr.coord.records import decode_record, encode_fragment
+from rmgr.coord.multi import Committed, Conflict, Multi, Outcome, Stamped, Unknown
+from rmgr.coord.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, RmgrError, StateConflict, Unavailable
 from rmgr.model.block import runs
 from rmgr.model.outcome import Fragment
@@ -222,31 +222,15 @@ class Sender:
             node, version = target
             (key, data), tail = blocks[0], current.tail
             return ops.hand(submission.id, tail=tail, tail_version=self._version, key=key, data=data, node=node, node_version=version)
-        multi = ops.enqueue(submission.id, submission.queue, tail=current.tail, tail_version=self._version, blocks=blocks, held=self.held)
-        if not gone:
-            return multi
-        ended = [
-            Create(
-                paths.fragment_prefix(submission.id),
-                encode_fragment(no_outcome(State.CANCELLED, Reason.USER_CANCEL, current.dropped[at : at + _FRAGMENT_TASKS])),
-                sequence=True,
-            )
-            for at in range(0, len(current.dropped), _FRAGMENT_TASKS)
-        ]
-        refused = [
-            TaskOutcome(index=index, state=State.FAILED, reason=Reason.OUTPUT_EXISTS, error=why[:200])
-            for index, why in sorted(current.refused.items())
-            if index not in current.dropped
-        ]
-        ended += [
-            Create(
-                paths.fragment_prefix(submission.id),
-                encode_fragment(Fragment(attempt=0, outcomes=tuple(refused[at : at + _REFUSED_TASKS]))),
-                sequence=True,
-            )
-            for at in range(0, len(refused), _REFUSED_TASKS)
-        ]
-        return replace(multi, ops=(*multi.ops, *ended))
+        return ops.enqueue(
+            submission.id,
+            submission.queue,
+            tail=current.tail,
+            tail_version=self._version,
+            blocks=blocks,
+            held=self.held,
+            ended=_ended(current) if gone else (),
+        )
 
     def _answered(self, outcome: Outcome) -> None:
         match outcome:
@@ -344,6 +328,21 @@ def _loads(items: Sequence[Packed]) -> list[list[Packed]]:
         loads[-1].append(item)
         size += sum(map(len, item.payloads))
     return loads
+
+
+def _ended(current: _Round) -> list[Fragment]:
+    """What is told of tasks that were cancelled, or refused, before they were sent."""
+    dropped = [
+        no_outcome(State.CANCELLED, Reason.USER_CANCEL, current.dropped[at : at + _FRAGMENT_TASKS])
+        for at in range(0, len(current.dropped), _FRAGMENT_TASKS)
+    ]
+    refused = [
+        TaskOutcome(index=index, state=State.FAILED, reason=Reason.OUTPUT_EXISTS, error=why[:200])
+        for index, why in sorted(current.refused.items())
+        if index not in current.dropped
+    ]
+    parts = (tuple(refused[at : at + _REFUSED_TASKS]) for at in range(0, len(refused), _REFUSED_TASKS))
+    return [*dropped, *(Fragment(attempt=0, outcomes=part) for part in parts)]
 
 
 def _is_handed(current: _Round) -> bool:

@@ -5,7 +5,6 @@ The token makes it idempotent: whatever was lost on the way, the same token lead
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 from rmgr.client.signing import Signer, unsealed
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Unknown
+from rmgr.coord.ops import token_digest
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.errors import CoordinationUnavailable, NotConnected, SubmitUnknown, WrongCluster
@@ -58,11 +58,6 @@ class Numbers:
     def missed(self) -> None:
         """Somebody else submits, too: not tried for a while."""
         self._not_before_s = time.monotonic() + _MISSED_S
-
-
-def token_digest(user: str, token: str) -> str:
-    """What the token's record is named by."""
-    return hashlib.sha256(f"{user}\0{token}".encode()).hexdigest()
 
 
 def submit(

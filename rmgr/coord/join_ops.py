@@ -75,3 +75,9 @@ def publish_acl(record: AclRecord, version: int | None, secrets: dict[str, Seale
         path, content = paths.secret(role), encode_record(secret)
         ops.append(Set(path, content, known[role]) if role in known else Create(path, content))
     return Multi(name="ROTATE", ops=tuple(ops), proof=Holds(paths.ACL, data))
+
+
+def identify(key_id: str, pem: bytes) -> Multi:
+    """IDENTIFY: a certificate where all read it. It vouches for itself, so whoever writes it does not matter."""
+    path = paths.identity(key_id)
+    return Multi(name="IDENTIFY", ops=(Create(path, pem),), proof=Exists(path, pem))

@@ -7,6 +7,7 @@ in `coord/leader_ops.py`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -27,6 +28,11 @@ HANDED_SEQ = 0
 
 
 # -- submitters ---------------------------------------------------------------------------------------------------------------
+
+
+def token_digest(user: str, token: str) -> str:
+    """What the token's record is named by."""
+    return hashlib.sha256(f"{user}\0{token}".encode()).hexdigest()
 
 
 def submit(
@@ -76,11 +82,24 @@ def enter(queue: str, key: BlockKey, data: BlockData, *, held: bool) -> Create:
     return Create(f"{paths.pending(queue)}/{paths.block_prefix(key)}", encode_block(data), sequence=True)
 
 
-def enqueue(submission: int, queue: str, *, tail: Tail, tail_version: int, blocks: Sequence[Block], held: bool) -> Multi:
-    """ENQUEUE: the submission grows. One of a submission is in flight at a time: the tail's bytes prove it."""
+def enqueue(
+    submission: int,
+    queue: str,
+    *,
+    tail: Tail,
+    tail_version: int,
+    blocks: Sequence[Block],
+    held: bool,
+    ended: Sequence[Fragment] = (),
+) -> Multi:
+    """ENQUEUE: the submission grows. One of a submission is in flight at a time: the tail's bytes prove it.
+
+    ended: outcomes of its tasks that end here, before they ever waited.
+    """
     data = encode_record(tail)
     ops: list[Op] = [Set(paths.tail(submission), data, tail_version)]
     ops += [enter(queue, key, block, held=held) for key, block in blocks]
+    ops += [Create(paths.fragment_prefix(submission), encode_fragment(fragment), sequence=True) for fragment in ended]
     return Multi(name="ENQUEUE", ops=tuple(ops), proof=Holds(paths.tail(submission), data))
 
 

@@ -1,4 +1,4 @@
-"""The multis of an owner besides SUBMIT and ENQUEUE: taking over a submission, giving it back to the leader.
+"""The multis of an owner besides SUBMIT and ENQUEUE: saying that it lives, taking over a submission, giving it back to the leader.
 
 A submission grows only through its tail, whose version is the fence of its owner; a take-over changes the tail, so
 that nothing of the former owner can be committed any more. Which owner submitted an index is written into the tail
@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rmgr.coord import paths
-from rmgr.coord.multi import Holds, Multi, Set
+from rmgr.coord.multi import Create, Exists, Holds, Multi, Set
 from rmgr.coord.ops import set_record
 from rmgr.coord.records import encode_record
+from rmgr.model.node import SubmitterEntry
 from rmgr.model.submission import Submission, Tail
 
 
@@ -45,3 +46,9 @@ def take_ownership(submission: Submission, version: int, tail: Tail, tail_versio
 def release(submission: Submission, version: int) -> Multi:
     """RELEASE: nobody looks after it any more but the leader. (For leaders before protocol 2; later ones need not be told.)"""
     return set_record(replace(submission, owner=""), version=version, gate=None, name="RELEASE")
+
+
+def enter(entry: SubmitterEntry) -> Multi:
+    """ENTER: a Submitter lives. The sequential name is not known beforehand: an unknown outcome is simply tried again."""
+    path = paths.submitter(entry.guid)
+    return Multi(name="ENTER", ops=(Create(path, encode_record(entry), ephemeral=True, sequence=True),), proof=Exists(path))

@@ -63,6 +63,16 @@ class StarterEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitterEntry:
+    """`/submitters/s-..`: ephemeral: a Submitter lives, and looks after the submissions that name its guid."""
+
+    guid: str
+    host: str
+    pid: int
+    since_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
     """`/drains/<node>`: the operator wants no new work there."""
 
