@@ -226,6 +226,18 @@ def verify_certificate(pem: bytes, ca_pem: bytes, now_s: float | None = None) ->
     return found
 
 
+def signing_certificate(pem: bytes, ca_pem: bytes) -> tuple[str, bytes]:
+    """(key id, PEM as it is written here) of a certificate for a signing key. Raises: as `verify_certificate`."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    found = verify_certificate(pem, ca_pem)
+    if not isinstance(found.public_key, Ed25519PublicKey):
+        raise PermissionDenied(f"the certificate of {found.identity.role} {found.identity.name} is for no signing key")
+    return found.identity.key_id, x509.load_pem_x509_certificate(pem).public_bytes(Encoding.PEM)
+
+
 def cluster_of(ca_pem: bytes) -> str:
     """The trust domain that an authority's certificate stands for. Raises ValueError."""
     from cryptography import x509

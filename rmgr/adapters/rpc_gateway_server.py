@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -53,6 +53,14 @@ _ANSWER_BYTES = {"get": 4 * 1024, "children": 256 * 1024}
 _ROOM_LOOK_S = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A change that a client may make. then: called when it has been made, before he is told; must not block."""
+
+    multi: Multi
+    then: Callable[[], None] | None = None
+
+
 class Gate(Protocol):
     """What the daemon decides and counts. Called on threads of the server. caller: who the client is, as his certificate says."""
 
@@ -62,8 +70,11 @@ class Gate(Protocol):
     def open(self, caller: Caller, session_timeout_s: float) -> SessionCoordinator:
         """A session of its own, that connects in the background."""
 
-    def permit_commit(self, caller: Caller, multi: Multi) -> None:
-        """Raises PermissionDenied."""
+    def permit_commit(self, caller: Caller, multi: Multi) -> Commit | Conflict:
+        """What is committed for him, built by the gateway itself; or the conflict that `multi` would surely meet.
+
+        May read itself, and so block. Raises PermissionDenied, what else may not be, CoordinationUnavailable.
+        """
 
     def permit_create(self, caller: Caller, path: str) -> None:
         """Raises PermissionDenied."""
@@ -71,7 +82,7 @@ class Gate(Protocol):
     def permit_read(self, caller: Caller, kind: str, path: str) -> None:
         """kind: get, stat, children. May read itself, and so block. Raises PermissionDenied, CoordinationUnavailable."""
 
-    def permit_answer(self, caller: Caller, path: str, data: bytes) -> None:
+    def permit_answer(self, caller: Caller, path: str, found: Stamped) -> None:
         """What a get has found, which may have come into being after `permit_read`. Must not block. Raises PermissionDenied."""
 
     def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
@@ -345,10 +356,7 @@ class _Session:
             multi = multi_from(ask.commit)
             for path in (multi.proof.path, *(op.path for op in multi.ops), *((multi.guard.path,) if multi.guard else ())):
                 check_path(path)
-            self._gate.permit_commit(self._caller, multi)
-            future = coordinator.commit(multi, timeout_s=timeout_s)
-            future.add_done_callback(lambda done: self._gate.count("committed", f"{multi.name} {outcome_name(done)}"))
-            return future
+            return self._commit(coordinator, multi, timeout_s)
         if kind == "sync":
             return coordinator.sync(timeout_s=timeout_s)
         if kind == "create":
@@ -368,6 +376,25 @@ class _Session:
         assert isinstance(future, Future)
         return self._vetted(path, future) if kind == "get" else future
 
+    def _commit(self, coordinator: SessionCoordinator, asked: Multi, timeout_s: float) -> Future[Any]:
+        """What the client has asked for, as the gateway builds it."""
+        permitted = self._gate.permit_commit(self._caller, asked)
+        if isinstance(permitted, Conflict):
+            answered: Future[Any] = Future()
+            answered.set_result(permitted)
+            self._gate.count("committed", f"{asked.name} {outcome_name(answered)}")
+            return answered
+        future = coordinator.commit(permitted.multi, timeout_s=timeout_s)
+
+        def ended(done: Future[Any]) -> None:
+            outcome = outcome_name(done)
+            self._gate.count("committed", f"{asked.name} {outcome}")
+            if permitted.then is not None and outcome == Committed.__name__:
+                permitted.then()
+
+        future.add_done_callback(ended)
+        return future
+
     def _vetted(self, path: str, future: Future[Any]) -> Future[Any]:
         """The answer of a get, or why the client is not told."""
         vetted: Future[Any] = Future()
@@ -376,7 +403,7 @@ class _Session:
             try:
                 found = done.result()
                 if found is not None:
-                    self._gate.permit_answer(self._caller, path, found.data)
+                    self._gate.permit_answer(self._caller, path, found)
             except Exception as error:  # noqa: BLE001 - whatever it is, the client is told, and no callback raises
                 vetted.set_exception(error)
             else:

@@ -1,4 +1,7 @@
-"""What may be submitted: the limits of the queue and the largest node, checked before anything is written. Pure."""
+"""What may be submitted: the limits of the queue and the largest node, checked before anything is written. Pure.
+
+A client asks with `admit`, and gateways ask again with `check_admitted`, whoever made the request.
+"""
 
 from __future__ import annotations
 
@@ -34,30 +37,64 @@ def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeReco
     if draft.rigid is not None:
         check_shape(draft.rigid, tasks)
     queue = choose_queue(draft, settings, partition)
-    if queue.users and draft.user not in queue.users:
-        raise PermissionDenied(f"user {draft.user} may not submit to queue {queue.name}", hint="rmgr queues lists the others")
-    if queue.state == "closed":
-        raise StateConflict(f"queue {queue.name} is closed", hint="rmgr queues lists the open ones")
+    _check_open(queue, draft.user)
     request = _with_defaults(draft.request, queue)
     rigid = draft.rigid
     if queue.dispatch is Dispatch.PLACE:
         rigid = rigid or Rigid()
-        check_shape(rigid, tasks)
-        needs = Needs(request=request, rigid=rigid, queue=queue)
-        _check_limits(request, draft, queue, needs.cores)
-        _check_partition_limits(request, queue, settings, needs.cores)
-        check_nodes(needs, nodes)
+        check_nodes(_check_placed(request, rigid, draft, queue, settings, tasks), nodes)
     else:
         if rigid is not None:
             raise _needs_placing(rigid, queue, settings, draft.user)
         _check_limits(request, draft, queue, request.cores)
         _check_nodes(request, queue, nodes)
     priority = draft.priority or queue.default_priority
-    if not -PRIORITY_RANGE <= priority <= min(queue.max_priority, PRIORITY_RANGE):
-        raise UsageError(
-            f"priority {priority} is not between {-PRIORITY_RANGE} and {min(queue.max_priority, PRIORITY_RANGE)} (queue {queue.name})"
-        )
+    _check_priority(priority, queue)
     return replace(draft, queue=queue.name, request=request, priority=priority, rigid=rigid)
+
+
+def check_admitted(record: Submission, settings: ClusterSettings, *, tasks: int = 1) -> None:
+    """What `admit` refuses by the settings of its queue, of a record that says that it was admitted: users, state, limits, priority.
+
+    Whether a node could ever run it concerns its owner alone, and is not asked again. tasks: how many it begins with.
+    Raises: as `admit`; StateConflict when it lacks a default of its queue. Cost: 5 us.
+    """
+    queue = settings.queue(record.queue)
+    if queue is None:
+        raise NotFound(f"there is no queue {record.queue!r}", hint="rmgr queues")
+    _check_open(queue, record.user)
+    if _with_defaults(record.request, queue) != record.request:
+        raise StateConflict(f"the request lacks a default of queue {queue.name}: it has changed just now", hint="submit it again")
+    if queue.dispatch is Dispatch.PLACE:
+        if record.rigid is None:
+            raise UsageError(f"the leader places the jobs of queue {queue.name}, and this is none", hint="rmgr version")
+        _check_placed(record.request, record.rigid, record, queue, settings, tasks)
+    else:
+        if record.rigid is not None:
+            raise _needs_placing(record.rigid, queue, settings, record.user)
+        _check_limits(record.request, record, queue, record.request.cores)
+    _check_priority(record.priority, queue)
+
+
+def _check_open(queue: QueueSpec, user: str) -> None:
+    if queue.users and user not in queue.users:
+        raise PermissionDenied(f"user {user} may not submit to queue {queue.name}", hint="rmgr queues lists the others")
+    if queue.state == "closed":
+        raise StateConflict(f"queue {queue.name} is closed", hint="rmgr queues lists the open ones")
+
+
+def _check_placed(request: Request, rigid: Rigid, draft: Submission, queue: QueueSpec, settings: ClusterSettings, tasks: int) -> Needs:
+    check_shape(rigid, tasks)
+    needs = Needs(request=request, rigid=rigid, queue=queue)
+    _check_limits(request, draft, queue, needs.cores)
+    _check_partition_limits(request, queue, settings, needs.cores)
+    return needs
+
+
+def _check_priority(priority: int, queue: QueueSpec) -> None:
+    most = min(queue.max_priority, PRIORITY_RANGE)
+    if not -PRIORITY_RANGE <= priority <= most:
+        raise UsageError(f"priority {priority} is not between {-PRIORITY_RANGE} and {most} (queue {queue.name})")
 
 
 def choose_queue(draft: Submission, settings: ClusterSettings, partition: str = "") -> QueueSpec:

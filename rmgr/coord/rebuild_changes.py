@@ -134,12 +134,14 @@ def order(multi: Multi, _known: Known) -> Multi:
 def ask(multi: Multi, _known: Known) -> Multi:
     """ASK: a request that nobody has answered."""
     made = op_at(multi, 0, Create)
-    kind = decode(made.data, AnyRequest, made.path).kind
-    request = decode(made.data, StopRequest if kind else CancelRequest, made.path)
-    answered = request.answered or request.error or (request.ended if isinstance(request, CancelRequest) else request.done or request.left)
-    if isinstance(request, StopRequest):
-        answered = answered or request.code or request.hint
-    require(not answered and len(request.detail) <= _WORDS, multi, 0, "the leader answers it")
+    request: request_ops.Request
+    if decode(made.data, AnyRequest, made.path).kind:
+        stop = request = decode(made.data, StopRequest, made.path)
+        is_new = not (stop.answered or stop.done or stop.left or stop.error or stop.code or stop.hint)
+    else:
+        cancel = request = decode(made.data, CancelRequest, made.path)
+        is_new = not (cancel.answered or cancel.ended or cancel.error)
+    require(is_new and len(request.detail) <= _WORDS, multi, 0, "the leader answers it")
     return request_ops.ask(guid_of(made.path.rpartition("/")[2], multi), request)
 
 
@@ -148,7 +150,6 @@ def enter(multi: Multi, _known: Known) -> Multi:
     made = op_at(multi, 0, Create)
     entry = decode(made.data, SubmitterEntry, made.path)
     guid_of(entry.guid, multi)
-    require(len(entry.host) <= 255 and 0 <= entry.pid < 1 << 32 and 0 <= entry.since_us < 1 << 62, multi, 0, "it is no process")
     return owner_ops.enter(entry)
 
 
@@ -165,18 +166,22 @@ def drain(multi: Multi, _known: Known) -> Multi:
     op = multi.ops[0] if multi.ops else None
     if not isinstance(op, Create | Set):
         raise unlike(multi, 0)
-    return operator_ops.drain(decode(op.data, Drain, op.path), op.version if isinstance(op, Set) else None)
+    version = op.version if isinstance(op, Set) else None
+    require(version is None or version >= 0, multi, 0, "it says which drain it replaces")
+    return operator_ops.drain(decode(op.data, Drain, op.path), version)
 
 
 def resume(multi: Multi, _known: Known) -> Multi:
     """RESUME."""
     gone = op_at(multi, 0, Delete)
+    require(gone.version >= 0, multi, 0, "it says which drain it ends")
     return operator_ops.resume(gone.path.rpartition("/")[2], gone.version)
 
 
 def settings(multi: Multi, _known: Known) -> Multi:
     """SETTINGS."""
     new = op_at(multi, 0, Set)
+    require(new.version >= 0, multi, 0, "it says which settings it replaces")
     return operator_ops.set_settings(decode(new.data, ClusterSettings, new.path), new.version)
 
 

@@ -81,7 +81,7 @@ def hand(multi: Multi, known: Known) -> tuple[Multi, int, Tail]:
     require(queue is None or queue.state != "stopped", multi, 0, "its queue is stopped")
     fence, made = op_at(multi, 2, Check), op_at(multi, 4, Create)
     root, _, node = fence.path.rpartition("/")
-    require(root == paths.NODES and node != "", multi, 2, "it names no node")
+    require(root == paths.NODES and node != "" and fence.version >= 0, multi, 2, "it names no node as it was read")
     try:
         key = paths.parse_block(made.path.rpartition("/")[2])
     except ValueError:

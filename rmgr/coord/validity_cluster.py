@@ -26,7 +26,7 @@ from rmgr.model.identity import Role
 from rmgr.model.ids import MAX_NUMBER
 from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
 from rmgr.model.line import Ahead, Hint, Told
-from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, Order, StarterEntry, Trouble
+from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, Order, StarterEntry, SubmitterEntry, Trouble
 from rmgr.model.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.request import AnyRequest, CancelRequest, StopKind, StopRequest
 from rmgr.model.resources import Capacity, NodeAttributes
@@ -74,6 +74,7 @@ BOOK.add(
     newer=extra,
 )
 BOOK.add(StarterEntry, guid=GUID, nodes=many(NAME, LONG), endpoint=WORD, host=WORD, pid=_PID)
+BOOK.add(SubmitterEntry, guid=GUID, host=WORD, pid=_PID, since_us=SPAN)
 BOOK.add(Drain, node=NAME, reason=LINE, user=USER, since_us=SPAN)
 BOOK.add(
     Trouble,

@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from rmgr.client.submitting import token_digest
 from rmgr.coord import keys, paths
 from rmgr.coord.closing import kept_outputs, removal
 from rmgr.coord.keeping import Collect
 from rmgr.coord.multi import Committed, Multi, Outcome, Stamped, Stat
+from rmgr.coord.ops import token_digest
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_outcomes, decode_page, decode_record, read_fragment
 from rmgr.daemons.leader_desk import Desk

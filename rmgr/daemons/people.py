@@ -8,7 +8,7 @@ from typing import Any
 
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.coord.rights import ANYBODY, Person
-from rmgr.errors import PermissionDenied
+from rmgr.errors import InvalidRecord, PermissionDenied
 from rmgr.log import audit
 
 
@@ -25,7 +25,7 @@ def audited(log: Any, person: Person, what: str, target: str) -> Iterator[None]:
     """A refusal within it is written to the audit, and goes on. log: None = there is none."""
     try:
         yield
-    except PermissionDenied as error:
+    except (PermissionDenied, InvalidRecord) as error:
         if log is not None:
             audit(log, who=person.name, role=person.role, what=what, target=target, allowed=False, why=error.message)
         raise

@@ -1,7 +1,8 @@
 """The Submitter gateway: the ports of ZooKeeper and the data store over gRPC, for clients that reach neither.
 
-Each client gets a ZooKeeper session of its own, so its ephemerals are its own; what it may change is decided from the
-change itself (`submitter_rights`). Holds no state that matters: kill it, start another one, and clients go on.
+Each client gets a ZooKeeper session of its own, so its ephemerals are its own. What it may change is decided from the
+change itself (`submitter_rights`), and committed is what the gateway has built anew (`coord/rebuild.py`). Holds no state
+that matters: kill it, start another one, and clients go on.
 """
 
 from __future__ import annotations
@@ -16,22 +17,27 @@ from typing import Any
 from rmgr import log as logs
 from rmgr.adapters import rpc_use
 from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.pki import signing_certificate
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway_forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
 from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
-from rmgr.adapters.rpc_gateway_server import Sessions
+from rmgr.adapters.rpc_gateway_server import Commit, Sessions
 from rmgr.adapters.rpc_gateway_tunnel import MAX_TUNNELS, Tunnels
 from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.trust import Trust
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.client.admission import check_admitted
 from rmgr.client.bootstrap import check_same, read_meta
 from rmgr.client.deeds import Deeds
 from rmgr.client.fresh_settings import FreshSettings
 from rmgr.config import Config
-from rmgr.coord.multi import Multi
+from rmgr.coord import paths
+from rmgr.coord.multi import Conflict, Multi, Stamped
 from rmgr.coord.ports import SessionState, Store
+from rmgr.coord.rebuild import rebuild
+from rmgr.coord.rebuild_parts import Moved
 from rmgr.coord.rights import Person
 from rmgr.daemons import submitter_rights, submitter_rows
 from rmgr.daemons.limits_keeper import LimitsKeeper
@@ -39,6 +45,7 @@ from rmgr.daemons.metrics_place import MetricsPlace
 from rmgr.daemons.people import audited, person_of
 from rmgr.daemons.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.starter_inputs import Inputs
+from rmgr.daemons.submitter_known import Cluster
 from rmgr.daemons.submitter_limits import ClusterUse
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_owners import Owners
@@ -80,14 +87,15 @@ class Gateway:
         log: Any,
         options: dict[str, Any] | None = None,
         *,
-        owner_of: submitter_rights.OwnerOf = submitter_rights.nobody_knows,
+        cluster: Cluster,
         operators: Sequence[str] = (),
         cluster_use: ClusterUse | None = None,
         owned: Callable[[Person], OwnedStore] | None = None,
     ) -> None:
         self._owned = owned
         self._cluster_use = cluster_use
-        self._owner_of = owner_of
+        self._cluster = cluster
+        self._owner_of = cluster.owners
         self._operators = tuple(operators)
         self.endpoint = ""
         self.store = store
@@ -114,16 +122,24 @@ class Gateway:
         for coordinator in list(self._opened):
             coordinator.renew(options["security"])
 
-    def permit_commit(self, caller: Caller, multi: Multi) -> None:
+    def permit_commit(self, caller: Caller, multi: Multi) -> Commit | Conflict:
         """See `Gate`."""
         person = person_of(caller, self._operators)
-        with audited(self._log, person, multi.name, multi.ops[-1].path if multi.ops else ""):
+        target = multi.ops[-1].path if multi.ops else ""
+        with audited(self._log, person, multi.name, target):
             others = submitter_rights.check_commit(person, multi, self._owner_of)
+            try:
+                built = rebuild(multi, self._cluster.asked_by(caller))
+            except Moved as moved:
+                return moved.conflict(multi)
+            if built.record is not None and built.tail is not None:
+                check_admitted(built.record, self._cluster.settings(), tasks=built.tail.next)
         if self._cluster_use is not None:
-            self._cluster_use.check(person.name, multi)
+            self._cluster_use.check(person.name, built.multi)
         if not person.is_open and (others or multi.name in submitter_rights.OF_OPERATORS):
             why = f"{person.name} is an operator" + (f", it is work of {', '.join(sorted(others))}" if others else "")
             audit(self._log, who=person.name, role=person.role, what=multi.name, target=multi.ops[0].path, allowed=True, why=why)
+        return Commit(built.multi, partial(self._cluster.committed, built) if built.tail is not None else None)
 
     def permit_create(self, caller: Caller, path: str) -> None:
         """See `Gate`."""
@@ -138,12 +154,14 @@ class Gateway:
             with audited(self._log, person, "READ", path):
                 submitter_rights.check_read(person, kind, path, self._owner_of)
 
-    def permit_answer(self, caller: Caller, path: str, data: bytes) -> None:
+    def permit_answer(self, caller: Caller, path: str, found: Stamped) -> None:
         """See `Gate`."""
+        if path == paths.IDS:
+            self._cluster.saw(found)
         person = person_of(caller, self._operators)
         if not person.is_free:
             with audited(self._log, person, "READ", path):
-                submitter_rights.check_answer(person, path, data)
+                submitter_rights.check_answer(person, path, found.data)
 
     def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
         """See `Gate`."""
@@ -270,17 +288,18 @@ def _serve(
 ) -> int:
     metrics = GatewayMetrics()
     hosts, chroot = config.cluster.hosts_and_chroot()
-    owners = Owners(coordinator, store)
     options = zookeeper_options(config, credentials, insecure=True)  # as the session was opened with
     bounds = Bounds()
     routes = ClusterRoutes(coordinator, metrics.count)
     leader_use = LeaderAsk(routes, credentials)
     cluster_use = ClusterUse(bounds, leader_use).start()
     operators = config.security.operators
+    certify = partial(signing_certificate, ca_pem=credentials.ca_pem) if credentials is not None else None
+    cluster = Cluster(coordinator, Owners(coordinator, store), certify)
     trust = open_trust(coordinator, credentials)
-    owned = _owned(coordinator, store, meta, log, credentials, trust, owners)
+    owned = _owned(coordinator, store, meta, log, credentials, trust, cluster.owners)
     gateway = Gateway(
-        hosts, chroot, store, metrics, log, options, owner_of=owners, operators=operators, cluster_use=cluster_use, owned=owned
+        hosts, chroot, store, metrics, log, options, cluster=cluster, operators=operators, cluster_use=cluster_use, owned=owned
     )
     threads = MAX_SESSIONS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + 64
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)

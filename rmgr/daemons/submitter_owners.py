@@ -1,4 +1,4 @@
-"""Whose submission a number is: read once, from its record, or from the history of what has left ZooKeeper."""
+"""Whose submission a number is, and what its blocks must agree with: read once, from its record, or from the history of what has gone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import OrderedDict
 from rmgr.coord import keys, paths
 from rmgr.coord.closing import decode_summary
 from rmgr.coord.ports import Coordinator, Store
+from rmgr.coord.rebuild_parts import Facts
 from rmgr.coord.records import decode_record
 from rmgr.model.submission import Submission
 
@@ -22,27 +23,39 @@ class Owners:
         self._coordinator = coordinator
         self._store = store
         self._lock = threading.Lock()
-        self._known: OrderedDict[int, str] = OrderedDict()
+        self._known: OrderedDict[int, Facts] = OrderedDict()
 
     def __call__(self, submission: int) -> str | None:
         """Its user, None when nothing is known of it. Cost: two reads the first time. Raises: CoordinationUnavailable, StoreUnavailable."""
-        with self._lock:
-            owner = self._known.get(submission)
-            if owner is not None:
-                self._known.move_to_end(submission)
-                return owner
-        owner = self._read(submission)
-        if owner:
-            with self._lock:
-                self._known[submission] = owner
-                while len(self._known) > _KEEP:
-                    self._known.popitem(last=False)
-        return owner or None
+        facts = self.facts(submission)
+        return facts.user or None if facts is not None else None
 
-    def _read(self, submission: int) -> str:
+    def facts(self, submission: int) -> Facts | None:
+        """What is known of it; without a queue: it has left ZooKeeper. Cost, raises: as `__call__`."""
+        with self._lock:
+            facts = self._known.get(submission)
+            if facts is not None:
+                self._known.move_to_end(submission)
+                return facts
+        facts = self._read(submission)
+        if facts is not None and facts.user:
+            self._keep(submission, facts)
+        return facts
+
+    def made(self, record: Submission) -> None:
+        """A submission has come into being."""
+        self._keep(record.id, Facts.of(record))
+
+    def _keep(self, submission: int, facts: Facts) -> None:
+        with self._lock:
+            self._known[submission] = facts
+            while len(self._known) > _KEEP:
+                self._known.popitem(last=False)
+
+    def _read(self, submission: int) -> Facts | None:
         path = paths.sub(submission)
         found = self._coordinator.get(path, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
         if found is not None:
-            return decode_record(found.data, Submission, path).user
+            return Facts.of(decode_record(found.data, Submission, path))
         row = self._store.get(keys.history(submission), timeout_s=_TIMEOUT_S)
-        return "" if row is None else decode_summary(row[0]).user
+        return None if row is None else Facts(user=decode_summary(row[0]).user)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from rmgr.client.submitting import token_digest
-from rmgr.coord import paths
+from rmgr.coord import ops, paths
 from rmgr.coord.multi import Check, Create, Delete, Multi, Op, Set
 from rmgr.coord.records import decode_record, encode_record
 from rmgr.coord.rights import Person, check, check_operator
@@ -80,8 +79,6 @@ OPERATIONS: dict[str, _Allowed] = {
     "GIVE_UP": _delete(_P.FAILED_RANGE) | _create(_P.FRAGMENT),
     "CANCEL_FAILED": _delete(_P.FAILED_RANGE) | _create(_P.FRAGMENT),
     "TAKE_OUT": _delete(_P.PENDING, _P.HELD) | _ENTER_QUEUE | _create(_P.FRAGMENT),
-    "SET_ASIDE": _delete(_P.PENDING) | _create(_P.HELD),
-    "BRING_BACK": _delete(_P.HELD) | _ENTER_QUEUE | {(Check, _P.GATE)},
     "ENTER": _create(_P.SUBMITTER),
     "IDENTIFY": _create(_P.IDENTITY),
     "TAKE_OWNERSHIP": _set(_P.RECORD, _P.TAIL),
@@ -170,7 +167,7 @@ def _check_submit(person: Person, multi: Multi) -> int:
         fine = True
         match op, place_of(op.path):
             case Create(), Place.TOKEN:
-                fine = op.path == paths.token(token_digest(person.name, record.token)) and op.data == encode_record(record.id)
+                fine = op.path == paths.token(ops.token_digest(person.name, record.token)) and op.data == encode_record(record.id)
             case Set(), Place.IDS:
                 fine = op.data == encode_record(record.id + 1)
             case Create(), Place.BUCKET:

@@ -10,10 +10,10 @@ from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway import GatewayCoordinator
 from rmgr.adapters.rpc_gateway_rows import Rows
-from rmgr.adapters.rpc_gateway_server import Sessions
+from rmgr.adapters.rpc_gateway_server import Commit, Sessions
 from rmgr.adapters.zk import ZkCoordinator, end_session
 from rmgr.adapters.zk_session import SessionCoordinator
-from rmgr.coord.multi import Multi
+from rmgr.coord.multi import Multi, Stamped
 from rmgr.coord.ports import Store
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.coordinators import ZkWorld
@@ -35,10 +35,13 @@ class OpenGate:
         self.opened.append(self._connect(session_timeout_s))
         return self.opened[-1]
 
-    def permit_commit(self, caller: Caller, multi: Multi) -> None: ...
+
+    def permit_commit(self, caller: Caller, multi: Multi) -> Commit:
+        return Commit(multi)
+
     def permit_create(self, caller: Caller, path: str) -> None: ...
     def permit_read(self, caller: Caller, kind: str, path: str) -> None: ...
-    def permit_answer(self, caller: Caller, path: str, data: bytes) -> None: ...
+    def permit_answer(self, caller: Caller, path: str, found: Stamped) -> None: ...
     def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None: ...
     def permit_content(self, caller: Caller, key: str, sha256: str) -> None: ...
 

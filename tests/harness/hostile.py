@@ -14,7 +14,7 @@ from rmgr.model.block import BlockData, BlockKey, KeyedPayload, PastAttempt, Sea
 from rmgr.model.identity import Role
 from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
 from rmgr.model.line import Ahead, Hint, Told
-from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, Order, StarterEntry, Trouble
+from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, Order, StarterEntry, SubmitterEntry, Trouble
 from rmgr.model.outcome import FailedRange, Fragment, FragmentSeal, Outcome
 from rmgr.model.placing import Allocation, NodeHold, Reserved, Rigid
 from rmgr.model.queue import ClusterSettings, PipelineSpec, QueueSpec
@@ -72,6 +72,7 @@ SAMPLES: tuple[Any, ...] = (
     NodeHold(head="n1", key="k", cores=1),
     Reserved(shares=(("7.0.1", 2), ("", 1)), memory_mib=64),
     NodeRecord(node="n1", incarnation=1, state=NodeState.UP, guid="g", capacity=Capacity(cores=1, memory_bytes=1)),
+    SubmitterEntry(guid="g", host="h", pid=1, since_us=1),
     StarterEntry(guid="g", nodes=("n1",), endpoint="h:1", host="h", pid=1),
     Drain(node="n1", reason="", user="ann", since_us=1),
     Trouble(node="n1", incarnation=1, kind="disk", reason="full", since_us=1, refused={"ann": "why"}),

@@ -18,10 +18,10 @@ from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.client.bootstrap import bootstrap
-from rmgr.client.submitting import token_digest
 from rmgr.coord import election, ops, paths
 from rmgr.coord.leader_ops import take_over
 from rmgr.coord.multi import Committed, Create, Exists, Multi, Outcome
+from rmgr.coord.ops import token_digest
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
 from rmgr.daemons.leader import Leader

@@ -17,13 +17,14 @@ import rmgr
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import keys, leader_ops, ops, paths
+from rmgr.coord import gating, keys, leader_ops, ops, paths
 from rmgr.coord.multi import Committed
 from rmgr.coord.records import decode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.identity import Role
 from rmgr.model.node import InboxOrder, Order
+from rmgr.model.states import Reason
 from rmgr.model.submission import Phase, Submission
 from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
@@ -226,8 +227,10 @@ def test_a_client_that_says_something_else_is_refused(connections: dict[str, Con
     found = olga.coordinator.get(paths.sub(number)).result(60)
     assert found is not None
     record = decode_record(found.data, Submission)
-    order = leader_ops.order("n1", "forged", InboxOrder(order=Order.CANCEL, submission=number, index=-1))
-    gate = ops.set_record(record, version=found.version, gate=False)
+    order = leader_ops.order("n1", "f" * 32, InboxOrder(order=Order.CANCEL, submission=number, index=-1, reason=Reason.USER_CANCEL))
+    hold = gating.held(record, "")
+    assert isinstance(hold, gating.Change)
+    gate = ops.set_record(hold.record, version=found.version, gate=hold.gate)
     for multi in (gate, order):
         with pytest.raises(PermissionDenied, match="belongs to anna"):
             coordinator.commit(multi).result(60)
@@ -246,7 +249,10 @@ def test_a_client_that_says_something_else_is_refused(connections: dict[str, Con
     assert isinstance(olga.coordinator.commit(gate).result(60), Committed)
     again = olga.coordinator.get(paths.sub(number)).result(60)
     assert again is not None
-    assert decode_record(again.data, Submission).phase is Phase.OPEN
+    assert decode_record(again.data, Submission).phase is Phase.HELD
+    crooked = ops.set_record(hold.record, version=again.version, gate=True)  # an operator's, too, is a hold or none
+    with pytest.raises(PermissionDenied, match="GATE: operation 0"):
+        olga.coordinator.commit(crooked).result(60)
     open_again = ops.set_record(record, version=again.version, gate=True)
     assert isinstance(olga.coordinator.commit(open_again).result(60), Committed)
 

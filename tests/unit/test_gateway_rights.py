@@ -11,10 +11,10 @@ import pytest
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.trust import identify
 from rmgr.client.entry import entry_multi
-from rmgr.client.submitting import token_digest
 from rmgr.coord import closing, election, keys, leader_ops, operator_ops, ops, owner_ops, paths, request_ops
 from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Check, Create, Delete, Exists, Multi, Op, Set
+from rmgr.coord.ops import token_digest
 from rmgr.coord.records import encode_block, encode_record
 from rmgr.coord.rights import ANYBODY, Person
 from rmgr.daemons.submitter_rights import OPERATIONS, Place, check_answer, check_commit, check_create, check_read, is_of_clients, place_of
@@ -53,9 +53,6 @@ def client_multis() -> list[Multi]:
         ops.hand(42, tail=TAIL, tail_version=0, key=KEY, data=DATA, node="n1", node_version=3),
         ops.set_record(SUB, version=1, gate=True),
         ops.set_record(SUB, version=1, gate=False),
-        ops.set_aside("default", KEY, encode_block(DATA), 0),
-        ops.bring_back("default", KEY, DATA, 0),
-        ops.bring_back("default", KEY, DATA, 0, take=2),
         ops.take_out("default", KEY, DATA, 0, indices=[11], fragment=CANCELLED),
         ops.take_out("default", KEY, DATA, 0, indices=[11], fragment=CANCELLED, held=True),
         leader_ops.resubmit(SUB, 10, 6, 1, FAILED, 0, gate=True, max_losses=5)[0],
@@ -107,6 +104,12 @@ def test_what_daemons_do_is_refused_under_every_name(multi: Multi) -> None:
     with pytest.raises(PermissionDenied, match=multi.name):
         check_commit(ANYBODY, multi)
     assert [name for name in OPERATIONS if is_of_clients(replace(multi, name=name))] == []
+
+
+def test_only_the_leader_sets_blocks_aside_and_brings_them_back() -> None:
+    for multi in (ops.set_aside("default", KEY, encode_block(DATA), 0), ops.bring_back("default", KEY, DATA, 0)):
+        with pytest.raises(PermissionDenied, match=multi.name):
+            check_commit(ANYBODY, multi)
 
 
 def test_every_operation_of_the_table_is_one_that_a_client_does() -> None:
