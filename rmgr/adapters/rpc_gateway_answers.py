@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
-from rmgr.coord.multi import Committed, Conflict, ConflictKind, Unknown
+from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.coord.multi import Committed, Conflict, ConflictKind, Multi, Unknown
 from rmgr.errors import CoordinationUnavailable, RmgrError, StateConflict, UsageError
 
 
@@ -27,6 +29,35 @@ def refused(kind: str) -> Future[Any]:
         future.set_result(Unknown(cause))
     else:
         future.set_exception(CoordinationUnavailable(f"ZooKeeper: {cause}"))
+    return future
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A change that a client may make. then: called when it has been made, before he is told; must not block."""
+
+    multi: Multi
+    then: Callable[[], None] | None = None
+
+
+def committed(
+    permitted: Commit | Conflict, coordinator: SessionCoordinator, timeout_s: float, *, name: str, count: Callable[[str, str], None]
+) -> Future[Any]:
+    """What a client asks for, as the gateway has built it, or the conflict that it would meet. name: of the operation, for the count."""
+    if isinstance(permitted, Conflict):
+        future: Future[Any] = Future()
+        future.set_result(permitted)
+        count("committed", f"{name} {Conflict.__name__}")
+        return future
+    future = coordinator.commit(permitted.multi, timeout_s=timeout_s)
+
+    def ended(done: Future[Any]) -> None:
+        outcome = outcome_name(done)
+        count("committed", f"{name} {outcome}")
+        if permitted.then is not None and outcome == Committed.__name__:
+            permitted.then()
+
+    future.add_done_callback(ended)
     return future
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ import grpc
 
 from rmgr.adapters.rpc import fail
 from rmgr.adapters.rpc_auth import Caller, caller_of
-from rmgr.adapters.rpc_gateway_answers import check_path, made, name_pieces, outcome_name, refused
+from rmgr.adapters.rpc_gateway_answers import Commit, check_path, committed, made, name_pieces, refused
 from rmgr.adapters.rpc_gateway_bounds import SMALL_BYTES, Booking, take_place
 from rmgr.adapters.rpc_gateway_convert import error_to, multi_from, outcome_to, stat_to, znode_to
 from rmgr.adapters.rpc_gateway_dial import VERSION, check_version
@@ -51,14 +51,6 @@ _LOOK_S = 0.5
 _ANSWER_BYTES = {"get": 4 * 1024, "children": 256 * 1024}
 #: How often a session that may hold no more looks whether its user's other ones have given room.
 _ROOM_LOOK_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A change that a client may make. then: called when it has been made, before he is told; must not block."""
-
-    multi: Multi
-    then: Callable[[], None] | None = None
 
 
 class Gate(Protocol):
@@ -356,7 +348,7 @@ class _Session:
             multi = multi_from(ask.commit)
             for path in (multi.proof.path, *(op.path for op in multi.ops), *((multi.guard.path,) if multi.guard else ())):
                 check_path(path)
-            return self._commit(coordinator, multi, timeout_s)
+            return committed(self._gate.permit_commit(self._caller, multi), coordinator, timeout_s, name=multi.name, count=self._gate.count)
         if kind == "sync":
             return coordinator.sync(timeout_s=timeout_s)
         if kind == "create":
@@ -375,25 +367,6 @@ class _Session:
         future = getattr(coordinator, kind)(path, watch=watch, timeout_s=timeout_s)
         assert isinstance(future, Future)
         return self._vetted(path, future) if kind == "get" else future
-
-    def _commit(self, coordinator: SessionCoordinator, asked: Multi, timeout_s: float) -> Future[Any]:
-        """What the client has asked for, as the gateway builds it."""
-        permitted = self._gate.permit_commit(self._caller, asked)
-        if isinstance(permitted, Conflict):
-            answered: Future[Any] = Future()
-            answered.set_result(permitted)
-            self._gate.count("committed", f"{asked.name} {outcome_name(answered)}")
-            return answered
-        future = coordinator.commit(permitted.multi, timeout_s=timeout_s)
-
-        def ended(done: Future[Any]) -> None:
-            outcome = outcome_name(done)
-            self._gate.count("committed", f"{asked.name} {outcome}")
-            if permitted.then is not None and outcome == Committed.__name__:
-                permitted.then()
-
-        future.add_done_callback(ended)
-        return future
 
     def _vetted(self, path: str, future: Future[Any]) -> Future[Any]:
         """The answer of a get, or why the client is not told."""

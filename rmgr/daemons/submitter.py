@@ -20,9 +20,10 @@ from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.pki import signing_certificate
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import Caller
+from rmgr.adapters.rpc_gateway_answers import Commit
 from rmgr.adapters.rpc_gateway_forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
 from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
-from rmgr.adapters.rpc_gateway_server import Commit, Sessions
+from rmgr.adapters.rpc_gateway_server import Sessions
 from rmgr.adapters.rpc_gateway_tunnel import MAX_TUNNELS, Tunnels
 from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.trust import Trust

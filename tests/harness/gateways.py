@@ -9,8 +9,9 @@ from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway import GatewayCoordinator
+from rmgr.adapters.rpc_gateway_answers import Commit
 from rmgr.adapters.rpc_gateway_rows import Rows
-from rmgr.adapters.rpc_gateway_server import Commit, Sessions
+from rmgr.adapters.rpc_gateway_server import Sessions
 from rmgr.adapters.zk import ZkCoordinator, end_session
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.coord.multi import Multi, Stamped

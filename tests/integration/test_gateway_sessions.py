@@ -15,8 +15,8 @@ from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway import GatewayCoordinator
+from rmgr.adapters.rpc_gateway_answers import Commit
 from rmgr.adapters.rpc_gateway_convert import multi_to
-from rmgr.adapters.rpc_gateway_server import Commit
 from rmgr.coord.multi import Committed, Create, Exists, Multi, Set, Unknown
 from rmgr.coord.ports import SessionState
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, QueueFull, RmgrError, UsageError
