@@ -91,7 +91,7 @@ def init(
         sys.stdout.write(f"there  {path}\n")
     if root is not None:
         sys.stdout.write(f"closed {' '.join(root.closed) or 'before'}; quotas of {len(root.quotas)} subtrees set now\n")
-    sys.stdout.write(_next(authority, where, name, own, has_servers=bool(servers)))
+    sys.stdout.write(_next(authority, where, name, own, has_servers=bool(servers), is_closed=root is not None))
 
 
 def _close_root(session: Session, where: Path, heap_bytes: int) -> RootReport:
@@ -123,7 +123,7 @@ def _first_user(session: Session, authority: Authority, where: Path, name: str, 
     return other, ensure_bundle(authority, other, name, Role.OPERATOR)
 
 
-def _next(authority: Authority, where: Path, name: str, own: Path, *, has_servers: bool) -> str:
+def _next(authority: Authority, where: Path, name: str, own: Path, *, has_servers: bool, is_closed: bool) -> str:
     from rmgr.config import user_bundle
 
     lines = [f"\nThe cluster is called {authority.cluster}. {where / 'ca.key'} is its root: back it up, and let nobody read it.\n"]
@@ -135,5 +135,7 @@ def _next(authority: Authority, where: Path, name: str, own: Path, *, has_server
         lines.append(f"  rmgr status                      as {name}: rmgr looks in {own}\n")
     else:
         lines.append(f"  RMGR_SECURITY_DIR={own} rmgr status      as {name}\n")
-    lines.append("Other machines and users: rmgr admin add-node NAME, rmgr admin add-user NAME\n")
+    lines.append("Other machines and users: rmgr admin add-node NAME, rmgr admin add-user NAME (users come through rmgr submitter)\n")
+    if not is_closed:
+        lines.append("ZooKeeper lets strangers create below its own /: rmgr admin init --close-root --zk HOSTS/rmgr/NAME\n")
     return "".join(lines)
