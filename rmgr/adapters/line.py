@@ -34,6 +34,8 @@ _HANDSHAKE_S = 5.0
 MAX_LINES, MAX_GREETING = 256, 32
 #: Of full greetings the oldest makes room for the next one, unless it is younger than this: an honest one is over by then.
 _YOUNG_S = 0.5
+#: How often it is looked whose keys were revoked, while there are lines.
+_LOOK_S = 0.5
 _WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 #: Who called has gone meanwhile; and how long nobody is let in when descriptors have run out.
 _GONE = (BlockingIOError, InterruptedError, ConnectionError)
@@ -196,6 +198,7 @@ class LineServer:
         self._is_revoked = is_revoked
         self._on_message = on_message
         self._lines: set[Line] = set()
+        self._looks = False
         self._greeting: dict[socket.socket, float] = {}  #: since when, the oldest first
         self._context = ServerContext(credentials) if credentials is not None else None
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -296,6 +299,18 @@ class LineServer:
 
     def _welcome(self, sock: socket.socket, peer: Identity | None) -> None:
         self._lines.add(Line(self._loop, sock, peer=peer, on_message=self._heard, on_end=self._lines.discard))
+        if peer is not None and not self._looks:
+            self._looks = True
+            self._loop.later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Whose key was revoked is told nothing more."""
+        for line in [line for line in self._lines if line.peer is not None and self._is_revoked(line.peer.key_id)]:
+            self._lines.discard(line)
+            line.close()
+        self._looks = bool(self._lines)
+        if self._looks:
+            self._loop.later(_LOOK_S, self._look)
 
     def _heard(self, line: Line, message: Message) -> None:
         if line.peer is not None and self._is_revoked(line.peer.key_id):

@@ -19,6 +19,7 @@ import grpc
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.pki import identity_of
 from rmgr.adapters.rpc_errors import fail
+from rmgr.adapters.rpc_expel import Expeller
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.identity import Identity, Role
 
@@ -157,7 +158,7 @@ class ServerIdentity:
 
 
 class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Lets a call through when `METHODS` has it for the caller's role, and he was not revoked.
+    """Lets a call through when `METHODS` has it for the caller's role, and he was not revoked; ends his streams when he is.
 
     Args:
         cluster: the trust domain that certificates must name. is_revoked: told a key_id.
@@ -168,13 +169,17 @@ class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
         self._cluster = cluster
         self._is_revoked = is_revoked
         self._refused = refused or (lambda *_: None)
+        self._streams = Expeller(is_revoked, lambda method, who: self._refused(method, who, _revoked(who).message))
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """See grpc: wraps the method's handler."""
         handler = continuation(details)
-        return None if handler is None else _wrapped(handler, lambda context: self._check(details.method, context))
+        if handler is None:
+            return None
+        is_stream = bool(handler.request_streaming or handler.response_streaming)
+        return _wrapped(handler, lambda context: self._check(details.method, context, is_stream=is_stream))
 
-    def _check(self, method: str, context: grpc.ServicerContext) -> None:
+    def _check(self, method: str, context: grpc.ServicerContext, *, is_stream: bool) -> None:
         """Ends the call (by an exception) unless it may go on."""
         who: Identity | None = None
         try:
@@ -186,13 +191,19 @@ class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
                 hint = "" if is_person else "commands take a person's bundle: rmgr admin add-user NAME makes one"
                 raise PermissionDenied(f"{method} is not for a {who.role} such as {who.name}", hint=hint)
             if not who.key_id or self._is_revoked(who.key_id):
-                raise PermissionDenied(f"the key of {who.role} {who.name} was revoked", hint="ask the cluster's admin for a new one")
+                raise _revoked(who)
+            if is_stream:
+                self._streams.watch(method, who, context)
         except PermissionDenied as error:
             self._refused(method, who, error.message)
             fail(context, error)
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------------
+
+
+def _revoked(who: Identity) -> PermissionDenied:
+    return PermissionDenied(f"the key of {who.role} {who.name} was revoked", hint="ask the cluster's admin for a new one")
 
 
 def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:

@@ -19,6 +19,7 @@ import grpc
 
 from rmgr.adapters.rpc import fail
 from rmgr.adapters.rpc_auth import Caller, caller_of
+from rmgr.adapters.rpc_expel import expel
 from rmgr.adapters.rpc_gateway_answers import Commit, check_path, committed, made, name_pieces, refused
 from rmgr.adapters.rpc_gateway_bounds import SMALL_BYTES, Booking, take_place
 from rmgr.adapters.rpc_gateway_convert import error_to, multi_from, outcome_to, stat_to, znode_to
@@ -27,7 +28,7 @@ from rmgr.adapters.rpc_limits import SESSION_COST, Bounds
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi, Stamped, Stat, Unknown
 from rmgr.coord.ports import SessionState, Store
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, RequestTooLarge, RmgrError, Throttled, UsageError
+from rmgr.errors import CoordinationUnavailable, RequestTooLarge, RmgrError, Throttled, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 
 #: Requests of one session under way; our own clients stay far below.
@@ -174,7 +175,7 @@ class Sessions:
             for session in live:
                 session.look(now)
                 if session.key_id and self._is_revoked(session.key_id):
-                    session.say(PermissionDenied("your key was revoked", hint="ask the cluster's admin for a new one"))
+                    expel(session.drain, session.say, session.cut)
 
 
 class _Session:
@@ -226,9 +227,10 @@ class _Session:
         yield pb.Tells(tells=[pb.Tell(welcome=pb.Welcome(version=VERSION, gateway=self._gate.endpoint))])
         yield from self._tells()
 
-    def drain(self) -> None:
-        """Requests that come from now on are left to the client, who knows that they had no answer."""
-        self._draining = True
+    def drain(self) -> bool:
+        """Requests that come from now on are left to the client, who knows that they had no answer. Returns: it was so before."""
+        was, self._draining = self._draining, True
+        return was
 
     def wait_idle(self, end_s: float) -> None:
         """Until everything under way is answered, or `end_s`."""
@@ -244,7 +246,7 @@ class _Session:
         self._gate.count("cut", "made room")
         self.say(Throttled("the gateway is full, and others have fewer sessions than you", hint="end some of your clients; rmgr limits"))
         if self._unsent > 0 or self._held_up:
-            self._cut("stalled")
+            self.cut("stalled")
 
     def finish(self, *, close: bool) -> None:
         """Ends the session, with its ephemerals, and gives back what its user held. Idempotent."""
@@ -262,16 +264,16 @@ class _Session:
         if self._over.is_set():
             return
         if now - self._heard_s > self._silence_s + 1.0 and not self._held_up:
-            self._cut("silent")
+            self.cut("silent")
         elif self._unsent > 0 and now - self._sent_s > STALLED_S:
-            self._cut("stalled")
+            self.cut("stalled")
         elif self._coordinator is not None and self._told is not SessionState.CONNECTED:
             if now - self._seen_s > max(LONELY_S, 2 * self._silence_s):
                 self.say(CoordinationUnavailable("this gateway has lost ZooKeeper", hint="rmgr doctor"))
         else:
             self._seen_s = now
 
-    def _cut(self, why: str) -> None:
+    def cut(self, why: str) -> None:
         self._gate.count("cut", why)
         self._over.set()
         self._context.cancel()
