@@ -72,7 +72,7 @@ class Trust:
         return revoked is not None and key_id in revoked
 
     def was_key_of(self, key_id: str, zxid: int) -> str:
-        """Who held a key at that transaction that was revoked since, "" if it was not, as far as is known. Never waits. Cost: 1 us."""
+        """Who held a key at that transaction that was revoked since, with all of his; "" if it was not. Never waits. Cost: 1 us."""
         with self._lock:
             name, until = self._names.get(key_id, ("", 0))
         self._refresh()
@@ -233,9 +233,10 @@ def _parsed(pem: bytes, verify: Callable[[], Certified]) -> Certified | str:
 
 
 def _holder(data: bytes, key_id: str) -> str:
-    """Whose key a revocation revokes, "" = it does not say."""
+    """Whose last key a revocation revokes, "" = it does not say, or he has others."""
     try:
-        return decode_record(data, Revocation, paths.revoked(key_id)).name
+        record = decode_record(data, Revocation, paths.revoked(key_id))
+        return "" if record.others else record.name
     except WrongCluster:
         return ""
 

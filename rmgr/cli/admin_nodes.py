@@ -13,6 +13,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION, listed, one_of
 from rmgr.errors import NotConnected, PermissionDenied, UsageError
 from rmgr.model.identity import Role, check_name
+from rmgr.model.joining import RevokedWork
 
 if TYPE_CHECKING:
     from rmgr.adapters.pki import Authority
@@ -23,6 +24,12 @@ _LASTS_S = 3600.0
 #: How long daemons have to fetch a new secret.
 GRACE_S = 15.0
 _DAEMONS = ("starter", "watchdog", "submitter")
+_WORKS = tuple(work.value for work in RevokedWork)
+_TOLD = {
+    RevokedWork.KEEP: "what waits of his work is held, what runs goes on (--work cancel ends all of it)",
+    RevokedWork.HOLD: "what waits of his work is held, what runs stands still (--work keep or cancel decides)",
+    RevokedWork.CANCEL: "all of his work ends",
+}
 _ROLES = tuple(role.value for role in Role if role is not Role.JOIN)
 
 
@@ -145,22 +152,29 @@ def identities(session: Session, authority: str | None) -> None:
     examples="""\
     rmgr admin revoke n4 --reason 'stolen'
     rmgr admin revoke ann --role user
+    rmgr admin revoke ann --work cancel        # also later: her keys are revoked already, her work ends now
     rmgr admin revoke 5f0c2b61c0ffee00c0ffee00c0ffee00      # one key""",
     exits=_EXITS,
 )
 @click.argument("whom", metavar="NAME|KEY_ID")
 @click.option("--role", type=one_of("role", _ROLES), metavar="ROLE", help="which one, where a name has several")
 @click.option("--reason", metavar="TEXT", default="", help="kept with the revocation")
+@click.option("--work", type=one_of("kind", _WORKS), metavar="cancel|hold|keep", help="what becomes of a user's running work  [keep]")
 @click.option("--rotate/--no-rotate", "rotates", default=True, help="also give a daemon's role a new secret of ZooKeeper  [yes]")
 @click.option("--grace", "grace_s", type=DURATION, default=GRACE_S, metavar="DURATION", help="how long the old secret stays good  [15s]")
 @authority_option
 def revoke(
-    session: Session, whom: str, role: str | None, reason: str, rotates: bool, grace_s: float, authority: str | None
+    session: Session, whom: str, role: str | None, reason: str, work: str | None, rotates: bool, grace_s: float, authority: str | None
 ) -> None:
     """Believes a node or a user no longer, for ever.
 
-    His calls are refused, what he signs is not run, a node is fenced and its work goes elsewhere. A daemon knows the
-    secret that its role shares in ZooKeeper: that is rotated, so that the old one opens nothing any more.
+    His calls are refused and his sessions, logs and terminals end; what he has signed neither starts nor is tried again. A node
+    is fenced and its work goes elsewhere. A daemon knows the secret that its role shares in ZooKeeper: that is rotated, so that
+    the old one opens nothing any more.
+
+    A user's waiting work is held (reason REVOKED), and what runs goes on to its end, as a hold or a limit does it in Slurm: hours
+    of computing are not lost because a laptop was. With --work hold what runs stands still where it is, until you say one of the
+    others; with --work cancel all of it ends.
     """
     from rmgr.cli.admin_rotate import rotate_role
     from rmgr.cli.render import emit
@@ -170,15 +184,25 @@ def revoke(
         raise UsageError("whom?", hint="a name or key id as rmgr admin identities lists it")
     ca = as_admin(session, authority)
     made = securing.revoke(
-        session.coordinator(), ca.cert_pem, whom, role=Role(role) if role else None, by=session.me, reason=reason
+        session.coordinator(),
+        ca.cert_pem,
+        whom,
+        role=Role(role) if role else None,
+        by=session.me,
+        reason=reason,
+        work=RevokedWork(work) if work else None,
     )
     for shared in sorted({one.role for one in made} & {Role.STARTER, Role.SUBMITTER}) if rotates else ():
         rotate_role(session, ca, shared, grace_s=grace_s)
     if session.json:
-        emit({"revoked": [{"name": one.name, "role": one.role, "key": one.key_id} for one in made]})
+        emit({"revoked": [{"name": one.name, "role": one.role, "key": one.key_id, "work": one.work} for one in made]})
         return
     for one in made:
         sys.stdout.write(f"{one.role} {one.name} is revoked (key {one.key_id})\n")
+    for told in sorted({one.work for one in made if one.work in _WORKS and not one.others}):
+        session.note(_TOLD[RevokedWork(told)])
+    for name in sorted({one.name for one in made if one.others}):
+        session.note(f"{name} has other keys: what only this one has signed is refused, the rest of his work is as it was")
     for person in sorted({one.role for one in made} & {Role.USER, Role.OPERATOR}):
         session.note(f"who was made with --direct knows ZooKeeper's secret of role {person}: rmgr admin rotate --role {person}")
 

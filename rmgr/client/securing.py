@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -21,9 +21,9 @@ from rmgr.coord import join_ops, paths
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Multi, Outcome
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
-from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, StateConflict
+from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, StateConflict, UsageError
 from rmgr.model.identity import Identity, Role
-from rmgr.model.joining import Invitation, Revocation
+from rmgr.model.joining import Invitation, Revocation, RevokedWork
 from rmgr.model.node import EpochRecord
 
 T = TypeVar("T")
@@ -131,12 +131,23 @@ def identities(coordinator: Coordinator, ca_pem: bytes) -> list[Known]:
     return sorted(known.values(), key=lambda one: (one.identity.role, one.identity.name, one.identity.key_id))
 
 
-def revoke(coordinator: Coordinator, ca_pem: bytes, whom: str, *, role: Role | None, by: str, reason: str = "") -> list[Revocation]:
+def revoke(
+    coordinator: Coordinator,
+    ca_pem: bytes,
+    whom: str,
+    *,
+    role: Role | None,
+    by: str,
+    reason: str = "",
+    work: RevokedWork | None = None,
+) -> list[Revocation]:
     """The keys of `whom` (a name, or one key id) are worth nothing from now on; returns what was revoked (again).
 
-    Raises: NotFound; StateConflict when the name stands for several roles and none was given; CoordinationUnavailable.
+    Args: work: what becomes of a person's work; None: KEEP, or as it was said before.
+    Raises: NotFound; StateConflict when the name stands for several roles and none was given; UsageError; CoordinationUnavailable.
     """
-    found = [one for one in identities(coordinator, ca_pem) if whom in (one.identity.name, one.identity.key_id)]
+    known = identities(coordinator, ca_pem)
+    found = [one for one in known if whom in (one.identity.name, one.identity.key_id)]
     if role is not None:
         found = [one for one in found if one.identity.role is role]
     if not found:
@@ -145,16 +156,41 @@ def revoke(coordinator: Coordinator, ca_pem: bytes, whom: str, *, role: Role | N
     roles = sorted({one.identity.role for one in found})
     if len(roles) > 1:
         raise StateConflict(f"{whom} is the name of a {' and of a '.join(roles)}", hint=f"say which: --role {roles[0]}")
+    if work is not None and not found[0].identity.is_person:
+        raise UsageError(f"{whom} is a {roles[0]}: it has no work of its own", hint="--work is for users and operators")
+    keys = {one.identity.key_id for one in found}
     made = []
     for one in found:
         who = one.identity
-        record = Revocation(key_id=who.key_id, name=who.name, role=who.role, by=by, since_us=time.time_ns() // 1000, reason=reason)
+        others = any(
+            other.identity.name == who.name and other.identity.is_person and not other.is_revoked and other.identity.key_id not in keys
+            for other in known
+        )
+        told = (work or RevokedWork.KEEP).value if who.is_person else ""
+        since_us = time.time_ns() // 1000
+        record = Revocation(
+            key_id=who.key_id, name=who.name, role=who.role, by=by, since_us=since_us, reason=reason, work=told, others=others
+        )
         outcome = _committed(coordinator, join_ops.revoke(record))
         if isinstance(outcome, Conflict) and outcome.kind is not ConflictKind.NODE_EXISTS:
             raise StateConflict(f"{whom} could not be revoked: {outcome.kind} at {outcome.path}", hint="rmgr doctor")
-        made.append(record)
+        made.append(_said_again(coordinator, record, work) if isinstance(outcome, Conflict) else record)
     withdraw(coordinator, name=found[0].identity.name)
     return made
+
+
+def _said_again(coordinator: Coordinator, record: Revocation, work: RevokedWork | None) -> Revocation:
+    """What stands of a key that was revoked before; something else becomes of its user's work if that is said."""
+    path = paths.revoked(record.key_id)
+    found = _wait(coordinator.get(path))
+    if found is None:
+        raise StateConflict(f"{path} was there and is gone", hint="type the command again")
+    old = decode_record(found.data, Revocation, path)
+    if work is None or old.work == work:
+        return old
+    changed = replace(old, work=work.value, before=old.work, others=False)
+    _commit(coordinator, join_ops.change_revoked(changed, found.version))
+    return changed
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------------

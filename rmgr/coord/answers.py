@@ -329,6 +329,9 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
                 "it is not in memory any more" if other is None else f"it is {job_view(*other, _blocks(snapshot, item.submission)).state}"
             )
             why.append(WhyView(what="dependency", id=str(item.submission), detail=f"waits for {item.condition}:{item.submission}; {told}"))
+    elif submission.phase is Phase.HELD and submission.reason == Reason.REVOKED:
+        told = f"{submission.reason_detail}; nothing that they signed starts: submit it again with new ones, and rmgr cancel {job.id}"
+        why.append(WhyView(what="revoked", id=str(job.id), detail=told))
     elif submission.phase is Phase.HELD:
         why.append(WhyView(what="hold", id=str(job.id), detail=f"held by its user; rmgr release {job.id} lets it go on"))
     elif submission.phase is Phase.CANCELLED:

@@ -40,6 +40,8 @@ def released(record: Submission) -> Change | str:
     """RELEASE, or why there is nothing to do. What waited for others waits for them again: the leader looks, and opens the gate."""
     if record.phase is not Phase.HELD:
         return f"it is not held ({record.phase})"
+    if record.reason == Reason.REVOKED:
+        return f"{record.reason_detail}: nothing that they signed starts any more; submit it again with new ones, and cancel this"
     if record.reason == Reason.DEPENDENCY:
         return "it waits for " + ", ".join(f"{item.condition}:{item.submission}" for item in record.after)
     if record.after:

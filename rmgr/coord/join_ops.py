@@ -64,6 +64,12 @@ def revoke(revocation: Revocation) -> Multi:
     return Multi(name="REVOKE", ops=(Create(path, data),), proof=Exists(path))
 
 
+def change_revoked(revocation: Revocation, version: int) -> Multi:
+    """REVOKED: something else becomes of the work of somebody whose key was revoked before."""
+    path, data = paths.revoked(revocation.key_id), encode_record(revocation)
+    return Multi(name="REVOKED", ops=(Set(path, data, version),), proof=Holds(path, data))
+
+
 def publish_acl(record: AclRecord, version: int | None, secrets: dict[str, SealedSecret], known: dict[str, int]) -> Multi:
     """ROTATE: credentials that stand for roles, and the new secrets for those who may fetch them, as one.
 

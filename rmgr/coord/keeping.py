@@ -86,7 +86,15 @@ class Collect:
     """Retention is over: its znodes and rows go."""
 
 
-Duty = Resubmit | DropFailed | Sweep | Weigh | EndTail | Close | Page | Collect
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Its user's key was revoked: nothing of it starts any more. cancels: all of it ends. detail: for people."""
+
+    cancels: bool
+    detail: str
+
+
+Duty = Bar | Resubmit | DropFailed | Sweep | Weigh | EndTail | Close | Page | Collect
 
 
 # -- facts --------------------------------------------------------------------------------------------------------------------
@@ -123,6 +131,7 @@ class Facts:
     ended_s: float | None = None
     swept: bool = True
     sweep_s: float = -math.inf
+    bar: Bar | None = None  #: what is asked of the work of its user, whose key was revoked since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +154,9 @@ def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) 
         left_us = submission.closed_us + settings.retention_us - now_us
         return Plan(duties=(Collect(),)) if left_us <= 0 else Plan(duties=(), again_s=now_s + left_us / 1e6)
     asks: list[tuple[float, Duty]] = [*_failed(facts), *_ends(facts, settings)]
-    if submission.phase is Phase.HELD and submission.reason == Reason.DEPENDENCY:
+    if facts.bar is not None and is_to_be_barred(submission, facts.bar):
+        asks.append((now_s, facts.bar))
+    elif submission.phase is Phase.HELD and submission.reason == Reason.DEPENDENCY:
         asks.append((now_s, Weigh()))
     if not facts.swept:
         asks.append((facts.sweep_s, Sweep()))
@@ -277,6 +288,20 @@ def let_go(submission: Submission, version: int) -> tuple[Submission, Multi]:
     """MET: what it waited for has happened; its blocks may be claimed as soon as they are back in the queue."""
     met = replace(submission, phase=Phase.OPEN, reason="", reason_detail="")
     return met, set_record(met, version=version, gate=True, name="MET")
+
+
+def is_to_be_barred(submission: Submission, bar: Bar) -> bool:
+    """It could still start, or waits although it is to end."""
+    if submission.phase is Phase.HELD:
+        return bar.cancels or submission.reason != Reason.REVOKED
+    return submission.phase is Phase.OPEN
+
+
+def barred(submission: Submission, version: int, bar: Bar) -> tuple[Submission, Multi]:
+    """BAR: from its commit on nothing of it starts; it is held for good, or cancelled."""
+    phase = Phase.CANCELLED if bar.cancels else Phase.HELD
+    changed = replace(submission, phase=phase, reason=Reason.REVOKED, reason_detail=bar.detail)
+    return changed, set_record(changed, version=version, gate=False if submission.phase is Phase.OPEN else None, name="BAR")
 
 
 def break_off(submission: Submission, version: int, detail: str) -> tuple[Submission, Multi]:

@@ -195,7 +195,19 @@ BOOK.add(
     sealed=_SEALED,
     redeemed=text(128),
 )
-BOOK.add(Revocation, format=FORMAT, key_id=_KEY_ID, name=USER, role=member(Role), by=text(255), since_us=SPAN, reason=LINE)
+BOOK.add(
+    Revocation,
+    format=FORMAT,
+    key_id=_KEY_ID,
+    name=USER,
+    role=member(Role),
+    by=text(255),
+    since_us=SPAN,
+    reason=LINE,
+    work=text(16),
+    before=text(16),
+    others=flag,
+)
 BOOK.add(AclRecord, format=FORMAT, generation=_COUNT, roles=mapping(text(64), many(text(255), 16), 32))
 BOOK.add(SealedSecret, format=FORMAT, generation=_COUNT, sealed=_SEALED)
 BOOK.add(Pointer, sub=NUMBER, index=whole(0, MAX_NUMBER), n=whole(0, 99_999), by=GUID)

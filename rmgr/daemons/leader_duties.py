@@ -14,7 +14,7 @@ from functools import partial
 from rmgr.client.repair import delete_outputs
 from rmgr.coord import keys, leader_ops, paths
 from rmgr.coord.closing import history_rows, paged_with, summary
-from rmgr.coord.keeping import Close, DropFailed, EndTail, FailedSeen, Page, Resubmit, cancel_reason, close
+from rmgr.coord.keeping import Bar, Close, DropFailed, EndTail, FailedSeen, Page, Resubmit, barred, cancel_reason, close
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Holds, Multi, Outcome, Set, Stamped
 from rmgr.coord.ports import Store
 from rmgr.coord.records import (
@@ -152,6 +152,25 @@ class Duties:
 
     def _told_of(self, followed: Followed, duty: Resubmit | DropFailed) -> None:
         followed.failed.pop(f"{duty.first}.{duty.count}.{duty.attempt}", None)
+
+    # -- revoked
+
+    def bar(self, followed: Followed, duty: Bar, done: Done) -> None:
+        """The key of its user was revoked."""
+        submission = followed.submission
+        assert submission is not None
+        changed, multi = barred(submission, followed.version, duty)
+        failpoint("leader.before_bar")
+        self._desk.commit(multi, partial(self._barred, followed, changed, done))
+
+    def _barred(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            why = changed.reason_detail
+            self._desk.log.info("submission_barred", submission=followed.number, state=changed.phase, why=why, epoch=self._desk.epoch)
+            followed.put_record(changed, version_of(outcome))
+        else:
+            followed.refresh()
+        done(isinstance(outcome, Committed))
 
     # -- the end
 

@@ -15,7 +15,7 @@ from itertools import islice
 
 from rmgr.coord import keys, paths
 from rmgr.coord.dependencies import Ending
-from rmgr.coord.keeping import Duty, Facts, FailedSeen
+from rmgr.coord.keeping import Bar, Duty, Facts, FailedSeen
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_page, decode_record, read_fragment
@@ -52,6 +52,7 @@ class Followed:
         self.number = number
         self.submission: Submission | None = None
         self.version = -1
+        self.made = 0  #: transaction that created the record
         self.tail_version = -1
         self.paged = Paged()
         self.done_version = -1
@@ -237,7 +238,7 @@ class Followed:
         cancelled = self.submission.phase in {Phase.CANCELLED, Phase.CLOSED}
         return self.progress.is_ended or (cancelled and self.progress.final >= self.progress.total)
 
-    def facts(self, *, owner_alive: bool) -> Facts:
+    def facts(self, *, owner_alive: bool, bar: Bar | None = None) -> Facts:
         """What decides about it. Only when `is_loaded`."""
         assert self.submission is not None
         return Facts(
@@ -252,6 +253,7 @@ class Followed:
             ended_s=self.ended_s,
             swept=self.swept,
             sweep_s=self.sweep_s,
+            bar=bar,
         )
 
     # -- record, tail, failed ranges
@@ -269,7 +271,7 @@ class Followed:
         self.is_spoilt, self.record_bytes = False, len(found.data)
         if found.version < self.version:
             return  # older than what a commit of ours has made
-        old, self.submission, self.version = self.submission, submission, found.version
+        old, self.submission, self.version, self.made = self.submission, submission, found.version, found.stat.czxid
         if old is None:
             # A record that was never changed has its blocks where SUBMIT put them.
             self.swept = submission.phase is Phase.CLOSED or (

@@ -15,7 +15,7 @@ from functools import partial
 from rmgr.coord import keeping, keys, paths
 from rmgr.coord.closing import decode_summary
 from rmgr.coord.dependencies import Ending, Met, Open, Unmet, weigh
-from rmgr.coord.keeping import Close, Collect, DropFailed, Duty, EndTail, Page, Resubmit, Sweep, Weigh
+from rmgr.coord.keeping import Bar, Close, Collect, DropFailed, Duty, EndTail, Page, Resubmit, Sweep, Weigh
 from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.records import decode_record
 from rmgr.coord.view import overall_state
@@ -25,6 +25,7 @@ from rmgr.daemons.leader_duties import Duties
 from rmgr.daemons.leader_ended import EndedKeeper
 from rmgr.daemons.leader_follow import Followed
 from rmgr.daemons.leader_mirror import Mirror, names_below
+from rmgr.daemons.leader_revoked import RevokedKeeper
 from rmgr.daemons.leader_sweep import Sweeper
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import State
@@ -60,6 +61,7 @@ class SubmissionKeeper:
         self._duties = Duties(desk, settings)
         self._sweeper = Sweeper(desk, nodes, self._is_known)
         self._ended = EndedKeeper(desk)
+        self._revoked = RevokedKeeper(desk, self.followed, self._mark, nodes)
         self._collector = Collector(desk, self._is_known, self._ended)
         self._bucket_names = names_below(desk, paths.SUBS, self._on_buckets)
         self._buckets: dict[str, Mirror[list[str]]] = {}
@@ -77,6 +79,7 @@ class SubmissionKeeper:
     def start(self) -> None:
         """Begins to read: owners first, so that no living one is taken for dead."""
         self._submitters.refresh()
+        self._revoked.start()
         self._ended.start()
         self._ended.heal()
         self._bucket_names.refresh()
@@ -88,6 +91,7 @@ class SubmissionKeeper:
         self._bucket_names.refresh()
         for mirror in self._buckets.values():
             mirror.refresh()
+        self._revoked.resync()
         self._turn += 1
         for followed in list(self.followed.values()):
             if followed.number % RESYNC_TURNS == self._turn % RESYNC_TURNS and followed.is_loaded and not followed.is_closed:
@@ -274,7 +278,8 @@ class SubmissionKeeper:
         if followed.is_ended or followed.progress.counts[State.FAILED] or followed.progress.counts[State.CANCELLED]:
             self._wake_dependents(followed.number)
         now_s = self._desk.clock()
-        plan = keeping.plan(followed.facts(owner_alive=alive), self._settings(), now_s=now_s, now_us=self._desk.wall_us())
+        facts = followed.facts(owner_alive=alive, bar=self._revoked.bar_of(followed))
+        plan = keeping.plan(facts, self._settings(), now_s=now_s, now_us=self._desk.wall_us())
         again = [] if plan.again_s is None else [plan.again_s]
         for duty in plan.duties:
             due_s = followed.retry_s.get(duty, (-math.inf, 0.0))[0]
@@ -298,6 +303,8 @@ class SubmissionKeeper:
                 self._duties.resubmit(followed, duty, done)
             case DropFailed():
                 self._duties.drop(followed, duty, done)
+            case Bar():
+                self._duties.bar(followed, duty, done)
             case Sweep():
                 self._sweeper.sweep(followed, done)
             case Weigh():

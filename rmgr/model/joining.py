@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from rmgr.model.identity import Role
 
@@ -26,9 +27,22 @@ class Invitation:
     redeemed: str = ""
 
 
+class RevokedWork(StrEnum):
+    """What becomes of the work of a person whose key was revoked. What waits is held, unless it is cancelled."""
+
+    KEEP = "keep"  #: what runs goes on to its end
+    HOLD = "hold"  #: what runs stands still, until the operator says one of the others
+    CANCEL = "cancel"  #: all of it ends
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revocation:
-    """`/revoked/<key_id>`: an identity that is no longer believed, for ever."""
+    """`/revoked/<key_id>`: an identity that is no longer believed, for ever.
+
+    work: what becomes of a person's work that was submitted before (`RevokedWork`; "": an older release did not ask). Whatever it
+    says, nothing starts and nothing is tried again that the key has signed. before: what `work` said before it was changed.
+    others: he has other keys, which stand: only what this one has signed is refused.
+    """
 
     format: int = 1
     key_id: str
@@ -37,6 +51,9 @@ class Revocation:
     by: str
     since_us: int
     reason: str = ""
+    work: str = ""
+    before: str = ""
+    others: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

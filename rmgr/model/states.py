@@ -63,6 +63,7 @@ class Reason(StrEnum):
     BACKOFF = "BACKOFF"
     DEPENDENCY = "DEPENDENCY"
     USER_HOLD = "USER_HOLD"
+    REVOKED = "REVOKED"  #: the key that signed it was revoked: nothing of it starts any more
     RESOURCES = "RESOURCES"
     QUEUE_CLOSED = "QUEUE_CLOSED"
     NO_POLICY = "NO_POLICY"  #: nobody places in its partition: the pipeline that is set there cannot be used
