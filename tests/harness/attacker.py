@@ -120,7 +120,7 @@ class Scene:
             **({"id": 0, "name": "a", "user": "ann", "queue": "default", "work": Work.COMMAND, "command": self.touch} | record)
         )
         key = BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=len(payloads), attempt=1, cores=1, memory_mib=0)
-        data = BlockData(payloads=payloads if any(payloads) else ())
+        data = BlockData(payloads=payloads if any(payloads) else (), retries=record.get("retries", 0))
         made = submit(
             self.ann.zk,
             draft,

@@ -173,6 +173,21 @@ def test_keys_and_output_pass_and_the_starter_sees_the_person(town: Town) -> Non
     assert refused.message == "no job 9 here"
 
 
+def test_a_terminal_ends_with_the_key_of_who_sits_there(town: Town) -> None:
+    """Nothing is typed and nothing shown meanwhile; whoever sits down again is told."""
+    keys = Keys()
+    client, shown = sat_down(town, 4, keys)
+    town.revoked.add(ANNA.identity.key_id)
+    with pytest.raises(RmgrError):
+        list(shown)
+    assert all(command.closed.wait(60) for command in town.commands)
+    keys.done.set()
+    client.close()
+    refused = refusal(town)
+    assert isinstance(refused, PermissionDenied)
+    assert "revoked" in refused.message
+
+
 def test_what_is_not_taken_is_not_kept(town: Town) -> None:
     keys = Keys(5000)
     reader, typist = sat_down(town, 2), sat_down(town, 3, keys)

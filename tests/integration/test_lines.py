@@ -94,6 +94,16 @@ def test_a_person_of_the_cluster_is_heard_until_his_key_is_revoked(server: tuple
     assert not turned_away.is_open
 
 
+def test_a_line_on_which_nothing_is_said_ends_with_its_key(server: tuple[LineServer, Post, set[str]], loop: Loop) -> None:
+    called, _, revoked = server
+    anns, bobs = Post(), Post()
+    call(called, loop, Role.USER, "ann", anns)
+    other = call(called, loop, Role.USER, "bob", bobs)
+    revoked.add(session_bundles().credentials(Role.USER, "ann").identity.key_id)
+    wait_for(lambda: anns.ended, "the end of hers")
+    assert other.is_open
+
+
 @pytest.mark.parametrize(("role", "cluster"), [(Role.STARTER, ""), (Role.SUBMITTER, ""), (Role.USER, "elsewhere")])
 def test_others_are_turned_away(server: tuple[LineServer, Post, set[str]], loop: Loop, role: Role, cluster: str) -> None:
     called, post, _ = server

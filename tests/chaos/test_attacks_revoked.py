@@ -1,0 +1,281 @@
+"""A revoked key is worth nothing at once: what its holder has open ends, and what he had submitted starts no more."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rmgr.adapters.channel import Loop
+from rmgr.adapters.line import dial
+from rmgr.adapters.rpc import OPTIONS, NodeClient
+from rmgr.adapters.rpc_auth import open_channel
+from rmgr.adapters.rpc_gateway_tunnel import Tunnel
+from rmgr.adapters.trust import publish
+from rmgr.client.connection import connect
+from rmgr.client.securing import revoke
+from rmgr.config import ClusterConfig, Config
+from rmgr.coord import answers, paths
+from rmgr.coord.multi import Committed, Create, Set
+from rmgr.coord.records import encode_record
+from rmgr.model.identity import Role
+from rmgr.model.joining import RevokedWork
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Phase
+from tests.harness import forgeries
+from tests.harness.attacker import Person, Scene, unique, until
+from tests.harness.gateway_process import GatewayProcess
+
+#: Two seconds are promised; the rest is for machines that do eight other things.
+PROMISED_S, SLACK_S = 2.0, 13.0
+
+
+@pytest.fixture(scope="module")
+def scene(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    made = Scene(tmp_path_factory.mktemp("revoked"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def eve(scene: Scene) -> Iterator[Person]:
+    made = Person(scene.cluster, Role.USER, f"eve-{unique()}")
+    publish(made.zk, made.credentials)
+    scene.canary.unlink(missing_ok=True)
+    yield made
+    made.zk.close()
+    scene.canary.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def admin(scene: Scene) -> Iterator[Person]:
+    made = Person(scene.cluster, Role.ADMIN, "admin")
+    yield made
+    made.zk.close()
+
+
+def _revoke(scene: Scene, admin: Person, whom: Person, work: RevokedWork | None = None) -> None:
+    made = revoke(admin.zk, admin.credentials.ca_pem, whom.name, role=None, by="admin", reason="left", work=work)
+    assert [one.key_id for one in made] == [whom.credentials.identity.key_id]
+
+
+@dataclass
+class Work:
+    """What eve has: two tasks that run until the test says so, on both cores of the node, and one that waits."""
+
+    scene: Scene
+    running: int
+    waiting: int
+    go: Path
+    beats: Path
+
+    def record(self, number: int) -> Any:
+        return forgeries.record(self.scene, number)
+
+    def ends(self) -> list[Any]:
+        """What became of the tasks that run, once that is known."""
+        return [outcome.state for outcome in self.scene.outcomes(self.running, 2)]
+
+    def explained(self, number: int) -> Any:
+        return answers.explain(self.scene.cluster.snapshot(), number, None)
+
+
+def _work(scene: Scene, eve: Person, *, ends: int = 0, **record: Any) -> Work:
+    name = unique()
+    go, beats = scene.directory / f"go-{name}", scene.directory / f"beats-{name}"
+    script = f"while [ ! -e {go} ]; do echo beat; echo $RMGR_ENTRY >> {beats}; sleep 0.05; done; echo ran >> {scene.canary}; exit {ends}"
+    signer = scene.signer(eve)
+    running = scene.submit(payloads=(b"a", b"b"), signer=signer, command=Command(argv=("/bin/sh", "-c", script)), **record)
+    until("both run", lambda: beats.exists() and {"a", "b"} <= set(beats.read_text().split()))
+    waiting = scene.submit(signer=signer)
+    return Work(scene, running, waiting, go, beats)
+
+
+# -- what is open ends ---------------------------------------------------------------------------------------------------------
+
+
+class Ends:
+    """Waits in threads for the ends of what is open."""
+
+    def __init__(self) -> None:
+        self.at_s: dict[str, float] = {}
+        self.begun: dict[str, threading.Event] = {}
+
+    def watch(self, what: str, read: Callable[[Callable[[], None]], None]) -> None:
+        """read(begun) returns, or raises, when it is over."""
+        self.begun[what] = threading.Event()
+
+        def run() -> None:
+            with contextlib.suppress(Exception):  # however it ends, it ends
+                read(self.begun[what].set)
+            self.at_s[what] = time.monotonic()
+
+        threading.Thread(target=run, name=what, daemon=True).start()
+        assert self.begun[what].wait(30), what
+
+
+def _follow(client: NodeClient, number: int) -> Callable[[Callable[[], None]], None]:
+    def read(begun: Callable[[], None]) -> None:
+        for _ in client.logs(number, 0, follow=True):
+            begun()
+
+    return read
+
+
+def test_all_that_is_open_ends(scene: Scene, admin: Person, eve: Person, tmp_path: Path) -> None:
+    """Logs, tunnel and session through a gateway; logs, a watch of health and a line at the Starter itself."""
+    security = scene.cluster.security
+    assert security is not None
+    daemons = scene.cluster.environment() | {"RMGR_SECURITY_DIR": str(security.bundle(Role.SUBMITTER, "gateway"))}
+    work, ends, mine = _work(scene, eve), Ends(), eve.credentials
+    node = scene.cluster.snapshot().nodes["n1"]
+    loop = Loop("lines", on_crash=lambda _: None)
+    with GatewayProcess(daemons, tmp_path) as gateway:
+        config = Config(cluster=ClusterConfig(gateway=gateway.endpoint), security=eve.config.security)
+        with connect(config=config) as connection, NodeClient(node.endpoint, credentials=mine) as direct:
+            ends.watch("log at the node", _follow(direct, work.running))
+            through = NodeClient(node.endpoint, via=gateway.endpoint, credentials=mine)
+            ends.watch("log through the gateway", _follow(through, work.running))
+            tunnel = Tunnel(gateway.endpoint, node.endpoint, credentials=mine)
+            ends.watch("tunnel", lambda begun: _idle_tunnel(tunnel, begun))
+            channel = open_channel(node.endpoint, mine, Role.STARTER, OPTIONS)
+            ends.watch("health", lambda begun: _health(channel, begun))
+            line_ended = threading.Event()
+            heard = {"on_message": lambda *_: None, "on_end": lambda _: line_ended.set()}
+            line = dial(node.line, credentials=mine, key_id=node.key_id, loop=loop, **heard)
+            assert connection.coordinator is not None
+            assert connection.coordinator.get(paths.sub(work.running)).result(60) is not None
+            _revoke(scene, admin, eve)
+            revoked_s = time.monotonic()
+            until("all streams end", lambda: len(ends.at_s) == len(ends.begun))
+            assert line_ended.wait(PROMISED_S + SLACK_S)
+            assert not line.is_open
+            assert all(at_s - revoked_s < PROMISED_S + SLACK_S for at_s in ends.at_s.values()), ends.at_s
+            with pytest.raises(Exception, match=r"(?i)revoked|ZooKeeper|gateway"):
+                connection.coordinator.get(paths.sub(work.running), timeout_s=3.0).result(60)
+            channel.close()
+            through.close()
+            tunnel.close()
+    loop.close()
+    work.go.touch()
+    work.ends()
+
+
+def _idle_tunnel(tunnel: Tunnel, begun: Callable[[], None]) -> None:
+    """A connection to the Starter on which nothing is said."""
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link.settimeout(60)
+    link.connect(tunnel.target.removeprefix("unix:"))
+    link.sendall(b"PRI * HTTP/2.0\r\n")
+    begun()
+    while link.recv(4096):
+        pass
+
+
+def _health(channel: Any, begun: Callable[[], None]) -> None:
+    for _ in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="")):
+        begun()
+
+
+# -- what he had submitted -------------------------------------------------------------------------------------------------------
+
+
+def _held(work: Work, number: int) -> None:
+    until("it is held", lambda: work.record(number).phase is Phase.HELD)
+    assert work.record(number).reason == Reason.REVOKED
+
+
+def test_what_waits_is_held_and_what_runs_goes_on(scene: Scene, admin: Person, eve: Person) -> None:
+    work = _work(scene, eve)
+    _revoke(scene, admin, eve)
+    _held(work, work.waiting)
+    _held(work, work.running)
+    why = work.explained(work.waiting)
+    assert (why.state, why.reason) == (State.HELD, Reason.REVOKED)
+    assert "the credentials of" in why.why[0].detail
+    assert "left" in why.why[0].detail
+    work.go.touch()
+    assert work.ends() == [State.COMPLETED] * 2
+    assert scene.canary.read_text() == "ran\n" * 2
+    scene.canary.unlink()
+    after = scene.submit()
+    assert scene.outcomes(after)[0].state is State.COMPLETED
+    assert scene.canary.read_text() == "ran\n"
+    assert work.record(work.waiting).phase is Phase.HELD
+
+
+def test_nothing_is_tried_again(scene: Scene, admin: Person, eve: Person) -> None:
+    work = _work(scene, eve, ends=1, retries=3)
+    _revoke(scene, admin, eve, RevokedWork.KEEP)
+    _held(work, work.running)
+    work.go.touch()
+    held = paths.held("default")
+
+    def aside() -> int:
+        names = scene.ann.zk.children(held).result(60)
+        return sum(key.count for _, key in paths.blocks_in(names) if key.submission == work.running)
+
+    until("what failed waits aside", lambda: aside() == 2)
+    scene.outcomes(scene.submit())
+    assert scene.canary.read_text() == "ran\n" * 3
+
+
+def test_a_client_of_his_own_making_cannot_let_it_go_on(scene: Scene, admin: Person, eve: Person) -> None:
+    """He has a session of his own in ZooKeeper, where users may change records: the gate stands open again, for a moment."""
+    work = _work(scene, eve)
+    _revoke(scene, admin, eve)
+    _held(work, work.waiting)
+    found = eve.zk.get(paths.sub(work.waiting)).result(60)
+    assert found is not None
+    open_again = forgeries.record(scene, work.waiting)
+    data = encode_record(type(open_again)(**{**_fields(open_again), "phase": Phase.OPEN, "reason": "", "reason_detail": ""}))
+    made = eve.commit(Set(paths.sub(work.waiting), data, found.version), Create(paths.gate(work.waiting)))
+    assert isinstance(made, Committed)
+    work.go.touch()
+    work.ends()
+    _held(work, work.waiting)
+    scene.outcomes(scene.submit())
+    assert scene.canary.read_text() == "ran\n" * 3
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def test_all_of_it_ends_when_the_operator_says_so_at_once_or_later(scene: Scene, admin: Person, eve: Person) -> None:
+    work = _work(scene, eve)
+    _revoke(scene, admin, eve)
+    _held(work, work.running)
+    _revoke(scene, admin, eve, RevokedWork.CANCEL)
+    assert work.ends() == [State.CANCELLED] * 2
+    [outcome] = scene.outcomes(work.waiting)
+    assert (outcome.state, outcome.reason) == (State.CANCELLED, Reason.REVOKED)
+    assert not scene.canary.exists()
+
+
+def test_what_runs_stands_still_until_the_operator_has_decided(scene: Scene, admin: Person, eve: Person) -> None:
+    work = _work(scene, eve)
+    _revoke(scene, admin, eve, RevokedWork.HOLD)
+    until("it stands still", lambda: _stands(work.beats))
+    _held(work, work.waiting)
+    _revoke(scene, admin, eve, RevokedWork.KEEP)
+    before = work.beats.stat().st_size
+    until("it goes on", lambda: work.beats.stat().st_size > before)
+    work.go.touch()
+    assert work.ends() == [State.COMPLETED] * 2
+
+
+def _stands(path: Path) -> bool:
+    before = path.stat().st_size
+    time.sleep(0.5)
+    return path.stat().st_size == before

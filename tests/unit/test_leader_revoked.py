@@ -1,0 +1,171 @@
+"""What a leader does with the work of a user whose key was revoked; a successor does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from rmgr.coord import join_ops, paths
+from rmgr.coord.multi import Delete, Gone, Multi
+from rmgr.coord.records import decode_record
+from rmgr.model.identity import Role
+from rmgr.model.joining import Revocation, RevokedWork
+from rmgr.model.node import InboxOrder, Order
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Condition, Dependency, Phase
+from tests.harness.leader_bench import Bench, committed
+
+EVES = Revocation(key_id="e" * 32, name="eve", role=Role.USER, by="admin", since_us=1, reason="left", work=RevokedWork.KEEP)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    one = Bench()
+    yield one
+    one.close()
+
+
+def revoke(bench: Bench, record: Revocation = EVES) -> None:
+    committed(bench.outside, join_ops.revoke(record))
+    bench.advance(1.0)
+
+
+def change(bench: Bench, work: RevokedWork) -> None:
+    found = bench.outside.get(paths.revoked(EVES.key_id)).result(60)
+    assert found is not None
+    old = decode_record(found.data, Revocation)
+    committed(bench.outside, join_ops.change_revoked(replace(old, work=work, before=old.work), found.version))
+    bench.advance(1.0)
+
+
+def shown(bench: Bench, number: int) -> tuple[Phase, str]:
+    record = bench.look.sub(number)
+    assert record is not None
+    return record.phase, record.reason
+
+
+def orders(bench: Bench, node: str = "n1") -> list[tuple[Order, int]]:
+    found = []
+    for name in bench.look.names(paths.inbox_node(node)):
+        stamped = bench.outside.get(paths.inbox(node, name)).result(60)
+        assert stamped is not None
+        order = decode_record(stamped.data, InboxOrder)
+        found.append((order.order, order.submission))
+    return found
+
+
+BARRED = (Phase.HELD, Reason.REVOKED)
+
+
+def test_what_he_had_submitted_is_held_and_others_work_is_not(bench: Bench) -> None:
+    bench.lead()
+    mine, others = bench.submitter.submit(4, user="eve"), bench.submitter.submit(4, user="ann")
+    revoke(bench)
+    assert (shown(bench, mine), shown(bench, others)) == (BARRED, (Phase.OPEN, ""))
+    assert {key.submission for key in bench.look.held()} == {mine}
+    assert {key.submission for key in bench.look.pending()} == {others}
+    assert orders(bench) == []
+
+
+def test_a_leader_that_comes_later_does_it_too(bench: Bench) -> None:
+    number = bench.submitter.submit(4, user="eve")
+    committed(bench.outside, join_ops.revoke(EVES))
+    bench.lead()
+    bench.advance(1.0)
+    assert shown(bench, number) == BARRED
+
+
+def test_what_is_submitted_with_new_credentials_is_not_touched(bench: Bench) -> None:
+    bench.lead()
+    revoke(bench)
+    number = bench.submitter.submit(4, user="eve")
+    bench.advance(5.0)
+    assert shown(bench, number) == (Phase.OPEN, "")
+
+
+def test_one_of_several_keys_holds_nothing(bench: Bench) -> None:
+    bench.lead()
+    number = bench.submitter.submit(4, user="eve")
+    revoke(bench, replace(EVES, others=True))
+    assert shown(bench, number) == (Phase.OPEN, "")
+
+
+def test_a_node_of_that_name_is_no_user(bench: Bench) -> None:
+    bench.lead()
+    number = bench.submitter.submit(4, user="eve")
+    revoke(bench, replace(EVES, role=Role.STARTER, work=""))
+    assert shown(bench, number) == (Phase.OPEN, "")
+
+
+@pytest.mark.parametrize("reason", [Reason.USER_HOLD, Reason.DEPENDENCY])
+def test_what_was_held_for_another_reason_is_held_for_this_one_and_stays_so(bench: Bench, reason: Reason) -> None:
+    bench.lead()
+    first = bench.submitter.submit(1, user="ann")
+    after = (Dependency(condition=Condition.OK, submission=first),)
+    number = bench.submitter.submit(4, user="eve", held=True, phase=Phase.HELD, reason=reason, after=after)
+    revoke(bench)
+    assert shown(bench, number) == BARRED
+    bench.run_all(bench.starter("n1"))
+    bench.advance(5.0)
+    assert shown(bench, number) == BARRED
+
+
+def test_released_by_whomever_it_is_held_again(bench: Bench) -> None:
+    bench.lead()
+    number = bench.submitter.submit(4, user="eve")
+    revoke(bench)
+    bench.submitter.change(number, gate=True, phase=Phase.OPEN, reason="")
+    bench.advance(1.0)
+    assert shown(bench, number) == BARRED
+    assert bench.outside.stat(paths.gate(number)).result(60) is None
+
+
+def test_what_fails_waits_aside(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(1, user="eve", retries=3)
+    key = starter.claim("n1")
+    revoke(bench)
+    starter.fail("n1", key, reason=Reason.EXIT_CODE, exit_code=1)
+    bench.advance(60.0)
+    assert [key.submission for key in bench.look.held()] == [number]
+    assert bench.look.pending() == []
+
+
+def test_cancelled_all_of_it_ends_also_when_that_is_said_later(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(8, user="eve")
+    starter.claim("n1")
+    revoke(bench)
+    assert shown(bench, number) == BARRED
+    change(bench, RevokedWork.CANCEL)
+    assert shown(bench, number) == (Phase.CANCELLED, Reason.REVOKED)
+    assert {outcome.state for outcome in bench.look.outcomes(number).values()} == {State.CANCELLED}
+    assert orders(bench) == [(Order.CANCEL, number)]
+
+
+def test_held_what_runs_stands_still_until_something_else_is_said(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    others = bench.submitter.submit(4, user="ann")
+    starter.claim("n1")
+    number = bench.submitter.submit(8, user="eve")
+    starter.claim("n1")
+    revoke(bench, replace(EVES, work=RevokedWork.HOLD))
+    assert orders(bench) == [(Order.SUSPEND, number)]
+    for name in bench.look.names(paths.inbox_node("n1")):
+        committed(starter.coordinator, crossed_off(name))
+    bench.advance(20.0)
+    for name in bench.look.names(paths.inbox_node("n1")):
+        committed(starter.coordinator, crossed_off(name))
+    change(bench, RevokedWork.KEEP)
+    assert orders(bench) == [(Order.RESUME, number)]
+    assert shown(bench, others) == (Phase.OPEN, "")
+
+
+def crossed_off(name: str) -> Multi:
+    path = paths.inbox("n1", name)
+    return Multi(name="X", ops=(Delete(path),), proof=Gone(path))
