@@ -215,8 +215,7 @@ class _Session:
         except (StopIteration, grpc.RpcError):
             return
         check_version(hello.version)
-        least_s, most_s = _TIMEOUTS_S
-        timeout_s = min(most_s, max(least_s, hello.session_timeout_ms / 1000))
+        timeout_s = min(_TIMEOUTS_S[1], max(_TIMEOUTS_S[0], hello.session_timeout_ms / 1000))
         caller = caller_of(self._context)
         self._caller = replace(caller, claimed=hello.user) if caller.is_open else caller
         self._silence_s = timeout_s
@@ -255,9 +254,8 @@ class _Session:
         with self._moved:
             self._moved.notify_all()
         self._holds.close()
-        coordinator = self._coordinator
-        if coordinator is not None and close:
-            coordinator.close(timeout_s=2.0)
+        if self._coordinator is not None and close:
+            self._coordinator.close(timeout_s=2.0)
 
     def look(self, now: float) -> None:
         """Called now and then: cuts off whoever is silent, stalled, or without ZooKeeper."""
