@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,10 @@ def test_an_example_runs_and_its_schedule_is_valid(name: str, capsys: Captured) 
         assert answer["summary"]["migrations"] > 0
 
 
-def test_the_classes_of_the_example_are_those_of_the_paper() -> None:
-    assert load(str(EXAMPLES / "hpc2500.toml"), {}).queues == HPC2500
+def test_the_classes_of_the_example_are_those_of_the_paper_but_for_the_trigger_that_keeps_them_from_starving() -> None:
+    queues = load(str(EXAMPLES / "hpc2500.toml"), {}).queues
+    assert tuple(replace(queue, head_trigger=queue.name == "d512") for queue in queues) == HPC2500
+    assert {queue.name for queue in queues if queue.head_trigger} == {"s128", "d32", "d128", "d512"}
 
 
 def test_limits_and_shares_of_the_example_are_in_force() -> None:
