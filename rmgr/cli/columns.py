@@ -26,7 +26,7 @@ def tasks_done(job: JobView) -> str:
 def nodes_or_reason(job: JobView) -> str:
     """Slurm's last column: where it runs or ran, else why not in brackets."""
     if job.state in {State.RUNNING, State.COMPLETED, State.STARTING, State.SUSPENDED} and job.nodes:
-        return node_list(job.nodes)
+        return f"{node_list(job.nodes)} ({job.detail})" if job.state is State.STARTING and job.detail else node_list(job.nodes)
     told = str(job.reason) + (f": {job.detail}" if job.detail and job.reason else "")
     return f"({told})" if told else node_list(job.nodes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rmgr.cli.render import iso
@@ -23,6 +23,11 @@ from rmgr.model.views import (
 
 #: `counts` has these in this order, always all of them.
 COUNTED = tuple(str(s) for s in ("INITIAL", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED"))
+
+
+def counts(known: Mapping[str, int]) -> dict[str, int]:
+    """`counts`: who is placed and has not begun is counted with those that wait."""
+    return {name: known.get(name, 0) + (known.get(State.STARTING, 0) if name == State.INITIAL else 0) for name in COUNTED}
 
 
 def attempt(view: AttemptView) -> dict[str, Any]:
@@ -52,7 +57,7 @@ def job(view: JobView) -> dict[str, Any]:
         "started": iso(view.started_us),
         "ended": iso(view.ended_us),
         "exit_code": view.exit_code,
-        "counts": {name: view.counts.get(name, 0) for name in COUNTED},
+        "counts": counts(view.counts),
         "nodes": list(view.nodes),
         "detail": view.detail,
         "tasks": view.tasks,
@@ -96,7 +101,7 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
         "ended": iso(view.ended_us),
         "exit_code": view.exit_code,
         "attempts": [attempt(item) for item in view.attempts],
-        "counts": {name: int(name == view.state) for name in COUNTED},
+        "counts": counts({view.state: 1}),
         "nodes": [view.node] if view.node else [],
         "index": view.index,
         "attempt": view.attempt,
@@ -222,7 +227,7 @@ def status(view: StatusView) -> dict[str, Any]:
         "leader": leader(view.leader),
         "zookeeper": dict(view.zookeeper),
         "store": dict(view.store),
-        "counts": {name: view.counts.get(name, 0) for name in COUNTED},
+        "counts": counts(view.counts),
         "nodes": {"up": 0, "draining": 0, "fenced": 0, **view.nodes},
         "cluster_id": view.cluster_id,
         "problems": list(view.problems),
@@ -276,7 +281,7 @@ def history(view: JobView) -> dict[str, Any]:
         "nodes": list(view.nodes),
         "queue": view.queue,
         "tasks": view.tasks,
-        "counts": {name: view.counts.get(name, 0) for name in COUNTED},
+        "counts": counts(view.counts),
         "command": view.command,
         "account": view.account,
     }

@@ -135,7 +135,7 @@ def _with_story(session: Session, view: ExplainView, position: int | None) -> Ex
 
     from rmgr.coord.nowhere import CLAIM_WAS_GONE
 
-    if view.state not in {State.RUNNING, State.STOPPING}:
+    if view.state not in {State.RUNNING, State.STARTING, State.STOPPING}:
         return view
     number = int(view.id.partition("_")[0])
     try:

@@ -99,10 +99,7 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
         leader_alive=epoch_record is not None and epoch_record.candidate in watchdogs,
         watchdogs=len(watchdogs),
         submissions=submissions,
-        claimed=tuple(
-            ClaimedBlock(node=node, key=key, done=data.done, claimed_us=data.claimed_us, allocation=data.allocation, stopping=data.stopping)
-            for node, key, data in read_claimed(coordinator, [record.node for record in nodes], timeout_s=timeout_s)
-        ),
+        claimed=claimed_blocks(coordinator, [record.node for record in nodes], timeout_s=timeout_s),
         nodes={record.node: record for record in nodes},
         alive=frozenset(paths.entry_guid(name) for name in starters),
         drains={record.node: record for record in drains},
@@ -197,6 +194,35 @@ def read_claimed(
     return claimed
 
 
+def claimed_blocks(coordinator: Coordinator, nodes: Sequence[str], *, timeout_s: float = 10.0) -> tuple[ClaimedBlock, ...]:
+    """The same, of all submissions, as a snapshot has them."""
+    claimed = read_claimed(coordinator, nodes, timeout_s=timeout_s)
+    starting = read_starting(coordinator, claimed, timeout_s=timeout_s)
+    return tuple(
+        ClaimedBlock(
+            node=node,
+            key=key,
+            done=data.done,
+            claimed_us=data.claimed_us,
+            allocation=data.allocation,
+            stopping=data.stopping,
+            is_starting=(node, key) in starting,
+            awaits=data.awaits,
+        )
+        for node, key, data in claimed
+    )
+
+
+def read_starting(
+    coordinator: Coordinator, claimed: Iterable[tuple[str, BlockKey, BlockData]], *, timeout_s: float = 10.0
+) -> set[tuple[str, BlockKey]]:
+    """Placed jobs among them that have not begun: the order to start them stands. Cost: one list of each node that is a head."""
+    heads = sorted({node for node, _, data in claimed if data.allocation is not None})
+    lists = fetch_visible([paths.inbox_node(node) for node in heads], coordinator.children, timeout_s=timeout_s)
+    found = ((node, paths.parse_start_order(guid)) for node, guids in zip(heads, lists, strict=True) for guid in guids or ())
+    return {(node, key) for node, key in found if key is not None}
+
+
 def read_waiting(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> list[Waiting]:
     """Failed ranges of a submission that wait for the resubmit rule."""
     names = _awaited(coordinator.children(paths.failed(number), timeout_s=timeout_s), timeout_s) or []
@@ -220,11 +246,13 @@ def read_tasks(
     applied += [(fragment, tuple(outcomes_of(fragment, store))) for _, fragment in fragments]
     nodes = _awaited(coordinator.children(paths.NODES, timeout_s=timeout_s), timeout_s) or []
     claimed: list[Claimed] = read_claimed(coordinator, nodes, submission=number, timeout_s=timeout_s)
+    starting = read_starting(coordinator, claimed, timeout_s=timeout_s)
     return submission, task_views(
         submission,
         decode_record(tail.data, Tail, paths.tail(number)),
         fragments=applied,
         claimed=claimed,
+        starting=starting,
         waiting=read_waiting(coordinator, number, timeout_s=timeout_s),
         pending=_with_past(coordinator, submission, timeout_s),
         first=first,

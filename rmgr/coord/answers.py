@@ -14,6 +14,7 @@ from rmgr.coord.node_answers import allowed_whys, nobody_up, room_whys
 from rmgr.coord.placing_answers import (
     FAILED,
     REASONS,
+    awaited,
     failed_policies,
     first_routes,
     first_waits,
@@ -46,7 +47,10 @@ def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBl
     state = moving_state(overall_state(submission, progress, running), claimed)
     counts = state_counts(submission, progress, running)
     counts[State.SUSPENDED] = suspended = sum(block.is_suspended for block in claimed)
-    counts[State.RUNNING] -= suspended
+    starting = sum(block.is_starting for block in claimed)
+    counts[State.RUNNING] -= suspended + starting
+    if state is State.STARTING and progress.final:
+        state = State.RUNNING
     claimed_at = min((block.claimed_us for block in claimed if block.claimed_us), default=0)
     reason, detail = submission.reason, submission.reason_detail
     if not reason and state is State.INITIAL:
@@ -57,6 +61,9 @@ def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBl
         reason = progress.reason
     elif state is State.STOPPING:
         detail = claimed[0].stopping
+    elif state is State.STARTING:
+        detail = awaited(claimed[0])
+        claimed_at = 0
     return JobView(
         id=submission.id,
         name=submission.name,
@@ -69,7 +76,7 @@ def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBl
         started_us=claimed_at if progress.first_started_us is None else progress.first_started_us,
         ended_us=(submission.closed_us if progress.last_ended_us is None else progress.last_ended_us) if state.is_final else 0,
         exit_code=progress.exit_code,
-        counts={str(kind): counts[kind] for kind in COUNTED},
+        counts={str(kind): counts[kind] for kind in COUNTED} | ({str(State.STARTING): starting} if starting else {}),
         nodes=tuple(dict.fromkeys([node for block in claimed for node in block.nodes] or progress.nodes)),
         tasks=progress.total,
         priority=submission.priority,
@@ -296,7 +303,7 @@ def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Exp
         return ExplainView(id=shown, state=final, reason="", why=why)
     if here is not None:
         why = (WhyView(what="node", id=here.node, detail=f"{_verb(here)} {', '.join(here.nodes)}, attempt {here.key.attempt}"),)
-        return ExplainView(id=shown, state=moving_state(State.RUNNING, [here]), reason="", why=(*why, *stop_whys([here])))
+        return ExplainView(id=shown, state=moving_state(State.RUNNING, [here]), reason="", why=(*why, *stop_whys([here], snapshot)))
     state = State.HELD if submission.phase is Phase.HELD else State.INITIAL
     if position in snapshot.nowhere.get(number, ()):
         return ExplainView(id=shown, state=state, reason=job.reason, why=(_nowhere(shown, 1),))
@@ -338,12 +345,12 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         why.append(WhyView(what="cancel", id=str(job.id), detail="cancelled; what still runs is being stopped"))
     if waiting := snapshot.waiting.get(job.id, 0):
         why.append(WhyView(what="backoff", id=str(job.id), detail=f"{waiting} tasks wait to run again after a failed attempt"))
-    if running := job.counts[State.RUNNING]:
+    if running := job.counts[State.RUNNING]:  # those that have not begun have words of their own
         told = "run on" if submission.rigid is not None else "are claimed by"
         why.append(WhyView(what="running", id=str(job.id), detail=f"{running} of {job.tasks} tasks {told} {', '.join(job.nodes)}"))
     if error := snapshot.aside.get(paths.sub(job.id)):
         why.append(WhyView(what="set aside", id=str(job.id), detail=f"the leader does nothing for it until it changes: {error}"))
-    why += stop_whys(_blocks(snapshot, job.id))
+    why += stop_whys(_blocks(snapshot, job.id), snapshot)
     if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
         why += health.store_whys(snapshot)
         queue = snapshot.settings.queue(submission.queue)
@@ -404,7 +411,7 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
 
 def _cap(submission: Submission, job: JobView) -> list[WhyView]:
     """Said while as many of its tasks run as it allows itself (`--array 1-9%2`)."""
-    if not submission.max_running or job.counts[State.RUNNING] < submission.max_running:
+    if not submission.max_running or job.counts[State.RUNNING] + job.counts.get(State.STARTING, 0) < submission.max_running:
         return []
     return [WhyView(what="limit", id=str(job.id), detail=f"at most {submission.max_running} of its tasks run at once")]
 

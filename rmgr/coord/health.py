@@ -140,7 +140,7 @@ def _waiting(snapshot: ClusterSnapshot, views: Sequence[NodeView], live: Iterabl
         submission = snapshot.submissions[job.id][0]
         count = job.counts[State.INITIAL] - snapshot.waiting.get(job.id, 0)
         queue = snapshot.settings.queue(submission.queue)
-        if count <= 0 or submission.phase is not Phase.OPEN or job.counts[State.RUNNING]:
+        if count <= 0 or submission.phase is not Phase.OPEN or job.counts[State.RUNNING] or job.counts.get(State.STARTING):
             continue
         if queue is None or queue.state == "stopped":
             stopped[submission.queue] += count

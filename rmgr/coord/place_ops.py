@@ -81,6 +81,7 @@ def assign_ops(job: Assigned) -> list[Op]:
         started=0,
         allocation=allocation,
         stopping="",
+        awaits="",
     )
     order = InboxOrder(order=Order.START, submission=key.submission, index=key.first, extra={"block": job.name})
     ops: list[Op] = [Check(paths.node(node), version) for node, version in job.fences]

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.model.node import NodeState
 from rmgr.model.placing import job_label
 from rmgr.model.queue import QueueSpec
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Submission
+from rmgr.model.units import utc
 from rmgr.model.views import FaultView, PlacedView, PolicyView, WhyView
 
 #: `PlacedView.state` beside "waiting" and "running".
@@ -39,17 +41,40 @@ def on_the_move(claimed: tuple[ClaimedBlock, ...], snapshot: ClusterSnapshot) ->
 
 
 def moving_state(state: State, claimed: Sequence[ClaimedBlock]) -> State:
-    """`state` of a submission, or what all of it that runs is doing just now: giving its nodes up, or standing still."""
+    """`state` of a submission, or what all of it that runs is doing just now: about to begin, giving its nodes up, or standing still."""
     if state is not State.RUNNING or not claimed:
         return state
     if all(block.is_suspended for block in claimed):
         return State.SUSPENDED
-    return State.STOPPING if all(block.stopping for block in claimed) else state
+    if all(block.stopping for block in claimed):
+        return State.STOPPING
+    return State.STARTING if all(block.is_starting for block in claimed) else state
 
 
-def stop_whys(blocks: Sequence[ClaimedBlock]) -> list[WhyView]:
-    """What is said of jobs that are giving their nodes up, or stand still."""
+def awaited(block: ClaimedBlock, snapshot: ClusterSnapshot | None = None) -> str:
+    """What a job that has not begun waits for, and since when. snapshot: tells which Starters are gone."""
+    since = f" since {utc(block.claimed_us)}" if block.claimed_us else ""
+    if snapshot is not None and (gone := [node for node in block.nodes if not _is_alive(snapshot, node)]):
+        return f"waits for {', '.join(gone)}{since}: no Starter answers there"
+    if block.awaits:
+        return f"waits for {block.awaits}{since}"
+    helpers = f", {', '.join(block.nodes[1:])} and its first instruction" if len(block.nodes) > 1 else ""
+    what = "" if helpers else " to begin it: what runs there ends first, or what it needs is on its way"
+    return f"waits for {block.node}{helpers}{what}{since}"
+
+
+def _is_alive(snapshot: ClusterSnapshot, node: str) -> bool:
+    record = snapshot.nodes.get(node)
+    return record is not None and record.guid in snapshot.alive and record.state is not NodeState.FENCED
+
+
+def stop_whys(blocks: Sequence[ClaimedBlock], snapshot: ClusterSnapshot | None = None) -> list[WhyView]:
+    """What is said of jobs that have not begun, are giving their nodes up, or stand still."""
     whys = []
+    starting = [block for block in blocks if block.is_starting and not block.stopping]
+    for block in starting[:_MOST]:
+        shown = job_label(block.key.submission, block.key.first)
+        whys.append(WhyView(what="starting", id=shown, detail=f"placed on {', '.join(block.nodes)}, {awaited(block, snapshot)}"))
     for block in blocks:
         shown, where = job_label(block.key.submission, block.key.first), ", ".join(block.nodes)
         if block.stopping:

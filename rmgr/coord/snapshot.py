@@ -18,7 +18,8 @@ from rmgr.model.views import PlacingView
 class ClaimedBlock:
     """A block under `/running/<node>`. done: bit i = task first + i is not running there (any more). allocation: of a placed job.
 
-    stopping: why that is giving its nodes up, "" = it is not. is_suspended: it stands still.
+    stopping: why that is giving its nodes up, "" = it is not. is_suspended: it stands still. is_starting: it has not begun; awaits: what it
+    waits for, as its Starter has written it down.
     """
 
     node: str
@@ -28,6 +29,8 @@ class ClaimedBlock:
     allocation: Allocation | None = None
     stopping: str = ""
     is_suspended: bool = False
+    is_starting: bool = False
+    awaits: str = ""
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from rmgr.model.array import parse_array
 from rmgr.model.block import BlockData, BlockKey, PastAttempt
@@ -25,6 +25,7 @@ def task_views(
     *,
     fragments: Iterable[Applied],
     claimed: Iterable[Claimed] = (),
+    starting: Collection[tuple[str, BlockKey]] = (),
     waiting: Iterable[Waiting] = (),
     pending: Iterable[tuple[BlockKey, BlockData]] = (),
     first: int = 0,
@@ -32,6 +33,7 @@ def task_views(
 ) -> list[TaskView]:
     """Tasks `first`.. (dense positions; at most `limit`, 0 = all) in order of position.
 
+    starting: (node, block) of claimed blocks that have not begun.
     The final outcome of a task is the first one committed for it. Cost: O(tasks + outcomes).
     """
     last = min(tail.next, first + limit) if limit else tail.next
@@ -49,7 +51,7 @@ def task_views(
     for node, key, data in claimed:
         for position in _within(key, shown):
             if position not in views and not data.done >> (position - key.first) & 1:
-                views[position] = _running(submission, node, key, data, position, number(position))
+                views[position] = _running(submission, node, key, data, position, number(position), is_starting=(node, key) in starting)
     for start, count, attempt, record in waiting:
         for position in range(max(start, first), min(start + count, last)):
             if position not in views:
@@ -127,9 +129,12 @@ def _ended(submission: Submission, fragment: Fragment, outcome: Outcome, number:
     )
 
 
-def _running(submission: Submission, node: str, key: BlockKey, data: BlockData, position: int, number: int) -> TaskView:
-    state = State.STOPPING if data.stopping else State.RUNNING
-    current = AttemptView(attempt=key.attempt, node=node, state=state, started_us=data.claimed_us)
+def _running(
+    submission: Submission, node: str, key: BlockKey, data: BlockData, position: int, number: int, *, is_starting: bool = False
+) -> TaskView:
+    state = State.STOPPING if data.stopping else State.STARTING if is_starting else State.RUNNING
+    began_us = 0 if state is State.STARTING else data.claimed_us
+    current = AttemptView(attempt=key.attempt, node=node, state=state, started_us=began_us)
     return TaskView(
         submission=submission.id,
         index=number,
@@ -138,7 +143,7 @@ def _running(submission: Submission, node: str, key: BlockKey, data: BlockData, 
         story=data.story,
         attempt=key.attempt,
         node=node,
-        started_us=data.claimed_us,
+        started_us=began_us,
         attempts=(*_past(data.past), current),
     )
 

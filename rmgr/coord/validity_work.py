@@ -342,6 +342,7 @@ BOOK.add(
     allocation=optional(BOOK.of(Allocation)),
     stopping=LINE,
     story=_STORY,
+    awaits=LINE,
 )
 BOOK.add(KeyedPayload, inputs=many(_KEY, LONG), outputs=many(_KEY, LONG), overwrite=flag, trust=many(text(255), LONG))
 BOOK.add(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmgr.adapters.rpc_auth import Caller
-from rmgr.client.snapshot import read_claimed
+from rmgr.client.snapshot import claimed_blocks
 from rmgr.coord import answers
 from rmgr.coord.health import with_part
 from rmgr.coord.placing_answers import on_the_move
@@ -168,14 +168,7 @@ class LeaderAnswering:
             if time.monotonic() - self._claimed[0] > CLAIMED_S:
                 started_s = time.monotonic()
                 names = self._require_leader().node_names
-                found = read_claimed(self._coordinator, names, timeout_s=ANSWER_S)
-                blocks = tuple(
-                    ClaimedBlock(
-                        node=node, key=key, done=data.done, claimed_us=data.claimed_us, allocation=data.allocation, stopping=data.stopping
-                    )
-                    for node, key, data in found
-                )
-                self._claimed = (started_s, blocks)
+                self._claimed = (started_s, claimed_blocks(self._coordinator, names, timeout_s=ANSWER_S))
             return self._claimed[1]
 
 

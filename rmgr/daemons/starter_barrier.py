@@ -19,7 +19,7 @@ from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_lookout import Lookouts, Promise
 from rmgr.errors import RmgrError
-from rmgr.model.block import BlockKey
+from rmgr.model.block import STORY_CHARS, BlockKey
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.runtime.failpoint import failpoint
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Pause before a helper that could not be asked is asked again.
 _PAUSE_S = 0.2
+#: A start that takes longer is told in the block: which nodes it waits for.
+_TELL_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -46,6 +48,8 @@ class _Barrier:
     lost: set[str] = field(default_factory=set)
     last: str = ""
     is_seated: bool = False  #: the head had its cores
+    tell_s: float = math.inf  #: when people are told next what it waits for
+    told: tuple[str, ...] = ()  #: the nodes that they were told of
 
 
 class Barriers:
@@ -66,7 +70,8 @@ class Barriers:
         now_s = time.monotonic()
         barrier = self._open.get(block.key)
         if barrier is None:
-            barrier = self._open[block.key] = _Barrier(block=block, end_s=now_s)
+            barrier = self._open[block.key] = _Barrier(block=block, end_s=now_s, tell_s=now_s + _TELL_S)
+            self._shared.after(_TELL_S, self._shared.wake)
             self._lookouts.begin(block)
         self._sit_down(block)
         if not barrier.is_seated:  # its time begins when its head has room: another job may still be giving that up
@@ -91,7 +96,22 @@ class Barriers:
             for helper in waiting:
                 if helper not in barrier.asked and now_s >= barrier.retry_s.get(helper, -math.inf):
                     self._ask(barrier, helper)
+            if now_s >= barrier.tell_s:
+                self._tell(barrier, waiting, now_s)
         return False
+
+    def _tell(self, barrier: _Barrier, waiting: list[str], now_s: float) -> None:
+        """Writes down which nodes the start waits for, whenever they are others, so that whoever leads can say it."""
+        block = barrier.block
+        awaited = tuple(waiting) if block.seat is not None else (block.node, *waiting)
+        barrier.tell_s = now_s + _TELL_S
+        if awaited == barrier.told:
+            return
+        barrier.told = awaited
+        parts = [f"{', '.join(waiting)} to say that its cores are free for it"] if waiting else []
+        parts += [f"cores of {block.node}"] if block.seat is None else []
+        last = f" ({' '.join(barrier.last.split())})" if barrier.last and waiting else ""
+        self._node.jobs.checkpoints.notes.tell(block, "", awaits=f"{' and '.join(parts) or 'its files'}{last}"[:STORY_CHARS])
 
     def promise_of(self, block: ClaimedBlock, helper: str) -> Promise | None:
         """What that node said when it was ready."""

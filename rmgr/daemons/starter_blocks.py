@@ -37,7 +37,7 @@ GATHER_S = 0.03
 #: Outcomes of tasks shorter than `SHORT_S` wait this long for others of a block that goes on.
 FEW_S, SHORT_S = 0.05, 0.01
 #: What never changes while a block runs, whatever its znode says when it is read again.
-_KEPT = ("function", "resubmit", "retries", "row", "keyed", "serial", "stopping", "story")
+_KEPT = ("function", "resubmit", "retries", "row", "keyed", "serial", "stopping", "story", "awaits")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -325,7 +325,7 @@ class ClaimedBlock:
         sent = self.sending
         assert sent is not None
         self.sending = None
-        kept = {name: getattr(self.data, name) for name in ("stopping", "story")} if self.is_placed else {}
+        kept = {name: getattr(self.data, name) for name in ("stopping", "story", "awaits")} if self.is_placed else {}
         self.data = msgspec.structs.replace(sent.data, **kept) if kept else sent.data
         self.version += 1
         return sent

@@ -46,11 +46,14 @@ class Notes:
     _waiting: dict[ClaimedBlock, deque[_Wish]] = field(default_factory=dict)
     _sent: dict[ClaimedBlock, _Wish] = field(default_factory=dict)
 
-    def tell(self, block: ClaimedBlock, words: str, *, orders: Sequence[str] = (), stopping: str | None = None) -> None:
-        """Adds to the story of a job; orders are crossed off with it. stopping: from now on, None = as it is."""
+    def tell(
+        self, block: ClaimedBlock, words: str, *, orders: Sequence[str] = (), stopping: str | None = None, awaits: str | None = None
+    ) -> None:
+        """Adds to the story of a job; orders are crossed off with it. stopping, awaits: from now on, None = as it is."""
         data = block.data
         story = (*data.story, words[:STORY_CHARS])[-MAX_STORY:] if words else data.story
-        block.data = msgspec.structs.replace(data, story=story, stopping=data.stopping if stopping is None else stopping)
+        stopping, awaits = data.stopping if stopping is None else stopping, data.awaits if awaits is None else awaits
+        block.data = msgspec.structs.replace(data, story=story, stopping=stopping, awaits=awaits)
         self._put(_Wish(block=block, orders=list(orders)))
 
     def give_up(self, block: ClaimedBlock, past: PastAttempt, words: str, orders: Sequence[str]) -> None:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 #: An unbroken watch is believed this long; then the inbox is listed again.
 _RESYNC_S = 20.0
 _FAILED_PAUSE_S = 0.5
-#: A START goes with the COMPLETE of its job; one whose job lasts longer than this goes by itself, so many with one commit.
+#: A START goes with the COMPLETE of its job; one whose job has run longer than this goes by itself, so many with one commit. While it
+#: stands the job is STARTING (`coord/placing_answers.py`).
 _START_S, _TOGETHER = 0.5, 50
 
 
@@ -105,6 +106,9 @@ class Orders:
                     due.append(active)
                 elif not active.crossing and active.starts not in blocks:
                     self._has_stray = True
+            for active in [active for active in self._starts.values() if self._has_not_begun(active, now_s)]:
+                del self._starts[active.starts]  # type: ignore[arg-type]  # in the order in which they come up again
+                active.since_s, self._starts[active.starts] = now_s, active  # type: ignore[index]
         starts = [active for active in due if active.starts is not None]
         for at in range(0, len(starts), _TOGETHER):
             self._cross_off(starts[at : at + _TOGETHER])
@@ -112,10 +116,16 @@ class Orders:
             if active.starts is None:
                 self._cross_off([active])
 
+    def _has_not_begun(self, active: _Active, now_s: float) -> bool:
+        """Its job is here, waits, and was last looked at long ago."""
+        block = self._node.blocks.get(active.starts) if active.starts is not None else None
+        return block is not None and bool(block.ready) and now_s >= active.since_s + _START_S
+
     def _is_due(self, active: _Active, now_s: float) -> bool:
         """It is to be crossed off by itself now."""
         node, submission = self._node, active.order.submission
-        if active.crossing or (active.starts in node.blocks and now_s < active.since_s + _START_S):
+        block = node.blocks.get(active.starts) if active.starts is not None else None
+        if active.crossing or (block is not None and (block.ready or now_s < active.since_s + _START_S)):
             return False
         if self._remaining(active.order) or node.puller.is_claiming(submission) or node.jobs.checkpoints.is_obeying(active.guid):
             return False

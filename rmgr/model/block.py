@@ -100,6 +100,7 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     change unique, so that they prove it. seal: the user's signature, None in an open cluster. allocation: where the leader
     has put a placed job (claimed blocks of place queues only). stopping: why its attempt is being given up, "" = it is not
     (such blocks only). story: what became of its checkpoints, for people, of all attempts; the last `MAX_STORY`.
+    awaits: of a placed job that has not begun: the nodes that its start waits for, and why; "" = nothing was said of it (such blocks only).
     """
 
     function: str = ""
@@ -122,6 +123,7 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     allocation: Allocation | None = None
     stopping: str = ""
     story: tuple[str, ...] = ()
+    awaits: str = ""
 
 
 class KeyedPayload(msgspec.Struct, frozen=True, array_like=True):

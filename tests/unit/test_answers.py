@@ -62,6 +62,27 @@ def test_a_job_counts_every_task_once():
     assert job.started_us == 100
 
 
+def test_a_placed_job_that_has_not_begun_is_starting_and_no_task_of_it_runs():
+    shares = (("n1", 1), ("n2", 1))
+    block = replace(claimed(count=1), allocation=Allocation(shares=shares, threads=1), is_starting=True, awaits="n2 to say so")
+    record = replace(SUB, rigid=Rigid(processes=2))
+    both = {"n1": NODE, "n2": replace(NODE, node="n2", guid="g2")}
+    facts = snapshot(
+        submissions={42: (record, progress(1))}, claimed=(block,), nodes=both, alive=frozenset({"g1", "g2"}), settings=ClusterSettings()
+    )
+    (job,) = jobs(facts)
+    assert (job.state, job.started_us, job.counts["RUNNING"], job.counts["STARTING"]) == (State.STARTING, 0, 0, 1)
+    assert job.detail == "waits for n2 to say so since 1970-01-01T00:00:00Z"
+    for position in (None, 0):
+        told = explain(facts, 42, position)
+        assert told.state is State.STARTING
+        assert [why.detail for why in told.why if why.what == "starting"] == [f"placed on n1, n2, {job.detail}"]
+    gone = explain(replace(facts, alive=frozenset({"g1"})), 42, 0)
+    assert "no Starter answers there" in gone.why[-1].detail
+    assert jobs(replace(facts, claimed=(replace(block, is_starting=False),)))[0].state is State.RUNNING
+    assert jobs(replace(facts, claimed=(replace(block, stopping="cancelled"),)))[0].state is State.STOPPING
+
+
 def test_ended_jobs_are_shown_when_asked_for():
     ended = snapshot(submissions={42: (SUB, progress(1, Outcome(index=0, elapsed_us=7)))}, claimed=())
     assert jobs(ended) == []
