@@ -92,16 +92,17 @@ def test_nothing_is_pulled_while_an_assigned_job_waits_for_room(rig: Rig, tmp_pa
     script = f"date +%s%N > {tmp_path}/job; while [ ! -e {tmp_path}/end ]; do sleep 0.02; done"
     number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
     job = put(rig, number, (("n1", 2),))
-    crossed_off(rig, job.guid)
     later = rig.submit(Command(argv=("sh", "-c", f"date +%s%N > {tmp_path}/later")), [b""] * 4)
-    end_s = time.monotonic() + 0.5
+    end_s = time.monotonic() + 1.2
     while time.monotonic() < end_s:  # one core is free all the time
+        assert rig.zk.stat(paths.inbox("n1", job.guid)).result(60) is not None, "it stands until the job begins"
         assert not (tmp_path / "job").exists()
         assert not (tmp_path / "later").exists()
         assert [key.submission for key in rig.running()] in ([first, number], [number, first])
         time.sleep(0.02)
     go.touch()
     wait_for((tmp_path / "job").exists, "the job to run")
+    crossed_off(rig, job.guid)
     assert [key.submission for key in rig.running()].count(later) == 0
     (tmp_path / "end").touch()
     for one in (first, number):
@@ -135,9 +136,10 @@ def test_a_job_that_has_not_started_goes_back_to_its_queue_when_the_node_is_drai
     wait_for((tmp_path / "s-0").exists, "the core in use")
     number = rig.submit(Command(argv=("true",)), queue="batch")
     place = waiting(rig, number).seq
-    crossed_off(rig, put(rig, number).guid)
+    job = put(rig, number)
     rig.write(paths.drain("n1"), Drain(node="n1", reason="repair", user="op", since_us=1))
     assert (waiting(rig, number).seq, waiting(rig, number).attempt) == (place, 1)
+    crossed_off(rig, job.guid)
     job = put(rig, number)  # and again when it is put there all the same
     crossed_off(rig, job.guid)
     assert waiting(rig, number).seq == place
