@@ -42,7 +42,12 @@ def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeReco
     rigid = draft.rigid
     if queue.dispatch is Dispatch.PLACE:
         rigid = rigid or Rigid()
-        check_nodes(_check_placed(request, rigid, draft, queue, settings, tasks), nodes)
+        needs = _check_placed(request, rigid, draft, queue, settings, tasks)
+        if chosen_classes(settings, queue.partition):
+            from rmgr.client.queue_classes import check_class
+
+            check_class(request, rigid, queue, settings)
+        check_nodes(needs, nodes)
     else:
         if rigid is not None:
             raise _needs_placing(rigid, queue, settings, draft.user)

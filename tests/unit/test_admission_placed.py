@@ -125,7 +125,7 @@ def test_without_a_place_queue_the_configuration_that_is_missing_is_told() -> No
 
 # -- where a policy chooses the class ----------------------------------------------------------------------------------------
 
-SMALL = {"name": "small", "max_cpus": 1}
+SMALL = {"name": "small", "max_cpus": 2}
 
 
 def choosing(
@@ -212,3 +212,21 @@ def test_what_the_limits_of_the_policy_file_never_let_run_is_refused(rigid: Rigi
     with pytest.raises(Infeasible) as caught:
         ask(rigid, settings=settings, **more)
     assert told in caught.value.message
+
+
+def test_what_no_queue_class_admits_is_refused_as_the_leader_would() -> None:
+    """Of processes and threads that were asked for, with -N and without; a queue with the name of a class is that class."""
+    classes = [{"name": "narrow", "max_cpus": 4, "max_processes": 4, "max_threads": 1}, {"name": "wide", "max_cpus": 6, "max_threads": 2}]
+    document = json.dumps({"stage": [{"policy": "queue_select"}], "queue": classes})
+    pipelines = (PipelineSpec(partition="default", document=document, name="mine"),)
+    settings = replace(SETTINGS, queues=(*SETTINGS.queues, placing("narrow")), pipelines=pipelines)
+    for nodes in (0, 2):
+        assert ask(Rigid(processes=4, nodes=nodes), settings=settings).queue == "batch"
+        assert ask(Rigid(processes=3, nodes=nodes), cores=2, settings=settings).queue == "batch"
+        with pytest.raises(Infeasible, match=r"no queue class .* admits 4 processes x 2 threads \(8 CPUs\)") as caught:
+            ask(Rigid(processes=4, nodes=nodes), cores=2, settings=settings)
+        assert "wide: CPUs <= 6, threads a process <= 2" in str(caught.value.hint)
+    with pytest.raises(Infeasible, match="3 processes x 2 threads"):
+        ask(Rigid(processes=3), cores=2, queue="narrow", settings=settings)
+    broken = replace(settings, pipelines=(replace(pipelines[0], document="{"),))
+    assert ask(Rigid(processes=4), cores=2, settings=broken).queue == "batch"  # nobody places there: status says so
