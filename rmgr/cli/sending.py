@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rmgr.cli.context import Session
     from rmgr.client.engine import Engine
     from rmgr.client.signing import Signer
+    from rmgr.client.values import Values
     from rmgr.coord.ops import Block
     from rmgr.coord.ports import Coordinator
     from rmgr.model.queue import ClusterSettings
@@ -263,7 +264,7 @@ def _send_by_engine(session: Session, record: Submission, draft: Draft, deadline
         return Sent(submission=lane.submission, tasks=known, created=False)
     try:
         if draft.work.options.outputs:
-            _claim_outputs(session, lane.number, lane.reign, draft)
+            _claim_outputs(session, engine.values, lane.number, lane.reign, draft)
         lane.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(draft.payloads))
         lane.complete()
         lane.flush(max(0.1, deadline_s - time.monotonic()))
@@ -276,8 +277,7 @@ def _send_by_engine(session: Session, record: Submission, draft: Draft, deadline
     return Sent(submission=lane.submission, tasks=draft.tasks, created=True)
 
 
-def _claim_outputs(session: Session, number: int, reign: str, draft: Draft) -> None:
-    from rmgr.client.values import Values
+def _claim_outputs(session: Session, values: Values, number: int, reign: str, draft: Draft) -> None:
     from rmgr.coord.keys import Pointer
 
     pointers = [
@@ -285,7 +285,7 @@ def _claim_outputs(session: Session, number: int, reign: str, draft: Draft) -> N
         for n, (key, _) in enumerate(draft.work.options.outputs)
         for position in range(draft.tasks)
     ]
-    Values(session.data_store(), session.coordinator()).claim_outputs(pointers, overwrite=False, timeout=session.left_s(30.0) or 30.0)
+    values.claim_outputs(pointers, overwrite=False, timeout=session.left_s(30.0) or 30.0)
 
 
 def output_key(pattern: str, record: Submission, number: int, position: int) -> str:
@@ -308,10 +308,16 @@ def _check_dependencies(session: Session, coordinator: Coordinator, draft: Submi
 
 
 def _check_inputs(session: Session, options: WorkOptions) -> None:
+    if not options.inputs:
+        return
+    from rmgr.cli.store_values import values_of
     from rmgr.coord import keys
+    from rmgr.coord.ownership import ANYBODY
 
+    values, wait_s = values_of(session, session.data_store()), session.left_s(30.0) or 30.0
     for key, _ in options.inputs:
-        if session.data_store().head(keys.named(key), timeout_s=session.left_s(30.0) or 30.0) is None:
+        values.check_input(key, trust=(ANYBODY,), timeout=wait_s)  # a file of bytes: nobody unpickles it
+        if session.data_store().head(keys.named(key), timeout_s=wait_s) is None:
             raise NotFound(
                 f"--input: there is no key {key!r} in the data store", hint=f"rmgr store put {key} FILE; rmgr store ls lists keys"
             )
@@ -322,15 +328,16 @@ def _check_outputs(session: Session, draft: Submission, tasks: int) -> None:
     command = draft.command
     if command is None or not command.output_files:
         return
-    from rmgr.client.values import Values
+    from rmgr.cli.store_values import values_of
 
-    values = Values(session.data_store(), session.coordinator())
+    values, wait_s = values_of(session, session.data_store(), session.coordinator()), session.left_s(30.0) or 30.0
     for key, _ in command.output_files:
         names = [output_key(key, draft, 0, position) for position in range(tasks if "%a" in key else 1)] if "%j" not in key else []
         if tasks > 1 and "%a" not in key:
             raise UsageError(f"--output: all {tasks} tasks would write the key {key!r}", hint="put %a (the array index) into the key")
         for name in names:
-            if values.exists(name, timeout=session.left_s(30.0) or 30.0):
+            values.check_mine(name, timeout=wait_s)
+            if values.exists(name, timeout=wait_s):
                 raise KeyExists(
                     f"--output: the key {name!r} exists already", hint=f"choose another key, or delete it: rmgr store rm {name}"
                 )

@@ -17,7 +17,7 @@ from rmgr.model.units import format_size
 if TYPE_CHECKING:
     from rmgr.cli.store_values import Entry
 
-EXITS = "0 ok, 2 usage, 3 no such key, 5 store unavailable, 6 --timeout ran out, 125 the stored value is damaged"
+EXITS = "0 ok, 2 usage, 3 no such key, 4 somebody else's, 5 store unavailable, 6 --timeout ran out, 125 the stored value is damaged"
 
 
 @command_group(

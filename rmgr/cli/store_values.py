@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rmgr.cli.context import Session
 from rmgr.cli.render import printable
 from rmgr.coord import keys
-from rmgr.coord.ports import Encoding, Note, Store
+from rmgr.coord.ports import Coordinator, Encoding, Note, Store
 from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def opened(session: Session) -> Iterator[Opened]:
     try:
         store = open_data_store(session)
         try:
-            yield Opened(store=store, timeout_s=timeout_s, locate=locate, values=_values(session, store))
+            yield Opened(store=store, timeout_s=timeout_s, locate=locate, values=values_of(session, store))
         finally:
             store.close()
     except StoreUnavailable:
@@ -111,12 +111,13 @@ def opened(session: Session) -> Iterator[Opened]:
         raise
 
 
-def _values(session: Session, store: Store) -> Values:
+def values_of(session: Session, store: Store, coordinator: Coordinator | None = None) -> Values:
+    """Values by name in `store`, with their owners in a secured cluster (then it asks ZooKeeper)."""
     from rmgr.client.values import Values
 
     credentials = session.credentials()
     if credentials is None:
-        return Values(store, None)
+        return Values(store, coordinator)
     from rmgr.adapters.trust import Trust
     from rmgr.client.secured import deeds_of
     from rmgr.client.signing import Signer

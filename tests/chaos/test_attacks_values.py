@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -418,3 +420,35 @@ def test_what_nobody_signed_is_nobodys_until_an_operator_gives_it_an_owner(town:
     assert town.hers.store.get(key) == b"old"
     with pytest.raises(PermissionDenied, match="belongs to ann"):
         town.his.store.get(key)
+
+
+# -- the shell ---------------------------------------------------------------------------------------------------------------------------
+
+
+def shell(town: Town, who: Person, *words: str, stdin: bytes = b"", code: int = 0) -> bytes:
+    """`rmgr WORDS` of a person."""
+    environment = os.environ | town.cluster.environment() | {"RMGR_SECURITY_DIR": who.config.security.dir}
+    command = [sys.executable, "-m", "rmgr.cli.main", *words]
+    done = subprocess.run(command, input=stdin, capture_output=True, env=environment, timeout=120, check=False)
+    assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_the_shell_asks_whose_values_are_and_shares_them(town: Town) -> None:
+    name = unique()
+    ann, mallory = town.ann, town.mallory
+    shell(town, ann, "store", "put", f"{name}/in", stdin=b"hers")
+    told = shell(town, mallory, "store", "get", f"{name}/in", code=4)
+    assert b"belongs to ann" in told
+    assert b"rmgr store share" in told
+    assert b"belongs to ann" in shell(town, mallory, "store", "put", f"{name}/in", "--value", "x", code=4)
+    assert b"belongs to ann" in shell(town, mallory, "submit", "--input", f"{name}/in=in.txt", "--", "true", code=4)
+    shell(town, ann, "store", "share", f"{name}/", "--with", "mallory")
+    listed = shell(town, mallory, "store", "shares", "--no-header").decode()
+    assert ["ann", "mallory", "read", f"{name}/*"] in [line.split() for line in listed.splitlines()]
+    words = ["--input", f"{name}/in=in.txt", "--output", f"{name}/out=o.txt", "--", "sh", "-c", "cp in.txt o.txt"]
+    shell(town, ann, "submit", "--wait", *words)
+    assert shell(town, mallory, "store", "get", f"{name}/out") == b"hers"
+    shell(town, ann, "store", "unshare", f"{name}/", "--with", "mallory")
+    assert b"belongs to ann" in shell(town, mallory, "store", "get", f"{name}/out", code=4)
+    assert town.hers.store.keys(f"{name}/") == [f"{name}/in", f"{name}/out"]
