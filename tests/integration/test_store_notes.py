@@ -1,0 +1,75 @@
+"""What lies beside a value (its note) is kept by every data store, and goes and changes with it in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.adapters.store_rules import CHUNK_BYTES
+from rmgr.adapters.stores import open_store
+from rmgr.coord.ports import About, Encoding, Store
+from rmgr.errors import UsageError
+from tests.harness.gateways import GatewayServer, OpenGate
+from tests.harness.store_adapters import ADAPTERS, Adapter, pattern, ready
+
+
+@pytest.fixture(params=sorted(ADAPTERS))
+def adapter(request: pytest.FixtureRequest) -> Adapter:
+    return ready(request)
+
+
+@pytest.fixture(params=["directly", "through a gateway"])
+def store(adapter: Adapter, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    with ExitStack() as opened:
+        made: Store = open_store(adapter.url(tmp_path), **adapter.options)
+        opened.callback(made.close)
+        if request.param != "directly":
+            server = GatewayServer(OpenGate(store=made))
+            opened.callback(server.stop)
+            made = GatewayStore(server.endpoint)
+            opened.callback(made.close)
+        yield made
+
+
+@pytest.mark.parametrize("size", [0, 1000, CHUNK_BYTES + 1, 5 * 2**20])
+def test_a_note_is_kept_beside_a_value_and_goes_with_it(store: Store, size: int) -> None:
+    value = pattern(size)
+    digest = sha256(value).digest()
+    store.put("name/a", value, encoding=Encoding.PICKLE, note=lambda found: b"note of " + found)
+    about = About(size, Encoding.PICKLE, digest, b"note of " + digest)
+    assert store.get_noted("name/a") == (value, about)
+    assert store.about("name/a") == about
+    assert store.about_many(["name/a", "name/b"]) == {"name/a": about}
+    assert store.head("name/a") == (size, Encoding.PICKLE)
+    assert store.get("name/a") == (value, Encoding.PICKLE)
+    assert store.get_many(["name/a"]) == {"name/a": (value, Encoding.PICKLE)}
+    assert b"".join(store.stream("name/a") or ()) == value
+    store.put("name/a", iter([value, b"x"]))
+    assert store.about("name/a") == About(size + 1, Encoding.RAW, sha256(value + b"x").digest(), b"")
+    assert store.get_noted("name/b") is None
+    assert store.about("name/b") is None
+
+
+def test_many_values_have_a_note_each(store: Store) -> None:
+    rows = [(f"name/{n}", b"%d" % n) for n in range(3)]
+    store.put_many(rows, notes=[b"", b"one", b"\x00two"])
+    found = store.about_many([key for key, _ in rows])
+    assert [found[key].note for key, _ in rows] == [b"", b"one", b"\x00two"]
+    with pytest.raises(UsageError):
+        store.put_many(rows, notes=[b"one"])
+
+
+def test_what_a_note_raises_leaves_the_old_value(store: Store) -> None:
+    def refuse(_digest: bytes) -> bytes:
+        raise UsageError("no")
+
+    store.put("name/a", b"old", note=b"old")
+    for value in (b"new", pattern(CHUNK_BYTES + 1)):
+        with pytest.raises(UsageError):
+            store.put("name/a", value, note=refuse)
+    assert store.get_noted("name/a") == (b"old", About(3, Encoding.RAW, sha256(b"old").digest(), b"old"))
