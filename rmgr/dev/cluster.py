@@ -364,7 +364,7 @@ class DevCluster:
 
     def _spawn(self, role: str, name: str, options: Sequence[str], more: Mapping[str, str]) -> int:
         log = self.log_file(name)
-        log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         argv = (sys.executable, "-m", "rmgr.cli.main", role, *options)
         variables = self.daemon_environment(role, name) | self._environment | dict(more)
         self._recipes[name] = recipe = Recipe(argv=argv, cwd=str(self.directory), log=str(log), variables=variables)

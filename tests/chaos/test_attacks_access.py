@@ -95,7 +95,7 @@ def test_a_server_listens_where_clients_come_and_nowhere_else(scene: Scene) -> N
 
 def test_znodes_transactions_and_logs_are_nobody_elses_to_read(scene: Scene) -> None:
     where = _server(scene).data_dir
-    for place in (where, where / "data"):
+    for place in (where, where / "data", scene.cluster.log_file("w1").parent):
         assert place.stat().st_mode & 0o077 == 0, place
     assert all(where in path.parents for path in (_server(scene).log_file, *where.rglob("log.*"), *where.rglob("snapshot.*")))
 
