@@ -40,6 +40,7 @@ _WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 #: Who called has gone meanwhile; and how long nobody is let in when descriptors have run out.
 _GONE = (BlockingIOError, InterruptedError, ConnectionError)
 _NO_ROOM_S = 1.0
+_AT_ONCE = 64
 #: A machine that is gone does not say so: after this idle time, then this often, so many times, it is asked (s, s, times).
 _IDLE_S, _PROBE_S, _PROBES = 60, 15, 4
 
@@ -202,7 +203,7 @@ class LineServer:
         self._greeting: dict[socket.socket, float] = {}  #: since when, the oldest first
         self._context = ServerContext(credentials) if credentials is not None else None
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._sock = socket.create_server(address, family=family, backlog=64)
+        self._sock = socket.create_server(address, family=family, backlog=512)
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
         loop.call(self._listen)
@@ -225,14 +226,19 @@ class LineServer:
             self._loop.register(self._sock.fileno(), selectors.EVENT_READ, self._accept)
 
     def _accept(self, _events: int) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except _GONE:
-            return
-        except OSError:  # no descriptor is left: who calls waits, instead of waking this thread all the time
-            self._loop.unregister(self._sock.fileno())
-            self._loop.later(_NO_ROOM_S, self._listen)
-            return
+        """Takes several at once: whoever floods fills the kernel's list, and who comes then waits for a second."""
+        for _ in range(_AT_ONCE):
+            try:
+                sock, _ = self._sock.accept()
+            except _GONE:
+                return
+            except OSError:  # no descriptor is left: who calls waits, instead of waking this thread all the time
+                self._loop.unregister(self._sock.fileno())
+                self._loop.later(_NO_ROOM_S, self._listen)
+                return
+            self._take(sock)
+
+    def _take(self, sock: socket.socket) -> None:
         if len(self._lines) >= MAX_LINES or not self._has_room():
             sock.close()
             return

@@ -20,7 +20,7 @@ from rmgr.adapters.zk_ops import Watch, to_stamped
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import SessionState
-from rmgr.errors import CoordinationUnavailable, NotConnected
+from rmgr.errors import CoordinationUnavailable, NotConnected, Throttled
 
 _POLL_S = 0.05
 
@@ -70,8 +70,9 @@ class GatewayCoordinator(SessionCoordinator):
         """Waits for a session. Raises as `connect`."""
         end_s = time.monotonic() + timeout_s
         while not self.wait_connected(min(_POLL_S, max(0.0, end_s - time.monotonic()))):
-            if self._link.refusal is not None:
-                raise self._link.refusal
+            refusal = self._link.refusal
+            if refusal is not None and (not isinstance(refusal, Throttled) or time.monotonic() >= end_s):
+                raise refusal
             if time.monotonic() >= end_s:
                 raise self._nobody(timeout_s)
 

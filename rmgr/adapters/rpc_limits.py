@@ -1,12 +1,15 @@
 """What each user takes of one server: counted here, compared with the settings, refused with a typed error that names the limit.
 
-Requests go through a bucket. While one user asks, it fills at the rate of the settings; while several do, they share what the
-server can bear, so that who asks little is served at once beside any number who flood. A client's session is slowed down (it is
-not read from, and TCP tells it so) before anything is refused; single calls are refused at once and tried again by clients.
+Requests go through a bucket. While the server has room, it fills at the rate of the settings, or of the user's part of what the
+server can bear. When so many ask that a part is less than what one busy person needs (`FLOOR_PER_S`), who asks for no more than that
+goes on as before, and who asks for more gets little for some seconds: that is what tells somebody at work from a flood. A client's
+session is slowed down (it is not read from, and TCP tells it so) before anything is refused; single calls are refused at once
+and tried again by clients.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -17,7 +20,12 @@ from rmgr.errors import LimitReached, QueueFull, Throttled
 from rmgr.model.limits import BOUND, UserLimits
 
 #: Requests a second that one server answers for all users together, while there are several.
-CAPACITY_PER_S = 3000.0
+CAPACITY_PER_S = 2000.0
+#: What one busy person needs; and which part of the capacity is left to those who ask for more, while that is too much, for how long.
+FLOOR_PER_S, FLOODS_PART, FLOOD_S = 150.0, 0.2, 10.0
+_LEAST_PER_S = 2.0
+#: Who has to wait so long asks for more than he gets.
+_LATE_S = 0.1
 #: A session waits for its turn at most so long; how much of its rate a user may ask for at once (s).
 PATIENCE_S, BURST_S = 1.0, 2.0
 #: Who has asked within this time shares the server; a user of whom nothing is held is forgotten after the second.
@@ -35,11 +43,13 @@ _SOON = frozenset({"requests_per_s", "calls", "held_bytes"})
 
 
 class _User:
-    __slots__ = ("balance", "filled_s", "held", "refused", "seen_s", "written")
+    __slots__ = ("balance", "filled_s", "flooded_s", "held", "lock", "refused", "seen_s", "written")
 
-    def __init__(self, balance: float, now_s: float) -> None:
-        self.balance = balance
+    def __init__(self, now_s: float) -> None:
+        self.lock = threading.Lock()
+        self.balance = math.inf  # until the first request: as much as he may have at once
         self.filled_s = self.seen_s = now_s
+        self.flooded_s = -math.inf
         self.held: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.written: dict[int, int] = {}  #: bytes by hour
@@ -49,7 +59,7 @@ class Bounds:
     """Args:
     limits: at first; `limits` may be replaced at any time. capacity_per_s: see `CAPACITY_PER_S`. clock: monotonic seconds.
 
-    Thread-safe. Cost of each call: about 2 us.
+    Thread-safe; users do not wait for one another. Cost of each call: about 2 us.
     """
 
     def __init__(
@@ -62,10 +72,11 @@ class Bounds:
         self.limits = limits or UserLimits()
         self._capacity_per_s = capacity_per_s
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what follows, but for what is in a _User
         self._users: dict[str, _User] = {}
-        self._totals: Counter[str] = Counter()
         self._places: dict[str, list[Shares]] = {}
+        self._totals: Counter[str] = Counter()  # about: as of the last count
+        self._holders: Counter[str] = Counter()
         self._active = 1
         self._counted_s = clock()
 
@@ -82,75 +93,98 @@ class Bounds:
     def _spend(self, user: str, cost: float, patience_s: float) -> float:
         limit = self.limits.requests_per_s
         now_s = self._clock()
-        with self._lock:
-            known = self._user(user, now_s)
+        if now_s - self._counted_s > _COUNT_S:
+            self._count(now_s)
+        known = self._user(user, now_s)
+        with known.lock:
             known.seen_s = now_s
             if not limit:
                 return 0.0
-            if now_s - self._counted_s > _COUNT_S:
-                self._count(now_s)
-            rate = float(limit) if self._active <= 1 else min(float(limit), max(1.0, self._capacity_per_s / self._active))
+            rate = self._rate(known, float(limit), now_s)
             known.balance = min(rate * BURST_S, known.balance + (now_s - known.filled_s) * rate)
             known.filled_s = now_s
             wait_s = max(0.0, (cost - known.balance) / rate)
-            if wait_s <= patience_s or (patience_s and cost > rate * patience_s and known.balance >= 0):
+            if wait_s <= patience_s or known.balance >= rate * min(BURST_S, 1.0):  # what costs more than can be saved up is paid later
                 known.balance -= cost
+                if wait_s > _LATE_S:
+                    known.flooded_s = now_s
                 return wait_s
             known.refused["requests_per_s"] += 1
-            shared = "" if self._active <= 1 else f"; {self._active} users share this server just now"
-        raise _error("requests_per_s", user, limit, shared)
+            known.flooded_s = now_s
+        raise _error("requests_per_s", user, limit, "" if self._active <= 1 else f"; {self._active} users share this server just now")
+
+    def _rate(self, known: _User, limit: float, now_s: float) -> float:
+        """Requests a second that he has now."""
+        part = self._capacity_per_s / self._active
+        if self._active <= 1 or part >= limit:
+            return limit
+        if part >= FLOOR_PER_S:
+            return part
+        if now_s - known.flooded_s < FLOOD_S:
+            return min(limit, max(_LEAST_PER_S, part * FLOODS_PART))
+        return min(limit, FLOOR_PER_S)
 
     def _count(self, now_s: float) -> None:
-        self._counted_s = now_s
-        self._active = sum(known.seen_s > now_s - _ACTIVE_S for known in self._users.values())
-        for user in [user for user, known in self._users.items() if known.seen_s < now_s - _FORGET_S and not known.held.total()]:
-            del self._users[user]
+        with self._lock:
+            self._counted_s = now_s
+            users = list(self._users.items())
+            self._active = max(1, sum(known.seen_s > now_s - _ACTIVE_S for _, known in users))
+            totals: Counter[str] = Counter()
+            holders: Counter[str] = Counter()
+            for user, known in users:
+                with known.lock:
+                    for name, amount in known.held.items():
+                        totals[name] += amount
+                        holders[name] += 1
+                    if known.seen_s < now_s - _FORGET_S and not known.held:
+                        self._users.pop(user, None)
+            self._totals, self._holders = totals, holders
 
     # -- what is held
 
     def take(self, name: str, user: str, amount: int = 1) -> None:
         """He holds so much more. Raises LimitReached."""
-        with self._lock:
-            known = self._user(user, self._clock())
+        known = self._user(user, self._clock())
+        with known.lock:
             limit = self._limit(name, known)
             if limit is None or known.held[name] + amount <= limit:
                 known.held[name] += amount
-                self._totals[name] += amount
                 return
             known.refused[name] += 1
         raise _error(name, user, limit)
 
     def hold(self, name: str, user: str, amount: int) -> None:
         """The same, come what may."""
-        with self._lock:
-            self._user(user, self._clock()).held[name] += amount
-            self._totals[name] += amount
+        known = self._user(user, self._clock())
+        with known.lock:
+            known.held[name] += amount
 
     def give_back(self, name: str, user: str, amount: int = 1) -> None:
         """What he took or held."""
-        with self._lock:
-            known = self._user(user, self._clock())
+        known = self._user(user, self._clock())
+        with known.lock:
             known.held[name] -= amount
-            self._totals[name] -= amount
             if known.held[name] <= 0:
                 del known.held[name]
 
     def has_room(self, name: str, user: str) -> bool:
         """He holds less than he may."""
-        with self._lock:
-            known = self._users.get(user)
-            limit = None if known is None else self._limit(name, known)
-            return known is None or limit is None or known.held[name] < limit
+        known = self._users.get(user)
+        if known is None:
+            return True
+        with known.lock:
+            limit = self._limit(name, known)
+            return limit is None or known.held[name] < limit
 
     def write(self, user: str, amount: int) -> None:
         """He writes so many bytes into the store, which count for a day. Raises LimitReached."""
         hour = int(self._clock() // _HOUR_S)
-        with self._lock:
-            known = self._user(user, self._clock())
+        known = self._user(user, self._clock())
+        with known.lock:
             for old in [old for old in known.written if old <= hour - _HOURS]:
                 known.held["store_bytes"] -= known.written.pop(old)
         self.take("store_bytes", user, amount)
-        with self._lock:
+        with known.lock:
             known.written[hour] = known.written.get(hour, 0) + amount
 
     def _limit(self, name: str, known: _User) -> int | None:
@@ -159,7 +193,7 @@ class Bounds:
         total = TOTALS.get(name)
         if total is None or self._totals[name] < total:
             return limit
-        part = total // max(1, sum(name in other.held for other in self._users.values()) + (name not in known.held))
+        part = total // max(1, self._holders[name] + (name not in known.held))
         return part if limit is None else min(part, limit)
 
     # -- places
@@ -172,8 +206,7 @@ class Bounds:
 
     def no_place(self, name: str, user: str, places: Shares, told: str = "") -> LimitReached | QueueFull:
         """Why he did not get one: he has what he may have, or all are taken (`told`)."""
-        with self._lock:
-            self._user(user, self._clock()).refused[name] += 1
+        self._refused(name, user)
         if places.taken(user) >= places.of_one and len(places) < places.most:
             return _error(name, user, places.of_one)
         return QueueFull(told or f"all {places.most} places for {BOUND[name].what} are taken", hint=BOUND[name].advice)
@@ -182,34 +215,43 @@ class Bounds:
 
     def refuse(self, name: str, user: str, limit: int) -> LimitReached:
         """Counts a refusal, and is the error of it."""
-        with self._lock:
-            self._user(user, self._clock()).refused[name] += 1
+        self._refused(name, user)
         return _error(name, user, limit)
 
     def used(self, user: str) -> dict[str, int]:
         """What he holds now, by bound."""
-        with self._lock:
-            known = self._users.get(user)
-            held = dict(known.held) if known is not None else {}
+        known = self._users.get(user)
+        held: dict[str, int] = {}
+        if known is not None:
+            with known.lock:
+                held = dict(known.held)
         for name, some in self._places.items():
             held[name] = sum(places.taken(user) for places in some)
         return held
 
     def refused(self, user: str) -> dict[str, int]:
         """What was refused to him since he was last forgotten (a minute without a request), by bound."""
-        with self._lock:
-            known = self._users.get(user)
-            return dict(known.refused) if known is not None else {}
+        known = self._users.get(user)
+        if known is None:
+            return {}
+        with known.lock:
+            return dict(known.refused)
 
     def users(self) -> list[str]:
         """Of whom anything is known."""
         with self._lock:
             return sorted(self._users)
 
+    def _refused(self, name: str, user: str) -> None:
+        known = self._user(user, self._clock())
+        with known.lock:
+            known.refused[name] += 1
+
     def _user(self, user: str, now_s: float) -> _User:
         known = self._users.get(user)
         if known is None:
-            known = self._users[user] = _User(self.limits.requests_per_s * BURST_S, now_s)
+            with self._lock:
+                known = self._users.setdefault(user, _User(now_s))
         return known
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 from rmgr.adapters.credentials import Credentials
@@ -12,10 +13,12 @@ from rmgr.adapters.rpc_use import Told, UseClient, UserUse
 from rmgr.daemons.limits_answers import wanted
 from rmgr.daemons.submitter_limits import ClusterUse
 from rmgr.daemons.submitter_routes import ClusterRoutes
-from rmgr.errors import Unavailable
+from rmgr.errors import Throttled, Unavailable
 from rmgr.model.identity import Role
 
 _ASK_S = 2.0
+#: Answers at once; and how long one takes for who asks too much.
+_AT_ONCE, _SLOW_S = 8, 0.2
 
 
 class LeaderAsk:
@@ -59,10 +62,18 @@ class GatewayUse:
         self._bounds = bounds
         self._cluster = cluster
         self._operators = tuple(operators)
+        self._room = threading.BoundedSemaphore(_AT_ONCE)
 
     def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> Told:
         """See `UseAnswers`."""
-        self._bounds.spend(caller.user)
+        with self._room:
+            try:
+                self._bounds.spend(caller.user)
+            except Throttled:  # whoever is refused may see why, slowly
+                time.sleep(_SLOW_S)
+            return self._told(users, fresh=fresh, caller=caller)
+
+    def _told(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> Told:
         names = wanted(users, caller, self._operators, lambda: sorted({*self._cluster.users(), *self._bounds.users()}))
         self._cluster.refresh(fresh=fresh)
         told = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.rpc_gateway_shares import Shares
-from rmgr.adapters.rpc_limits import BURST_S, CAPACITY_PER_S, TOTALS, Bounds
+from rmgr.adapters.rpc_limits import BURST_S, CAPACITY_PER_S, SESSION_COST, TOTALS, Bounds
 from rmgr.adapters.rpc_use import Told, UserUse
 from rmgr.audit_book import AuditBook
 from rmgr.cli.settings import parse_settings, to_document, to_toml
@@ -86,14 +86,14 @@ def test_a_user_alone_has_the_rate_of_the_settings_and_waits_beyond_it() -> None
     assert made.refused("ann")["requests_per_s"] == 2
 
 
-def test_many_who_flood_share_the_server_and_who_asks_little_is_served_at_once() -> None:
+def test_many_who_flood_get_little_and_who_works_beside_them_is_served_at_once() -> None:
     clock = Clock()
     made = bounds(clock, requests_per_s=5000)
     users = [f"m{at}" for at in range(100)]
     served = 0
-    for tenth in range(60):  # a second in which what was saved up is used, then five
+    for tenth in range(100):  # two seconds in which what was saved up is used, then eight
         clock.now_s += 0.1
-        served = served if tenth > 10 else 0
+        served = served if tenth > 20 else 0
         for user in users:
             for _ in range(50):
                 try:
@@ -101,11 +101,30 @@ def test_many_who_flood_share_the_server_and_who_asks_little_is_served_at_once()
                     served += 1
                 except Throttled:
                     break
-        assert made.wait_s("honest", 500) == 0.0
-    assert served / 5 < CAPACITY_PER_S * 1.2
+        if not tenth % 4:  # a submission every 0.4 s
+            made.spend("ann", SESSION_COST)
+            for _ in range(20):
+                assert made.wait_s("ann", 500) == 0.0
+    assert served / 8 < CAPACITY_PER_S / 3
     with pytest.raises(Throttled, match="101 users share this server"):
         for _ in range(100):
             made.spend("m7")
+
+
+def test_a_few_users_share_what_the_server_bears() -> None:
+    clock = Clock()
+    made = bounds(clock, requests_per_s=5000)
+    served = dict.fromkeys(("ann", "ben", "eve"), 0)
+    for _ in range(60):
+        clock.now_s += 0.1
+        for user in served:
+            for _ in range(600):
+                try:
+                    made.spend(user)
+                    served[user] += 1
+                except Throttled:
+                    break
+    assert all(5 * CAPACITY_PER_S / 3 < count < 10 * CAPACITY_PER_S for count in served.values())
 
 
 def test_a_request_of_many_bytes_counts_for_more_and_is_never_impossible() -> None:
@@ -144,8 +163,11 @@ def test_what_is_held_is_bounded_and_given_back() -> None:
 
 
 def test_all_together_hold_no_more_than_a_total_and_who_holds_little_goes_on() -> None:
-    made = bounds(held_bytes=0)
+    clock = Clock()
+    made = bounds(clock, held_bytes=0)
     made.hold("held_bytes", "m1", TOTALS["held_bytes"])
+    clock.now_s += 1
+    made.spend("m1")  # now and then it is counted
     assert not made.has_room("held_bytes", "m1")
     made.hold("held_bytes", "ann", 1000)
     assert made.has_room("held_bytes", "ann")

@@ -1,0 +1,192 @@
+"""One honest user beside many who flood the gateway: how long his `rmgr submit --wait -- true` takes, before and meanwhile.
+
+    python tests/bench/hostile.py [USERS] [ROUNDS] [PROCESSES] [WAY ...]
+
+Hostile users are threads of a few processes with the lowest priority (in life they burn other machines), each with a certificate of
+his own. Each does what he can, again and again: reads and watches without end, submissions that are never done, values, sessions that are
+opened and left, questions to the leader, requests that are refused, answers that are not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.rpc import LeaderClient
+from rmgr.adapters.rpc_gateway import GatewayCoordinator
+from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.client.submitting import submit
+from rmgr.coord import paths
+from rmgr.coord.multi import Delete, Exists, Multi
+from rmgr.dev.cluster import DevCluster
+from rmgr.errors import RmgrError
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.identity import Role
+from rmgr.model.submission import Command, Phase, Submission, Work
+from tests.harness.gateway_process import GatewayProcess
+
+WAYS = ("read", "read", "watch", "submit", "value", "session", "ask", "refused", "mixed", "mixed")
+
+
+def attack(way: str, gateway: str, leader: str, credentials: Credentials, end_s: float, counts: dict[str, int]) -> None:
+    """Until `end_s`. counts: what was asked, and what was refused."""
+    rng = random.Random(credentials.identity.name)
+    while time.monotonic() < end_s:
+        with contextlib.suppress(RmgrError, TimeoutError), GatewayCoordinator.connect(gateway, credentials=credentials) as coordinator:
+            turn(way if way != "mixed" else rng.choice(WAYS[:-2]), coordinator, gateway, leader, credentials, end_s, counts)
+            counts["sessions"] = counts.get("sessions", 0) + 1
+
+
+def turn(
+    way: str, coordinator: GatewayCoordinator, gateway: str, leader: str, credentials: Credentials, end_s: float, counts: dict[str, int]
+) -> None:
+    me = credentials.identity.name
+    until_s = min(end_s, time.monotonic() + (0.0 if way == "session" else 5.0))
+    flying: list[Future[Any]] = []
+    while time.monotonic() < until_s:
+        counts[way] = counts.get(way, 0) + 1
+        try:
+            if way == "read":
+                flying += [coordinator.children(paths.pending("default")) for _ in range(10)]
+                flying += [coordinator.get(paths.CONFIG) for _ in range(90)]
+            elif way == "watch":
+                flying += [coordinator.stat(f"/subs/0/{uuid.uuid4().int % 1000}/done/f-{at}", watch=_nothing) for at in range(100)]
+            elif way == "submit":
+                command = Command(argv=("true",))
+                draft = Submission(id=0, name="flood", user=me, queue="default", work=Work.COMMAND, command=command, phase=Phase.HELD)
+                submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 5, blocks=_blocks, tasks=50, complete=True)
+            elif way == "value":
+                store = GatewayStore(gateway, credentials=credentials)
+                try:
+                    store.put(f"name/{me}/{uuid.uuid4().hex}", os.urandom(100_000), timeout_s=5.0)
+                finally:
+                    store.close()
+            elif way == "ask":
+                with LeaderClient(leader, via=gateway, credentials=credentials) as client:
+                    for _ in range(20):
+                        client.jobs(ended=True)
+            elif way == "refused":
+                refused = Multi(name="FENCE", ops=(Delete(paths.node("n1")),), proof=Exists(paths.node("n1")))
+                flying += [coordinator.commit(refused) for _ in range(100)]
+        except RmgrError:
+            counts["refused"] = counts.get("refused", 0) + 1
+        for future in flying:
+            with contextlib.suppress(Exception):
+                future.result(5)
+                counts["answered"] = counts.get("answered", 0) + 1
+        flying.clear()
+
+
+def _nothing() -> None: ...
+
+
+def _blocks(number: int) -> list[tuple[BlockKey, BlockData]]:
+    key = BlockKey(priority=0, seq=NO_SEQ, submission=number, first=0, count=50, attempt=1, cores=1, memory_mib=0)
+    return [(key, BlockData(payloads=(b"x" * 200,) * 50))]
+
+
+def hostile(gateway: str, leader: str, seconds: float, ways: tuple[str, ...], bundles: list[str]) -> None:
+    """One process of attackers; prints what they did."""
+    os.nice(19)
+    counts: dict[str, int] = {}
+    end_s = time.monotonic() + seconds
+    threads = []
+    for at, bundle in enumerate(bundles):
+        words = (ways[(at + os.getpid()) % len(ways)], gateway, leader, Credentials.load(Path(bundle)), end_s, counts)
+        threads.append(threading.Thread(target=attack, args=words, daemon=True))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.1, end_s + 10 - time.monotonic()))
+    print(dict(sorted(counts.items())), flush=True)
+    os._exit(0)
+
+
+def rmgr(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "rmgr.cli.main", *words], env=environment, capture_output=True, text=True, check=False)
+
+
+def submits(environment: dict[str, str], rounds: int, end_s: float = float("inf")) -> list[float]:
+    """Seconds of each `rmgr submit --wait -- true`, one after the other."""
+    found = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        done = rmgr(environment, "submit", "--wait", "--", "true")
+        found.append(time.perf_counter() - began)
+        if done.returncode:
+            print("the honest user got", done.returncode, done.stderr[-300:], flush=True)
+        if time.monotonic() > end_s:
+            break
+    return found
+
+
+def told(name: str, found: list[float]) -> float:
+    ranked = sorted(found)
+    p99 = ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))]
+    ms = [seconds * 1e3 for seconds in (statistics.median(found), p99, ranked[-1])]
+    print(f"{name:<10}{len(found):>5} submissions   p50 {ms[0]:7.0f} ms   p99 {ms[1]:7.0f} ms   most {ms[2]:7.0f} ms", flush=True)
+    return p99
+
+
+def main(users: int, rounds: int, processes: int, ways: tuple[str, ...]) -> None:
+    with tempfile.TemporaryDirectory() as where:
+        cluster = DevCluster(Path(where) / "c", nodes=1, watchdogs=1, session_timeout_s=6.0, heap_mb=512, secured=True)
+        cluster.start()
+        security = cluster.security
+        assert security is not None
+        daemons = cluster.environment() | {"RMGR_SECURITY_DIR": str(security.bundle(Role.SUBMITTER, "gateway"))}
+        bundles = [str(security.bundle(Role.USER, f"m{at}")) for at in range(users)]
+        leader = cluster.snapshot().epoch.endpoint  # type: ignore[union-attr]
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
+        try:
+            with GatewayProcess(daemons, Path(where)) as gateway:
+                honest = kept | {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": str(security.bundle(Role.USER, "ann"))}
+                submits(honest, 5)
+                before = told("alone", submits(honest, rounds))
+                seconds = rounds * 1.5 + 10
+                words = [sys.executable, __file__, "hostile", gateway.endpoint, leader, str(seconds), ",".join(ways)]
+                children = [subprocess.Popen([*words, *bundles[at::processes]], env=kept) for at in range(processes)]
+                time.sleep(8)
+                pid = gateway._process.pid  # type: ignore[union-attr]
+                cpu, began = _cpu_s(pid), time.monotonic()
+                meanwhile = told(f"+{users}", submits(honest, rounds, began + seconds - 12))
+                print(f"gateway: {(_cpu_s(pid) - cpu) / (time.monotonic() - began) * 100:.0f} % of a core, {_rss_mib(pid)} MiB")
+                print(rmgr(honest, "limits").stdout)
+                for child in children:
+                    child.wait(60)
+                time.sleep(3)
+                told("after", submits(honest, rounds // 4))
+                print(f"p99 x{meanwhile / before:.2f}; gateway then: {_rss_mib(pid)} MiB; its log: {len(gateway.log()) / 1024:.0f} KiB")
+        finally:
+            cluster.stop()
+
+
+def _cpu_s(pid: int) -> float:
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rss_mib(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["hostile"]:
+        hostile(sys.argv[2], sys.argv[3], float(sys.argv[4]), tuple(sys.argv[5].split(",")), sys.argv[6:])
+    else:
+        given = [int(word) for word in sys.argv[1:4]]
+        main(*(given + [100, 60, 4][len(given) :]), tuple(sys.argv[4:]) or WAYS)
