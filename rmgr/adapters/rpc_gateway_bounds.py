@@ -15,6 +15,8 @@ from rmgr.errors import Throttled
 _ROOM_S = 3.0
 #: A request that is refused because there are too many of them takes so long, at least.
 _REFUSED_S = 0.1
+#: How long a session that is refused for its number waits, and how many do at once.
+_SLOW_S, _MOST_SLOW = 1.0, 32
 #: Messages that are smaller are bounded by their number alone.
 SMALL_BYTES = 256
 
@@ -43,6 +45,19 @@ def take_place(bounds: Bounds, places: Shares, caller: Caller, live: Callable[[]
         if places.take(user, _ROOM_S, is_operator=is_operator):
             return
     raise bounds.no_place("sessions", user, places, f"this gateway serves {places.most} clients already")
+
+
+class Tarpit:
+    """Who opens sessions too often waits for his refusal, some at once: each try costs a handshake."""
+
+    def __init__(self) -> None:
+        self._places = threading.BoundedSemaphore(_MOST_SLOW)
+
+    def hold(self, error: Exception, over: threading.Event) -> None:
+        """Waits a second, or until `over`, before a refusal of that kind is told."""
+        if isinstance(error, Throttled) and self._places.acquire(blocking=False):
+            over.wait(_SLOW_S)
+            self._places.release()
 
 
 class Booking:

@@ -21,7 +21,7 @@ from rmgr.adapters.rpc import fail
 from rmgr.adapters.rpc_auth import Caller, caller_of
 from rmgr.adapters.rpc_expel import expel
 from rmgr.adapters.rpc_gateway_answers import Commit, check_path, committed, made, name_pieces, refused
-from rmgr.adapters.rpc_gateway_bounds import SMALL_BYTES, Booking, take_place
+from rmgr.adapters.rpc_gateway_bounds import SMALL_BYTES, Booking, Tarpit, take_place
 from rmgr.adapters.rpc_gateway_convert import error_to, multi_from, outcome_to, stat_to, znode_to
 from rmgr.adapters.rpc_gateway_dial import VERSION, check_version
 from rmgr.adapters.rpc_limits import SESSION_COST, Bounds
@@ -50,8 +50,6 @@ _TIMEOUTS_S = (0.5, 60.0)
 _LOOK_S = 0.5
 #: What an answer is taken for until it is there: many long ones must not be under way at once.
 _ANSWER_BYTES = {"get": 4 * 1024, "children": 256 * 1024}
-#: Who opens sessions too often waits so long for his refusal, so many of them at once: each try costs a handshake.
-_SLOW_S, _MOST_SLOW = 1.0, 32
 #: How often a session that may hold no more looks whether its user's other ones have given room.
 _ROOM_LOOK_S = 0.2
 
@@ -112,7 +110,7 @@ class Sessions:
         self._bounds = bounds or Bounds()
         self._places = self._bounds.places("sessions", most)
         self._live: set[_Session] = set()
-        self._slow = threading.BoundedSemaphore(_MOST_SLOW)
+        self._tarpit = Tarpit()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._abandon = False
@@ -153,9 +151,7 @@ class Sessions:
             take_place(self._bounds, self._places, caller, lambda: list(self._live))
         except RmgrError as error:
             self._gate.count("refused", type(error).__name__)
-            if isinstance(error, Throttled) and self._slow.acquire(blocking=False):
-                self._stopping.wait(_SLOW_S)
-                self._slow.release()
+            self._tarpit.hold(error, self._stopping)
             fail(context, error)
         session = _Session(self._gate, context, self._bounds, caller.user)
         with self._lock:

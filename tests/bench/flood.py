@@ -1,6 +1,6 @@
 """One honest user beside many who flood the gateway: how long his `rmgr submit --wait -- true` takes, before and meanwhile.
 
-    python tests/bench/hostile.py [USERS] [ROUNDS] [PROCESSES] [WAY ...]
+    python tests/bench/flood.py [USERS] [ROUNDS] [PROCESSES] [WAY ...]
 
 Hostile users are threads of a few processes with the lowest priority (in life they burn other machines), each with a certificate of
 his own. Each does what he can, again and again: reads and watches without end, submissions that are never done, values, sessions that are
