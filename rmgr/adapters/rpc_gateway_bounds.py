@@ -17,6 +17,10 @@ _ROOM_S = 3.0
 _REFUSED_S = 0.1
 #: How long a session that is refused for its number waits, and how many do at once.
 _SLOW_S, _MOST_SLOW = 1.0, 32
+#: What an answer is taken for until it is there (bytes): many long ones must not be under way at once.
+ANSWER_BYTES = {"get": 4 * 1024, "children": 256 * 1024}
+#: How often a session that may hold no more looks whether its user's other ones have given room.
+ROOM_LOOK_S = 0.2
 #: Messages that are smaller are bounded by their number alone.
 SMALL_BYTES = 256
 

@@ -21,7 +21,7 @@ from rmgr.adapters.rpc import fail
 from rmgr.adapters.rpc_auth import Caller, caller_of
 from rmgr.adapters.rpc_expel import expel
 from rmgr.adapters.rpc_gateway_answers import Commit, check_path, committed, made, name_pieces, refused
-from rmgr.adapters.rpc_gateway_bounds import SMALL_BYTES, Booking, Tarpit, take_place
+from rmgr.adapters.rpc_gateway_bounds import ANSWER_BYTES, ROOM_LOOK_S, SMALL_BYTES, Booking, Tarpit, take_place
 from rmgr.adapters.rpc_gateway_convert import error_to, multi_from, outcome_to, stat_to, znode_to
 from rmgr.adapters.rpc_gateway_dial import VERSION, check_version
 from rmgr.adapters.rpc_limits import SESSION_COST, Bounds
@@ -48,10 +48,6 @@ _BATCH_BYTES = 512 * 1024
 _LONGEST_S = 3600.0
 _TIMEOUTS_S = (0.5, 60.0)
 _LOOK_S = 0.5
-#: What an answer is taken for until it is there: many long ones must not be under way at once.
-_ANSWER_BYTES = {"get": 4 * 1024, "children": 256 * 1024}
-#: How often a session that may hold no more looks whether its user's other ones have given room.
-_ROOM_LOOK_S = 0.2
 
 
 class Gate(Protocol):
@@ -310,12 +306,12 @@ class _Session:
         kind = ask.WhichOneof("what") or ""
         size = ask.ByteSize()
         late = self._holds.wait_turn(size, self._over, self._pause)
-        size += _ANSWER_BYTES.get(kind, 0)
+        size += ANSWER_BYTES.get(kind, 0)
         with self._moved:
             if not self._has_room():
                 self._held_up = True
                 while not (self._over.is_set() or self._has_room()):
-                    self._moved.wait(_ROOM_LOOK_S)  # his other sessions give room, too
+                    self._moved.wait(ROOM_LOOK_S)  # his other sessions give room, too
                 self._held_up, self._heard_s = False, time.monotonic()
             self._asked += 1
             self._asked_bytes += size
