@@ -32,6 +32,7 @@ _FRAGMENT = Fragment(attempt=0)
 def submit(multi: Multi, known: Known) -> tuple[Multi, Submission, Tail]:
     """SUBMIT, with its record and its tail. Cost: 40 us, 5 us a block, 0.1 us an argument."""
     ids = op_at(multi, 0, Set)
+    require(ids.version >= 0, multi, 0, "it says when it has read the number")
     number = decode(ids.data, int, paths.IDS) - 1
     require(ids.path == paths.IDS and number == known.number(ids.version), multi, 0, "that is not the number that is due")
     make_bucket = op_at(multi, 2, Create).path == paths.subs_bucket(number)
@@ -118,6 +119,7 @@ def _grown(multi: Multi, known: Known) -> tuple[int, Facts, Tail, Tail, int]:
     """(number, facts, new tail, old tail, its version) of what begins with a change of the tail."""
     first = op_at(multi, 0, Set)
     number = submission_of(first.path, multi)
+    require(first.version >= 0, multi, 0, "it says which tail it has read")
     facts = known.facts(number)
     tail = decode(first.data, Tail, first.path)
     old = known.tail(number, first.version)

@@ -128,13 +128,16 @@ class Gateway:
         person = person_of(caller, self._operators)
         target = multi.ops[-1].path if multi.ops else ""
         with audited(self._log, person, multi.name, target):
-            others = submitter_rights.check_commit(person, multi, self._owner_of)
+            others: frozenset[str] = frozenset()
+            if multi.name != "SUBMIT":
+                others = submitter_rights.check_commit(person, multi, self._owner_of)
             try:
                 built = rebuild(multi, self._cluster.asked_by(caller))
             except Moved as moved:
                 return moved.conflict(multi)
-            if built.record is not None and built.tail is not None:
-                check_admitted(built.record, self._cluster.settings(), tasks=built.tail.next)
+            if built.record is not None:
+                submitter_rights.check_new(person, built.record)
+                check_admitted(built.record, self._cluster.settings(), tasks=built.tail.next if built.tail is not None else 0)
         if self._cluster_use is not None:
             self._cluster_use.check(person.name, built.multi)
         if not person.is_open and (others or multi.name in submitter_rights.OF_OPERATORS):

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from rmgr.coord import ops, paths
+from rmgr.coord import paths
 from rmgr.coord.multi import Check, Create, Delete, Multi, Op, Set
-from rmgr.coord.records import decode_record, encode_record
+from rmgr.coord.records import decode_record
 from rmgr.coord.rights import Person, check, check_operator
 from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.node import InboxOrder
@@ -124,6 +124,8 @@ def is_of_clients(multi: Multi) -> bool:
 def check_commit(person: Person, multi: Multi, owner_of: OwnerOf = nobody_knows) -> frozenset[str]:
     """Raises PermissionDenied unless `person` may commit `multi` through a gateway; returns whose work it changes, but for his own.
 
+    Of submissions that are there; of a new one `check_new` asks.
+
     Cost: O(operations), and what `owner_of` costs for each submission that it touches.
     """
     if not is_of_clients(multi):
@@ -136,11 +138,10 @@ def check_commit(person: Person, multi: Multi, owner_of: OwnerOf = nobody_knows)
     if multi.name == "ASK" and any(_is_about_a_node(op) for op in multi.ops):
         check_operator(person, "emptying a node")
         return frozenset()
-    made = _check_submit(person, multi) if multi.name == "SUBMIT" else None
     others: set[str] = set()
     for op in multi.ops:
         number = submission_of(op)
-        if number is None or number == made:
+        if number is None:
             continue
         owner = owner_of(number)
         check(person, number, owner)
@@ -155,26 +156,10 @@ def _is_about_a_node(op: Op) -> bool:
     return isinstance(op, Create) and decode_record(op.data, AnyRequest, op.path).kind == StopKind.VACATE
 
 
-def _check_submit(person: Person, multi: Multi) -> int:
-    """The number of a new submission, which is the caller's own in every respect."""
-    records = [op for op in multi.ops if isinstance(op, Create) and place_of(op.path) is Place.RECORD]
-    if len(records) != 1:
-        raise PermissionDenied("SUBMIT: it makes exactly one submission")
-    record = decode_record(records[0].data, Submission, records[0].path)
-    if record.user != person.name or paths.sub(record.id) != records[0].path:
+def check_new(person: Person, record: Submission) -> None:
+    """A new submission, which was built anew and so is one in every respect, is the caller's own. Raises PermissionDenied."""
+    if not person.is_open and record.user != person.name:
         raise PermissionDenied(f"SUBMIT: {person.name} cannot submit for {record.user}", hint="work belongs to whoever submits it")
-    for op in multi.ops:
-        fine = True
-        match op, place_of(op.path):
-            case Create(), Place.TOKEN:
-                fine = op.path == paths.token(ops.token_digest(person.name, record.token)) and op.data == encode_record(record.id)
-            case Set(), Place.IDS:
-                fine = op.data == encode_record(record.id + 1)
-            case Create(), Place.BUCKET:
-                fine = op.path == paths.subs_bucket(record.id)
-        if not fine:
-            raise PermissionDenied(f"SUBMIT: {op.path} is not what a submission of {person.name} needs")
-    return record.id
 
 
 def _check_record(op: Op, number: int, owner: str | None) -> None:
