@@ -27,6 +27,13 @@ _STAMP = 64
 _ROW = re.compile(r"args/(\d{10})/\d{10}/[0-9a-f]{64}", re.ASCII)
 _OUTCOME_ENDS = {(State.CANCELLED, Reason.USER_CANCEL), (State.FAILED, Reason.OUTPUT_EXISTS)}
 _FRAGMENT = Fragment(attempt=0)
+#: Fields of a block that its user decides; the others are at their defaults until somebody has taken it.
+_OF_USER = frozenset({"function", "resubmit", "retries", "base", "payloads", "row", "keyed", "serial", "seal"})
+_UNTOUCHED = tuple(
+    (name, default)
+    for name, default in zip(BlockData.__struct_fields__, BlockData.__struct_defaults__, strict=True)
+    if name not in _OF_USER
+)
 
 
 def submit(multi: Multi, known: Known) -> tuple[Multi, Submission, Tail]:
@@ -152,9 +159,9 @@ def _check_block(multi: Multi, at: int, key: BlockKey, data: BlockData, number: 
     told = (facts.priority, facts.cores, facts.memory_mib, 1)
     require(asked == told, multi, at, f"(priority, cores, MiB, attempt) are {asked}, its submission says {told}")
     require(1 <= key.count <= (1 if facts.is_placed else MAX_TASKS), multi, at, f"{key.count} tasks are no block")
-    require(data.allocation is None, multi, at, "an allocation is given by the leader alone")
-    counted = data.losses or data.failures or data.done or data.incarnation or data.started or data.claimed_us
-    require(not (counted or data.past or data.stamp or data.stopping or data.story), multi, at, "nothing has happened to a new block")
+    for name, untouched in _UNTOUCHED:
+        if getattr(data, name) != untouched:
+            raise unlike(multi, at, f"{name} is said by the leader and by Starters alone, and of a new block not yet")
     if data.payloads:
         require(not data.row and data.base == key.first and len(data.payloads) == key.count, multi, at, "an argument for each task")
     else:

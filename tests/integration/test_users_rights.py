@@ -209,6 +209,9 @@ def test_the_python_api_works_with_the_users_own_rights(connections: dict[str, C
         future = pool.submit(pow, 2, 2)
         assert future.cancel() or future.result(60) == 4
     anna.store.put("rights/shared", b"value", overwrite=True)
+    with pytest.raises(PermissionDenied, match="anna"):
+        ben.store.get("rights/shared")
+    anna.store.share("rights/shared", "ben")
     assert ben.store.get("rights/shared") == b"value"
     assert anna.store.delete("rights/shared")
 
