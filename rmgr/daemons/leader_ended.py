@@ -15,6 +15,7 @@ from rmgr.coord.ended import BUCKET, Ended
 from rmgr.coord.multi import Committed, Outcome, Stamped
 from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_follow import Followed
 from rmgr.runtime.failpoint import failpoint
 
 #: How long ends are gathered, and how long to wait after a commit that met another one.
@@ -37,6 +38,7 @@ class EndedKeeper:
         self._floor = 0  #: no directory below this one is there, as it was when this reign began
         self._new: dict[int, set[int]] = {}  #: by directory: to be written
         self._waiting: dict[int, list[Callable[[bool], None]]] = {}  #: by directory: told when what stood in `_new` was written
+        self._told: set[int] = set()
         self._timer = False
         self._raising = False
 
@@ -47,6 +49,15 @@ class EndedKeeper:
     def holds(self, number: int) -> bool:
         """It is written down that the submission has ended, as far as this leader knows."""
         return number // BUCKET < self._below or ended.holds(self._bits.get(number // BUCKET, b""), number)
+
+    def is_put_back(self, followed: Followed) -> bool:
+        """What ended was closed: somebody has written its record again, and nothing is done for it. (It would change its history.)"""
+        if followed.is_closed or not self.holds(followed.number):
+            return False
+        if followed.number not in self._told:
+            self._told.add(followed.number)
+            self._desk.log.warning("ended_submission_put_back", submission=followed.number, epoch=self._desk.epoch)
+        return True
 
     def note(self, number: int) -> None:
         """It has ended: that is written down soon. Cost: 1 us."""
@@ -189,9 +200,7 @@ class EndedKeeper:
 
     def _absent(self, bucket: int, given: int, names: list[str] | None) -> None:
         present = {int(name) for name in names or () if _is_number(name)}
-        lacking = ended.absent(bucket, present, given)
-        if lacking:
-            self._desk.get(paths.ended(bucket), partial(self._on_lacking, bucket, lacking))
+        self._desk.get(paths.ended(bucket), partial(self._on_lacking, bucket, ended.absent(bucket, present, given)))
 
     def _on_lacking(self, bucket: int, lacking: list[int], found: Stamped | None) -> None:
         if found is not None:

@@ -272,6 +272,8 @@ class SubmissionKeeper:
     def _consider(self, followed: Followed) -> None:
         submission = followed.submission
         assert submission is not None
+        if self._ended.is_put_back(followed):
+            return
         alive = submission.owner in self.owners
         urgent = bool(submission.max_running or self._dependents.get(followed.number))
         followed.set_pace(EAGER_S if urgent or not alive else LAZY_S)

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.coord import ended, paths
+from rmgr.coord import ended, keys, paths
 from rmgr.coord.ended import BUCKET, Ended
 from rmgr.coord.multi import Create, Delete, Exists, Gone, Holds, Multi, Set
-from rmgr.coord.records import decode_record, encode_record
+from rmgr.coord.records import decode_record, encode_fragment, encode_record
+from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.queue import ClusterSettings
-from rmgr.model.submission import Phase, Submission, Work
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Submission, Tail, Work
 from tests.harness.leader_bench import Bench, committed
 
 RETENTION_S = 3600.0
@@ -96,6 +98,31 @@ def test_a_number_that_nobody_was_given_is_not_marked_whatever_its_record_says(b
     committed(bench.outside, Multi(name="X", ops=ops, proof=Exists(paths.sub(500))))
     bench.advance(5.0)
     assert not ended.holds(bits(bench), 500)
+
+
+def test_what_is_put_back_changes_no_history(bench: Bench) -> None:
+    """Neither under the leader that has seen it end, nor under its successor."""
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(1)
+    found = bench.outside.get(paths.sub(number)).result(60)
+    assert found is not None
+    bench.run_all(starter)
+    bench.advance(RETENTION_S + 60)
+    history = bench.store.get(keys.history(number))
+    assert history is not None
+    tail = encode_record(Tail(next=1, complete=True))
+    ops = (Create(paths.sub(number), found.data), Create(paths.tail(number), tail), *map(Create, (paths.done(number), paths.failed(number))))
+    false = encode_fragment(Fragment(outcomes=(Outcome(index=0, state=State.FAILED, reason=Reason.UNTRUSTED),)))
+    committed(bench.outside, Multi(name="X", ops=ops, proof=Exists(paths.sub(number))))
+    committed(bench.outside, Multi(name="X", ops=(Create(paths.fragment(number, 0), false),), proof=Exists(paths.fragment(number, 0))))
+    bench.advance(60.0)
+    assert bench.phase(number) is Phase.OPEN
+    bench.lead(bench.connect())
+    bench.advance(60.0)
+    assert bench.phase(number) is Phase.OPEN
+    assert bench.store.get(keys.history(number)) == history
+    assert [line["submission"] for line in bench.log if line["event"] == "ended_submission_put_back"] == [number, number]
 
 
 def test_when_a_directory_is_over_one_number_says_so(bench: Bench) -> None:
