@@ -112,7 +112,8 @@ def test_what_is_put_back_changes_no_history(bench: Bench) -> None:
     history = bench.store.get(keys.history(number))
     assert history is not None
     tail = encode_record(Tail(next=1, complete=True))
-    ops = (Create(paths.sub(number), found.data), Create(paths.tail(number), tail), *map(Create, (paths.done(number), paths.failed(number))))
+    places = (Create(paths.done(number)), Create(paths.failed(number)))
+    ops = (Create(paths.sub(number), found.data), Create(paths.tail(number), tail), *places)
     false = encode_fragment(Fragment(outcomes=(Outcome(index=0, state=State.FAILED, reason=Reason.UNTRUSTED),)))
     committed(bench.outside, Multi(name="X", ops=ops, proof=Exists(paths.sub(number))))
     committed(bench.outside, Multi(name="X", ops=(Create(paths.fragment(number, 0), false),), proof=Exists(paths.fragment(number, 0))))
