@@ -5,6 +5,7 @@ Level-triggered: `get` answers what is here, or None and sees to it that it come
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
@@ -24,7 +25,7 @@ from rmgr.daemons.starter_arguments import Arguments, read_arguments
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_room import Room
 from rmgr.daemons.starter_uploads import Uploads
-from rmgr.errors import DataLost, NotFound, PermissionDenied, RowGone, ValueTooLarge
+from rmgr.errors import DataLost, NotFound, PermissionDenied, RowGone, UsageError, ValueTooLarge
 from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
 from rmgr.runner.kernel import NODE_TROUBLE
@@ -40,6 +41,10 @@ _KEEP_BYTES = 1024 * 1024 * 1024
 #: What was asked for within this time stays, whatever its size: work that needs several large ones must find them together.
 _RECENT_S = 60.0
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
+
+
+#: What the names of files cause, which users choose: no node is to blame for them.
+_OF_NAMES = frozenset({errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EILSEQ, errno.ENOTEMPTY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,8 @@ class Failure:
     @classmethod
     def of(cls, error: Exception, words: str) -> Failure:
         """What `error` means for the work; `words` are shown to its user."""
-        theirs = isinstance(error, PermissionDenied | DataLost | NotFound | ValueTooLarge)
+        theirs = isinstance(error, PermissionDenied | DataLost | NotFound | ValueTooLarge | UsageError | ValueError)
+        theirs = theirs or (isinstance(error, OSError) and error.errno in _OF_NAMES)
         gone, refused = isinstance(error, RowGone), isinstance(error, PermissionDenied)
         return cls(reason_of(error), words, blames_node=not theirs, is_final=gone, is_refusal=refused)
 

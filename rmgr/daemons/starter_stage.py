@@ -35,7 +35,7 @@ from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
 from rmgr.daemons.starter_room import GivenUpError, NoRoom, Share, Wish, disk_bytes, on_disk
 from rmgr.daemons.starter_uploads import Uploads
-from rmgr.errors import NotFound, PermissionDenied, RmgrError
+from rmgr.errors import NotFound, PermissionDenied, RmgrError, UsageError
 from rmgr.model.block import BlockKey
 from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
 from rmgr.model.submission import Command
@@ -48,6 +48,8 @@ _INLINE_INPUT = 256 * 1024
 _PATIENCE_S = 1.0
 #: A task without room asks again when some was given back, and after this long: what was given back meanwhile was not counted.
 _ASK_AGAIN_S = 1.0
+#: Bytes of one step of a file's name, and of all (what is above it is ours).
+_MAX_STEP, _MAX_NAME = 255, 3000
 #: A full room is logged this often at most.
 _TOLD_S = 60.0
 
@@ -324,7 +326,7 @@ class Stager:
             try:
                 for found_in, size, (key, name) in zip(rows, sizes, command.input_files, strict=True):  # first: no upload's link is there
                     target = inside(directory, name)
-                    target.parent.mkdir(parents=True, exist_ok=True)
+                    _make_way(directory, target, name)
                     share.making(size)
                     _to_file(store, key, found_in, str(target), share)
                 for upload, one in zip(command.uploads, kept, strict=True):
@@ -425,8 +427,23 @@ def inside(directory: Path, name: str) -> Path:
     return target
 
 
+def _make_way(directory: Path, target: Path, name: str) -> None:
+    """Makes the directories on the way to a file. Raises: UsageError for a name that no file can have here."""
+    steps = target.relative_to(directory).parts
+    if not steps or "\0" in name or len(os.fsencode(name)) > _MAX_NAME or any(len(os.fsencode(step)) > _MAX_STEP for step in steps):
+        raise UsageError(f"no file can have the name {name[:80]!r} ({len(name)} characters)")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"the input file {name[:80]!r} lies below another input file") from None
+    if target.is_dir():
+        raise UsageError(f"the input file {name[:80]!r} has the name of a directory with other input files")
+
+
 def _plain(name: str) -> str:
-    """The name of an upload: one step below the work directory. Raises: PermissionDenied."""
+    """The name of an upload: one step below the work directory. Raises: PermissionDenied, UsageError."""
+    if len(os.fsencode(name)) > _MAX_STEP:
+        raise UsageError(f"no file can have the name {name[:80]!r} ({len(name)} characters)")
     if name in {"", ".", ".."} or "/" in name or "\0" in name:
         raise PermissionDenied(f"the upload has the name {name!r}, which is no file name")
     return name

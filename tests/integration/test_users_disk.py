@@ -12,6 +12,7 @@ import pytest
 
 from rmgr.adapters.accounts import Account
 from rmgr.adapters.zk import ZkCoordinator
+from rmgr.coord import keys
 from rmgr.daemons import starter, starter_use
 from rmgr.daemons.starter_accounts import Policy
 from rmgr.dev.zookeeper import ZooKeeperServer
@@ -105,3 +106,17 @@ def test_names_fill_a_disk_too(rig: Rig, anna: Account) -> None:
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.state, outcome.reason) == (State.FAILED, Reason.DISK_LIMIT)
     assert "files here, and may have 3000" in outcome.error
+
+
+def test_names_that_no_file_can_have_put_no_node_out_of_service(rig: Rig, anna: Account) -> None:
+    rig.store.put(keys.named("in/x"), b"x")
+    data = rig.upload(b"uploaded")
+    inputs = [("n" * 300,), ("n" * 301,), ("a", "a/b"), ("c", "c/d/e"), ("d/" * 2100 + "f",), ("f\0",)]
+    works = [sh("true", input_files=tuple(("in/x", name) for name in names)) for names in inputs]
+    works += [sh("true", uploads=(Upload(name=name, sha256=data),)) for name in ("u" * 300, "v" * 301)]
+    for work in works:
+        outcome = rig.outcomes(rig.submit(work, user=anna.name), 1)[0]
+        assert (outcome.state, outcome.reason) == (State.FAILED, Reason.START_FAILED), outcome.error
+    agent = rig.starters[0].agent()
+    assert agent.drains == {}, "nobody else is kept from the node"
+    assert agent.strikes.last == ""
