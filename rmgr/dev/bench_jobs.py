@@ -9,6 +9,8 @@ A job of four ranks is a script on two nodes (`-N 2 -n 4`). Its time runs from t
 line's own start is measured by `rmgr bench commands`) to the first instruction of the script on its first node, which is after the
 start barrier of both nodes; and to the first instruction of its last rank, started by `rmgr run` in the script. One at a time, on a
 cluster that does nothing else.
+
+A job that was promised the cores of others, beside pulled work: `bench_gaps.py`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from rmgr.client.ports import First, LanePort, TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.bench import Plan, Row, connected, percentile, row, zookeeper_counts
+from rmgr.dev.bench_gaps import Gaps
 from rmgr.dev.bench_tasks import no_op
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.live_workload import send
@@ -69,6 +72,7 @@ def jobs(plan: Plan) -> list[Row]:
             rows += bench.rates()
             if cores == _CORES[0]:
                 rows += bench.latencies()
+                rows += bench.gaps()
     return rows
 
 
@@ -138,9 +142,22 @@ class _Bench:
         cpu["client"] = time.process_time()
         return Used(cpu, *zookeeper_counts(self._cluster), time.monotonic())
 
-    def _draft(self, command: Command, **options: Any) -> Submission:
+    def gaps(self) -> list[Row]:
+        """See `bench_gaps`. The policy of the cluster is another afterwards."""
+
+        def begin(draft: Submission, count: int) -> None:
+            _add(self._engine.open(draft, Ends(count), timeout_s=30.0), count)
+
+        nodes = tuple(sorted(process.id for process in self._cluster.state.processes if process.role == "starter"))
+        setup = self._setup.replace("easy", "connection_reservation")
+        measured = Gaps(
+            self._plan, self._connection, self._directory, draft=self._draft, begin=begin, nodes=nodes, cores=self._cores, setup=setup
+        )
+        return measured.rows()
+
+    def _draft(self, command: Command, *, queue: str = _QUEUE, **options: Any) -> Submission:
         draft = draft_of(
-            Options(queue=_QUEUE, name="bench"),
+            Options(queue=queue, name="bench"),
             work=Work.COMMAND,
             command=command,
             user=self._engine.user,

@@ -25,6 +25,7 @@ def test_placed_jobs_are_counted_with_what_each_costs(
         assert row["rate"] > 0
         assert row["detail"]["in_all_us"] == pytest.approx(sum(row["detail"][f"{part}_us"] for part in parts))
         assert row["detail"]["transactions"] > 0.05
-    assert [row["unit"] for row in times] == ["ms"] * 4
-    first, _, last, _ = (row["rate"] for row in times)
+    assert [row["unit"] for row in times] == ["ms"] * 6
+    first, _, last, _, gap, _ = (row["rate"] for row in times)
+    assert gap > 0
     assert 0 < first < last
