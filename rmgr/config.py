@@ -63,12 +63,16 @@ class ClusterConfig:
         return hosts, f"/{path.rstrip('/')}" if slash and path.strip("/") else DEFAULT_CHROOT
 
 
+#: Nodes that one Starter may stand for: their records, inboxes and its entry are registered by one commit.
+MAX_NODES = 60
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarterConfig:
     """A Starter (section [starter])."""
 
     node: str = ""  #: default: the host name
-    nodes: int = 1  #: virtual nodes that this process stands for
+    nodes: int = 1  #: virtual nodes that this process stands for, at most `MAX_NODES`
     cores: int = 0  #: 0 = all of the machine
     memory_bytes: int = 0  #: 0 = all of the machine
     partition: str = "default"

@@ -13,6 +13,7 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.params import DURATION, RESOURCE, SIZE, one_of
+from rmgr.config import MAX_NODES
 from rmgr.runner import dispositions
 
 _EXITS = """\
@@ -65,7 +66,9 @@ def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
     exits=_EXITS,
 )
 @click.option("--node", metavar="NAME", help="name of the node  [host name]; of virtual nodes the prefix")
-@click.option("--nodes", type=click.IntRange(1, 1000), metavar="N", help="virtual nodes that this process stands for  [1]")
+@click.option(
+    "--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help=f"virtual nodes that this process stands for, at most {MAX_NODES}  [1]"
+)
 @click.option("--cores", "-c", type=click.IntRange(0), metavar="C", help="cores offered by each node  [0 = all of the machine]")
 @click.option("--mem", "memory_bytes", type=SIZE, metavar="SIZE", help="memory offered by each node  [0 = all of the machine]")
 @click.option("--partition", metavar="NAME", help="the set of nodes it belongs to  [default]")

@@ -75,8 +75,8 @@ class TaskQueue:
     def __init__(
         self,
         function: Callable[..., Any] | str,
-        *,
         cores: int = 1,
+        *,
         processes: int = 1,
         nodes: int = 0,
         launch: str = "",
@@ -219,8 +219,8 @@ class TaskQueue:
         self,
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
-        *,
         resubmit: bool | None = None,
+        *,
         retries: int | None = None,
         overwrite: bool | None = None,
         trust: str | Sequence[str] = (),
@@ -230,7 +230,7 @@ class TaskQueue:
         """One task in the keyed form: the function gets the values of its input keys, and returns one value per output key.
 
         Args:
-            inputs, outputs: keys in the data store (`Connection.store`).
+            inputs, outputs: keys in the data store (`Connection.store`). resubmit: it runs again after a loss, None = as the queue says.
             trust: users whose pickled values the task loads as inputs beside your own: that runs what they wrote, as you.
             overwrite: replace output keys that exist. block, timeout: when the queue is full (QueueFull).
         Returns: a future whose result is None; the values are under the output keys.

@@ -25,7 +25,7 @@ from rmgr.adapters.trust import Trust, publish
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import read_settings
 from rmgr.client.deeds import Deeds
-from rmgr.config import Config, StarterConfig
+from rmgr.config import MAX_NODES, Config, StarterConfig
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.daemons.limits_keeper import LimitsKeeper
 from rmgr.daemons.metrics_place import MetricsPlace
@@ -74,8 +74,6 @@ __all__ = ["run"]
 
 #: Longest turn of the loop before the process ends itself; registering waits, and reports progress while it does.
 STALL_S = 15.0
-#: Nodes of one process: their records, inboxes and the entry are registered in one multi.
-MAX_NODES = 60
 _META_WAIT_S = 30.0
 #: Stands for users who are in no group that the files of this machine name.
 _STRANGER = Account(name="others", uid=65534, gid=65534)

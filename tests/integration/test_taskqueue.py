@@ -144,6 +144,19 @@ def test_a_million_bytes_of_arguments_in_small_pieces(connection: Connection) ->
         assert sum(future.result(60) for future in queue.map(None, [bytes(1000)] * 1000)) == 1_000_000
 
 
+def test_the_program_of_the_paper_works_by_position(connection: Connection) -> None:
+    """Seed 003, section 2.2: a queue of a function and its cores; arrays of keys, and whether the task is run again."""
+    store, prefix = connection.store, f"tq/{time.time_ns()}"
+    store.put(f"{prefix}/in", 3)
+    with TaskQueue(lambda value: value + 1, 1, connection=connection) as queue:
+        queue.submit([f"{prefix}/in"], [f"{prefix}/out"], True)
+        counts, failed = queue.wait_all(timeout=60)
+    assert (counts["COMPLETED"], failed) == (1, [])
+    assert store.get(f"{prefix}/out") == 4
+    with pytest.raises(TypeError):
+        TaskQueue(len, 1, 2)  # type: ignore[misc]
+
+
 def test_values_by_key_go_through_the_data_store(connection: Connection) -> None:
     store = connection.store
     prefix = f"tq/{time.time_ns()}"
