@@ -186,9 +186,12 @@ def _said_again(coordinator: Coordinator, record: Revocation, work: RevokedWork 
     if found is None:
         raise StateConflict(f"{path} was there and is gone", hint="type the command again")
     old = decode_record(found.data, Revocation, path)
-    if work is None or old.work == work:
+    others = old.others and record.others  # a newer key of his has nothing to do with what was said then
+    changed = replace(old, others=others)
+    if work is not None and work != old.work:
+        changed = replace(changed, work=work.value, before=old.work)
+    if changed == old:
         return old
-    changed = replace(old, work=work.value, before=old.work, others=False)
     _commit(coordinator, join_ops.change_revoked(changed, found.version))
     return changed
 
