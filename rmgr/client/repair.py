@@ -20,7 +20,7 @@ from rmgr.coord.multi import Committed, Stamped, Stat
 from rmgr.coord.ports import Encoding, Store
 from rmgr.coord.records import decode_block, decode_failed, decode_keyed, decode_payloads
 from rmgr.coord.rules import Again, rule
-from rmgr.errors import RequestTooLarge, RmgrError, Unavailable
+from rmgr.errors import PermissionDenied, RequestTooLarge, RmgrError, Unavailable
 from rmgr.model.outcome import FailedRange
 from rmgr.model.states import LOSSES
 from rmgr.model.submission import Phase
@@ -179,6 +179,8 @@ class Repair:
             value = asked.result(0)
         except RmgrError as error:
             self._known.pop(name, None)
+            if isinstance(error, PermissionDenied):  # a gateway counts losses by other settings than those of a while ago
+                self._engine.io(self._engine.settings)
             if not isinstance(error, Unavailable):
                 _LOG.warning("resubmit_failed", extra={"path": name, "error": str(error)})
             self._engine.after(self._engine.jitter(1.0), self.look)

@@ -16,8 +16,8 @@ from rmgr.model.request import AnyRequest, CancelRequest, StopRequest
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Submission, Tail, Work
 
-#: Characters of a user's words in an outcome, in an order and in a request.
-_OUTCOME_WORDS, _WORDS = 120, 1000
+#: Characters of a user's words in an outcome, and of what makes the bytes of a tail unique.
+_WORDS, _STAMP = 120, 64
 
 
 # -- failed attempts, waiting tasks -----------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def take_out(multi: Multi, known: Known) -> Multi:
     inside = bool(indices) and indices == sorted(set(indices)) and key.first <= indices[0] and indices[-1] < key.end
     require(inside, multi, len(multi.ops) - 1, "it tells of tasks of that block, each once")
     why = outcomes[0].error
-    require(len(why) <= _OUTCOME_WORDS, multi, len(multi.ops) - 1, "too many words")
+    require(len(why) <= _WORDS, multi, len(multi.ops) - 1, "too many words")
     data = decode(known.read(gone.path, gone.version).data, BlockData, gone.path)
     fragment = leader_ops.no_outcome(State.CANCELLED, Reason.USER_CANCEL, indices, why)
     return ops.take_out(queue, key, data, gone.version, indices=indices, fragment=fragment, held=held)
@@ -101,7 +101,7 @@ def take_ownership(multi: Multi, known: Known) -> Multi:
     told, old, version = _record(multi, known)
     set_tail = op_at(multi, 1, Set)
     new = decode(set_tail.data, Tail, set_tail.path)
-    require(len(new.enqueued) <= _OUTCOME_WORDS, multi, 1, "its stamp is too long")
+    require(len(new.enqueued) <= _STAMP, multi, 1, "its stamp is too long")
     owner = guid_of(told.owner, multi)
     tail = owner_ops.taken_over(known.tail(old.id, set_tail.version), owner, new.enqueued)
     return owner_ops.take_ownership(replace(old, owner=owner), version, tail, set_tail.version)
@@ -127,7 +127,6 @@ def order(multi: Multi, _known: Known) -> Multi:
     what = decode(made.data, InboxOrder, made.path)
     require(what.order is Order.CANCEL and what.reason == Reason.USER_CANCEL, multi, 0, f"{what.order} is ordered by the leader alone")
     require(not (what.signal or what.extra) and what.index >= -1, multi, 0, "a cancel says which task, and why")
-    require(len(what.detail) <= _WORDS, multi, 0, "too many words")
     return leader_ops.order(node, guid_of(guid, multi), what)
 
 
@@ -141,7 +140,7 @@ def ask(multi: Multi, _known: Known) -> Multi:
     else:
         cancel = request = decode(made.data, CancelRequest, made.path)
         is_new = not (cancel.answered or cancel.ended or cancel.error)
-    require(is_new and len(request.detail) <= _WORDS, multi, 0, "the leader answers it")
+    require(is_new, multi, 0, "the leader answers it")
     return request_ops.ask(guid_of(made.path.rpartition("/")[2], multi), request)
 
 
