@@ -28,6 +28,7 @@ from rmgr.coord.multi import Committed, Create, Set
 from rmgr.coord.records import encode_record
 from rmgr.model.identity import Role
 from rmgr.model.joining import RevokedWork
+from rmgr.model.placing import Rigid
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Phase
 from tests.harness import forgeries
@@ -212,6 +213,26 @@ def test_what_waits_is_held_and_what_runs_goes_on(scene: Scene, admin: Person, e
     assert scene.outcomes(after)[0].state is State.COMPLETED
     assert scene.canary.read_text() == "ran\n"
     assert work.record(work.waiting).phase is Phase.HELD
+
+
+def test_so_it_is_with_placed_jobs(scene: Scene, admin: Person, eve: Person) -> None:
+    go, place = scene.directory / f"go-{unique()}", {"queue": "batch", "rigid": Rigid()}
+    beats = [scene.directory / f"beats-{unique()}" for _ in range(3)]
+    signer, numbers = scene.signer(eve), []
+    for at, beat in enumerate(beats):
+        script = f"touch {beat}; while [ ! -e {go} ]; do sleep 0.05; done; echo ran >> {scene.canary}"
+        numbers.append(scene.submit(signer=signer, command=Command(argv=("/bin/sh", "-c", script)), **place))
+        if at < 2:
+            until("it runs", beat.exists)
+    _revoke(scene, admin, eve)
+    for number in numbers:
+        until("it is held", lambda number=number: forgeries.record(scene, number).reason == Reason.REVOKED)
+    go.touch()
+    assert [scene.outcomes(number)[0].state for number in numbers[:2]] == [State.COMPLETED] * 2
+    scene.outcomes(scene.submit(**place))
+    assert scene.canary.read_text() == "ran\n" * 3
+    assert not beats[2].exists()
+    assert forgeries.record(scene, numbers[2]).phase is Phase.HELD
 
 
 def test_nothing_is_tried_again(scene: Scene, admin: Person, eve: Person) -> None:
