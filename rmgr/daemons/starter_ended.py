@@ -7,6 +7,7 @@ it. So a submission costs no reading of its own.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -37,7 +38,7 @@ class _Bucket:
     is_known: bool = False
     is_asking: bool = False
     has_fired: bool = False
-    used_s: float = 0.0
+    used_s: float = -math.inf  #: when the bits were asked for last
 
 
 class Endings:
