@@ -39,7 +39,7 @@ from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, dis
 from rmgr.daemons.starter_reopen import Reopening
 from rmgr.daemons.starter_shared import Shared
 from rmgr.daemons.starter_stage import Stager, inside
-from rmgr.errors import PermissionDenied, RmgrError, StoreUnavailable, ValueTooLarge
+from rmgr.errors import DataLost, PermissionDenied, RmgrError, StoreUnavailable, Unavailable
 from rmgr.log import audit
 from rmgr.model.block import PastAttempt
 from rmgr.model.frames import CommandEnd
@@ -389,7 +389,8 @@ class Ends:
             # A file that its user may not read, or has taken away, is no fault of the node.
             is_gone = isinstance(result, FileNotFoundError) and (ending.account is None or not os.path.lexists(ending.home))
             his = isinstance(result, OSError) and ending.account is not None and result.errno not in NODE_TROUBLE and not is_gone
-            ending.reason = Reason.BAD_OUTPUT if his or isinstance(result, ValueTooLarge) else Reason.NODE_LOST
+            his = his or (isinstance(result, RmgrError) and not isinstance(result, Unavailable | DataLost))  # nor is one that no store takes from him
+            ending.reason = Reason.BAD_OUTPUT if his else Reason.NODE_LOST
             ending.error = f"its output could not be stored: {what}"
             ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
             if is_gone:

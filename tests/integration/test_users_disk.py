@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rmgr.adapters import store_rules
 from rmgr.adapters.accounts import Account
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import keys
@@ -119,4 +120,15 @@ def test_names_that_no_file_can_have_put_no_node_out_of_service(rig: Rig, anna: 
         assert (outcome.state, outcome.reason) == (State.FAILED, Reason.START_FAILED), outcome.error
     agent = rig.starters[0].agent()
     assert agent.drains == {}, "nobody else is kept from the node"
+    assert agent.strikes.last == ""
+
+
+def test_outputs_that_no_store_takes_put_no_node_out_of_service(rig: Rig, anna: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_rules, "MAX_VALUE_BYTES", 4 * MIB)
+    for number in range(6):
+        work = sh(f"truncate -s {5 * MIB + number} out", output_files=((f"out/{number}", "out"),))
+        outcome = rig.outcomes(rig.submit(work, user=anna.name), 1)[0]
+        assert (outcome.state, outcome.reason) == (State.FAILED, Reason.BAD_OUTPUT), outcome.error
+    agent = rig.starters[0].agent()
+    assert agent.drains == {}
     assert agent.strikes.last == ""
