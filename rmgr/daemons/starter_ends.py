@@ -389,7 +389,7 @@ class Ends:
             # A file that its user may not read, or has taken away, is no fault of the node.
             is_gone = isinstance(result, FileNotFoundError) and (ending.account is None or not os.path.lexists(ending.home))
             his = isinstance(result, OSError) and ending.account is not None and result.errno not in NODE_TROUBLE and not is_gone
-            his = his or (isinstance(result, RmgrError) and not isinstance(result, Unavailable | DataLost))  # nor is one that no store takes from him
+            his = his or (isinstance(result, RmgrError) and not isinstance(result, Unavailable | DataLost))  # no store takes it from him
             ending.reason = Reason.BAD_OUTPUT if his else Reason.NODE_LOST
             ending.error = f"its output could not be stored: {what}"
             ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
