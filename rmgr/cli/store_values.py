@@ -151,12 +151,19 @@ def page(opened: Opened, prefix: str, *, after: str, limit: int | None) -> tuple
     for key in names(opened, prefix, after=after, limit=None if limit is None else limit + 1):
         if len(entries) == limit:
             return entries, entries[-1].key
-        about = opened.store.about(keys.named(key), timeout_s=opened.timeout_s)
-        if about is not None:  # else it was deleted just now
-            size = None if about.encoding is Encoding.POINTER else about.size
-            owner = opened.deeds.holder(opened.store, keys.named(key), about).owner if opened.deeds is not None else None
-            entries.append(Entry(key=key, size=size, kind=_KINDS[about.encoding], owner=owner))
+        head, owner = _head(opened, keys.named(key))
+        if head is not None:  # else it was deleted just now
+            size = None if head[1] is Encoding.POINTER else head[0]
+            entries.append(Entry(key=key, size=size, kind=_KINDS[head[1]], owner=owner))
     return entries, None
+
+
+def _head(opened: Opened, row: str) -> tuple[tuple[int, Encoding] | None, str | None]:
+    """Size and encoding, and the owner ("" = nobody; None: nobody asks)."""
+    if opened.deeds is None:
+        return opened.store.head(row, timeout_s=opened.timeout_s), None
+    about = opened.store.about(row, timeout_s=opened.timeout_s)
+    return (None, None) if about is None else (about[:2], opened.deeds.holder(opened.store, row, about).owner)
 
 
 def as_json(entry: Entry) -> dict[str, Any]:

@@ -172,6 +172,22 @@ def test_another_users_outputs_are_read_neither_by_key_nor_by_a_pointer(town: To
     assert "points to what belongs to ann" in str(failed)
 
 
+def test_another_users_unpublished_results_are_not_read_by_a_pointer(town: Town) -> None:
+    """Results without a key, too large for a fragment: ann's future has them, and nobody else."""
+    with TaskQueue(_large, connection=town.hers, name=unique()) as queue:
+        future = queue.submit_call(None)
+        assert future.result(60) == b"secret" * 5000
+        number, index = queue.id, future.index
+    evil = f"evil/{unique()}"
+    data = keys.encode_pointer(keys.Pointer(sub=number, index=index, n=0, by=""))
+    town.his.store.write_pointers([(keys.named(evil), data)])
+    with pytest.raises(DataLost, match="cannot be believed"):
+        town.his.store.get(evil)
+    failed = run(town.his, _size, [evil], [f"m/{unique()}"])
+    assert failed is not None
+    assert "cannot be believed" in str(failed)
+
+
 def test_a_deed_that_mallory_makes_for_anns_value_is_not_believed(town: Town) -> None:
     """He may write the file of the store: he puts his own deed, a copied one, and one in her name beside her bytes."""
     key, other = f"in/{unique()}", f"in/{unique()}"
