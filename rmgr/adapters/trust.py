@@ -57,6 +57,7 @@ class Trust:
         self._revoked: dict[str, int] | None = None  #: key id -> transaction of its revocation; None: not read yet
         self._names: dict[str, tuple[str, int]] = {}  #: key id -> whose it was, and until which transaction
         self._reading = False
+        self._since_s: dict[str, float] = {}  #: key id -> when it was revoked (wall clock)
         self._again = False  #: they changed while they were being read
         self._read_s = -math.inf  #: when the list of revocations was asked for that `_revoked` is (monotonic)
 
@@ -78,19 +79,21 @@ class Trust:
         self._refresh()
         return name if zxid < until else ""
 
-    def look(self, key_id: str, *, at_s: float, zxid: int = 0) -> Certified | str | None:
+    def look(self, key_id: str, *, at_s: float, zxid: int = 0, dated: bool = False) -> Certified | str | None:
         """Whose key it is, why it is not to be believed, or None: the answer is on its way. Never waits.
 
         Args:
             at_s: when the certificate must have been valid (wall clock).
             zxid: transaction that committed what it signed; a revocation after it does not matter. 0: it does.
+            dated: neither does one after at_s, which whoever holds the key could have chosen.
         """
         with self._lock:
             revoked, known = self._revoked, self._here.get(key_id)
+            since_s = self._since_s.get(key_id, -math.inf)
         self._refresh()
         if revoked is None:
             return None
-        if key_id in revoked and not 0 < zxid < revoked[key_id]:
+        if key_id in revoked and not 0 < zxid < revoked[key_id] and not (dated and at_s < since_s):
             return f"the key {key_id} was revoked"
         if known is None or (isinstance(known, tuple) and time.monotonic() > known[0]):
             self._ask(key_id)
@@ -102,10 +105,10 @@ class Trust:
             return f"the certificate of {who.role} {who.name} was not valid then"
         return known
 
-    def find(self, key_id: str, *, at_s: float, zxid: int = 0, timeout_s: float = 10.0) -> Certified | str:
+    def find(self, key_id: str, *, at_s: float, zxid: int = 0, dated: bool = False, timeout_s: float = 10.0) -> Certified | str:
         """As `look`, and waits for the answer. Raises: CoordinationUnavailable."""
         deadline_s = time.monotonic() + timeout_s
-        while (found := self.look(key_id, at_s=at_s, zxid=zxid)) is None:
+        while (found := self.look(key_id, at_s=at_s, zxid=zxid, dated=dated)) is None:
             left_s = deadline_s - time.monotonic()
             with self._lock:
                 coming = self._coming.get(key_id)
@@ -193,6 +196,7 @@ class Trust:
                 if stamped is not None:
                     fresh[name] = stamped.stat.mzxid
                     self._names[name] = _holder(stamped.data, name), stamped.stat.czxid or stamped.stat.mzxid
+                    self._since_s[name] = _since_s(stamped.data, name)
                 left[0] -= 1
                 last = not left[0]
             if last:
@@ -230,6 +234,14 @@ def _parsed(pem: bytes, verify: Callable[[], Certified]) -> Certified | str:
         return error.message
     except ValueError as error:
         return f"not a certificate: {error}"
+
+
+def _since_s(data: bytes, key_id: str) -> float:
+    """When a key was revoked, -inf where that cannot be read."""
+    try:
+        return decode_record(data, Revocation, paths.revoked(key_id)).since_us / 1e6
+    except WrongCluster:
+        return -math.inf
 
 
 def _holder(data: bytes, key_id: str) -> str:

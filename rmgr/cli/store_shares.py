@@ -30,7 +30,9 @@ _PREFIX = click.option("--prefix", "is_prefix", is_flag=True, help="all keys tha
 @_PREFIX
 @click.option("--write", is_flag=True, help="he may replace and delete it, too")
 def share(session: Session, key: str, user: str, is_prefix: bool, write: bool) -> None:
-    """Lets others read values of yours. It takes effect at once; nothing of theirs under the same names becomes yours.
+    """Lets others read values of yours, at once; with --write replace and delete them, within 2 s.
+
+    Nothing of theirs under the same names becomes yours.
 
     What you pickled is loaded only by who says that he trusts you: get(KEY, trust=YOUR NAME) in Python.
     """

@@ -103,14 +103,14 @@ class Deeds:
 
     def look(self, store: Store, row: str, about: About, person: Person | None = None) -> Look:
         """The same, and what he may do with it. person: None = oneself."""
-        return self.look_of(store, self.holder(store, row, about), person)
+        return self.look_of(store, self.holder(store, row, about), person, key=keys.user_key(row))
 
-    def look_of(self, store: Store, holder: Holder, person: Person | None = None) -> Look:
-        """What somebody may do with values of `holder`."""
+    def look_of(self, store: Store, holder: Holder, person: Person | None = None, *, key: str = "") -> Look:
+        """What somebody may do with values of `holder`, with that under `key` now: what was shared with him just now counts."""
         who = self.me if person is None else person
         if who.is_free or who.owns(holder.owner):
             return Look(person=who, holder=holder)
-        shares = self.shared_with(store, holder.owner, who.name) if holder.owner else ()
+        shares = self.shared_with(store, holder.owner, who.name, key) if holder.owner else ()
         return Look(person=who, holder=holder, shares=shares, open_reading=self.settings().values == SHARED)
 
     def check_read(self, store: Store, key: str, row: str, about: About, person: Person | None = None) -> Holder:
@@ -139,7 +139,9 @@ class Deeds:
         if not who.is_person:
             raise NotSealed(f"it was signed by {who.role} {who.name}, and values belong to users")
         if who.name != deed.owner and who.role is not Role.OPERATOR:
-            shares = self.shared_with(store, deed.owner, who.name) if keys.family(row) == "name" else ()
+            if keys.family(row) != "name":
+                raise NotSealed(f"it was signed by {who.name} in the name of {deed.owner}")
+            shares = self.shared_with(store, deed.owner, who.name, keys.user_key(row))
             if not any(one.write and one.covers(keys.user_key(row)) for one in shares):
                 foul = f"{who.name} wrote it in the name of {deed.owner}, who does not let him (any more)"
                 return Holder(owner=deed.owner, writer=who.name, why="", foul=foul, deed=deed)
@@ -149,8 +151,10 @@ class Deeds:
         """Who has signed a deed. Raises NotSealed."""
         statement = ownership.statement(deed, row, about.encoding, about.sha256, cluster_id=self._cluster_id)
         signature, signed = opened(deed.signature, statement)
-        known = self._trust.look(deed.key_id, at_s=deed.made_s) if deed.key_id != self._credentials.identity.key_id else self._mine()
-        signer = self._trust.find(deed.key_id, at_s=deed.made_s) if known is None else known
+        dated = keys.family(row) in keys.OUTPUTS  # what a node has written outlives it: nodes come and go, values stay
+        is_mine = deed.key_id == self._credentials.identity.key_id
+        known = self._mine() if is_mine else self._trust.look(deed.key_id, at_s=deed.made_s, dated=dated)
+        signer = self._trust.find(deed.key_id, at_s=deed.made_s, dated=dated) if known is None else known
         if isinstance(signer, str):
             raise NotSealed(signer)
         seen = deed.key_id, signature, signed
@@ -174,12 +178,15 @@ class Deeds:
 
     # -- shares
 
-    def shared_with(self, store: Store, owner: str, user: str) -> tuple[Share, ...]:
-        """What `owner` shares with that user, or with all. Cost: two listings and their rows, once in `SHARES_S`."""
+    def shared_with(self, store: Store, owner: str, user: str, key: str = "") -> tuple[Share, ...]:
+        """What `owner` shares with that user, or with all.
+
+        Cost: two listings and their rows, once in `SHARES_S`, and again where what is remembered says nothing of `key`.
+        """
         now_s = time.monotonic()
         with self._lock:
             known = self._shares.get((owner, user))
-        if known is not None and now_s < known.until_s:
+        if known is not None and now_s < known.until_s and (not key or any(one.covers(key) for one in known.shares)):
             return known.shares
         found = tuple(share for who in (user, ALL) if who for share in self.read_shares(store, keys.shares_of(owner, who)))
         with self._lock:
