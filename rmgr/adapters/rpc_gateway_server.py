@@ -321,10 +321,10 @@ class _Session:
             if late is not None:
                 raise late
             future = self._begin(ask, kind)
-        except RmgrError as error:
+        except Exception as error:  # noqa: BLE001 - whatever he has sent, he is told, and his session goes on
             self._holds.unwatch(ask.id)
             self._gate.count("refused", type(error).__name__)
-            self._answer(ask.id, error, size)
+            self._answer(ask.id, error if isinstance(error, RmgrError) else RmgrError(f"{kind}: {error!r}"[:500]), size)
         else:
             future.add_done_callback(partial(self._answered, ask.id, kind, size))
 

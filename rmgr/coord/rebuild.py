@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from rmgr.coord import rebuild_changes as changes
 from rmgr.coord import rebuild_submits as submits
 from rmgr.coord.multi import Multi
@@ -56,6 +58,14 @@ def rebuild(multi: Multi, known: Known) -> Built:
         changed, so that it would meet a conflict; CoordinationUnavailable. Cost: see `rebuild_submits`; others 10 to 50 us, and a
         reading or two of what they change.
     """
+    try:
+        return _rebuilt(multi, known)
+    except (ArithmeticError, LookupError, ValueError, TypeError, RecursionError, AssertionError, msgspec.MsgspecError) as error:
+        why = f"{multi.name}: it cannot be built of what stands in it ({type(error).__name__})"
+        raise PermissionDenied(why, hint="is the client of the cluster's release? rmgr version") from error
+
+
+def _rebuilt(multi: Multi, known: Known) -> Built:
     if multi.name == "SUBMIT":
         built, record, tail = submits.submit(multi, known)
         return Built(compared(built, multi), record, record.id, tail)

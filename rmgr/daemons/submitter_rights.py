@@ -267,7 +267,7 @@ def place_of(path: str) -> Place:
 def _of_submission(path: str, parts: list[str]) -> Place:
     if len(parts) == 3:
         return Place.BUCKET if parts[2].isdecimal() else Place.OTHER
-    if not parts[3].isdecimal():
+    if not (parts[3].isascii() and parts[3].isdecimal() and len(parts[3]) <= 10):
         return Place.OTHER
     number = int(parts[3])
     known = {

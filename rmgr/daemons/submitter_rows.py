@@ -94,7 +94,7 @@ def submission_of_row(row: str) -> int | None:
     """The submission that a row belongs to, None for rows of another kind."""
     family, _, rest = row.partition("/")
     digits = rest.partition("/")[0]
-    if not digits.isascii() or not digits.isdigit():
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10):
         return None
     if family in _OF_SUBMISSION:
         return int(digits)

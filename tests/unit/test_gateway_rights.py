@@ -164,6 +164,8 @@ def test_a_drain_is_not_resumed_under_another_name() -> None:
         ("/subs/0/042", Place.OTHER),
         ("/subs/0", Place.BUCKET),
         ("/subs", Place.OTHER),
+        (f"/subs/0/{'9' * 5000}", Place.OTHER),
+        ("/subs/0/\u0664\u0662", Place.OTHER),
         ("/subs/0/42/gate/x", Place.OTHER),
         (paths.fragment(42, 7), Place.FRAGMENT),
         (f"{paths.done(42)}/other", Place.OTHER),
@@ -354,7 +356,7 @@ def test_values_by_name_are_everybodys_and_content_is_what_it_says() -> None:
     for verb, row in (("DELETE", keys.function(HASH)), ("PUT", "fn/short")):
         with pytest.raises(PermissionDenied):
             check_rows(BEN, verb, [row], owner_of)
-    for row in ("metric/n1/1", "unknown/x", "out/x", keys.output(43, 0, 1)):
+    for row in ("metric/n1/1", "unknown/x", "out/x", f"out/{'9' * 5000}/0", "out/\u0664\u0662/0", keys.output(43, 0, 1)):
         with pytest.raises(PermissionDenied):
             check_rows(BEN, "PUT", [row], owner_of)
     with pytest.raises(PermissionDenied, match="another hash"):

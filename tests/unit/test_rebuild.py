@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from random import Random
 from typing import Any
 
 import msgspec
@@ -115,6 +116,36 @@ def test_whatever_its_builder_never_makes_is_refused(multi: Multi, tree: Tree) -
             continue
         passed.append(what)
     assert passed == []
+
+
+@pytest.mark.parametrize(("multi", "tree"), EVERYTHING, ids=named)
+def test_whatever_bytes_he_sends_he_is_refused_or_has_sent_what_is_built(multi: Multi, tree: Tree) -> None:
+    """Nothing else is ever committed, and nothing is raised that is no refusal."""
+    dice = Random(7)
+    deep = b"[" * 5000 + b"]" * 5000
+    for at, op in enumerate(multi.ops):
+        if not isinstance(op, Create | Set) or not op.data:
+            continue
+        flipped = [bytearray(op.data) for _ in range(60)]
+        for data in flipped:
+            for _ in range(dice.randint(1, 3)):
+                data[dice.randrange(len(data))] = dice.randrange(256)
+        nested = op.data[:-1] + b',"x":' + deep + b"}"
+        for other in (
+            *map(bytes, flipped),
+            deep,
+            nested,
+            b"\x91" * 5000 + b"\xc0",
+            b"\xdd\xff\xff\xff\xff",
+            b'"\xed\xa0\x80"',
+            b"\xff" * 99,
+        ):
+            sent = with_op(multi, at, replace(op, data=other))
+            try:
+                built = rebuild(sent, tree).multi
+            except REFUSED:
+                continue
+            assert built == sent
 
 
 # -- fields ----------------------------------------------------------------------------------------------------------------------
