@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,17 +47,27 @@ def global_options() -> list[click.Parameter]:
 
 
 class _Help:
-    """Help with a section for global options, and an epilog that is printed as it was written."""
+    """Help with a section for global options, and an epilog that is printed as it was written.
+
+    sections: title -> names of parameters, for a command with many; the rest stands under "Options".
+    """
+
+    sections: Mapping[str, Sequence[str]] = {}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        mine, everyones = [], []
+        mine: dict[str, list[tuple[str, str]]] = {title: [] for title in (*self.sections, "Options")}
+        titles = {name: title for title, names in self.sections.items() for name in names}
+        everyones = []
         for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
             record = parameter.get_help_record(ctx)
-            if record is not None and not isinstance(parameter, click.Argument):
-                (everyones if isinstance(parameter, GlobalOption) else mine).append(record)
-        if mine:
-            with formatter.section("Options"):
-                formatter.write_dl(mine)
+            if record is not None and isinstance(parameter, GlobalOption):
+                everyones.append(record)
+            elif record is not None and not isinstance(parameter, click.Argument):
+                mine[titles.get(parameter.name, "Options")].append(record)
+        for title, records in mine.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
         if isinstance(self, click.Group):
             self.format_commands(ctx, formatter)
         if everyones:
@@ -148,6 +158,7 @@ def command(
     exits: str = "",
     group: click.Group | None = None,
     settings: dict[str, Any] | None = None,
+    sections: Mapping[str, Sequence[str]] | None = None,
     **attributes: Any,
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Makes a command of a function whose first argument is the `Session`.
@@ -155,6 +166,7 @@ def command(
     Args:
         name: as typed. examples: lines for the help (required: every command has some). exits: what its exit codes mean.
         group: where it belongs (`rmgr config show`), None for the top level. settings: click's context_settings.
+        sections: see `_Help`.
     The function's docstring is the help; options are added with click's decorators below this one.
     """
 
@@ -162,6 +174,7 @@ def command(
         attributes["context_settings"] = settings or {}
         made = click.command(name, cls=RmgrCommand, epilog=_epilog(examples, exits), **attributes)(_with_session(function))
         made.params += global_options()
+        made.sections = sections or {}
         _add_completion(made)
         if group is not None:
             group.add_command(made)
@@ -174,7 +187,7 @@ def _add_completion(made: click.Command) -> None:
     """Arguments and options that name something of the cluster are completed from it."""
     from rmgr.cli import completing
 
-    offers = {"selector": completing.ids, "selectors": completing.ids, "node": completing.nodes, "names": completing.nodes}
+    offers = dict.fromkeys(("selector", "selectors"), completing.ids) | dict.fromkeys(("node", "nodes", "names"), completing.nodes)
     for parameter in made.params:
         offer = completing.queues if parameter.name == "queue" else offers.get(parameter.name or "")
         if offer is not None and (isinstance(parameter, click.Argument) or parameter.name == "queue"):

@@ -118,6 +118,22 @@ KEY_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE"))
 _EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"
 
 
+#: How the help of `submit` and `run` groups them, by the names of parameters.
+SECTIONS = {
+    "What it needs": (
+        *("queue", "partition", "cores", "memory_bytes", "time_us", "processes", "nodes", "gpus", "resources", "features"),
+        *("exclusive", "nodelist", "exclude", "python"),
+    ),
+    "When it starts, and how often": (
+        *("array", "each_line", "after", "begin_us", "hold", "priority", "retries", "backoff_us", "resubmit", "requeue"),
+        *("on_disconnect", "kill_on_bad_exit"),
+    ),
+    "Files and output": ("out", "err", "stdin", "cwd", "env", "inputs", "outputs", "uploads"),
+    "Checkpoints": ("checkpoint_every_us", "checkpoint_grace_us", "restart_from"),
+    "Submitting": ("name", "account", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch"),
+}
+
+
 def work_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options of `submit` and `run`; the function gets them all as keywords."""
     for option in reversed(_OPTIONS):

@@ -15,7 +15,7 @@ from rmgr.cli.errors import WorkEnded
 from rmgr.cli.exits import WORK_EXITS
 from rmgr.cli.follow import Follow, Followed
 from rmgr.cli.live import LiveOutput
-from rmgr.cli.options import read_work, work_options
+from rmgr.cli.options import SECTIONS, read_work, work_options
 from rmgr.cli.output import JsonLines, Labelled, Plain, Sink
 from rmgr.cli.sending import prepare, send
 from rmgr.cli.submit import WORDS_AFTER_OPTIONS, has_dashes
@@ -36,6 +36,7 @@ _STREAM_TICK_S = 0.05
     rmgr run --json -- ./step | jq -r .data""",
     exits=f"{WORK_EXITS}\nCtrl-C detaches (the work goes on), twice within 2 s cancels",
     settings=WORDS_AFTER_OPTIONS,
+    sections=SECTIONS,
 )
 @work_options
 @click.option("--pty", is_flag=True, help="with this terminal as its own: a shell on the first node of a placed job")

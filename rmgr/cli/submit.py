@@ -11,7 +11,7 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.exits import WORK_EXITS
-from rmgr.cli.options import Work, read_work, work_options
+from rmgr.cli.options import SECTIONS, Work, read_work, work_options
 from rmgr.cli.render import clock, emit, iso, printable
 from rmgr.cli.sending import Draft, Sent, prepare, send
 from rmgr.model.placing import Rigid
@@ -47,6 +47,7 @@ def has_dashes(ctx: click.Context, words: tuple[str, ...]) -> bool:
     printf '#!/bin/sh\\nhostname\\n' | rmgr submit -""",
     exits=_EXITS,
     settings=WORDS_AFTER_OPTIONS,
+    sections=SECTIONS,
 )
 @work_options
 @click.option("--wait", is_flag=True, help="until it has ended; print its output, exit with its code")

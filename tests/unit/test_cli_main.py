@@ -235,3 +235,14 @@ def test_ctrl_c_while_modules_are_imported_prints_no_traceback() -> None:
         words = dict(zip(("before", "during", "after"), handlers, strict=True))
         ended = subprocess.run([sys.executable, "-c", script.format(name=name, **words)], timeout=60, check=False)
         assert ended.returncode == 0, (name, handlers)
+
+
+def test_help_is_grouped_and_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, narrow, _ = run("submit", "--help", capsys=capsys)
+    monkeypatch.setenv("COLUMNS", "140")
+    _, wide, _ = run("submit", "--help", capsys=capsys)
+    titles = [line for line in narrow.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles[:5] == ["What it needs:", "When it starts, and how often:", "Files and output:", "Checkpoints:", "Submitting:"]
+    options = narrow.partition("Examples:")[0].splitlines()
+    assert max(map(len, options)) <= 80 < max(map(len, wide.partition("Examples:")[0].splitlines()))
