@@ -44,9 +44,12 @@ def tell_failure(session: Session, item: Followed, *, with_tail: bool) -> None:
         lines += _tail(session, first)
     if len(failed) > 1:
         lines.append(f"{len(failed)} of {item.total} tasks did not complete: rmgr tasks {item.number} --state failed,cancelled")
-    is_silent = first.reason == Reason.START_FAILED  # it has written nothing
-    what_next = f"rmgr logs {id_}" if with_tail and first.node and not is_silent else f"rmgr {'explain' if is_silent else 'show'} {id_}"
-    lines.append(f"next: {what_next}" + ("" if first.state is State.CANCELLED else f"; rmgr explain {id_}"))
+    steps = [f"rmgr logs {id_}" if with_tail and first.node else f"rmgr show {id_}"]
+    if first.reason == Reason.START_FAILED:  # it has written nothing
+        steps.clear()
+    if first.state is not State.CANCELLED:
+        steps.append(f"rmgr explain {id_}")
+    lines.append(f"next: {'; '.join(steps)}")
     out = sys.stderr
     out.write(paint(f"rmgr: {printable(lines[0])}", "red", out) + "\n")
     for line in lines[1:]:

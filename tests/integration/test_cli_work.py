@@ -167,7 +167,7 @@ def test_a_dry_run_submits_nothing(sh: Shell) -> None:
         (["--", "sh", "-c", "exit 3"], 3),
         (["--", "sh", "-c", "kill -9 $$"], 137),
         (["-t", "1", "--", "sleep", "30"], 124),
-        (["--", "no-such-command-anywhere"], 1),
+        (["--", "no-such-command-anywhere"], 127),
         (["--array", "1-3", "--", "sh", "-c", "exit $RMGR_ARRAY_INDEX"], 3),
     ],
 )
