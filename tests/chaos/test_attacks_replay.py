@@ -12,16 +12,18 @@ import pytest
 
 from rmgr.client.bootstrap import read_settings
 from rmgr.coord import ended, paths
+from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Committed, Create, Delete, Set
 from rmgr.coord.operator_ops import set_settings
-from rmgr.coord.records import encode_record
+from rmgr.coord.ops import HANDED_SEQ
+from rmgr.coord.records import encode_block, encode_fragment, encode_record
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.identity import Role
 from rmgr.model.states import Reason, State
-from rmgr.model.submission import Phase, Tail
+from rmgr.model.submission import Command, Phase, Tail
 from tests.harness import forgeries
-from tests.harness.attacker import Person, Scene, until
+from tests.harness.attacker import Person, Scene, unique, until
 
 RETENTION_US = 1_500_000
 
@@ -106,6 +108,42 @@ def test_nor_where_its_record_was_read_again_a_moment_ago(scene: Scene) -> None:
     _refused(scene, kept[0])
     scene.plant(*kept[2:])
     _refused(scene, kept[0], already=2)
+
+
+def test_nor_when_it_is_handed_to_the_node_itself(scene: Scene) -> None:
+    kept = _ran(scene)
+    _collected(scene, kept[0])
+    number, record, key, data = kept
+    tail = encode_record(Tail(next=key.count, complete=True))
+    places = (Create(paths.tail(number), tail), Create(paths.done(number)), Create(paths.failed(number)), Create(paths.gate(number)))
+    handed = Create(paths.running_block("n1", replace(key, seq=HANDED_SEQ)), encode_block(data))
+    until("the node shows its hunger", lambda: scene.mallory.zk.stat(paths.idle("n1")).result(60) is not None)
+    made = scene.mallory.commit(Create(paths.sub(number), record), *places, handed, Delete(paths.idle("n1")))
+    assert isinstance(made, Committed), made
+    _refused(scene, number)
+
+
+def test_what_a_node_has_of_an_ended_submission_does_not_begin(scene: Scene) -> None:
+    """Mallory tells the leader that all of ann's tasks were cancelled: two run, and the node holds two more."""
+    go = scene.directory / f"go-{unique()}"
+    command = Command(argv=("/bin/sh", "-c", f"echo ran >> {scene.canary}; while [ ! -e {go} ]; do sleep 0.02; done"))
+    go.touch()
+    scene.outcomes(scene.submit(command=command), 1)  # tasks like these are short: a node takes several
+    go.unlink()
+    scene.canary.unlink()
+    number = scene.submit(payloads=(b"a", b"b", b"c", b"d"), command=command)
+    until("two run", lambda: scene.canary.exists() and scene.canary.read_text() == "ran\n" * 2)
+    gone = encode_fragment(no_outcome(State.CANCELLED, Reason.USER_CANCEL, range(4)))
+    scene.mallory.commit(Create(paths.fragment_prefix(number), gone, sequence=True))
+    until("that is written down", lambda: _bit(scene, paths.ended(number // ended.BUCKET), number))
+    go.touch()
+
+    def is_over() -> bool:
+        names = scene.ann.zk.children(paths.running_node("n1")).result(60)
+        return not any(key.submission == number for _, key in paths.blocks_in(names))
+
+    until("the node has nothing of it any more", is_over)
+    assert scene.canary.read_text() == "ran\n" * 2
 
 
 def test_nor_does_one_that_is_opened_again_before_it_is_collected(scene: Scene) -> None:
