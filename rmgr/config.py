@@ -130,6 +130,7 @@ class SecurityConfig:
     min_uid: int = 1000  #: work of accounts below is refused where it runs as its user
     payload_ttl_s: float = 30 * 86400.0  #: how long signed work may wait before its signature is too old to start it
     work_bundle: str = ""  #: credentials for what work on this node submits itself; empty = its user's own, in his home
+    work_gateway: str = ""  #: HOST:PORT of the gateway through which that work goes; empty = as the Starter reaches the cluster
     zookeeper_tls: bool = False  #: ZooKeeper is reached by TLS, with the certificates of the bundle
 
 

@@ -18,7 +18,7 @@ from rmgr.client.functions import Functions
 from rmgr.client.ports import SubmitterPort
 from rmgr.client.values import Values
 from rmgr.coord.ports import Coordinator, SessionState
-from rmgr.errors import NotConnected
+from rmgr.errors import NotConnected, PermissionDenied
 
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
@@ -118,10 +118,27 @@ def connect(
             return known
         if _ending.is_set():
             raise NotConnected("the interpreter is shutting down")
-        made = _open(config, cluster.connect_timeout_s if timeout is None else timeout)
+        try:
+            made = _open(config, cluster.connect_timeout_s if timeout is None else timeout)
+        except (PermissionError, PermissionDenied) as error:
+            raise _refused(error) from error
         _connections[key] = made
         _register_ending()
         return made
+
+
+def _refused(error: PermissionError | PermissionDenied) -> PermissionDenied:
+    """The same, typed; in a task it names what its node's Starter lacks for work that submits work."""
+    if isinstance(error, PermissionDenied):
+        told, hint = error.message, error.hint
+    else:
+        told, hint = f"{error.filename or 'a file of the cluster'} cannot be opened: {error.strerror}", "go through a gateway: RMGR_GATEWAY"
+    if os.environ.get("RMGR_TASK_ID"):
+        hint = (
+            'the Starter of this node names no way for work that submits work: [security] work_gateway = "HOST:PORT" in its configuration, '
+            "and a bundle of its user in ~/.config/rmgr/bundle (or one for all work: [security] work_bundle)"
+        )
+    return PermissionDenied(told, hint=hint)
 
 
 def _open(config: Config, timeout_s: float) -> Connection:

@@ -363,10 +363,12 @@ def _open_lines(
 
 def _way_to_the_cluster(config: Config) -> dict[str, str]:
     """Variables with which work finds the cluster again, to submit more; the Starter's own credentials are not among them."""
+    own = config.security
     variables = {
-        "RMGR_ZK": config.cluster.zk,
-        "RMGR_STORE": config.cluster.store,
-        "RMGR_SECURITY_DIR": config.security.work_bundle,
+        "RMGR_GATEWAY": own.work_gateway,
+        "RMGR_ZK": config.cluster.zk if not own.work_gateway else "",
+        "RMGR_STORE": config.cluster.store if not own.work_gateway else "",
+        "RMGR_SECURITY_DIR": own.work_bundle,
         "RMGR_SECURITY_ZOOKEEPER_TLS": "true" if config.security.zookeeper_tls else "",
     }
     return {name: value for name, value in variables.items() if value}
