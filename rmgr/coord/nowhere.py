@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rmgr.coord import paths
+from rmgr.coord.codes import Codes
 from rmgr.coord.keeping import cancel_reason
 from rmgr.coord.leader_ops import OUTCOMES_PER_FRAGMENT, epoch_check, no_outcome
 from rmgr.coord.multi import Check, Create, Exists, Holds, Multi, Op, Set
@@ -24,6 +25,8 @@ from rmgr.model.submission import Phase, Submission
 
 #: Fragments of one multi: together far below the limit of its size.
 FRAGMENTS = 12
+#: Tasks that are looked at in one round, far more than one multi ends.
+MOST_MISSING = 100_000
 #: How the sentence begins that a claim which was put back leaves in the story of its block.
 CLAIM_WAS_GONE = "its claim was nowhere in ZooKeeper"
 #: How a task that was ended this way explains itself.
@@ -33,22 +36,21 @@ ERROR = (
 )
 
 
-def missing(total: int, settled: bytes, ranges: Iterable[tuple[int, int]]) -> list[int]:
-    """Indices below `total` that are nowhere, ascending.
+def missing(total: int, settled: Codes, ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """Indices below `total` that are nowhere, ascending, the first `MOST_MISSING` of them.
 
     Args:
-        settled: one byte a task, 0 where it is not final. ranges: (first, count) of all blocks and failed ranges.
-    Cost: O(total), a nanosecond each, and O(ranges).
+        settled: a code for each task that is final. ranges: (first, count) of all blocks and failed ranges.
+    Cost: O(tasks that are nowhere or final, ranges); nothing for the size of `total`, which its owner may have made up.
     """
-    covered = bytearray(settled.ljust(total, b"\0")[:total])
-    for first, count in ranges:
-        end = min(first + count, total)
-        if first < end:
-            covered[first:end] = b"\1" * (end - first)
-    found, at = [], covered.find(0)
-    while at >= 0:
-        found.append(at)
-        at = covered.find(0, at + 1)
+    found: list[int] = []
+    at = 0
+    for first, count in [*sorted(ranges), (total, 0)]:
+        if at < min(first, total):
+            found += settled.without(at, min(first, total), MOST_MISSING - len(found))
+        if len(found) >= MOST_MISSING:
+            break
+        at = max(at, first + count)
     return found
 
 

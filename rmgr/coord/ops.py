@@ -325,6 +325,13 @@ def give_back(
     return Multi(name=name, ops=ops, proof=Gone(path) if whole else GoneOrHolds(path, encoded), guard=fence), rest
 
 
+def discard(node: str, node_version: int, key: BlockKey) -> Multi:
+    """DISCARD: a claimed block goes whose submission has no place for its outcomes: nobody waits for them."""
+    path = paths.running_block(node, key)
+    fence = fence_check(node, node_version)
+    return Multi(name="DISCARD", ops=(fence, Delete(path)), proof=Gone(path), guard=fence)
+
+
 def adopt(node: str, node_version: int, key: BlockKey, data: BlockData, version: int) -> Multi:
     """ADOPT: a Starter that re-registered goes on with work it still has; `data.incarnation` is the new one, stamped."""
     path = paths.running_block(node, key)

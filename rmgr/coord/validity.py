@@ -77,9 +77,9 @@ def submission(data: bytes, number: int) -> Submission:
     return record
 
 
-def check_block(key: BlockKey, data: BlockData, *, where: str) -> None:
-    """Name and data of a block that waits: each by itself, and that it holds the arguments of all its tasks. Raises InvalidRecord."""
-    check(data, where=where)
+def check_block(key: BlockKey, data: BlockData, *, where: str = "") -> None:
+    """Data (checked already) of a block that waits fit its name: they hold the arguments of all its tasks. Raises InvalidRecord."""
+    where = where or paths.block_name(key)
     if data.payloads and not (data.base <= key.first and key.end <= data.base + len(data.payloads)):
         raise invalid(where, Fault("payloads", len(data.payloads), f"arguments of all tasks from {key.first} to {key.end - 1}"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rmgr.coord.codes import Codes
 from rmgr.model.block import MOST_TASKS, BlockKey, PastAttempt
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import LOSSES, Reason, State
@@ -18,14 +19,13 @@ _CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
 #: Ends of attempts whose node, or what they had of it, was lost.
 _LOST = LOSSES | {Reason.POISON}
 _STATE = {code: state for state, code in _CODE.items()}
-#: Bytes by which the states grow.
-_GROWTH = 64
 
 
 class Progress:
     """Which tasks of one submission are final, and how: one byte a task.
 
-    `next_fragment`: the first fragment not applied yet. `duplicates`: outcomes for tasks that were final already; the
+    `next_fragment`: the first fragment not applied yet. `strange`: outcomes of tasks that were never submitted, or that are no ends;
+    they count nowhere. `duplicates`: outcomes for tasks that were final already; the
     protocol makes them impossible, so anything but 0 is a defect worth an alarm.
     """
 
@@ -44,6 +44,7 @@ class Progress:
         "nodes",
         "reason",
         "run_us",
+        "strange",
         "tail",
     )
 
@@ -51,6 +52,7 @@ class Progress:
         self.tail = Tail()
         self.next_fragment = 0
         self.duplicates = 0
+        self.strange = 0
         self.counts: dict[State, int] = {State.COMPLETED: 0, State.FAILED: 0, State.CANCELLED: 0}
         self.exit_code: int | None = None  #: highest exit code of its tasks
         self.cpu_us = 0
@@ -62,7 +64,7 @@ class Progress:
         self.last_ended_us: int | None = None
         self.nodes: dict[str, None] = {}  #: where tasks ended, in order of first appearance
         self.reason = Reason.NONE  #: of the first task that ended FAILED
-        self._codes = bytearray()
+        self._codes = Codes()
 
     @property
     def total(self) -> int:
@@ -81,30 +83,30 @@ class Progress:
 
     def state_of(self, index: int) -> State | None:
         """Final state of a task, None while it has none."""
-        return _STATE.get(self._codes[index]) if index < len(self._codes) else None
+        return _STATE.get(self._codes[index])
 
-    def settled(self, total: int) -> bytes | None:
-        """One byte a task below `total`, 0 where it is not final; None where only counts are known (see `skip_to`)."""
-        codes = bytes(self._codes[:total]).ljust(total, b"\0")
-        return codes if len(self._codes) - self._codes.count(0) == self.final else None
+    def settled(self) -> Codes | None:
+        """A code for each task that is final, as of now; None where only counts are known (see `skip_to`). Cost: O(tasks) bytes."""
+        codes = self._codes.copy()
+        return codes if codes.count == self.final else None
 
     def unfinished(self) -> Iterable[int]:
         """Indices without a final state, ascending."""
-        known = len(self._codes)
-        return (index for index in range(self.tail.next) if index >= known or not self._codes[index])
+        return (index for index in range(self.tail.next) if not self._codes[index])
 
-    def apply(self, number: int, fragment: Fragment, outcomes: Iterable[Outcome]) -> list[Outcome]:
+    def apply(self, number: int, fragment: Fragment, outcomes: Iterable[Outcome], *, end: int = MOST_TASKS) -> list[Outcome]:
         """Takes in fragment `number` (each once, in order).
 
         Args:
-            outcomes: the fragment's own, or those of its row.
+            outcomes: the fragment's own, or those of its row. end: tasks that were submitted, where that is known: an outcome of another
+                counts nowhere.
         Returns: the outcomes that made a task final just now.
         Raises: ValueError if `number` is not the next one.
         """
         if number != self.next_fragment:
             raise ValueError(f"fragment {number} applied, {self.next_fragment} expected")
         self.next_fragment += 1
-        fresh = self._settle(outcomes)
+        fresh = self._settle(outcomes, end)
         if fragment.node:
             self.nodes.setdefault(fragment.node)
         self.account(fragment, fresh)
@@ -139,23 +141,26 @@ class Progress:
         twin = Progress()
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))
-        twin.counts, twin.nodes, twin._codes = dict(self.counts), dict(self.nodes), bytearray(self._codes)
+        twin.counts, twin.nodes, twin._codes = dict(self.counts), dict(self.nodes), self._codes.copy()
         return twin
 
-    def _settle(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
+    def _settle(self, outcomes: Iterable[Outcome], end: int) -> list[Outcome]:
         """Those of tasks that were not final yet; they are now."""
         codes, counts = self._codes, self.counts
         fresh = []
+        number, page = -1, bytearray()
         for outcome in outcomes:
             index, state = outcome.index, outcome.state
-            if index >= len(codes):
-                if index >= MOST_TASKS:
-                    continue  # a submitter may write outcomes, but not fill everybody's memory with them
-                codes.extend(bytes(index + _GROWTH - len(codes)))
-            if codes[index]:
+            low, code = index & 4095, _CODE.get(state)
+            if code is None or not 0 <= index < end:
+                self.strange += 1
+                continue
+            if index >> 12 != number or low >= len(page):
+                number, page = index >> 12, codes.room(index)
+            if page[low]:
                 self.duplicates += 1
                 continue
-            codes[index] = _CODE[state]
+            page[low] = code
             counts[state] += 1
             fresh.append(outcome)
         return fresh

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from rmgr.coord import nowhere, paths
+from rmgr.coord import nowhere, paths, validity
+from rmgr.coord.codes import Codes
 from rmgr.coord.multi import Committed, Outcome, Stamped
 from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_follow import Followed
-from rmgr.errors import WrongCluster
+from rmgr.errors import RmgrError
 from rmgr.model.submission import Submission, Tail
 
 #: Between two rounds. Three of them are less than the 30 s within which a lost task is to be found.
@@ -34,7 +35,7 @@ class _Facts:
 
     number: int
     total: int
-    settled: bytes
+    settled: Codes
     failed: tuple[tuple[int, int], ...]
 
 
@@ -117,24 +118,26 @@ class Census:
         item, (record, tail, done, directory) = self._followed.get(number), records
         if item is None or not all(isinstance(one, Stamped) for one in (record, tail, done, directory)) or not isinstance(failed, list):
             return None
+        assert isinstance(record, Stamped)
         assert isinstance(tail, Stamped)
         assert isinstance(done, Stamped)
         if done.stat.creates > item.progress.next_fragment:
             item.refresh()  # its end may be on the way
             return None
         try:
-            total = decode_record(tail.data, Tail, paths.tail(number)).next
-        except WrongCluster:
+            total = validity.decode(tail.data, Tail, paths.tail(number)).next
+            validity.submission(record.data, number)
+        except RmgrError:
             return None
-        settled = item.progress.settled(total)
-        ranges = tuple(paths.parse_failed_range(name)[:2] for name in failed)
+        settled = item.progress.settled()
+        ranges = tuple(numbers[:2] for _, numbers in paths.failed_in(failed))
         return None if settled is None else _Facts(number=number, total=total, settled=settled, failed=ranges)
 
     def _end(self, judged: Mapping[int, Found], absent: dict[int, list[int]]) -> None:
         before, self.nowhere = self.nowhere, {number: frozenset(indices) for number, indices in absent.items()}
         for number, indices in absent.items():
             again = [index for index in indices if index in before.get(number, ())]
-            if len(again) < len(indices):
+            if number not in before:
                 self._desk.log.warning("tasks_are_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._desk.epoch)
             if again:
                 self._commit(number, again, judged[number])
@@ -168,7 +171,7 @@ def _facts(item: Followed) -> _Facts | None:
         return None
     progress = item.progress
     failed = tuple((seen.first, seen.count) for seen in item.failed.values())
-    if progress.total - progress.final <= sum(count for _, count in failed) or (settled := progress.settled(progress.total)) is None:
+    if progress.total - progress.final <= sum(count for _, count in failed) or (settled := progress.settled()) is None:
         return None
     return _Facts(number=item.number, total=progress.total, settled=settled, failed=failed)
 

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
-
-from rmgr.coord import liveness, paths
+from rmgr.coord import liveness, paths, validity
 from rmgr.coord.leader_ops import fail
 from rmgr.coord.multi import Check, Committed, Conflict, ConflictKind, Delete, Gone, Multi, Outcome, Stamped
 from rmgr.daemons.leader_desk import Desk
-from rmgr.model.block import BlockKey
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.states import Reason
 from rmgr.runtime.failpoint import failpoint
 
@@ -102,15 +101,16 @@ class Clearer:
             return
         fenced = Check(paths.node(name), clearing.version)  # registered again: the rest is its own business
         try:
-            if queue is None:
-                multi = _discard(fenced, name, key, found.version)
-            else:
-                failpoint("leader.before_fail")
-                multi = fail(fenced, name, queue, key, found.data, found.version, reason=Reason.NODE_LOST, now_us=self._desk.wall_us())
-        except msgspec.MsgspecError as error:
-            self._desk.log.error("block_unreadable", path=paths.running_block(name, key), error=str(error))
-            self._close_block(name, clearing, key)
-            return
+            if queue is not None:
+                validity.decode(found.data, BlockData, paths.running_block(name, key))
+        except RmgrError as error:  # whoever may hand work over may write what is none: it goes, and spreads nowhere
+            self._desk.log.error("block_discarded", path=paths.running_block(name, key), error=error.message)
+            queue = None
+        if queue is None:
+            multi = _discard(fenced, name, key, found.version)
+        else:
+            failpoint("leader.before_fail")
+            multi = fail(fenced, name, queue, key, found.data, found.version, reason=Reason.NODE_LOST, now_us=self._desk.wall_us())
         self._desk.commit(multi, partial(self._on_failed, name, clearing, key), urgent=True)
 
     def _on_failed(self, name: str, clearing: _Clearing, key: BlockKey, outcome: Outcome) -> None:

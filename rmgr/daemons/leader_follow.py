@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat, takewhile
+from typing import TypeVar
 
-from rmgr.coord import keys, paths
+from rmgr.coord import paths, validity
 from rmgr.coord.dependencies import Ending
 from rmgr.coord.keeping import Bar, Duty, Facts, FailedSeen
 from rmgr.coord.multi import Stamped, Stat
-from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_page, decode_record, read_fragment
+from rmgr.coord.records import read_fragment
 from rmgr.coord.view import Progress
-from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_desk import Desk, Thunk
+from rmgr.daemons.leader_fragments import reaches, read_pages
 from rmgr.daemons.leader_mirror import data_of, names_below
-from rmgr.errors import DataLost, RmgrError, WrongCluster
-from rmgr.model.block import MOST_TASKS
+from rmgr.errors import InvalidRecord, RmgrError
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.submission import Paged, Phase, Submission, Tail
 from rmgr.runtime.timers import Timer
+
+T = TypeVar("T")
 
 #: Fragments asked for at once.
 WINDOW = 64
@@ -44,7 +46,6 @@ class Followed:
     Attributes besides the facts: doing: duties under way. retry_s: when a duty that did not succeed is due again.
     held_tasks: set aside, when its blocks were last looked at. endings: of submissions that it waits for and that are
     no longer in memory. is_loading: its turn to be read has come. is_brief: it may be over already when it is read.
-    is_spoilt: something of it cannot be read: nothing is done for it, and nobody waits for it.
     record_bytes, fragment_bytes: of its record and of its fragments in ZooKeeper, as far as they were read.
     """
 
@@ -70,10 +71,10 @@ class Followed:
         self.endings: dict[int, Ending] = {}
         self.is_loading = False
         self.is_brief = False
-        self.is_spoilt = False
         self.record_bytes = 0
         self._fragments: deque[tuple[int, int]] = deque()  # (number, bytes) of those that are not in pages
         self.fragment_bytes = 0
+        self._faults: set[str] = set()  # paths of its parts that hold what they may not hold
         self._desk = desk
         self._changed = changed
         self._gone = gone
@@ -122,8 +123,8 @@ class Followed:
             self._load_all()
             return
         try:
-            self.progress.tail, self.tail_version = decode_record(tail.data, Tail, paths.tail(self.number)), tail.version
-        except WrongCluster:
+            self.progress.tail, self.tail_version = validity.decode(tail.data, Tail, paths.tail(self.number)), tail.version
+        except RmgrError:
             self._load_all()  # it will find the same, and say so
             return
         self._is_grown = self.progress.tail.complete
@@ -138,9 +139,9 @@ class Followed:
         if self._stopped or len(fragments) < len(found):
             self._load_all()
             return
-        for item, fragment in zip(found, fragments, strict=True):
-            self._weigh(item)
-            self._apply(fragment)
+        self._take_in(fragments, partial(self._glanced, done), found)
+
+    def _glanced(self, done: Stamped) -> None:
         if self.progress.is_ended:  # all are final: there are no failed ranges, and nothing will change
             self._reading, self._is_over = False, True
             self._touch()
@@ -263,12 +264,8 @@ class Followed:
         if found is None:
             self._gone(self)
             return
-        try:
-            submission = decode_record(found.data, Submission, paths.sub(self.number))
-        except WrongCluster as error:
-            self._spoil(error)
-            return
-        self.is_spoilt, self.record_bytes = False, len(found.data)
+        submission = self._believed(paths.sub(self.number), lambda: validity.submission(found.data, self.number))
+        self.record_bytes = len(found.data)
         if found.version < self.version:
             return  # older than what a commit of ours has made
         old, self.submission, self.version, self.made = self.submission, submission, found.version, found.stat.czxid
@@ -283,19 +280,26 @@ class Followed:
 
     def _on_tail(self) -> None:
         found = self._tail.value
-        if found is None or found.version < self.tail_version:
+        if found is None:
+            self._is_missing(paths.tail(self.number))
             return
-        try:
-            self.progress.tail = decode_record(found.data, Tail, paths.tail(self.number))
-        except WrongCluster as error:
-            self._spoil(error)
+        if found.version < self.tail_version:
             return
-        self.is_spoilt, self.tail_version = False, found.version
+        self._read_tail(found)
         if self.submission is not None and (self.submission.max_running or self.version):
             self.swept = False  # new blocks of a held, released or capped one may have been set aside
         self._touch()
 
+    def _is_missing(self, path: str) -> None:
+        """A part that SUBMIT makes is not there. (It goes with the record: then that is gone in a moment, too.)"""
+        if self.submission is not None and not self.is_closed:
+            self._spoil(path)
+            raise InvalidRecord(f"{path} is missing: what made this submission was no SUBMIT")
+
     def _on_failed(self) -> None:
+        if self._failed.value is None:
+            self._is_missing(paths.failed(self.number))
+            return
         now_s = self._desk.clock()
         ranges = sorted(paths.failed_in(self._failed.value))
         self.failed = {name: self.failed.get(name) or FailedSeen(*numbers, seen_s=now_s) for name, numbers in ranges}
@@ -303,10 +307,30 @@ class Followed:
             self.swept = False  # what failed leaves room, and waits aside when it is put back
         self._touch()
 
-    def _spoil(self, error: WrongCluster) -> None:
-        self._desk.log.error("submission_unreadable", submission=self.number, error=error.message)
-        self.is_spoilt = True
+    @property
+    def is_spoilt(self) -> bool:
+        """Something of it holds what it may not hold: nothing is done for it, and nobody waits for it."""
+        return bool(self._faults)
+
+    def _believed(self, path: str, read: Callable[[], T]) -> T:
+        """What stands there. Raises RmgrError, which sets it aside, when it is not what may stand there: then the whole is spoilt."""
+        try:
+            found = read()
+        except RmgrError:
+            self._spoil(path)
+            raise
+        self._faults.discard(path)
+        return found
+
+    def _spoil(self, path: str) -> None:
+        self._reading = False
+        self._faults.add(path)
         self._changed(self)
+
+    def _read_tail(self, found: Stamped) -> None:
+        path = paths.tail(self.number)
+        self.progress.tail = self._believed(path, lambda: validity.decode(found.data, Tail, path))
+        self.tail_version = found.version
 
     def _touch(self) -> None:
         self.active_s = self._desk.clock()
@@ -356,15 +380,18 @@ class Followed:
     def _on_done(self, found: Stamped | None) -> None:
         if self._stopped or found is None:
             self._reading = False
+            if not self._stopped:
+                self._is_missing(paths.done(self.number))
             return
         if found.version >= self.done_version:
-            self.paged = decode_record(found.data, Paged, paths.done(self.number)) if found.data else Paged()
+            path = paths.done(self.number)
+            self.paged = self._believed(path, lambda: validity.decode(found.data, Paged, path) if found.data else Paged())
             self.done_version = found.version
             self._lighten()
         if self.paged.base > self.progress.next_fragment:
             base, start = self.paged.base, self.progress.next_fragment
             self._desk.store(
-                partial(_read_pages, number=self.number, start=start, base=base),
+                partial(read_pages, number=self.number, start=start, base=base),
                 partial(self._on_pages, found),
                 partial(self._on_no_pages, found),
             )
@@ -374,10 +401,8 @@ class Followed:
     def _on_pages(self, found: Stamped, pages: list[tuple[int, Fragment]]) -> None:
         if self._stopped:
             return
-        for number, fragment in pages:
-            if number >= self.progress.next_fragment:
-                self._apply(fragment)
-        self._read_on(found.stat.creates)
+        fragments = [fragment for number, fragment in pages if number >= self.progress.next_fragment]
+        self._take_in(fragments, partial(self._read_on, found.stat.creates))
 
     def _on_no_pages(self, found: Stamped, error: RmgrError) -> None:
         """The store is away: counts are enough to go on."""
@@ -399,13 +424,31 @@ class Followed:
     def _on_batch(self, end: int, batch: list[Stamped | None]) -> None:
         if self._stopped:
             return
-        for item in batch:
-            if item is None:  # paged out meanwhile
-                self._failed_to_read()
-                return
+        fragments = [read_fragment(item.data) for item in takewhile(lambda item: item is not None, batch) if item is not None]
+        # Where one is missing it was paged out meanwhile.
+        self._take_in(fragments, partial(self._read_on, end) if len(fragments) == len(batch) else self._failed_to_read, batch)
+
+    def _take_in(self, fragments: list[Fragment], then: Thunk, items: Sequence[Stamped | None] = ()) -> None:
+        """Applies them. Outcomes of tasks that the tail does not count yet wait until it has been read again: what was committed before
+        them is seen then, and what it still does not count was never submitted."""
+        end = self.progress.tail.next
+        if any(reaches(fragment, end) for fragment in fragments):
+            self._desk.get(paths.tail(self.number), partial(self._on_fresh_tail, fragments, then, items), failed=self._failed_to_read)
+        else:
+            self._apply_all(fragments, then, items)
+
+    def _on_fresh_tail(self, fragments: list[Fragment], then: Thunk, items: Sequence[Stamped | None], found: Stamped | None) -> None:
+        if self._stopped:
+            return
+        if found is not None and found.version > self.tail_version:
+            self._read_tail(found)
+        self._apply_all(fragments, then, items)
+
+    def _apply_all(self, fragments: list[Fragment], then: Thunk, items: Sequence[Stamped | None]) -> None:
+        for fragment, item in zip(fragments, items or repeat(None), strict=False):
             self._weigh(item)
-            self._apply(read_fragment(item.data))
-        self._read_on(end)
+            self._apply(fragment)
+        then()
 
     def _watch(self, number: int) -> None:
         """Looks whether the first missing fragment is missing still, to be told when it comes. (A `get` would be two questions.)"""
@@ -445,26 +488,14 @@ class Followed:
     def _apply(self, fragment: Fragment) -> None:
         outcomes: Iterable[Outcome] = fragment.outcomes
         if fragment.row:
-            ranges = ((state, range(first, min(first + count, MOST_TASKS))) for state, first, count in fragment.ranges)
+            ranges = ((state, range(first, min(first + count, self.progress.tail.next))) for state, first, count in fragment.ranges)
             outcomes = islice((Outcome(index=at, state=state) for state, indices in ranges for at in indices), _MOST_OUTCOMES)
             self.rows.append(fragment)
         self._has_news = True
-        known = self.progress.duplicates
-        self.progress.apply(self.progress.next_fragment, fragment, outcomes)
+        known, strange = self.progress.duplicates, self.progress.strange
+        self.progress.apply(self.progress.next_fragment, fragment, outcomes, end=self.progress.tail.next)
+        if self.progress.strange > strange and not strange:
+            self._desk.log.warning("outcomes_ignored", submission=self.number, why="they are of tasks that were never submitted")
         if self.progress.duplicates > known:
             self._desk.metrics.duplicates.inc(self.progress.duplicates - known)
             self._desk.log.error("outcome_committed_twice", submission=self.number, node=fragment.node, total=self.progress.duplicates)
-
-
-def _read_pages(store: Store, *, number: int, start: int, base: int) -> list[tuple[int, Fragment]]:
-    """Paged fragments from `start` to below `base`; a page is named by its first fragment. On a thread that may wait."""
-    found: list[tuple[int, Fragment]] = []
-    at = 0
-    while at < base:
-        row = store.get(keys.page(number, at))
-        if row is None:
-            raise DataLost(f"page {at} of submission {number} is missing from the store", hint="rmgr doctor")
-        fragments = decode_page(row[0])
-        found += [(at + offset, fragment) for offset, fragment in enumerate(fragments) if at + offset >= start]
-        at += len(fragments)
-    return found

@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from rmgr.coord import keeping, keys, paths
+from rmgr.coord import keeping, keys, paths, validity
 from rmgr.coord.closing import decode_summary
 from rmgr.coord.dependencies import Ending, Met, Open, Unmet, weigh
 from rmgr.coord.keeping import Bar, Close, Collect, DropFailed, Duty, EndTail, Page, Resubmit, Sweep, Weigh
 from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
-from rmgr.coord.records import decode_record
 from rmgr.coord.view import overall_state
 from rmgr.daemons.leader_collect import Collector
 from rmgr.daemons.leader_desk import Desk, version_of
@@ -27,6 +26,7 @@ from rmgr.daemons.leader_follow import Followed
 from rmgr.daemons.leader_mirror import Mirror, names_below
 from rmgr.daemons.leader_revoked import RevokedKeeper
 from rmgr.daemons.leader_sweep import Sweeper
+from rmgr.errors import InvalidRecord
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import State
 from rmgr.model.submission import Phase, Submission
@@ -127,7 +127,7 @@ class SubmissionKeeper:
     # -- who is there
 
     def _on_buckets(self) -> None:
-        names = [name for name in self._bucket_names.value or () if name.isdecimal()]  # submitters create here
+        names = [name for name in self._bucket_names.value or () if paths.parse_number(name) is not None]  # submitters create here
         for name in [known for known in self._buckets if known not in names]:
             self._buckets.pop(name).stop()
             self._on_bucket(name)
@@ -139,8 +139,9 @@ class SubmissionKeeper:
 
     def _on_bucket(self, name: str) -> None:
         mirror = self._buckets.get(name)
-        present = {int(child) for child in (mirror.value or ()) if child.isdecimal()} if mirror is not None else set()
         bucket = int(name)
+        numbers = map(paths.parse_number, (mirror.value or ()) if mirror is not None else ())
+        present = {number for number in numbers if number is not None and number // 1000 == bucket}
         for number in [known for known in self.followed if known // 1000 == bucket and known not in present]:
             self._forget(self.followed[number])
         for number in sorted(present - self.followed.keys()):
@@ -180,7 +181,7 @@ class SubmissionKeeper:
         self._desk.get(paths.IDS, partial(self._on_ids, name))
 
     def _on_ids(self, name: str, found: Stamped | None) -> None:
-        if found is not None and int(name) < decode_record(found.data, int, paths.IDS) // 1000:
+        if found is not None and int(name) < validity.decode(found.data, int, paths.IDS) // 1000:
             path = f"{paths.SUBS}/{name}"
             self._desk.commit(Multi(name="TIDY", ops=(Delete(path),), proof=Gone(path)))
 
@@ -263,7 +264,7 @@ class SubmissionKeeper:
         numbers, self._dirty = list(self._dirty), {}
         for number in numbers:
             followed = self.followed.get(number)
-            if followed is None or not followed.is_loaded:
+            if followed is None or not followed.is_loaded or followed.is_spoilt:
                 continue
             path, version = paths.sub(number), followed.mark
             if not self._desk.aside.holds(path, version):
@@ -412,4 +413,7 @@ def _number(name: str) -> int:
 
 
 def _queue_in(number: int, then: Callable[[str | None], None], found: Stamped | None) -> None:
-    then(None if found is None else decode_record(found.data, Submission, paths.sub(number)).queue)
+    try:
+        then(None if found is None else validity.submission(found.data, number).queue)
+    except InvalidRecord:
+        then(None)  # of nobody's: what it has claimed goes with its node

@@ -100,6 +100,7 @@ class ClaimedBlock:
     sending: Part | Return | Noted | None = None
     info: Any = None  #: what its daemon knows of its submission
     seal: Seal | None = None  #: of `payloads`, as claimed
+    refusal: str = ""  #: why nothing of it may run, whatever anybody signed
     is_verified: bool = False  #: it is what its user signed (secured clusters)
     is_barred: bool = False  #: the key that signed it was revoked: what of it has not begun goes back to its queue
     is_dropped: bool = False  #: over, or not the node's own any more; late ends of its tasks mean nothing

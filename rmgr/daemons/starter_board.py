@@ -20,12 +20,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
-
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_block
+from rmgr.coord.validity import check_block, decode
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
@@ -48,7 +46,10 @@ _CLAIMS = 64
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A waiting block. data: None while it is fetched. is_taken: a claim of it is under way."""
+    """A waiting block. data: None while it is fetched. is_taken: a claim of it is under way.
+
+    refusal: why nothing of it may run, whatever its data say ("" = it may): it is claimed whole, and ends.
+    """
 
     name: str
     key: BlockKey
@@ -58,6 +59,7 @@ class Candidate:
     gone: int = 0  #: the number of readings begun when it was found gone, 0 = it is there
     is_taken: bool = False
     is_unsuitable: bool = False
+    refusal: str = ""
     is_own: bool = False  #: what a claim of ours has left: nobody else knows it before reading the list
 
 
@@ -88,6 +90,7 @@ class Board:
         self._names: list[str] = []
         self._at = 0
         self._cards: dict[str, Candidate] = {}
+        self._strange: set[str] = set()  #: names in the list that are no block's
         self._paused_s: dict[int, float] = {}
         self._read_s = self._next_read_s = -math.inf
         self._reading = False
@@ -304,9 +307,10 @@ class Board:
             self._late = min(_YIELDS, self._late + 1)
         self._was_called = self._has_won = False
         self._gone = 0
-        self._names = sorted([name for name in names or () if len(name) == _NAME_LENGTH], key=paths.claim_order)
+        listed = set(names or ())
+        self._strange &= listed
+        self._names = sorted([name for name in listed - self._strange if len(name) == _NAME_LENGTH], key=paths.claim_order)
         self._at = 0
-        listed = set(self._names)
         # A name that was gone when this list was asked for and stands in it is a block that came back.
         self._cards = {
             name: card for name, card in self._cards.items() if (name in listed or card.is_taken) and not 0 < card.gone < number
@@ -321,9 +325,8 @@ class Board:
                 self._lose(card)
                 self._too_late(card)
             else:
-                card.data, card.version = decode_block(found.data), found.version
-        except msgspec.MsgspecError:
-            card.is_unsuitable = True  # of a newer release, or not a block
+                card.data, card.refusal = _block_of(card.key, found.data)
+                card.version = found.version
         except RmgrError:
             self._next_read_s = self._clock() + _FAILED_PAUSE_S
         self._wake()
@@ -337,6 +340,7 @@ class Board:
             try:
                 card = Candidate(name, paths.parse_block(name))
             except ValueError:
+                self._strange.add(name)  # submitters create here: looked at once while it stands there
                 return None
             self._cards[name] = card
         return card
@@ -344,7 +348,18 @@ class Board:
     def _trim(self) -> None:
         """Moves past what is gone at the front, so that a long list costs nothing."""
         while self._at < len(self._names):
-            card = self._cards.get(self._names[self._at])
-            if card is None or not (card.gone or card.is_unsuitable):
+            name = self._names[self._at]
+            card = self._cards.get(name)
+            if name not in self._strange and (card is None or not (card.gone or card.is_unsuitable)):
                 return
             self._at += 1
+
+
+def _block_of(key: BlockKey, data: bytes) -> tuple[BlockData, str]:
+    """What stands in a block, and why nothing of it may run ("" = it may): then nothing of it is believed."""
+    try:
+        found = decode(data, BlockData, paths.block_name(key))
+        check_block(key, found)
+    except RmgrError as error:
+        return BlockData(resubmit=False, stamp="invalid"), error.message
+    return found, ""

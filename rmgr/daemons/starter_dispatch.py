@@ -27,7 +27,7 @@ from rmgr.daemons.starter_jobs import Jobs
 from rmgr.daemons.starter_lanes import Lane, Lanes
 from rmgr.daemons.starter_records import Info
 from rmgr.daemons.starter_stage import Staged, Stager
-from rmgr.daemons.starter_trust import Gate
+from rmgr.daemons.starter_trust import Gate, refusal_of
 from rmgr.model.block import BlockKey
 from rmgr.model.frames import CommandBatch, CommandItem, Shape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
@@ -201,7 +201,7 @@ class Dispatch:
         kit = self._kits.get(block.key)
         if kit is not None:
             return kit
-        refusal = self._gate.refusal(block) if self._gate is not None else False
+        refusal = refusal_of(block, self._gate)
         if refusal is None or isinstance(refusal, Failure):
             return refusal
         if block.payloads is None:

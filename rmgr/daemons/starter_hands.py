@@ -25,12 +25,13 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.ops import HANDED_SEQ
 from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_block
+from rmgr.coord.validity import check_block, decode, invalid
+from rmgr.coord.validity_rules import Fault
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_board import Board
 from rmgr.daemons.starter_hints import Hints
 from rmgr.errors import RmgrError
-from rmgr.model.block import BlockKey
+from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.line import Hint
 from rmgr.runtime.failpoint import failpoint
 
@@ -69,6 +70,7 @@ class Hands:
         self._met: dict[BlockKey, tuple[ClaimedBlock, int]] = {}
         self._look_s, self._watch_s = math.inf, -math.inf  # looks never, watches at once
         self.hints.reset()
+        self._strange: set[str] = set()  #: names in the list that nobody could have handed over, or whose data nobody could
         self._next: BlockKey | None = None  #: what comes next, if it goes on as before
 
     @property
@@ -195,12 +197,12 @@ class Hands:
         except RmgrError:
             self._look_s = time.monotonic() + _FAILED_PAUSE_S
             return
-        for name in names:
-            try:
-                key = paths.parse_block(name)
-            except ValueError:
+        self._strange &= set(names)
+        for name, key in paths.blocks_in(name for name in names if name not in self._strange):
+            if key.seq != HANDED_SEQ:
+                self._strange.add(name)
                 continue
-            if key.seq != HANDED_SEQ or self._is_known(key):
+            if self._is_known(key):
                 continue
             self._reading.add(key)
             future = self._coordinator.get(paths.running_block(self._node.name, key))
@@ -223,12 +225,15 @@ class Hands:
             return
         if found is None or self._is_known(key):
             return
+        name = paths.block_name(key)
         try:
-            block = self.hints.meet(key, found.data) or ClaimedBlock.claimed(self._node.name, "", key, decode_block(found.data))
+            block = self.hints.meet(key, found.data) or ClaimedBlock.claimed(self._node.name, "", key, _handed(key, found.data))
             if not block.data.incarnation:  # else it was given back and claimed here, and ended meanwhile
                 self._met[key] = block, found.version
-        except msgspec.MsgspecError:
-            self._log.warning("block_not_readable", node=self._node.name, block=paths.block_name(key))
+                return
+        except RmgrError as error:
+            self._log.warning("block_not_readable", node=self._node.name, block=name, error=error.message)
+        self._strange.add(name)
 
     def _take(self, key: BlockKey, boards: Sequence[Board]) -> None:
         info = self._records.get(key.submission)
@@ -245,8 +250,20 @@ class Hands:
         block.queue, block.base_us, block.info = info.queue.name, now_us, info
         node.claimed(block)
         self._next = replace(key, first=key.end)
+        if info.refusal:
+            return  # it ends here: nothing of it runs
         is_open = any(board.spec.name == block.queue and board.spec.state != "stopped" for board in boards)
         if not is_open or not node.puller.suits(info, key):
             why = "its queue is not served here, or it does not fit"
             self._log.warning("block_refused", node=node.name, block=paths.block_name(key), why=why)
             node.give_back(block, block.tail(key.count), name="RETURN", held=False)
+
+
+def _handed(key: BlockKey, data: bytes) -> BlockData:
+    """A block as a Submitter hands it over: signed, and nothing else. Raises: InvalidRecord, WrongCluster."""
+    name = paths.block_name(key)
+    found = decode(data, BlockData, name)
+    check_block(key, found)
+    if found.allocation is not None:
+        raise invalid(name, Fault("allocation", found.allocation, "nothing: only the leader places jobs"))
+    return found

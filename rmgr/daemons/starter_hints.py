@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from rmgr.adapters.channel import Loop
 from rmgr.adapters.line import Line, LineServer
 from rmgr.adapters.rpc_limits import Bounds
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Create, Multi, Stamped
 from rmgr.coord.ops import HANDED_SEQ
-from rmgr.coord.records import decode_block
+from rmgr.coord.validity import check_block, decode
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_shared import Quietly
-from rmgr.model.block import BlockKey
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.line import Ahead, Hint, Message, Told
 
 if TYPE_CHECKING:
@@ -131,10 +130,12 @@ class Hints:
         if info is None or len(self._announced) >= _MOST:
             return
         try:
-            block = ClaimedBlock.claimed(self._node.name, info.queue.name, key, decode_block(data))
-        except msgspec.MsgspecError:
+            found = decode(data, BlockData, "a hint")
+            check_block(key, found)
+        except RmgrError:
             line.close()
             return
+        block = ClaimedBlock.claimed(self._node.name, info.queue.name, key, found)
         block.info = info
         if block.data.incarnation or block.is_placed:
             return

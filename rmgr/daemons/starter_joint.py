@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rmgr.coord import paths, place_ops
+from rmgr.coord import ops, paths, place_ops
 from rmgr.coord.multi import Committed, Conflict, Outcome
 from rmgr.coord.records import brief
 from rmgr.daemons.starter_blocks import ClaimedBlock, Part
@@ -136,6 +136,11 @@ class Joint:
         node = self._node
         gone = {paths.inbox(node.name, guid): guid for _, part in some for guid in part.orders}.get(conflict.path)
         odd = [block for block, _ in some if paths.running_block(node.name, block.key) == conflict.path]
+        if conflict.path.startswith(f"{paths.sub(some[0][0].key.submission)}/"):
+            for block, part in some:
+                node.orders.released(part.orders)
+                discard(node, self._shared, block, conflict)
+            return
         if conflict.path == paths.idle(node.name):
             node.idle.present = True
         elif gone is None and not odd:
@@ -150,7 +155,13 @@ class Joint:
             node.orders.gone(gone)
         for block in odd:
             node.log.warning("block_reread", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
-            self._shared.metrics.resyncs.inc()
+
+
+def discard(node: NodeAgent, shared: Shared, block: ClaimedBlock, conflict: Conflict) -> None:
+    """Its submission has no place for what became of it (it was collected, or no SUBMIT made it): it goes, and nobody is told."""
+    node.log.warning("block_discarded", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
+    shared.committer.commit(ops.discard(node.name, shared.committer.fence(node.name), block.key), lambda _: None)
+    node.drop_block(block)
 
 
 def _is_plain(block: ClaimedBlock) -> bool:

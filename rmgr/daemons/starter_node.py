@@ -29,7 +29,7 @@ from rmgr.daemons.starter_hands import Hands
 from rmgr.daemons.starter_hints import News
 from rmgr.daemons.starter_home import Mending
 from rmgr.daemons.starter_jobs import Jobs
-from rmgr.daemons.starter_joint import Joint
+from rmgr.daemons.starter_joint import Joint, discard
 from rmgr.daemons.starter_lanes import Lanes
 from rmgr.daemons.starter_logs import LiveLogs
 from rmgr.daemons.starter_orders import Orders
@@ -141,8 +141,7 @@ class NodeAgent:
         self.puller = Puller(
             self,
             committer=shared.committer, records=shared.records,
-            times=shared.times, log=self.log,
-            on_claim=shared.metrics.claimed,
+            times=shared.times, log=self.log, on_claim=shared.metrics.claimed,
             gate=shared.gate, accounts=accounts,
         )
         self.hands = Hands(self, shared, log=self.log)
@@ -276,8 +275,7 @@ class NodeAgent:
         rest = self._joint.flush(now_s)
         self._at(self._joint.due_s)
         for block in rest:
-            key = block.key
-            due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self.lanes.cores // key.cores))
+            due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self.lanes.cores // block.key.cores))
             if due_s is None:
                 continue
             if due_s > now_s:
@@ -285,8 +283,8 @@ class NodeAgent:
                 continue
             part = block.take_part()
             if part.row:
-                written = partial(self._row_written, block, part)
-                self._shared.io.run(lambda store, part=part: store.put(part.row, part.row_bytes), written, size=len(part.row_bytes))
+                put, written = (lambda store, part=part: store.put(part.row, part.row_bytes)), partial(self._row_written, block, part)
+                self._shared.io.run(put, written, size=len(part.row_bytes))
             else:
                 self._complete(block, part)
 
@@ -344,13 +342,15 @@ class NodeAgent:
         elif any(conflict.path == paths.inbox(self.name, guid) for guid in orders):
             self.orders.gone(conflict.path.rpartition("/")[2])
             block.refused(now_s)
+        elif conflict.path.startswith(f"{paths.sub(block.key.submission)}/"):
+            discard(self, self._shared, block, conflict)
         else:
             self.log.warning("block_reread", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
-            self._shared.metrics.resyncs.inc()
             self.reread(block)
 
     def reread(self, block: ClaimedBlock) -> None:
         """Takes the block from what its znode says; gone means: decided without us."""
+        self._shared.metrics.resyncs.inc()
         future = self._shared.coordinator.get(paths.running_block(self.name, block.key))
 
         def arrived() -> None:

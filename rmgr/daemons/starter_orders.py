@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Conflict, Outcome, Stamped
 from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
+from rmgr.coord.validity import decode
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_shared import Quietly
-from rmgr.errors import RmgrError, WrongCluster
+from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.node import InboxOrder, Order
 
@@ -245,10 +245,10 @@ class Orders:
             found = done.result()
             if found is None:
                 return
-            order = decode_record(found.data, InboxOrder, paths.inbox(self._node.name, guid))
+            order = decode(found.data, InboxOrder, paths.inbox(self._node.name, guid))
         except RmgrError as error:
-            self._log.warning("order_not_readable", guid=guid, error=error.message)
-            if isinstance(error, WrongCluster):  # what stands there is no order: not read again while it stands there
+            self._log.warning("order_not_readable", guid=guid[:100], error=error.message)
+            if not isinstance(error, CoordinationUnavailable):  # what stands there is no order: not read again while it stands there
                 self._unreadable.add(guid)
             return
         if order.order is Order.START:
@@ -257,7 +257,7 @@ class Orders:
             if starts is not None:
                 self._node.jobs.begin([(guid, starts)])
             else:
-                self._log.warning("order_refused", guid=guid, block=order.extra.get("block", ""), why="it names no block")
+                self._log.warning("order_refused", guid=guid[:100], block=order.extra.get("block", ""), why="it names no block")
             self._wake()
             return
         self._add(guid, order)

@@ -223,11 +223,14 @@ class Puller:
         if not self.suits(info, key):
             card.is_unsuitable = True
             return False
-        if self._accounts is not None and not self._accounts.may_claim(info.record.user):
+        if self._accounts is not None and not info.refusal and not self._accounts.may_claim(info.record.user):
             self._without.add(key.submission)
             return False
         if card.data is None:
             return None
+        if card.refusal or info.refusal:
+            self._claim(board, card, info, key.count)  # whole, to end it: nothing of it runs
+            return True
         if self._gate is not None and self._gate.is_barred(card.data.seal, info):
             self._without.add(key.submission)
             return False
@@ -375,7 +378,7 @@ class Puller:
         left_card = board.take(card, rest)
         part = ops.cut(data, key.first, mine.first, take)
         block = ClaimedBlock.claimed(node.name, board.spec.name, mine, part)
-        block.info = info
+        block.info, block.refusal = info, card.refusal
         flying = _Flying(mine, info, board.spec.name, part, board, card, left_card, clears_idle, block)
         self._flying[mine] = flying
         self._seen = None

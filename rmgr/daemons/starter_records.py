@@ -20,9 +20,11 @@ from rmgr.coord import keys, paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
+from rmgr.coord.validity import check
+from rmgr.coord.validity import submission as checked_record
 from rmgr.daemons.starter_ended import Endings
 from rmgr.daemons.starter_fetch import Failure, Fetcher
-from rmgr.errors import CoordinationUnavailable, RmgrError, UsageError
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, RmgrError, WrongCluster
 from rmgr.model.array import Array, parse_array
 from rmgr.model.frames import Shape
 from rmgr.model.queue import ClusterSettings, QueueSpec
@@ -53,6 +55,7 @@ class Info:
     read_s: float = -math.inf  #: monotonic time at which `is_closed` was seen
     session: int = 0  #: in which: a later one may know less for a moment
     czxid: int = 0  #: transaction that made the record
+    refusal: str = ""  #: why nothing of it may run: its record holds what none may hold
     needs: Needs = field(init=False)  #: other resources of one process
     kind: str | int = field(init=False)  #: what its commands share with others that take similar times: script and arguments
 
@@ -223,7 +226,7 @@ class Records:
         try:
             found = done.result()
             if info is not None:
-                info.is_closed = found is None or decode_record(found.data, Submission, paths.sub(submission)).phase is Phase.CLOSED
+                info.is_closed = found is None or checked_record(found.data, submission).phase is Phase.CLOSED
                 info.read_s, info.session = time.monotonic(), session
         except CoordinationUnavailable:
             pass  # asked again at the next use
@@ -251,10 +254,12 @@ class Records:
             if found is None:
                 self._refuse(submission, "its record is gone")
             else:
-                record = decode_record(found.data, Submission, paths.sub(submission))
+                record = checked_record(found.data, submission)
                 self._read[submission] = record, found.stat.czxid, time.monotonic(), session
         except CoordinationUnavailable:
             pass  # asked again at the next use
+        except InvalidRecord as error:
+            self._distrust(submission, error.message)
         except RmgrError as error:
             self._refuse(submission, error.message)
         self.wake()
@@ -265,17 +270,24 @@ class Records:
             return None
         del self._read[record.id]
         if isinstance(expanded, Failure):
+            if expanded.reason is Reason.UNTRUSTED:
+                return self._distrust(record.id, expanded.error)
             self._refuse(record.id, expanded.error)
             return None
-        try:
-            array = parse_array(expanded.array) if expanded.array else None
-        except UsageError as error:
-            self._refuse(record.id, error.message)
-            return None
+        array = parse_array(expanded.array) if expanded.array else None
         queue = self._settings().queue(record.queue) or QueueSpec(name=record.queue)
         info = self._here[record.id] = Info(expanded, queue, array)
         info.origin, info.is_closed, info.read_s, info.session = record, record.phase is Phase.CLOSED, read_s, session
         info.czxid = czxid
+        while len(self._here) > _KEEP:
+            self._here.popitem(last=False)
+        return info
+
+    def _distrust(self, submission: int, why: str) -> Info:
+        """Its record is none that may be believed: what waits of it ends, and the record is not looked at again."""
+        self._log.warning("submission_invalid", submission=submission, why=why)
+        nobodys = Submission(id=submission, name="", user="", queue="", work=Work.COMMAND)
+        info = self._here[submission] = Info(nobodys, QueueSpec(name=""), None, refusal=why)
         while len(self._here) > _KEEP:
             self._here.popitem(last=False)
         return info
@@ -306,9 +318,12 @@ def expander(fetcher: Fetcher) -> Callable[[Submission], Submission | Failure | 
         if blob is None or isinstance(blob, Failure):
             return blob
         try:
-            spec = decode_record(blob.data or Path(blob.path).read_bytes(), _Spec, record.spec_sha256)
+            where = keys.upload(record.spec_sha256)
+            spec = decode_record(blob.data or Path(blob.path).read_bytes(), _Spec, where)
+            whole = replace(record, command=spec.command, python=spec.python, spec_sha256="")
+            check(whole, where=where)
         except (RmgrError, OSError) as error:
-            return Failure(Reason.START_FAILED, str(error))
-        return replace(record, command=spec.command, python=spec.python)
+            return Failure(Reason.UNTRUSTED if isinstance(error, InvalidRecord | WrongCluster) else Reason.START_FAILED, str(error))
+        return whole
 
     return expand

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 
-from rmgr.coord import leader_ops, ops, paths
+from rmgr.coord import leader_ops, ops, paths, validity
 from rmgr.coord.liveness import STOPPED
 from rmgr.coord.multi import Committed, Conflict, Delete, Gone, Multi, Stamped, Unknown
 from rmgr.coord.ports import Coordinator
@@ -27,11 +27,10 @@ from rmgr.coord.records import decode_block, decode_record
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_node import NodeAgent
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, StateConflict, WrongCluster
-from rmgr.model.block import BlockKey
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, StateConflict
+from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.states import Reason
-from rmgr.model.submission import Submission
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.release import release
 
@@ -275,9 +274,9 @@ class Registry:
     def _is_block(self, agent: NodeAgent, key: BlockKey, found: Stamped) -> bool:
         """Whoever may hand work over may write what is none: it must not keep the node from coming back."""
         try:
-            decode_block(found.data)
-        except msgspec.MsgspecError as error:
-            self._log.error("block_unreadable", node=agent.name, block=paths.block_name(key), error=str(error))
+            validity.decode(found.data, BlockData, paths.block_name(key))
+        except RmgrError as error:
+            self._log.error("block_unreadable", node=agent.name, block=paths.block_name(key), error=error.message)
             return False
         return True
 
@@ -294,8 +293,8 @@ class Registry:
             self._log.error("block_without_record", node=agent.name, block=paths.block_name(key))
             return None
         try:
-            queue = decode_record(record.data, Submission, paths.sub(key.submission)).queue
-        except WrongCluster as error:  # one such record must not keep a whole node away
+            queue = validity.submission(record.data, key.submission).queue
+        except RmgrError as error:  # one such record must not keep a whole node away
             self._log.error("submission_unreadable", submission=key.submission, error=error.message)
             return None
         multi = leader_ops.fail(

@@ -28,6 +28,13 @@ _KEEP = 1024
 FRESH_S = 1.0
 
 
+def refusal_of(block: ClaimedBlock, gate: Gate | None) -> Failure | Literal[False] | None:
+    """As `Gate.refusal`, for open clusters (no gate), too: what no block or record may hold runs nowhere."""
+    if why := block.refusal or block.info.refusal:
+        return Failure(Reason.UNTRUSTED, f"refused: {why}", blames_node=False, is_refusal=True)
+    return gate.refusal(block) if gate is not None else False
+
+
 class Gate:
     """Verifies blocks and signs fragments for all nodes of a Starter. Owner's thread only."""
 

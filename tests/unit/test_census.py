@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from rmgr.coord import answers, nowhere, ops, paths
+from rmgr.coord.codes import Codes
 from rmgr.coord.multi import Committed, Conflict, Delete, Gone, Multi
 from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_census import CENSUS_S
@@ -37,9 +38,23 @@ def outcomes(bench: Bench, number: int) -> dict[int, tuple[State, Reason]]:
 
 
 def test_missing_is_what_no_end_and_no_range_covers() -> None:
-    assert nowhere.missing(10, b"\0\1\0\2\0\0\0\0\0\0", [(4, 2), (8, 100)]) == [0, 2, 6, 7]
-    assert nowhere.missing(3, b"\1\1\1", []) == []
-    assert nowhere.missing(2, b"", [(0, 1)]) == [1]
+    assert nowhere.missing(10, codes(1, 3), [(4, 2), (8, 100)]) == [0, 2, 6, 7]
+    assert nowhere.missing(3, codes(0, 1, 2), []) == []
+    assert nowhere.missing(2, codes(), [(0, 1)]) == [1]
+    assert nowhere.missing(9000, codes(*range(4096), 8191, 8193), [(4096, 4094), (8190, 1)]) == [8192, *range(8194, 9000)]
+
+
+def test_what_is_missing_is_found_quickly_however_many_tasks_are_claimed_to_be_there():
+    found = nowhere.missing(1 << 26, codes((1 << 26) - 1), [(5, 1)])
+    assert found[:6] == [0, 1, 2, 3, 4, 6]
+    assert len(found) == nowhere.MOST_MISSING
+
+
+def codes(*indices: int) -> Codes:
+    made = Codes()
+    for index in indices:
+        made[index] = 1
+    return made
 
 
 def test_a_waiting_block_that_was_deleted_is_found_explained_and_ended(bench: Bench) -> None:

@@ -271,14 +271,33 @@ def test_whoever_comes_too_late_reads_again_after_a_while_and_whoever_wins_at_on
     assert pause_s() < 0.01
 
 
-def test_data_that_are_not_a_block_make_it_unsuitable_not_the_board_broken(world: World) -> None:
+@pytest.mark.parametrize(
+    "data",
+    [b"\xc1", b"", encode_block(BlockData(function="../../x")), encode_block(BlockData(base=3, payloads=(b"a",)))],
+    ids=["no message", "nothing", "a path", "arguments of others"],
+)
+def test_of_a_block_whose_data_nobody_may_write_nothing_is_believed(world: World, data: bytes) -> None:
     path = paths.pending_block("q", block(1))
-    world.zk.commit(Multi(name="T", ops=(Create(path, b"\xc1"),), proof=Exists(path))).result(60)
-    world.add(block(2))
+    world.zk.commit(Multi(name="T", ops=(Create(path, data),), proof=Exists(path))).result(60)
     world.look()
     card = world.board.pick(world.now_s)
     assert card is not None
     world.board.fetch(card)
     world.deliver()
-    assert card.is_unsuitable
+    assert card.refusal.startswith(paths.block_name(block(1)))
+    assert card.data == BlockData(resubmit=False, stamp="invalid")
+
+
+def test_a_name_that_is_no_blocks_is_looked_at_once_while_it_stands_there(world: World) -> None:
+    strange = [paths.block_name(block(1)).replace(".00001.", ".00000."), paths.block_name(block(1)).replace("1", "\u0661")]
+    for name in strange:
+        path = f"{paths.pending('q')}/{name}"
+        world.zk.commit(Multi(name="T", ops=(Create(path, b""),), proof=Exists(path))).result(60)
+    world.look()
+    assert world.pick() is None
+    assert world.board._strange == set(strange)
+    world.add(block(2))
+    world.now_s += 2
+    world.look()
     assert world.pick() == block(2)
+    assert world.board._names == [paths.block_name(block(2))]
