@@ -25,6 +25,7 @@ from rmgr.model.block import MOST_ATTEMPTS, MOST_TASKS, PRIORITY_RANGE
 from rmgr.model.identity import Role
 from rmgr.model.ids import MAX_NUMBER
 from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
+from rmgr.model.limits import BOUNDS, UserLimits
 from rmgr.model.line import Ahead, Hint, Told
 from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, Order, StarterEntry, SubmitterEntry, Trouble
 from rmgr.model.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
@@ -134,6 +135,7 @@ BOOK.add(
     users=many(text(255), LONG),
     newer=extra,
 )
+BOOK.add(UserLimits, newer=extra, **dict.fromkeys((bound.name for bound in BOUNDS), _COUNT))
 BOOK.add(PipelineSpec, partition=text(255, 1), document=text(ZNODE_BYTES), name=WORD, newer=extra)
 BOOK.add(
     ClusterSettings,
@@ -152,6 +154,7 @@ BOOK.add(
     pipelines=many(BOOK.of(PipelineSpec), LONG),
     barrier_us=SPAN,
     values=one_of(PRIVATE, SHARED),
+    limits=BOOK.of(UserLimits),
     extra=mapping(text(1000), text(ZNODE_BYTES), 1000),
     newer=extra,
 )

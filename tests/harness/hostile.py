@@ -13,6 +13,7 @@ from rmgr.coord.records import encode_record
 from rmgr.model.block import BlockData, BlockKey, KeyedPayload, PastAttempt, Seal
 from rmgr.model.identity import Role
 from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
+from rmgr.model.limits import UserLimits
 from rmgr.model.line import Ahead, Hint, Told
 from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, Order, StarterEntry, SubmitterEntry, Trouble
 from rmgr.model.outcome import FailedRange, Fragment, FragmentSeal, Outcome
@@ -82,6 +83,7 @@ SAMPLES: tuple[Any, ...] = (
     QueueSpec(name="default", users=("ann",)),
     PipelineSpec(partition="default", document="{}"),
     ClusterSettings(operators=("ann",), pipelines=(PipelineSpec(partition="default", document="{}"),), extra={"a": "b"}),
+    UserLimits(),
     CancelRequest(submission=1, tasks=((0, 1),), ended=((0, 1),)),
     StopRequest(kind=StopKind.CHECKPOINT, submission=1, done=((1, 0, "saved"),), left=((1, 1, "gone"),)),
     AnyRequest(kind="vacate", submission=1),
