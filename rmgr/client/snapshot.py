@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from rmgr.coord import keys, paths
+from rmgr.coord import keys, paths, validity
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.records import decode_block, decode_failed, decode_outcomes, decode_page, decode_record, read_fragment
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress
-from rmgr.errors import CoordinationUnavailable, DataLost, NotFound, PermissionDenied, WrongCluster
+from rmgr.errors import CoordinationUnavailable, DataLost, InvalidRecord, NotFound, PermissionDenied, WrongCluster
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
 from rmgr.model.outcome import Fragment, Outcome
@@ -79,12 +79,13 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
     drains = _records(coordinator, [paths.drain(name) for name in drained], Drain, timeout_s)
     troubles = _records(coordinator, [paths.trouble(name) for name in troubled], Trouble, timeout_s)
     numbers: list[int] = []
-    for names in fetch([f"{paths.SUBS}/{bucket}" for bucket in buckets], coordinator.children, timeout_s=timeout_s):
-        numbers += [int(name) for name in names or () if name.isdecimal()]
+    directories = [f"{paths.SUBS}/{bucket}" for bucket in buckets if paths.parse_number(bucket) is not None]  # submitters create here
+    for names in fetch(directories, coordinator.children, timeout_s=timeout_s):
+        numbers += [number for name in names or () if (number := paths.parse_number(name)) is not None]
     submissions: dict[int, tuple[Submission, Progress]] = {}
     waiting: dict[int, int] = {}
     for number in sorted(numbers):
-        with suppress(PermissionDenied, WrongCluster):  # another's, or unreadable: one record hides no other
+        with suppress(PermissionDenied, WrongCluster, InvalidRecord):  # another's, or unreadable: one record hides no other
             found = read_progress(coordinator, store, number, timeout_s=timeout_s)
             if found is not None:
                 submissions[number] = found
@@ -113,7 +114,7 @@ def read_submission(coordinator: Coordinator, number: int, *, timeout_s: float =
     found = _awaited(coordinator.get(paths.sub(number), timeout_s=timeout_s), timeout_s)
     if found is None:
         raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
-    return decode_record(found.data, Submission, paths.sub(number))
+    return validity.submission(found.data, number)
 
 
 def read_progress(
@@ -124,15 +125,16 @@ def read_progress(
     if record is None or tail is None or done is None:
         return None
     progress = Progress()
-    progress.tail = decode_record(tail.data, Tail, paths.tail(number))
+    progress.tail = validity.decode(tail.data, Tail, paths.tail(number))
+    submission = validity.submission(record.data, number)
     try:
         paged, fragments = read_whole(coordinator, number, done, timeout_s=timeout_s)
     except NotFound:
         return None
     progress.skip_to(paged)
     for at, fragment in fragments:
-        progress.apply(at, fragment, outcomes_of(fragment, store))
-    return decode_record(record.data, Submission, paths.sub(number)), progress
+        progress.apply(at, fragment, outcomes_of(fragment, store), end=progress.tail.next)
+    return submission, progress
 
 
 def read_whole(
@@ -143,7 +145,7 @@ def read_whole(
     Raises: NotFound when the submission is collected meanwhile.
     """
     while True:
-        paged = decode_record(done.data, Paged, paths.done(number)) if done.data else Paged()
+        paged = validity.decode(done.data, Paged, paths.done(number)) if done.data else Paged()
         fragments = read_fragments(coordinator, number, paged.base, done, timeout_s=timeout_s)
         if len(fragments) >= done.stat.creates - paged.base:
             return paged, fragments

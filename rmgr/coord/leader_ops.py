@@ -127,6 +127,14 @@ def resubmit(
     return Multi(name="RESUBMIT", ops=tuple(ops), proof=Gone(path)), None
 
 
+def distrust(submission: Submission, first: int, count: int, attempt: int, version: int, error: str) -> Multi:
+    """DISTRUST: a failed range that nobody may have written ends: nothing of what it says runs."""
+    path = paths.failed_range(submission.id, first, count, attempt)
+    fragment = no_outcome(State.FAILED, Reason.UNTRUSTED, range(first, first + count), error[:200])
+    ops = (Delete(path, version), Create(paths.fragment_prefix(submission.id), encode_fragment(fragment), sequence=True))
+    return Multi(name="DISTRUST", ops=ops, proof=Gone(path))
+
+
 def outcome_of(failed: FailedRange, reason: Reason, index: int) -> Outcome:
     """The final outcome of a failed attempt that may not run again (times relative to its start)."""
     return Outcome(

@@ -84,6 +84,15 @@ def check_block(key: BlockKey, data: BlockData, *, where: str = "") -> None:
         raise invalid(where, Fault("payloads", len(data.payloads), f"arguments of all tasks from {key.first} to {key.end - 1}"))
 
 
+def check_failed(failed: FailedRange, submission: Submission, first: int, count: int, *, where: str) -> None:
+    """A failed range (checked already) is of that submission's work: its queue, its shape, a block of it. Raises InvalidRecord."""
+    if failed.queue != submission.queue:
+        raise invalid(where, Fault("queue", failed.queue, submission.queue))
+    data = decode(failed.block, BlockData, f"{where}: block")
+    if data.payloads and not (data.base <= first and first + count <= data.base + len(data.payloads)):
+        raise invalid(where, Fault("block.payloads", len(data.payloads), f"arguments of all tasks from {first} to {first + count - 1}"))
+
+
 def invalid(where: str, fault: Fault) -> InvalidRecord:
     """The error for a fault."""
     field = f" {fault.path}" if fault.path else ""

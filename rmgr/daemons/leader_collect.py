@@ -244,7 +244,7 @@ def stored_submissions(store: Store) -> list[int]:
         after = ""
         while names := store.keys(family, after=after, limit=1):
             number = names[0].split("/")[1]
-            if number.isdecimal():
+            if len(number) == 10 and number.isascii() and number.isdecimal():  # as keys are made
                 found.add(int(number))
             after = f"{family}{number}/{_TOP}"
     return sorted(found)

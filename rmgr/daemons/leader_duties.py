@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from rmgr.client.repair import delete_outputs
-from rmgr.coord import keys, leader_ops, paths
+from rmgr.coord import keys, leader_ops, paths, validity
 from rmgr.coord.closing import history_rows, paged_with, summary
 from rmgr.coord.keeping import Bar, Close, DropFailed, EndTail, FailedSeen, Page, Resubmit, barred, cancel_reason, close
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Holds, Multi, Outcome, Set, Stamped
@@ -20,7 +20,6 @@ from rmgr.coord.ports import Store
 from rmgr.coord.records import (
     NOTHING,
     decode_block,
-    decode_failed,
     decode_outcomes,
     encode_fragment,
     encode_record,
@@ -30,7 +29,7 @@ from rmgr.coord.records import (
 from rmgr.coord.rules import Again, rule
 from rmgr.daemons.leader_desk import Desk, version_of
 from rmgr.daemons.leader_follow import Followed
-from rmgr.errors import DataLost
+from rmgr.errors import DataLost, RmgrError
 from rmgr.model import outcome as model
 from rmgr.model.outcome import FailedRange, Fragment
 from rmgr.model.queue import ClusterSettings
@@ -59,7 +58,9 @@ class Duties:
         if submission.phase is Phase.CANCELLED:
             done(True)  # the plan says something else now
             return
-        failed = decode_failed(found.data)
+        failed = self._believed(followed, duty, done, found)
+        if failed is None:
+            return
         max_losses = self._settings().max_losses
         if self._waits(followed, duty, failed, submission.backoff_us, max_losses):
             done(True)
@@ -71,6 +72,20 @@ class Duties:
         )
         failpoint("leader.before_resubmit")
         self._desk.commit(multi, partial(self._resubmitted, followed, duty, failed, final, done))
+
+    def _believed(self, followed: Followed, duty: Resubmit | DropFailed, done: Done, found: Stamped) -> FailedRange | None:
+        """The record, if it is what may stand there; else its tasks end UNTRUSTED, and nothing of it goes into any queue."""
+        path, submission = _failed_path(followed, duty), followed.submission
+        assert submission is not None
+        try:
+            failed = validity.decode(found.data, FailedRange, path)
+            validity.check_failed(failed, submission, duty.first, duty.count, where=path)
+        except RmgrError as error:
+            multi = leader_ops.distrust(submission, duty.first, duty.count, duty.attempt, found.version, error.message)
+            self._desk.log.warning("failed_range_invalid", path=path, error=error.message, epoch=self._desk.epoch)
+            self._desk.commit(multi, partial(self._dropped, followed, duty, done))
+            return None
+        return failed
 
     def _waits(self, followed: Followed, duty: Resubmit, failed: FailedRange, backoff_us: int, max_losses: int) -> bool:
         """Its back-off, known only now that the record was read, is not over."""
@@ -120,19 +135,16 @@ class Duties:
     def _drop(self, followed: Followed, duty: DropFailed, done: Done, found: Stamped) -> None:
         submission = followed.submission
         assert submission is not None
+        failed = self._believed(followed, duty, done, found)
+        if failed is None:
+            return
         multi = leader_ops.cancel_failed(
-            submission,
-            duty.first,
-            duty.count,
-            duty.attempt,
-            decode_failed(found.data),
-            found.version,
-            reason=cancel_reason(submission),
+            submission, duty.first, duty.count, duty.attempt, failed, found.version, reason=cancel_reason(submission)
         )
         failpoint("leader.before_drop_failed")
         self._desk.commit(multi, partial(self._dropped, followed, duty, done))
 
-    def _dropped(self, followed: Followed, duty: DropFailed, done: Done, outcome: Outcome) -> None:
+    def _dropped(self, followed: Followed, duty: Resubmit | DropFailed, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             self._told_of(followed, duty)
         else:

@@ -12,9 +12,8 @@ from dataclasses import replace
 from functools import partial
 
 from rmgr.client.cancelling import cancel_tasks
-from rmgr.coord import paths, request_ops
+from rmgr.coord import paths, request_ops, validity
 from rmgr.coord.multi import Outcome, Stamped
-from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import names_below
 from rmgr.daemons.placing_asks import Asks
@@ -56,10 +55,10 @@ class RequestKeeper:
         path = paths.request(guid)
         try:
             request: request_ops.Request
-            if decode_record(found.data, AnyRequest, path).kind:
-                request = decode_record(found.data, StopRequest, path)
+            if validity.decode(found.data, AnyRequest, path).kind:
+                request = validity.decode(found.data, StopRequest, path)
             else:
-                request = decode_record(found.data, CancelRequest, path)
+                request = validity.decode(found.data, CancelRequest, path)
         except RmgrError as error:
             self._desk.log.warning("request_unreadable", path=paths.request(guid), error=error.message)
             self._clear_later(guid)
@@ -95,7 +94,7 @@ class RequestKeeper:
 def _cancel(desk: Desk, request: CancelRequest) -> tuple[tuple[int, int], ...]:
     """On a thread that may wait."""
     found = desk.coordinator.get(paths.tail(request.submission), timeout_s=_WORK_S).result(_WORK_S + 1)
-    tail = Tail() if found is None else decode_record(found.data, Tail)
+    tail = Tail() if found is None else validity.decode(found.data, Tail, paths.tail(request.submission))
     indices = indices_of(request.tasks, tail.next)
     end = time.monotonic() + _WORK_S
     done = cancel_tasks(desk.coordinator, request.submission, indices, detail=request.detail, running=False, deadline_s=end, may_ask=False)

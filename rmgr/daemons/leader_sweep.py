@@ -12,17 +12,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
-import msgspec
-
-from rmgr.coord import paths
+from rmgr.coord import paths, validity
 from rmgr.coord.keeping import BringBack, End, Move, SetAside, cancel_reason, end_block, moves, room_of
 from rmgr.coord.leader_ops import order
 from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.ops import bring_back, set_aside
-from rmgr.coord.records import decode_block, decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_follow import Followed
-from rmgr.model.block import BlockKey
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import InboxOrder, Order
 from rmgr.model.submission import Phase, Tail
 from rmgr.runtime.failpoint import failpoint
@@ -152,7 +150,7 @@ class Sweeper:
 
     def _on_tail(self, turn: _Turn, found: Stamped | None) -> None:
         if found is not None:
-            turn.tail = decode_record(found.data, Tail)
+            turn.tail = validity.decode(found.data, Tail, paths.tail(turn.followed.number))
 
     def _on_failed(self, turn: _Turn, names: list[str] | None) -> None:
         submission = turn.followed.submission
@@ -208,9 +206,9 @@ class Sweeper:
             self._moved(turn, None)
             return
         try:
-            data = decode_block(found.data)
-        except msgspec.MsgspecError as error:
-            self._desk.log.error("block_unreadable", path=paths.held_block(queue, key), error=str(error))
+            data = validity.decode(found.data, BlockData, paths.held_block(queue, key))
+        except RmgrError as error:
+            self._desk.aside.add(paths.held_block(queue, key), found.version, error)
             self._moved(turn, None)
             return
         failpoint("leader.before_bring_back")

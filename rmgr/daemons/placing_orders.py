@@ -13,12 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-import msgspec
-
-from rmgr.coord import leader_ops, ops, paths, place_ops
+from rmgr.coord import leader_ops, ops, paths, place_ops, validity
 from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, Unknown, size_of
 from rmgr.coord.place_ops import Assigned
-from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.placing_book import Book, Placed, Waiting
@@ -27,6 +24,7 @@ from rmgr.daemons.placing_records import encode_records
 from rmgr.daemons.placing_reserved import Promises
 from rmgr.daemons.placing_stops import POLICY, Stop, Stops, stop_order
 from rmgr.daemons.placing_view import said
+from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData
 from rmgr.model.node import InboxOrder, NodeState, Order
 from rmgr.model.placing import job_id, task_of
@@ -265,9 +263,11 @@ class Orders:
     def _data_of(self, waiting: Waiting, found: Stamped) -> BlockData | None:
         """None for what is no block: it stands there, and is no job any more."""
         try:
-            return decode_block(found.data)
-        except msgspec.MsgspecError as error:
-            self._desk.log.error("block_unreadable", path=f"{paths.pending(waiting.queue)}/{waiting.name}", error=str(error))
+            data = validity.decode(found.data, BlockData, f"{paths.pending(waiting.queue)}/{waiting.name}")
+            validity.check_block(waiting.key, data)
+            return data
+        except RmgrError as error:
+            self._desk.log.error("block_unreadable", path=f"{paths.pending(waiting.queue)}/{waiting.name}", error=error.message)
             self._book.spoilt.add(waiting.name)
             return None
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 
-from rmgr.coord import paths
+from rmgr.coord import paths, validity
 from rmgr.coord.multi import Stamped
-from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.placing_book import Book
-from rmgr.errors import WrongCluster
+from rmgr.errors import RmgrError
 from rmgr.model.submission import Submission
 
 #: Records that are read by one request, and decoded in one letter.
 _TOGETHER = 64
 #: A record that was not there, and one that cannot be read: read again after this.
 _PAUSE_S, _LONG_PAUSE_S = 1.0, 60.0
+#: Errors that are remembered.
+_MOST_ODD = 1000
 
 
 class SubmissionRecords:
@@ -28,6 +30,7 @@ class SubmissionRecords:
         self._book = book
         self._wake = wake
         self._wanted: list[int] = []
+        self._odd: dict[int, str] = {}
 
     def get(self, number: int) -> Submission | None:
         """Its record; None while it is being read, or when it is gone."""
@@ -51,9 +54,11 @@ class SubmissionRecords:
 
     def _on_record(self, number: int, found: Stamped | None) -> None:
         try:
-            self._book.submissions[number] = None if found is None else decode_record(found.data, Submission, paths.sub(number))
-        except WrongCluster as error:
-            self._desk.log.error("submission_unreadable", submission=number, error=error.message)
+            self._book.submissions[number] = None if found is None else validity.submission(found.data, number)
+        except RmgrError as error:
+            if self._odd.get(number) != error.message:  # told once
+                self._desk.log.error("submission_unreadable", submission=number, error=error.message)
+                self._odd = {**dict(islice(self._odd.items(), _MOST_ODD)), number: error.message}
         if self._book.submissions.get(number) is None:
             self.nobodys.add(number)
             self._desk.after(_PAUSE_S if found is None else _LONG_PAUSE_S, partial(self._unread, [number]))

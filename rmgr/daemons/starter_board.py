@@ -40,6 +40,8 @@ _SPREAD, _ENOUGH, _GONE = 256, 8, 3
 #: Whoever came too late n times waits up to 2**n times this before it reads again, n at most this many: 0.26 s.
 _YIELD_S, _YIELDS = 0.002, 7
 _NAME_LENGTH = 67
+#: The longest time for which blocks that cannot be claimed are left alone.
+_MOST_PAUSE_S = 60.0
 #: Candidates looked past for those whose claim is under way.
 _CLAIMS = 64
 
@@ -60,6 +62,7 @@ class Candidate:
     is_taken: bool = False
     is_unsuitable: bool = False
     refusal: str = ""
+    pauses: int = 0
     is_own: bool = False  #: what a claim of ours has left: nobody else knows it before reading the list
 
 
@@ -92,6 +95,7 @@ class Board:
         self._cards: dict[str, Candidate] = {}
         self._strange: set[str] = set()  #: names in the list that are no block's
         self._paused_s: dict[int, float] = {}
+        self._pausing: dict[int, str] = {}  #: the block for whose sake
         self._read_s = self._next_read_s = -math.inf
         self._reading = False
         self._watched = False
@@ -234,11 +238,12 @@ class Board:
         if rest is not None:
             self._lose(rest)
 
-    def pause(self, submission: int, now_s: float, for_s: float) -> None:
-        """Leaves the blocks of a submission alone for a while."""
-        if len(self._paused_s) > 10_000:
-            self._paused_s.clear()
-        self._paused_s[submission] = now_s + for_s
+    def pause(self, card: Candidate, now_s: float, for_s: float) -> None:
+        """Leaves the blocks of its submission alone for a while; twice as long each time, as long as the block stands there."""
+        for_s = min(_MOST_PAUSE_S, for_s * 2**card.pauses)
+        card.pauses += 1
+        self._paused_s[card.key.submission] = now_s + for_s
+        self._pausing[card.key.submission] = card.name
 
     def next_pause_s(self, now_s: float) -> float | None:
         """When the first submission that is left alone comes up again."""
@@ -308,6 +313,8 @@ class Board:
         self._was_called = self._has_won = False
         self._gone = 0
         listed = set(names or ())
+        for submission in [number for number, name in self._pausing.items() if name not in listed]:  # set aside, perhaps brought back
+            del self._pausing[submission], self._paused_s[submission]
         self._strange &= listed
         self._names = sorted([name for name in listed - self._strange if len(name) == _NAME_LENGTH], key=paths.claim_order)
         self._at = 0

@@ -238,6 +238,9 @@ class Hands:
     def _take(self, key: BlockKey, boards: Sequence[Board]) -> None:
         info = self._records.get(key.submission)
         if info is None:
+            if self._records.is_refused(key.submission):  # it cannot be run, nor ended: not looked at again while it stands there
+                del self._met[key]
+                self._strange.add(paths.block_name(key))
             return  # it is on its way, or asked for again in a while
         failpoint("starter.handed")
         node = self._node

@@ -218,7 +218,7 @@ class Puller:
         if info is None:
             if not self._records.is_refused(key.submission):
                 return None
-            board.pause(key.submission, now_s, _GATE_PAUSE_S)
+            board.pause(card, now_s, _GATE_PAUSE_S)
             return False
         if not self.suits(info, key):
             card.is_unsuitable = True
@@ -414,14 +414,14 @@ class Puller:
         board, card = flying.board, flying.card
         if conflict.path == paths.gate(flying.key.submission):
             board.put_back(card, flying.rest)
-            board.pause(flying.key.submission, now_s, _GATE_PAUSE_S)
+            board.pause(card, now_s, _GATE_PAUSE_S)
         elif conflict.path == paths.idle(self._node.name):
             self._node.idle.present = False
             self._node.hands.look()
             board.put_back(card, flying.rest)
         elif conflict.path == paths.running_block(self._node.name, flying.key) and conflict.kind is ConflictKind.NODE_EXISTS:
             self._log.error("claim_met_its_own_block", node=self._node.name, block=card.name)
-            board.pause(flying.key.submission, now_s, _GATE_PAUSE_S)
+            board.pause(card, now_s, _GATE_PAUSE_S)
             board.put_back(card, flying.rest)
         else:
             board.missed(card, flying.rest)

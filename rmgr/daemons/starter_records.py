@@ -34,8 +34,8 @@ from rmgr.model.submission import Command, OnDisconnect, Phase, PythonEnvironmen
 
 #: Records kept.
 _KEEP = 4096
-#: How long a record that cannot be read is left alone.
-_PAUSE_S = 5.0
+#: How long a record that cannot be read is left alone: at first, and at most.
+_PAUSE_S, _MOST_PAUSE_S = 5.0, 600.0
 
 
 @dataclass(slots=True, eq=False)
@@ -177,6 +177,7 @@ class Records:
         self._coming: set[int] = set()
         self._looking: set[int] = set()
         self._refused_s: dict[int, float] = {}
+        self._pauses_s: dict[int, float] = {}
         self._refused_whys: dict[int, str] = {}  # each is told once
 
     def get(self, submission: int) -> Info | None:
@@ -272,6 +273,7 @@ class Records:
         if isinstance(expanded, Failure):
             if expanded.reason is Reason.UNTRUSTED:
                 return self._distrust(record.id, expanded.error)
+            self._pauses_s.pop(record.id, None)  # the store may be back at any moment
             self._refuse(record.id, expanded.error)
             return None
         array = parse_array(expanded.array) if expanded.array else None
@@ -295,8 +297,10 @@ class Records:
     def _refuse(self, submission: int, why: str) -> None:
         if len(self._refused_s) > _KEEP:
             self._refused_s.clear()
+            self._pauses_s.clear()
             self._refused_whys.clear()
-        self._refused_s[submission] = time.monotonic() + _PAUSE_S
+        pause_s = self._pauses_s[submission] = min(_MOST_PAUSE_S, self._pauses_s.get(submission, _PAUSE_S / 2) * 2)
+        self._refused_s[submission] = time.monotonic() + pause_s
         if self._refused_whys.get(submission) != why:
             self._log.warning("submission_not_readable", submission=submission, why=why)
         self._refused_whys[submission] = why

@@ -10,7 +10,7 @@ import pytest
 
 from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.coord import paths
-from rmgr.coord.multi import Create, Delete, Exists, Multi
+from rmgr.coord.multi import Create, Delete, Exists, Gone, Multi
 from rmgr.coord.records import encode_block
 from rmgr.daemons.starter_board import Board, Candidate
 from rmgr.model.block import BlockData, BlockKey
@@ -194,9 +194,21 @@ def test_the_blocks_of_a_submission_without_a_gate_are_left_alone_for_a_while(wo
     world.add(block(2, submission=8))
     world.look()
     now_s = world.now_s
-    world.board.pause(7, now_s, 60.0)
+    card = world.board.pick(now_s)
+    assert card is not None
+    world.board.pause(card, now_s, 1.0)
     assert world.pick() == block(2, submission=8)
+    assert world.board.next_pause_s(now_s) == now_s + 1.0
+    world.board.pause(card, now_s + 1.0, 1.0)
+    assert world.board.next_pause_s(now_s) == now_s + 3.0, "longer each time, while it stands there"
+    for _ in range(10):
+        world.board.pause(card, now_s, 1.0)
     assert world.board.next_pause_s(now_s) == now_s + 60.0
+    path = paths.pending_block("q", card.key)
+    world.zk.commit(Multi(name="T", ops=(Delete(path),), proof=Gone(path))).result(60)
+    world.now_s += 2.0
+    world.look()
+    assert world.board.next_pause_s(now_s) is None, "set aside: when it is brought back, it is looked at at once"
 
 
 def test_competitors_spread_over_the_first_few() -> None:
