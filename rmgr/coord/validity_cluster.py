@@ -44,6 +44,10 @@ _KEY_ID = words(r"[0-9a-f]{32}", "32 lower-case hex digits")
 _TOLD = many(row(whole(0, MAX_NUMBER), _INDEX, _WHY), LONG)
 
 
+#: Ranges of tasks as people ask for them: what of it there is, is looked for (`model/request.py`).
+_ASKED = many(row(whole(-(1 << 62), 1 << 62), whole(-(1 << 62), 1 << 62)), LONG)
+
+
 def _is_bounded(record: Any) -> Fault | None:
     """Of an order to a node: which block is meant must be sayable."""
     block = record.extra.get("block", "")
@@ -162,7 +166,7 @@ BOOK.add(
     CancelRequest,
     format=FORMAT,
     submission=NUMBER,
-    tasks=RANGES,
+    tasks=_ASKED,
     detail=LINE,
     answered=flag,
     ended=RANGES,

@@ -8,12 +8,14 @@ does no harm: a successor does what has no answer.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from rmgr.client.cancelling import cancel_tasks
 from rmgr.coord import paths, request_ops, validity
 from rmgr.coord.multi import Outcome, Stamped
+from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import names_below
 from rmgr.daemons.placing_asks import Asks
@@ -61,7 +63,7 @@ class RequestKeeper:
                 request = validity.decode(found.data, CancelRequest, path)
         except RmgrError as error:
             self._desk.log.warning("request_unreadable", path=paths.request(guid), error=error.message)
-            self._clear_later(guid)
+            self._refuse(guid, found, error)
             return
         if request.answered:
             self._clear_later(guid)
@@ -78,6 +80,17 @@ class RequestKeeper:
             lambda ended: self._answer(guid, replace(request, answered=True, ended=ended), found.version),
             lambda error: self._answer(guid, replace(request, answered=True, error=error.message), found.version),
         )
+
+    def _refuse(self, guid: str, found: Stamped, error: RmgrError) -> None:
+        """Who asks is told, if it is a request at all."""
+        kinds: tuple[type[CancelRequest | StopRequest], ...] = (StopRequest, CancelRequest)
+        for kind in kinds:
+            with suppress(RmgrError):
+                request = decode_record(found.data, kind, paths.request(guid))
+                if not request.answered:
+                    self._answer(guid, replace(request, answered=True, error=error.message), found.version)
+                    return
+        self._clear_later(guid)
 
     def _answer(self, guid: str, request: request_ops.Request, version: int) -> None:
         count = sum(count for _, count in request.ended) if isinstance(request, CancelRequest) else len(request.done)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror
 from rmgr.daemons.placing_facts import job_of, marked, node_mark
-from rmgr.errors import StateConflict
+from rmgr.errors import InvalidRecord, StateConflict
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, job_id
 from rmgr.sched.policy import Cause
@@ -49,6 +49,8 @@ class Arrivals:
         partition = placer.queues[queue].partition
         submission = placer.submission(key.submission)
         if submission is None:
+            if why := placer.records.odd.get(key.submission):
+                raise InvalidRecord(why)
             placer.news.add(path)  # again when its record has come
             return
         if key.count != 1 or key.first >= MAX_INDEX:

@@ -22,7 +22,8 @@ _MOST_ODD = 1000
 
 
 class SubmissionRecords:
-    """Records by number, kept in the book. nobodys: those that were not there, or cannot be read, when they were read last."""
+    """Records by number, kept in the book. nobodys: those that were not there, or cannot be read, when they were read last.
+    odd: why the latter cannot."""
 
     def __init__(self, desk: Desk, book: Book, wake: Callable[[], None]) -> None:
         self.nobodys: set[int] = set()
@@ -30,7 +31,7 @@ class SubmissionRecords:
         self._book = book
         self._wake = wake
         self._wanted: list[int] = []
-        self._odd: dict[int, str] = {}
+        self.odd: dict[int, str] = {}
 
     def get(self, number: int) -> Submission | None:
         """Its record; None while it is being read, or when it is gone."""
@@ -56,9 +57,9 @@ class SubmissionRecords:
         try:
             self._book.submissions[number] = None if found is None else validity.submission(found.data, number)
         except RmgrError as error:
-            if self._odd.get(number) != error.message:  # told once
+            if self.odd.get(number) != error.message:  # told once
                 self._desk.log.error("submission_unreadable", submission=number, error=error.message)
-                self._odd = {**dict(islice(self._odd.items(), _MOST_ODD)), number: error.message}
+                self.odd = {**dict(islice(self.odd.items(), _MOST_ODD)), number: error.message}
         if self._book.submissions.get(number) is None:
             self.nobodys.add(number)
             self._desk.after(_PAUSE_S if found is None else _LONG_PAUSE_S, partial(self._unread, [number]))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rmgr.model.placing import Allocation
+from rmgr.model.spans import Attempt, NodeName, SpanUs
 from rmgr.model.states import Reason
 
 #: Most tasks of one block, and most bytes of arguments that ride inside it.
@@ -60,15 +61,15 @@ class BlockKey:
 class PastAttempt(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """An attempt that ended FAILED and was followed by another: what `rmgr show` tells of it (bounded, last 8)."""
 
-    attempt: int
-    node: str
+    attempt: Attempt
+    node: NodeName
     reason: Reason
     exit_code: int | None = None
-    started_us: int = 0
-    ended_us: int = 0
+    started_us: SpanUs = 0
+    ended_us: SpanUs = 0
     error: str = ""
-    cpu_us: int = 0  #: and memory: of attempts that ended by themselves, or gave their nodes up
-    max_rss_kib: int = 0
+    cpu_us: SpanUs = 0  #: and memory: of attempts that ended by themselves, or gave their nodes up
+    max_rss_kib: SpanUs = 0
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

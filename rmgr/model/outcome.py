@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated, TypeAlias
+
 import msgspec
 
 from rmgr.model.block import PastAttempt
+from rmgr.model.spans import Attempt, BetweenUs, NodeName, Number, SpanUs
 from rmgr.model.states import Reason, State
 
 #: Bytes of outcomes that ride inside a fragment's znode; above, they are one store row.
 MAX_INLINE_BYTES = 12 * 1024
 #: A single value above this goes to a store row of its own, however small its fragment is.
 MAX_INLINE_VALUE = 8 * 1024
+#: Store key of outcomes (`coord/keys.py`), "" = they are inline.
+Row: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(?:frag/[0-9]{10}/[^/\0]{1,200})?\Z")]
 #: Begins the error of a START_FAILED outcome whose worker could not be made because its initializer raised.
 INITIALIZER_FAILED = "initializer"
 
@@ -26,25 +31,25 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, 
     helpers: of a placed job: its nodes beside the one that tells this. story: of its checkpoints (`BlockData.story`).
     """
 
-    index: int
+    index: Number
     state: State = State.COMPLETED
-    started_us: int = 0
-    elapsed_us: int = 0
+    started_us: BetweenUs = 0
+    elapsed_us: BetweenUs = 0
     value: bytes = b""
     pickled: bool = True
-    cpu_us: int = 0
-    max_rss_kib: int = 0
+    cpu_us: SpanUs = 0
+    max_rss_kib: SpanUs = 0
     reason: Reason = Reason.NONE
     exit_code: int | None = None
-    value_size: int = -1
+    value_size: BetweenUs = -1
     error: str = ""
     log: tuple[bytes, bytes] = (b"", b"")
-    log_parts: tuple[int, int] = (0, 0)
-    outputs: int = 0
-    attempt: int = 0  #: 0 = the fragment's
+    log_parts: tuple[Number, Number] = (0, 0)
+    outputs: Attempt = 0
+    attempt: Attempt = 0  #: 0 = the fragment's
     past: tuple[PastAttempt, ...] = ()
     value_sha256: bytes | None = None
-    helpers: tuple[str, ...] = ()
+    helpers: tuple[NodeName, ...] = ()
     story: tuple[str, ...] = ()
 
 
@@ -64,12 +69,12 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     seal: of the Starter, over all that is written before it: it stays the last field, new facts go into the outcomes.
     """
 
-    node: str = ""
-    attempt: int = 1
-    base_us: int = 0
+    node: NodeName = ""
+    attempt: Attempt = 1
+    base_us: SpanUs = 0
     outcomes: tuple[Outcome, ...] = ()
-    row: str = ""
-    ranges: tuple[tuple[State, int, int], ...] = ()
+    row: Row = ""
+    ranges: tuple[tuple[State, Number, Number], ...] = ()
     seal: FragmentSeal | None = None
 
 

@@ -12,3 +12,9 @@ import msgspec
 
 #: Of 4,500 years at most; a back-off becomes up to 64 times as long.
 SpanUs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 57)]
+#: Between two readings of clocks that may have been set back.
+BetweenUs: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 57), le=1 << 57)]
+#: Numbers and names that millions of outcomes hold: refused where they are decoded, which costs nothing.
+Attempt: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=99_999)]
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=9_999_999_999)]
+NodeName: TypeAlias = Annotated[str, msgspec.Meta(max_length=64)]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -32,7 +33,7 @@ from tests.harness import hostile
 from tests.harness.attacker import Scene, unique
 
 #: Numbers of submissions that nobody was given; each attack has thousands of its own.
-_FIRST = iter(range(4_000_000, 9_000_000, 1_000_000))
+_FIRST = 4_000_000
 #: A daemon that has nothing to do uses less of a processor, and writes less, than this; bounds for a busy machine.
 _IDLE_SHARE, _IDLE_LOG_BYTES = 0.35, 20_000
 #: What all of it may leave in a daemon's memory.
@@ -41,9 +42,9 @@ _KEY = BlockKey(priority=0, seq=0, submission=1, first=0, count=1, attempt=1, co
 SAMPLES = {type(record): record for record in hostile.SAMPLES}
 
 
-@pytest.fixture(scope="module")
-def scene(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    made = Scene(tmp_path_factory.mktemp("records"))
+@pytest.fixture
+def scene(zookeeper_parts: None, tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
     try:
         yield made
     finally:
@@ -163,7 +164,7 @@ def test_every_field_of_every_record_with_every_hostile_value(scene: Scene) -> N
     honest = Honest(scene)
     honest.start()
     memory = {name: process.memory_info().rss for name, process in _processes(scene).items()}
-    attack = Attack(scene, next(_FIRST))
+    attack = Attack(scene, _FIRST)
     mine = attack.submit(block=None)
     _records(attack)
     _blocks(attack)

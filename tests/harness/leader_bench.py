@@ -12,6 +12,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import structlog
 
 from rmgr.adapters.memory import MemoryCoordinator
@@ -195,7 +196,7 @@ class Submitter:
                     cores=1,
                     memory_mib=0,
                 ),
-                data or BlockData(resubmit=record.resubmit, retries=record.retries),
+                BlockData(resubmit=record.resubmit, retries=record.retries) if data is None else msgspec.structs.replace(data, base=at),
             )
             for at in range(0, tasks, block)
         ]
