@@ -282,8 +282,7 @@ class Followed:
         found = self._tail.value
         if found is None:
             self._is_missing(paths.tail(self.number))
-            return
-        if found.version < self.tail_version:
+        if found is None or found.version < self.tail_version:
             return
         self._read_tail(found)
         if self.submission is not None and (self.submission.max_running or self.version):
@@ -425,8 +424,8 @@ class Followed:
         if self._stopped:
             return
         fragments = [read_fragment(item.data) for item in takewhile(lambda item: item is not None, batch) if item is not None]
-        # Where one is missing it was paged out meanwhile.
-        self._take_in(fragments, partial(self._read_on, end) if len(fragments) == len(batch) else self._failed_to_read, batch)
+        then = partial(self._read_on, end) if len(fragments) == len(batch) else self._failed_to_read  # else: paged out meanwhile
+        self._take_in(fragments, then, batch)
 
     def _take_in(self, fragments: list[Fragment], then: Thunk, items: Sequence[Stamped | None] = ()) -> None:
         """Applies them. Outcomes of tasks that the tail does not count yet wait until it has been read again: what was committed before
