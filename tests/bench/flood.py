@@ -10,6 +10,7 @@ opened and left, questions to the leader, requests that are refused, answers tha
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import statistics
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -170,6 +172,8 @@ def main(users: int, rounds: int, processes: int, ways: tuple[str, ...]) -> None
                     child.wait(60)
                 time.sleep(3)
                 told("after", submits(honest, rounds // 4))
+                events = Counter(json.loads(line)["event"] for line in gateway.log().splitlines() if line.startswith("{"))
+                print("lines of its log:", events.most_common(6))
                 print(f"p99 x{meanwhile / before:.2f}; gateway then: {_rss_mib(pid)} MiB; its log: {len(gateway.log()) / 1024:.0f} KiB")
         finally:
             cluster.stop()
