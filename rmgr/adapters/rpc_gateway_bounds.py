@@ -21,6 +21,8 @@ _SLOW_S, _MOST_SLOW = 1.0, 32
 ANSWER_BYTES = {"get": 4 * 1024, "children": 256 * 1024}
 #: How often a session that may hold no more looks whether its user's other ones have given room.
 ROOM_LOOK_S = 0.2
+#: A list of so many names costs as much as a request.
+_NAMES = 100
 #: Messages that are smaller are bounded by their number alone.
 SMALL_BYTES = 256
 
@@ -94,6 +96,11 @@ class Booking:
                 if not self._closed:
                     self._bytes -= size
                     self._bounds.give_back("held_bytes", self.user, size)
+
+    def charge(self, names: int) -> None:
+        """So many names are told."""
+        if names > _NAMES:
+            self._bounds.charge(self.user, names / _NAMES)
 
     def watch(self, number: int) -> int:
         """One more watch; how many the session has. Raises LimitReached."""

@@ -411,6 +411,7 @@ class _Session:
 
     def _answer(self, number: int, value: Any, size: int) -> None:
         if isinstance(value, list):
+            self._holds.charge(len(value))
             pieces = list(name_pieces(value, _BATCH_BYTES))
             for names in pieces[:-1]:
                 self._put(("names", number, names, True), _BATCH_BYTES)

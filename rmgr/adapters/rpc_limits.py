@@ -20,16 +20,17 @@ from rmgr.errors import LimitReached, QueueFull, Throttled
 from rmgr.model.limits import BOUND, UserLimits
 
 #: Requests a second that one server answers for all users together, while there are several.
-CAPACITY_PER_S = 2000.0
+CAPACITY_PER_S = 1200.0
 #: What one busy person needs; and which part of the capacity is left to those who ask for more, while that is too much, for how long.
-FLOOR_PER_S, FLOODS_PART, FLOOD_S = 150.0, 0.2, 10.0
+FLOOR_PER_S, FLOODS_PART, FLOOD_S = 150.0, 0.5, 10.0
 _LEAST_PER_S = 2.0
-#: Who has to wait so long asks for more than he gets.
-_LATE_S = 0.1
+#: Who has waited so long, beyond this part of the time, asks for more than he gets.
+_LATE_S, _LATE_PART = 0.3, 0.1
 #: A session waits for its turn at most so long; how much of its rate a user may ask for at once (s).
 PATIENCE_S, BURST_S = 1.0, 2.0
+_CROWD_S = 0.5  # among so many that nobody has more than `FLOOR_PER_S`: a crowd that comes at once must not be a flood
 #: Who has asked within this time shares the server; a user of whom nothing is held is forgotten after the second.
-_ACTIVE_S, _FORGET_S = 1.0, 60.0
+_ACTIVE_S, _FORGET_S = 5.0, 60.0
 _COUNT_S = 0.25
 #: A request of so many bytes counts twice.
 _WEIGHT_BYTES = 32 * 1024
@@ -43,12 +44,13 @@ _SOON = frozenset({"requests_per_s", "calls", "held_bytes"})
 
 
 class _User:
-    __slots__ = ("balance", "filled_s", "flooded_s", "held", "lock", "refused", "seen_s", "written")
+    __slots__ = ("balance", "filled_s", "flooded_s", "held", "late_s", "lock", "refused", "seen_s", "waited_s", "written")
 
     def __init__(self, now_s: float) -> None:
         self.lock = threading.Lock()
         self.balance = math.inf  # until the first request: as much as he may have at once
-        self.filled_s = self.seen_s = now_s
+        self.filled_s = self.seen_s = self.late_s = now_s
+        self.waited_s = 0.0
         self.flooded_s = -math.inf
         self.held: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -101,17 +103,26 @@ class Bounds:
             if not limit:
                 return 0.0
             rate = self._rate(known, float(limit), now_s)
-            known.balance = min(rate * BURST_S, known.balance + (now_s - known.filled_s) * rate)
+            burst = rate * (BURST_S if self._capacity_per_s / self._active >= FLOOR_PER_S or self._active <= 1 else _CROWD_S)
+            known.balance = min(burst, known.balance + (now_s - known.filled_s) * rate)
             known.filled_s = now_s
             wait_s = max(0.0, (cost - known.balance) / rate)
-            if wait_s <= patience_s or known.balance >= rate * min(BURST_S, 1.0):  # what costs more than can be saved up is paid later
+            if wait_s <= patience_s or known.balance >= burst / 2:  # what costs more than can be saved up is paid later
                 known.balance -= cost
-                if wait_s > _LATE_S:
+                known.waited_s = max(0.0, known.waited_s - (now_s - known.late_s) * _LATE_PART) + wait_s
+                known.late_s = now_s
+                if known.waited_s > _LATE_S:
                     known.flooded_s = now_s
                 return wait_s
             known.refused["requests_per_s"] += 1
             known.flooded_s = now_s
         raise _error("requests_per_s", user, limit, "" if self._active <= 1 else f"; {self._active} users share this server just now")
+
+    def charge(self, user: str, cost: float) -> None:
+        """What he has asked for was more than it seemed."""
+        known = self._user(user, self._clock())
+        with known.lock:
+            known.balance -= cost
 
     def _rate(self, known: _User, limit: float, now_s: float) -> float:
         """Requests a second that he has now."""
