@@ -14,7 +14,7 @@ from rmgr.errors import Throttled
 #: How long a session that makes room for another user's may take for it.
 _ROOM_S = 3.0
 #: A request that is refused because there are too many of them takes so long, at least.
-_REFUSED_S = 0.1
+_REFUSED_S = 0.5
 #: How long a session that is refused for its number waits, and how many do at once.
 _SLOW_S, _MOST_SLOW = 1.0, 32
 #: What an answer is taken for until it is there (bytes): many long ones must not be under way at once.

@@ -22,7 +22,7 @@ from rmgr.model.limits import BOUND, UserLimits
 #: Requests a second that one server answers for all users together, while there are several.
 CAPACITY_PER_S = 1200.0
 #: What one busy person needs; and which part of the capacity is left to those who ask for more, while that is too much, for how long.
-FLOOR_PER_S, FLOODS_PART, FLOOD_S = 150.0, 0.5, 10.0
+FLOOR_PER_S, FLOODS_PART, FLOOD_S = 150.0, 0.25, 10.0
 _LEAST_PER_S = 2.0
 #: Who has waited so long, beyond this part of the time, asks for more than he gets.
 _LATE_S, _LATE_PART = 0.3, 0.1
