@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -31,13 +32,18 @@ _KINDS = {Encoding.RAW: "bytes", Encoding.PICKLE: "python", Encoding.POINTER: "o
 class Opened:
     """An open store, for the length of a command. locate: the row of an output key (asks ZooKeeper when needed).
 
-    values: the same store, where values have owners (secured clusters).
+    open_values: the same store, where values have owners (secured clusters); asks ZooKeeper when first used.
     """
 
     store: Store
     timeout_s: float
     locate: Callable[[str, keys.Pointer], str]
-    values: Values
+    open_values: Callable[[], Values]
+
+    @property
+    def values(self) -> Values:
+        """See `open_values`."""
+        return self.open_values()
 
     @property
     def deeds(self) -> Deeds | None:
@@ -103,7 +109,7 @@ def opened(session: Session) -> Iterator[Opened]:
     try:
         store = open_data_store(session)
         try:
-            yield Opened(store=store, timeout_s=timeout_s, locate=locate, values=values_of(session, store))
+            yield Opened(store=store, timeout_s=timeout_s, locate=locate, open_values=cache(lambda: values_of(session, store)))
         finally:
             store.close()
     except StoreUnavailable:
