@@ -69,7 +69,7 @@ def test_a_job_is_starting_until_its_first_instruction(chaos: Chaos) -> None:
     alone = watched.submit("-q", "batch")
     eventually("it is starting", lambda: watched.is_starting(alone, "waits for n", "since 20"), within=PATIENCE_S)
     leader, epoch = chaos.leader(), chaos.epoch()
-    chaos.cluster.kill(leader)
+    chaos.cluster.kill(leader, signal.SIGTERM)  # a killed one is replaced after T, and says nothing else
     eventually("another leads", lambda: chaos.leader() not in {"", leader} and chaos.epoch() > epoch, within=PATIENCE_S)
     eventually("the next one says so, too", lambda: watched.is_starting(alone, "waits for n"), within=PATIENCE_S)
     assert not watched.has_begun(alone)

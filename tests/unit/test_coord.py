@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from rmgr.coord import leader_ops, ops, paths
-from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_ZNODE_BYTES, Check, Create, Delete, Set
+from rmgr.coord import leader_ops, ops, paths, place_ops
+from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_ZNODE_BYTES, Check, Create, Delete, Gone, Set
 from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_record, encode_block, encode_record
 from rmgr.coord.rules import Again, GiveUp, pieces, rule
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
@@ -292,3 +292,17 @@ def test_paged_fragments_count_without_being_read():
 
 def test_running_tasks_are_those_without_an_outcome():
     assert running_count([(KEY, 0b11), (KEY, 0)]) == 10
+
+
+def test_a_promise_of_cores_names_the_running_block_and_changes_only_where_it_does() -> None:
+    key = BlockKey(priority=0, seq=3, submission=5, first=0, count=1, attempt=1, cores=2, memory_mib=0)
+    one, two = (place_ops.reserved([("5.0.1", cores)], 0) for cores in (1, 2))
+    made = place_ops.reserve_ops(9, 0, {}, {"n1": two}, [("n1", key)])
+    path = paths.reserved_of("n1", 9, 0)
+    assert made == [Check(paths.running_block("n1", key)), Create(path, two)]
+    assert place_ops.reserve_ops(9, 0, {"n1": two}, {"n1": two}, [("n1", key)]) == []
+    assert place_ops.reserve_ops(9, 0, {"n1": two}, {"n1": one}) == [Delete(path), Create(path, one)]
+    gone = place_ops.reserve(place_ops.reserve_ops(9, 0, {"n1": one}, {}))
+    assert (gone.ops, gone.proof) == ((Delete(path),), Gone(path))
+    assert paths.reserved_in(["r-9.0", "9.0.1", "r-09.0", "r-9", "r-9.0.1", "r-9.99999999999"]) == [("r-9.0", (9, 0))]
+    assert paths.holds_in(["r-9.0", "9.0.1"]) == [("9.0.1", (9, 0, 1))], "which no release takes for a part of a job"

@@ -229,3 +229,20 @@ def test_nothing_is_queued_behind_the_work_of_another_user() -> None:
     assert lane.is_for(mine, SPEC, 1, 0)
     assert not lane.is_for(other, SPEC, 1, 0)
     assert node.open_for(other, SPEC, 1, 0) is None, "no core is free for him"
+
+
+def test_what_is_kept_for_somebody_is_lent_to_nobody_else_and_taken_as_it_comes_free() -> None:
+    node = lanes(cores=4, memory_mib=100)
+    first, second = run(node, 1, cores=2, memory_mib=60), run(node, 2)
+    assert first is not None
+    assert second is not None
+    assert not node.keep("r-7.0", 3, 80), "two of its cores are in use"
+    assert (node.free_cores, node.free_memory_mib) == (0, 0)
+    assert run(node, 3) is None
+    node.ended(first, [1], 1.0)
+    assert node.keep("r-7.0", 3, 80)
+    assert (node.free_cores, node.free_memory_mib) == (0, 20)
+    assert node.keep("r-7.0", 2, 0), "it shrinks at once"
+    assert run(node, 4) is not None
+    assert node.keep("r-7.0", 0, 0)
+    assert node.free_cores == 2
