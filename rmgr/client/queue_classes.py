@@ -25,7 +25,7 @@ def check_class(request: Request, rigid: Rigid, queue: QueueSpec, settings: Clus
     named = tuple(known for known in ladder if known.name == queue.name)
     job = Job(
         id=0,
-        submit_us=0,
+        submit_us=1,  # no class looks at it
         processes=rigid.processes,
         threads=request.cores,
         limit_us=request.time_limit_us,

@@ -70,6 +70,7 @@ BLOCK_UNSIGNED = {
     "allocation": "written by the leader; its cores and memory are compared with the record",
     "stopping": "told to people and the leader only",
     "story": "told to people only",
+    "awaits": "told to people only",
 }
 #: Parts of a block's name that are not signed, and why. `cores` and `memory_mib` must be the record's.
 KEY_UNSIGNED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from rmgr.model.array import parse_array
 from rmgr.model.block import BlockData, BlockKey, PastAttempt
@@ -133,8 +134,9 @@ def _running(
     submission: Submission, node: str, key: BlockKey, data: BlockData, position: int, number: int, *, is_starting: bool = False
 ) -> TaskView:
     state = State.STOPPING if data.stopping else State.STARTING if is_starting else State.RUNNING
-    began_us = 0 if state is State.STARTING else data.claimed_us
-    current = AttemptView(attempt=key.attempt, node=node, state=state, started_us=began_us)
+    current = AttemptView(attempt=key.attempt, node=node, state=state)
+    if state is not State.STARTING:
+        current = replace(current, started_us=data.claimed_us)
     return TaskView(
         submission=submission.id,
         index=number,
@@ -143,7 +145,7 @@ def _running(
         story=data.story,
         attempt=key.attempt,
         node=node,
-        started_us=began_us,
+        started_us=current.started_us,
         attempts=(*_past(data.past), current),
     )
 
