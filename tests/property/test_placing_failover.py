@@ -122,7 +122,7 @@ class Story:
         return bool(asked)
 
     def _check_cores(self) -> None:
-        """No node has more ranks than cores, whatever died; holds are those of what runs, and nothing else."""
+        """No node has more ranks than cores, whatever died; holds are those of what runs, and promises to waiting jobs."""
         taken = dict.fromkeys(NODES, 0)
         expected: dict[str, set[str]] = {node: set() for node in NODES}
         for number, (node, key) in self.seen.running.items():
@@ -135,7 +135,11 @@ class Story:
             for name, _ in allocation.helpers:
                 expected[name].add(f"{number}.0.{key.attempt}")
         assert max(taken.values()) <= 2, taken
-        assert {node: set(self.bench.look.names(paths.hold(node))) for node in NODES} == expected
+        held = {node: set(self.bench.look.names(paths.hold(node))) for node in NODES}
+        promised = {job for names in held.values() for _, job in paths.reserved_in(names)}
+        assert all((number, 0) not in promised for number in self.seen.running), "who runs has what was promised"
+        assert not promised or len(self.seen.starts) < sum(1 for size in STORY if size)
+        assert {node: {name for name in names if not paths.reserved_in([name])} for node, names in held.items()} == expected
 
     def close(self) -> None:
         self.bench.close()
