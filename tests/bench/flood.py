@@ -11,6 +11,7 @@ anybody knows who it is, so it is not among the ways that are taken unasked.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -23,6 +24,7 @@ import time
 import uuid
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +35,13 @@ from rmgr.adapters.rpc import LeaderClient
 from rmgr.adapters.rpc_gateway import GatewayCoordinator
 from rmgr.adapters.rpc_gateway_store import GatewayStore
 from rmgr.client.submitting import submit
-from rmgr.coord import paths
+from rmgr.coord import keys, paths
 from rmgr.coord.multi import Delete, Exists, Multi
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.identity import Role
+from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Phase, Submission, Work
 from tests.harness.gateway_process import GatewayProcess
 
@@ -60,13 +63,15 @@ def attack(way: str, gateway: str, leader: str, credentials: Credentials, end_s:
         flying: list[Future[Any]] = []
         try:
             if turn == "value":
-                store.put(f"name/{credentials.identity.name}/{uuid.uuid4().hex}", os.urandom(100_000), timeout_s=5.0)
+                data = os.urandom(100_000)
+                store.put(keys.upload(hashlib.sha256(data).hexdigest()), data, timeout_s=5.0)
             elif turn == "ask":
                 client.jobs(ended=True)
             elif turn == "submit":
                 command = Command(argv=("true",))
                 me = credentials.identity.name
-                draft = Submission(id=0, name="flood", user=me, queue="default", work=Work.COMMAND, command=command, phase=Phase.HELD)
+                draft = Submission(id=0, name="flood", user=me, queue="default", work=Work.COMMAND, command=command)
+                draft = replace(draft, phase=Phase.HELD, reason=Reason.USER_HOLD)
                 submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 5, blocks=_blocks, tasks=50, complete=True)
             else:
                 flying = _asked(turn, coordinator)

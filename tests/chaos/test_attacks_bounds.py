@@ -7,6 +7,7 @@ process of its own. Limits are made small for a test, and are what they were aft
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from rmgr.adapters.rpc_gateway import GatewayCoordinator
 from rmgr.adapters.rpc_gateway_store import GatewayStore
 from rmgr.adapters.rpc_use import Told, UseClient
 from rmgr.client.submitting import submit
-from rmgr.coord import paths
+from rmgr.coord import keys, paths
 from rmgr.coord.multi import Committed, Delete, Exists, Holds, Multi, Set
 from rmgr.coord.records import decode_record, encode_record
 from rmgr.errors import LimitReached, PermissionDenied, RmgrError, Throttled
@@ -37,8 +39,9 @@ from rmgr.model.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.identity import Role
 from rmgr.model.limits import BOUNDS, UserLimits
 from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Phase, Submission, Work
-from tests.harness.attacker import Person, Scene, unique, until
+from tests.harness.attacker import Person, Scene, until
 from tests.harness.gateway_process import GatewayProcess
 
 pytestmark = pytest.mark.xdist_group("attacks_bounds")
@@ -123,8 +126,6 @@ def _run(environment: dict[str, str], *words: str) -> subprocess.CompletedProces
 
 
 def _with(settings: ClusterSettings, limits: UserLimits) -> ClusterSettings:
-    from dataclasses import replace
-
     return replace(settings, limits=limits)
 
 
@@ -352,7 +353,8 @@ def _nothing() -> None: ...
 def held(world: Flooded, mine: GatewayCoordinator, tasks: int, size: int = 20) -> int:
     """A submission that waits until it is released, with so much to each task."""
     command = Command(argv=("true",))
-    draft = Submission(id=0, name="flood", user="mallory", queue="default", work=Work.COMMAND, command=command, phase=Phase.HELD)
+    draft = Submission(id=0, name="flood", user="mallory", queue="default", work=Work.COMMAND, command=command)
+    draft = replace(draft, phase=Phase.HELD, reason=Reason.USER_HOLD)
 
     def blocks(number: int) -> list[tuple[BlockKey, BlockData]]:
         key = BlockKey(priority=0, seq=NO_SEQ, submission=number, first=0, count=tasks, attempt=1, cores=1, memory_mib=0)
@@ -403,18 +405,22 @@ def _open(world: Flooded) -> int:
     return world.used("open_submissions")
 
 
+def _upload(data: bytes) -> str:
+    return keys.upload(hashlib.sha256(data).hexdigest())
+
+
 def test_what_one_user_writes_into_the_store_is_bounded(limited: Callable[..., Flooded]) -> None:
     written = limited().used("store_bytes")
     world = limited(store_bytes=written + 1_000_000)
     store = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
     try:
-        name = f"name/{unique()}"
-        store.put(f"{name}/a", bytes(600_000))
-        for value in (bytes(600_000), bytes(5_000_000)):
+        first, second, large, small = (os.urandom(size) for size in (600_000, 600_001, 5_000_000, 1000))
+        store.put(_upload(first), first)
+        for value in (second, large):
             with pytest.raises(LimitReached, match="store_bytes = "):
-                store.put(f"{name}/b", value)
-        assert store.get(f"{name}/b") is None
-        store.put(f"{name}/c", bytes(1000))
+                store.put(_upload(value), value)
+            assert store.get(_upload(value)) is None
+        store.put(_upload(small), small)
         world.works()
     finally:
         store.close()
