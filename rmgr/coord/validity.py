@@ -77,9 +77,16 @@ def submission(data: bytes, number: int) -> Submission:
     return record
 
 
-def check_block(key: BlockKey, data: BlockData, *, where: str = "") -> None:
-    """Data (checked already) of a block that waits fit its name: they hold the arguments of all its tasks. Raises InvalidRecord."""
+def check_block(key: BlockKey, data: BlockData, *, where: str = "", pulled: bool = False) -> None:
+    """Data (checked already) of a block that waits fit its name: nothing is done, and they hold the arguments of all its tasks.
+
+    pulled: it waits where Starters take it, so that no leader has placed it. Raises InvalidRecord.
+    """
     where = where or paths.block_name(key)
+    if data.done:
+        raise invalid(where, Fault("done", data.done, "0, as long as it waits,"))
+    if pulled and data.allocation is not None:
+        raise invalid(where, Fault("allocation", data.allocation, "nothing, for only the leader places jobs,"))
     if data.payloads and not (data.base <= key.first and key.end <= data.base + len(data.payloads)):
         raise invalid(where, Fault("payloads", len(data.payloads), f"arguments of all tasks from {key.first} to {key.end - 1}"))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rmgr.coord.admitted import not_admitted
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror
 from rmgr.daemons.placing_facts import job_of, marked, node_mark
@@ -55,6 +56,9 @@ class Arrivals:
             return
         if key.count != 1 or key.first >= MAX_INDEX:
             self.refuse(queue, name, "a placed job is a block of one task")
+            return
+        if why := not_admitted(placer.queues[queue], submission, key, is_newer=False):
+            self.refuse(queue, name, why)
             return
         known = job_id(key.submission, key.first)
         stop = placer.stops.by_job.get(known)

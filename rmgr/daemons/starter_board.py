@@ -85,6 +85,7 @@ class Board:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
+        self.since = 0  #: transaction that changed the settings last, 0 = not known
         self._coordinator = coordinator
         self._post = post
         self._wake = wake
@@ -366,7 +367,7 @@ def _block_of(key: BlockKey, data: bytes) -> tuple[BlockData, str]:
     """What stands in a block, and why nothing of it may run ("" = it may): then nothing of it is believed."""
     try:
         found = decode(data, BlockData, paths.block_name(key))
-        check_block(key, found)
+        check_block(key, found, pulled=True)
     except RmgrError as error:
         return BlockData(resubmit=False, stamp="invalid"), error.message
     return found, ""

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rmgr.coord import paths
+from rmgr.coord.admitted import not_admitted
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.ops import HANDED_SEQ
 from rmgr.coord.ports import Coordinator
-from rmgr.coord.validity import check_block, decode, invalid
-from rmgr.coord.validity_rules import Fault
+from rmgr.coord.validity import check_block, decode
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_board import Board
 from rmgr.daemons.starter_hints import Hints
@@ -255,9 +255,11 @@ class Hands:
         self._next = replace(key, first=key.end)
         if info.refusal:
             return  # it ends here: nothing of it runs
-        is_open = any(board.spec.name == block.queue and board.spec.state != "stopped" for board in boards)
-        if not is_open or not node.puller.suits(info, key):
-            why = "its queue is not served here, or it does not fit"
+        board = next((board for board in boards if board.spec.name == block.queue and board.spec.state != "stopped"), None)
+        why = "" if board is not None and node.puller.suits(info, key) else "its queue is not served here, or it does not fit"
+        if board is not None:
+            why = why or not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid)
+        if why:
             self._log.warning("block_refused", node=node.name, block=paths.block_name(key), why=why)
             node.give_back(block, block.tail(key.count), name="RETURN", held=False)
 
@@ -266,7 +268,5 @@ def _handed(key: BlockKey, data: bytes) -> BlockData:
     """A block as a Submitter hands it over: signed, and nothing else. Raises: InvalidRecord, WrongCluster."""
     name = paths.block_name(key)
     found = decode(data, BlockData, name)
-    check_block(key, found)
-    if found.allocation is not None:
-        raise invalid(name, Fault("allocation", found.allocation, "nothing: only the leader places jobs"))
+    check_block(key, found, pulled=True)
     return found

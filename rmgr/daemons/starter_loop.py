@@ -369,6 +369,8 @@ class Starter:
         settings = decode_record(found.data, ClusterSettings, paths.CONFIG) if found is not None and found.data else ClusterSettings()
         if settings != self.settings or not self._boards:
             self.use_settings(settings)
+        for board in self._boards:
+            board.since = found.stat.mzxid if found is not None else 0
 
     def use_settings(self, settings: ClusterSettings) -> None:
         """Queues of this Starter's partition, highest rank first."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rmgr.coord import ops, paths
+from rmgr.coord.admitted import not_admitted
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Outcome
 from rmgr.daemons.starter_accounts import Accounts
 from rmgr.daemons.starter_blocks import ClaimedBlock
@@ -231,6 +232,11 @@ class Puller:
         if card.refusal or info.refusal:
             self._claim(board, card, info, key.count)  # whole, to end it: nothing of it runs
             return True
+        if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid):
+            if not card.pauses:
+                self._log.warning("block_not_admitted", node=self._node.name, block=card.name, why=why)
+            board.pause(card, now_s, _GATE_PAUSE_S)
+            return False
         if self._gate is not None and self._gate.is_barred(card.data.seal, info):
             self._without.add(key.submission)
             return False

@@ -20,17 +20,20 @@ import pytest
 
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Create, Exists, Multi, Op
+from rmgr.coord.multi import Committed, Create, Exists, Multi, Op, Set
 from rmgr.coord.ops import HANDED_SEQ
-from rmgr.coord.records import encode_block, encode_fragment, encode_record
+from rmgr.coord.records import decode_record, encode_block, encode_fragment, encode_record
 from rmgr.model.block import MOST_TASKS, BlockData, BlockKey
+from rmgr.model.identity import Role
 from rmgr.model.node import InboxOrder, Order
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.request import CancelRequest, StopRequest
+from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Paged, Submission, Tail, Work
 from tests.harness import hostile
-from tests.harness.attacker import Scene, unique
+from tests.harness.attacker import Person, Scene, unique, until
 
 #: Numbers of submissions that nobody was given; each attack has thousands of its own.
 _FIRST = 4_000_000
@@ -189,6 +192,39 @@ def test_every_field_of_every_record_with_every_hostile_value(scene: Scene) -> N
     number = scene.submit()
     assert scene.outcomes(number)[0].state is State.COMPLETED
     scene.canary.unlink()
+    _admission(scene)
+
+
+def _admission(scene: Scene) -> None:
+    """Blocks that a client of ann's own making writes into queues that do not admit them."""
+    admin = Person(scene.cluster, Role.ADMIN, "admin")
+    try:
+        found = admin.zk.get(paths.CONFIG).result(60)
+        assert found is not None
+        old = decode_record(found.data, ClusterSettings)
+        queues = (QueueSpec(name="few", users=("bob",)), QueueSpec(name="shut", state="closed"), QueueSpec(name="low", max_memory_bytes=1))
+        ops: list[Op] = [Set(paths.CONFIG, encode_record(replace(old, queues=(*old.queues, *queues))), found.version)]
+        for queue in queues:
+            ops += [Create(paths.queue(queue.name)), Create(paths.pending(queue.name)), Create(paths.held(queue.name))]
+        assert isinstance(admin.commit(*ops), Committed)
+    finally:
+        admin.zk.close()
+    until("the node knows the queues", lambda: _serves(scene, "shut"))
+    numbers = [scene.submit(queue=queue.name, request=Request(memory_bytes=2)) for queue in queues]
+
+    def told() -> bool:
+        return scene.cluster.log_file("n1").read_text().count('"block_not_admitted"') >= len(numbers)
+
+    until("they were passed over", told)
+    number = scene.submit(command=Command(argv=("/bin/true",)))
+    assert scene.outcomes(number)[0].state is State.COMPLETED
+    assert not scene.canary.exists()
+    assert all(scene.ann.zk.get(paths.fragment(number, 0)).result(60) is None for number in numbers)
+
+
+def _serves(scene: Scene, queue: str) -> bool:
+    lines = (json.loads(line) for line in scene.cluster.log_file("n1").read_text().splitlines() if line.startswith("{"))
+    return any(line["event"] == "queues" and queue in line["name"] for line in lines)
 
 
 def _records(attack: Attack) -> None:

@@ -102,6 +102,7 @@ class Board:
     """The cards of a queue, in order."""
 
     spec = QueueSpec(name="q")
+    since = 0
     is_current, is_reading = True, False
 
     def __init__(self, cards: Sequence[Candidate]) -> None:

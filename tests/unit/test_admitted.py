@@ -1,0 +1,46 @@
+"""What a Starter asks before it runs a block: does its queue admit the submission?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rmgr.coord.admitted import not_admitted
+from rmgr.model.block import BlockKey
+from rmgr.model.queue import QueueSpec
+from rmgr.model.resources import Request
+from rmgr.model.submission import Submission, Work
+
+
+def asked(queue: dict[str, Any], record: dict[str, Any], *, is_newer: bool = True) -> str:
+    made = Submission(**({"id": 1, "name": "a", "user": "ann", "queue": "q", "work": Work.COMMAND} | record))
+    key = BlockKey(priority=5, seq=1, submission=1, first=0, count=1, attempt=1, cores=4, memory_mib=1)
+    return not_admitted(QueueSpec(name="q", **queue), made, key, is_newer=is_newer)
+
+
+def test_what_a_queue_admits() -> None:
+    assert asked({}, {}) == ""
+    limits = {"users": ("ann",), "max_cores": 4, "max_memory_bytes": 10, "max_priority": 5}
+    assert asked(limits, {"request": Request(memory_bytes=10)}) == ""
+
+
+@pytest.mark.parametrize(
+    ("queue", "record", "why"),
+    [
+        ({"state": "closed"}, {}, "queue q is closed"),
+        ({"max_cores": 3}, {}, "allows 3 cores"),
+        ({"max_memory_bytes": 9}, {"request": Request(memory_bytes=10)}, "allows 9 bytes"),
+        ({"max_priority": 4}, {}, "allows priority 4"),
+    ],
+    ids=lambda item: str(item)[:30],
+)
+def test_limits_concern_what_came_after_they_were_set(queue: dict[str, Any], record: dict[str, Any], why: str) -> None:
+    assert why in asked(queue, record)
+    assert asked(queue, record, is_newer=False) == ""
+
+
+@pytest.mark.parametrize("is_newer", [True, False])
+def test_who_may_not_use_a_queue_has_nothing_run_there(is_newer: bool) -> None:
+    assert asked({"users": ("bob",)}, {}, is_newer=is_newer) == "user ann may not use queue q"
+    assert asked({}, {"queue": "other"}, is_newer=is_newer) == "its submission is of queue other"
