@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rmgr.errors import UsageError
 from rmgr.model.array import parse_array, shown_index
@@ -51,3 +56,23 @@ def test_a_malformed_array_is_refused_with_an_example(text: str) -> None:
 def test_without_an_array_the_position_is_shown() -> None:
     assert shown_index("", 3) == 3
     assert shown_index("10-20:5", 1) == 15
+
+
+@given(*[st.integers(0, 60)] * 4, st.integers(1, 12), st.integers(1, 12))
+def test_a_number_that_stands_in_two_ranges_is_found(first: int, more: int, second: int, again: int, step: int, other: int) -> None:
+    one, two = range(first, first + more + 1, step), range(second, second + again + 1, other)
+    text = f"{first}-{first + more}:{step},{second}-{second + again}:{other}"
+    if set(one) & set(two):
+        with pytest.raises(UsageError, match="stands in it twice"):
+            parse_array(text)
+    else:
+        assert len(parse_array(text)) == len(one) + len(two)
+
+
+def test_ranges_without_end_that_lie_in_each_other_cost_little() -> None:
+    begun_s = time.process_time()
+    with contextlib.suppress(UsageError):
+        parse_array(",".join(f"{first}-9000000:3000" for first in range(1, 3000)))
+    with pytest.raises(UsageError, match="overlap"):
+        parse_array(",".join(f"{first}-9999999999:99999999" for first in range(1, 20_000)))
+    assert time.process_time() - begun_s < 10
