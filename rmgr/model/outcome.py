@@ -15,7 +15,7 @@ MAX_INLINE_BYTES = 12 * 1024
 #: A single value above this goes to a store row of its own, however small its fragment is.
 MAX_INLINE_VALUE = 8 * 1024
 #: Store key of outcomes (`coord/keys.py`), "" = they are inline.
-Row: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(?:frag/[0-9]{10}/[^/\0]{1,200})?\Z")]
+Row: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(?:frag/[0-9]{1,10}/[^/\0]{1,200})?\Z")]
 #: Begins the error of a START_FAILED outcome whose worker could not be made because its initializer raised.
 INITIALIZER_FAILED = "initializer"
 

@@ -13,6 +13,7 @@ from commands import Shell
 from rmgr.coord import paths
 from rmgr.coord.records import decode_record
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import EpochRecord
 
 SETTINGS = '[queues.default]\n[queues.batch]\ndispatch = "place"\n[queues.far]\ndispatch = "place"\npartition = "far"\n'
@@ -43,7 +44,7 @@ class Loops:
 
 
 @pytest.fixture(scope="module")
-def cluster(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     """Two WatchDogs with a plug-in installed, a node in each of two partitions; ZooKeeper is shared."""
     plugin = tmp_path_factory.mktemp("plugin")
     plugin.joinpath("plug_loops.py").write_text(LOOPS)
@@ -52,14 +53,13 @@ def cluster(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) 
     info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: plug-loops\nVersion: 1.0\n")
     info.joinpath("entry_points.txt").write_text("[rmgr.policies]\nloops = plug_loops:Loops\n")
     where = {"PYTHONPATH": os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")])}
-    assert not isinstance(live_cluster.zookeeper, list)
     with DevCluster(
         tmp_path_factory.mktemp("policies"),
         nodes=1,
         watchdogs=2,
         session_timeout_s=3.0,
         environment=where,
-        guest_of=live_cluster.zookeeper,  # type: ignore[arg-type]  # one server
+        guest_of=zookeeper,
     ) as made:
         made.start_starter("f1", options=["--partition", "far"])
         made.wait_healthy(nodes=2, deadline_s=60)

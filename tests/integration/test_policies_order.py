@@ -14,6 +14,7 @@ from rmgr.dev.bench import connected
 from rmgr.dev.bench_reality import simulated
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.live_workload import Played, Stage
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.sim.workload import SECOND, Job, Workload
 
 CORES = 4
@@ -67,10 +68,9 @@ def workload(name: str) -> Workload:
 
 
 @pytest.fixture(scope="module")
-def cluster(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     """A node of four cores for each policy, in a partition of its own; ZooKeeper is shared."""
-    assert not isinstance(live_cluster.zookeeper, list)
-    with DevCluster(tmp_path_factory.mktemp("order"), nodes=0, watchdogs=1, guest_of=live_cluster.zookeeper) as made:  # type: ignore[arg-type]
+    with DevCluster(tmp_path_factory.mktemp("order"), nodes=0, watchdogs=1, guest_of=zookeeper) as made:
         for name in POLICIES:
             made.start_starter(f"n-{name}", cores=CORES, options=["--partition", name])
         made.wait_healthy(nodes=len(POLICIES), deadline_s=120)
