@@ -25,7 +25,7 @@ from rmgr.model.submission import Phase, Submission
 
 #: Fragments of one multi: together far below the limit of its size.
 FRAGMENTS = 12
-#: Tasks that are looked at in one round, far more than one multi ends.
+#: Tasks that are looked at in one round, of all submissions, far more than one multi ends.
 MOST_MISSING = 100_000
 #: How the sentence begins that a claim which was put back leaves in the story of its block.
 CLAIM_WAS_GONE = "its claim was nowhere in ZooKeeper"
@@ -36,8 +36,8 @@ ERROR = (
 )
 
 
-def missing(total: int, settled: Codes, ranges: Iterable[tuple[int, int]]) -> list[int]:
-    """Indices below `total` that are nowhere, ascending, the first `MOST_MISSING` of them.
+def missing(total: int, settled: Codes, ranges: Iterable[tuple[int, int]], most: int = MOST_MISSING) -> list[int]:
+    """Indices below `total` that are nowhere, ascending, the first `most` of them.
 
     Args:
         settled: a code for each task that is final. ranges: (first, count) of all blocks and failed ranges.
@@ -47,8 +47,8 @@ def missing(total: int, settled: Codes, ranges: Iterable[tuple[int, int]]) -> li
     at = 0
     for first, count in [*sorted(ranges), (total, 0)]:
         if at < min(first, total):
-            found += settled.without(at, min(first, total), MOST_MISSING - len(found))
-        if len(found) >= MOST_MISSING:
+            found += settled.without(at, min(first, total), most - len(found))
+        if len(found) >= most:
             break
         at = max(at, first + count)
     return found

@@ -13,14 +13,18 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from rmgr.coord import paths
+from rmgr.coord.multi import MAX_OPS, Stamped
 from rmgr.coord.records import cut, decode_block, decode_failed, decode_fragment, decode_keyed, decode_record
 from rmgr.coord.validity_cluster import FILLED
 from rmgr.coord.validity_rules import Fault, shown
 from rmgr.errors import InvalidRecord, WrongCluster
-from rmgr.model.block import BlockData, BlockKey, KeyedPayload
+from rmgr.model.block import MAX_TASKS, BlockData, BlockKey, KeyedPayload
 from rmgr.model.ids import MAX_NUMBER
 from rmgr.model.outcome import FailedRange, Fragment
-from rmgr.model.submission import Submission
+from rmgr.model.submission import Submission, Tail
+
+#: Tasks that one ENQUEUE can bring.
+_MOST_IN_A_MULTI = MAX_OPS * MAX_TASKS
 
 T = TypeVar("T")
 
@@ -74,6 +78,19 @@ def submission(data: bytes, number: int) -> Submission:
     record = decode(data, Submission, where)
     if record.id != number:
         raise invalid(where, Fault("id", record.id, f"{number}"))
+    return record
+
+
+def tail(found: Stamped, number: int) -> Tail:
+    """How far that submission has grown. Raises: as `decode`, also for more tasks than its changes can have brought.
+
+    Each change of a tail brings as many as one multi holds: who claims millions has written thousands of times.
+    """
+    where = paths.tail(number)
+    record = decode(found.data, Tail, where)
+    most = (found.stat.version + 1) * _MOST_IN_A_MULTI
+    if record.next > most:
+        raise invalid(where, Fault("next", record.next, f"what {found.stat.version + 1} changes can bring, {most} at most,"))
     return record
 
 

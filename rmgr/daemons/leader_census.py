@@ -19,12 +19,15 @@ from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_follow import Followed
 from rmgr.errors import RmgrError
-from rmgr.model.submission import Submission, Tail
+from rmgr.model.submission import Submission
 
 #: Between two rounds. Three of them are less than the 30 s within which a lost task is to be found.
 CENSUS_S = 8.0
 #: Submissions that are looked at closely in one round.
 MOST = 32
+
+#: Tasks of one submission that are remembered in one round; a multi ends fewer.
+_MOST_OF_ONE = 4096
 
 Found = list[Stamped | list[str] | None]
 
@@ -125,7 +128,7 @@ class Census:
             item.refresh()  # its end may be on the way
             return None
         try:
-            total = validity.decode(tail.data, Tail, paths.tail(number)).next
+            total = validity.tail(tail, number).next
             validity.submission(record.data, number)
         except RmgrError:
             return None
@@ -177,11 +180,22 @@ def _facts(item: Followed) -> _Facts | None:
 
 
 def _absent(suspects: Iterable[_Facts], lists: Found) -> dict[int, list[int]]:
-    """Tasks of each that no block in `lists` and no failed range covers; those without are left out. On a thread that may take its time."""
+    """Tasks of each that no block in `lists` and no failed range covers; those without are left out.
+
+    Not more than `MOST_MISSING` in all: the rest is seen when these have ended. On a thread that may take its time.
+    """
     covered: dict[int, list[tuple[int, int]]] = {facts.number: list(facts.failed) for facts in suspects}
     for names in lists:
         for _, key in paths.blocks_in(names if isinstance(names, list) else ()):
             if key.submission in covered:
                 covered[key.submission].append((key.first, key.count))
-    absent = ((facts.number, nowhere.missing(facts.total, facts.settled, covered[facts.number])) for facts in suspects)
-    return {number: indices for number, indices in absent if indices}
+    absent: dict[int, list[int]] = {}
+    left = nowhere.MOST_MISSING
+    for facts in suspects:
+        indices = nowhere.missing(facts.total, facts.settled, covered[facts.number], min(left, _MOST_OF_ONE))
+        if indices:
+            absent[facts.number] = indices
+            left -= len(indices)
+        if left <= 0:
+            break
+    return absent

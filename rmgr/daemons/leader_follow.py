@@ -123,7 +123,7 @@ class Followed:
             self._load_all()
             return
         try:
-            self.progress.tail, self.tail_version = validity.decode(tail.data, Tail, paths.tail(self.number)), tail.version
+            self.progress.tail, self.tail_version = validity.tail(tail, self.number), tail.version
         except RmgrError:
             self._load_all()  # it will find the same, and say so
             return
@@ -327,8 +327,7 @@ class Followed:
         self._changed(self)
 
     def _read_tail(self, found: Stamped) -> None:
-        path = paths.tail(self.number)
-        self.progress.tail = self._believed(path, lambda: validity.decode(found.data, Tail, path))
+        self.progress.tail = self._believed(paths.tail(self.number), lambda: validity.tail(found, self.number))
         self.tail_version = found.version
 
     def _touch(self) -> None:

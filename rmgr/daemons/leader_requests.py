@@ -107,7 +107,7 @@ class RequestKeeper:
 def _cancel(desk: Desk, request: CancelRequest) -> tuple[tuple[int, int], ...]:
     """On a thread that may wait."""
     found = desk.coordinator.get(paths.tail(request.submission), timeout_s=_WORK_S).result(_WORK_S + 1)
-    tail = Tail() if found is None else validity.decode(found.data, Tail, paths.tail(request.submission))
+    tail = Tail() if found is None else validity.tail(found, request.submission)
     indices = indices_of(request.tasks, tail.next)
     end = time.monotonic() + _WORK_S
     done = cancel_tasks(desk.coordinator, request.submission, indices, detail=request.detail, running=False, deadline_s=end, may_ask=False)

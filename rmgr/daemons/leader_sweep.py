@@ -150,7 +150,7 @@ class Sweeper:
 
     def _on_tail(self, turn: _Turn, found: Stamped | None) -> None:
         if found is not None:
-            turn.tail = validity.decode(found.data, Tail, paths.tail(turn.followed.number))
+            turn.tail = validity.tail(found, turn.followed.number)
 
     def _on_failed(self, turn: _Turn, names: list[str] | None) -> None:
         submission = turn.followed.submission

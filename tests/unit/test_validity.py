@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmgr.coord import keys, paths, validity
+from rmgr.coord.multi import MAX_OPS, Stamped, Stat
 from rmgr.coord.records import UNREADABLE, encode_block, encode_record
 from rmgr.errors import InvalidRecord, RmgrError, UsageError, WrongCluster
 from rmgr.model.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
@@ -286,3 +287,16 @@ def _seconds(data: BlockData) -> float:
     for _ in range(200):
         validity.check(data, where="b")
     return time.perf_counter() - begun_s
+
+
+def test_a_tail_claims_no_more_tasks_than_its_changes_can_have_brought() -> None:
+    most = MAX_OPS * MAX_TASKS
+
+    def read(total: int, version: int) -> Tail:
+        return validity.tail(Stamped(encode_record(Tail(next=total)), Stat(version, 1, 0, 0, 0, 0)), 7)
+
+    assert read(most, 0).next == most
+    assert read(40 * most, 39).next == 40 * most
+    for total, version in ((most + 1, 0), (1 << 26, 3), (40 * most, 38)):
+        with pytest.raises(InvalidRecord, match="changes can bring"):
+            read(total, version)
