@@ -245,6 +245,17 @@ class Core(Tasks):
             self._completed = True
             self.lane.complete()
 
+    def count_left(self) -> int:
+        """Calls that have not ended."""
+        return len(self.unfinished()) + (len(self._throttle.waiting()) if self._throttle is not None else 0)
+
+    def leave(self) -> None:
+        """Nobody waits any more: what was sent goes on; what this process holds back to keep a cap is cancelled."""
+        self.is_shut = True
+        for future in self._throttle.take_back() if self._throttle is not None else ():
+            future.mark_cancelled()
+        self._complete()
+
     def wait_done(self) -> None:
         """Waits until every call has ended, and what it printed was written. In a forked child they are its parent's to wait for."""
         if self.connection.is_forked:

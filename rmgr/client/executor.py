@@ -8,7 +8,9 @@ One Executor is one submission; tasks survive the loss of nodes, and stay with t
 from __future__ import annotations
 
 import concurrent.futures as stdlib
+import contextlib
 import itertools
+import sys
 import uuid
 import weakref
 from collections import deque
@@ -180,6 +182,27 @@ class Executor(stdlib.Executor):
         self._core.shut(cancel=cancel_futures)
         if wait:
             self._core.wait_done()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Waits for what was submitted. After Ctrl-C it says for what; another Ctrl-C leaves it to the cluster."""
+        core = self._core
+        waiting = core.count_left() if kind is not None and issubclass(kind, KeyboardInterrupt) else 0
+        if waiting:
+            _say(f"{waiting} call{'s' * (waiting != 1)} of submission {core.number} not ended yet; waiting (Ctrl-C again leaves)")
+        try:
+            self.shutdown()
+        except KeyboardInterrupt:
+            _executors.discard(core)  # else the end of the interpreter would wait for them
+            core.leave()
+            if core.number:
+                _say(f"left submission {core.number}, what was sent goes on: rmgr jobs {core.number} (rmgr cancel {core.number} ends it)")
+            raise
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or there is no stderr
+        sys.stderr.write(f"rmgr: {text}\n")
+        sys.stderr.flush()
 
 
 def _results(

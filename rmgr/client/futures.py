@@ -7,7 +7,9 @@ the base class (a kilobyte) is made only when somebody waits, or looks through t
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as BaseFuture
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _DONE = frozenset({CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED})
+#: After which a task that was found neither waiting nor running is looked for again.
+_LOOK_AGAIN_S = 0.5
 #: Guards the change of state, and the making of a condition, of all futures without one. Reentrant: the garbage collector may
 #: run inside, and drop a `map` that nobody iterates any more, whose futures are then cancelled.
 _lock = threading.RLock()
@@ -54,6 +58,9 @@ class Source(Protocol):
 
     def cancel_futures(self, futures: Sequence[Future]) -> list[Future]:
         """Cancels what has not started; returns those that are cancelled now."""
+
+    def end_tasks(self, indices: Sequence[int], *, reason: str, timeout_s: float) -> list[int]:
+        """Cancels tasks, and orders those that run to end; returns both."""
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Runs code of the user where it may block."""
@@ -213,15 +220,30 @@ class Future(BaseFuture[Any]):
 
     # -- from the user
 
-    def cancel(self) -> bool:
+    def cancel(self, *, running: bool = False, timeout: float = 30.0) -> bool:
         """Cancels the task if it has not started; asks the cluster when it was sent already (a few ms).
 
-        Returns: whether it is cancelled. A running task goes on: `TaskQueue.cancel` ends those too.
+        Args:
+            running: a task that runs is ended too, and this call waits for its end, at most `timeout` seconds.
+        Returns: whether it is cancelled. False with `running`: it ended by itself first, or `timeout` was over (the order stands).
+        Raises: with `running`: CoordinationUnavailable, PermissionDenied, NotConnected; DeadlineExceeded when it could not be ordered.
         """
         if self._state in _DONE:
             return self._state != FINISHED
         self._source.cancel_futures([self])
+        if running and self._state not in _DONE:
+            self._end(time.monotonic() + timeout)
         return self._state in {CANCELLED, CANCELLED_AND_NOTIFIED}
+
+    def _end(self, deadline_s: float) -> None:
+        """Has the task ended where it is. One that moves, from a queue to a node or back, is looked for again."""
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            ordered = self._source.end_tasks([self.index], reason="", timeout_s=left_s)
+            left_s = max(0.01, deadline_s - time.monotonic())
+            with contextlib.suppress(DeadlineExceeded):
+                self._await(left_s if ordered else min(left_s, _LOOK_AGAIN_S))
+            if self._state in _DONE:
+                return
 
     def done(self) -> bool:
         """It is final."""

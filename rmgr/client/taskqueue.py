@@ -32,7 +32,7 @@ from rmgr.coord.keys import check_user_key
 from rmgr.coord.ownership import trusted
 from rmgr.coord.ports import SessionState
 from rmgr.coord.records import encode_keyed
-from rmgr.errors import DeadlineExceeded, KeyExists, StateConflict, UsageError
+from rmgr.errors import DeadlineExceeded, KeyExists, NotFound, StateConflict, UsageError
 from rmgr.model.block import KeyedPayload
 from rmgr.model.ids import parse_submission, taskq_name
 from rmgr.model.submission import Submission, Work
@@ -359,11 +359,29 @@ class TaskQueue:
 
     # -- ending
 
-    def cancel(self, reason: str = "", *, timeout: float = 30.0) -> None:
-        """Cancels every task that has not ended, running ones too; nothing can be added afterwards."""
+    def cancel(self, index: int | Sequence[int] | str | None = None, reason: str = "", *, timeout: float = 30.0) -> None:
+        """Cancels tasks, running ones too; returns when that is ordered, their futures tell when they have ended.
+
+        Args:
+            index: a task or several, and the queue goes on; None: every task that has not ended, and nothing can be added
+                afterwards. A string is the reason. What has ended stays as it is.
+        Raises: NotFound (no such task), CoordinationUnavailable, PermissionDenied, DeadlineExceeded.
+        """
+        if isinstance(index, str):
+            index, reason = None, index
+        if index is not None:
+            self._cancel_some([index] if isinstance(index, int) else list(index), reason, timeout)
+            return
         from rmgr.client.control import cancel_submission
 
         cancel_submission(self.connection, self.id, detail=reason, timeout_s=timeout)
+
+    def _cancel_some(self, indices: list[int], reason: str, timeout_s: float) -> None:
+        count = len(self)
+        if missing := [index for index in indices if not 0 <= index < count]:
+            raise NotFound(f"the queue has no task {missing[0]}, it has {count}", hint="future.index is a task's number, from 0")
+        if indices:
+            self._tasks.end_tasks(indices, reason=reason, timeout_s=timeout_s)
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything submitted is durable. Raises SubmitUnknown, QueueFull."""

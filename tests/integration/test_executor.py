@@ -133,3 +133,40 @@ def test_many_short_calls_are_no_slower_than_on_this_machine_alone(connection: C
         started = time.perf_counter()
         assert list(executor.map(abs, range(5000))) == list(range(5000))
         assert 5000 / (time.perf_counter() - started) > 1000
+
+
+def test_ctrl_c_says_what_still_runs_and_another_one_leaves_it_to_the_cluster(connection: Connection, tmp_path: Path) -> None:
+    program = """
+        import os, pathlib, signal, threading, time
+        import rmgr
+
+        here = pathlib.Path.cwd()
+
+        def stand():
+            (here / "ran").touch()
+            while not (here / "go").exists():
+                time.sleep(0.05)
+
+        def press():
+            while not (here / "ran").exists():
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)
+            while not executor._shutdown:
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        with rmgr.Executor() as executor:
+            future = executor.submit(stand)
+            print(future.task_id, flush=True)
+            threading.Thread(target=press, daemon=True).start()
+            future.result()
+    """
+    done = run(program, tmp_path)
+    number = done.stdout.strip().partition("_")[0]
+    try:
+        assert f"1 call of submission {number} not ended yet; waiting (Ctrl-C again leaves)" in done.stderr
+        assert f"rmgr cancel {number}" in done.stderr
+        assert done.returncode != 0
+    finally:
+        (tmp_path / "go").touch()
+    assert rmgr.TaskQueue.attach(int(number), connection=connection).future(0).result(60) is None, "it did not go on"

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -248,6 +249,33 @@ def test_a_task_that_fails_is_tried_again_as_often_as_it_may(connection: Connect
     with TaskQueue(sometimes, retries=1, connection=connection) as queue, pytest.raises(ValueError, match="attempt 2"):
         queue.submit_call(9).result(60)
     assert ledger.stat().st_size == 2
+
+
+def test_single_running_tasks_are_ended_and_the_queue_goes_on(connection: Connection, tmp_path: Path) -> None:
+    def stand(index: int) -> int:
+        (tmp_path / f"ran{index}").touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.02)
+        return index
+
+    with TaskQueue(stand, connection=connection) as queue:
+        futures = [queue.submit_call(index) for index in range(2)]
+        until = time.monotonic() + 60
+        while not all((tmp_path / f"ran{index}").exists() for index in range(2)):
+            assert time.monotonic() < until, "the tasks did not start"
+            time.sleep(0.02)
+        assert not futures[0].cancel(), "a running task is not ended unless that is asked for"
+        assert futures[0].cancel(running=True, timeout=60)
+        with pytest.raises(CancelledError):
+            futures[0].result(1)
+        queue.cancel(1, "wrong input")
+        with pytest.raises(CancelledError):
+            futures[1].result(60)
+        with pytest.raises(NotFound, match="no task 7"):
+            queue.cancel(7)
+        (tmp_path / "go").touch()
+        assert queue.submit_call(2).result(60) == 2, "the queue did not go on"
+        assert queue.wait_all(timeout=60).counts["CANCELLED"] == 2
 
 
 def test_a_time_limit_ends_a_task_and_cancel_ends_running_ones(connection: Connection) -> None:
