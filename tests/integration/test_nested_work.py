@@ -18,12 +18,12 @@ from rmgr.model.identity import Role
 from rmgr.runner import home
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.local_accounts import LocalAccounts
-from tests.harness.reachable import work_that_users_reach
+from tests.harness.reachable import CLIENT, work_that_users_reach
 
 
 @pytest.fixture
 def users() -> Iterator[tuple[Account, Account]]:
-    with LocalAccounts() as accounts, work_that_users_reach():
+    with LocalAccounts() as accounts, work_that_users_reach(also=CLIENT):
         yield accounts.make("a"), accounts.make("b")
 
 
