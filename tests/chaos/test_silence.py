@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -27,15 +28,19 @@ def test_jobs_on_two_nodes_outlive_a_silence_of_zookeeper(chaos: Chaos) -> None:
     eventually("their ranks run", lambda: all(len(chaos.spans(number)) == 2 for number in numbers[:2]), within=PATIENCE_S)
     eventually("all have begun", lambda: all(chaos.nodes_of(number) for number in numbers), within=PATIENCE_S)
     before = {name: record.incarnation for name, record in chaos.cluster.snapshot().nodes.items()}
-    chaos.cluster.zookeeper.pause()
-    assert not threading.Event().wait(2 * T)  # the outage itself
-    chaos.cluster.zookeeper.resume()
 
-    def is_back() -> bool:
+    def is_anew() -> bool:
         nodes = chaos.cluster.snapshot().nodes
         return len(chaos.up()) == 2 and any(nodes[name].incarnation > incarnation for name, incarnation in before.items())
 
-    eventually("the nodes have registered anew", is_back, within=PATIENCE_S)
+    for _ in range(5):  # a server that wakes may hear its clients before it looks at its clock: their sessions go on
+        chaos.cluster.zookeeper.pause()
+        assert not threading.Event().wait(2 * T)  # the outage itself
+        chaos.cluster.zookeeper.resume()
+        with contextlib.suppress(AssertionError):
+            eventually("the nodes have registered anew", is_anew, within=PATIENCE_S / 4)
+            break
+    eventually("the nodes have registered anew", is_anew, within=PATIENCE_S)
     chaos.let_end()
     eventually("all have ended", lambda: all(chaos.tasks(number)[0].state.is_final for number in numbers), within=PATIENCE_S)
     for number in numbers:
