@@ -129,6 +129,7 @@ class Places:
 
     def __init__(self, all_links: int | None = None) -> None:
         self._all_links = all_links
+        self._largest = 0
         self._of: Counter[int] = Counter()
         self._lock = threading.Lock()
 
@@ -137,7 +138,9 @@ class Places:
         if self._all_links is not None:
             return self._all_links
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return soft // 2 if soft > 0 else _UNLIMITED
+        # A limit that is lowered for a while makes people wait for descriptors, and refuses nobody.
+        self._largest = max(self._largest, soft // 2 if soft > 0 else _UNLIMITED)
+        return self._largest
 
     def take(self, uid: int) -> bool:
         """One more for a user; False: there is none for him."""
