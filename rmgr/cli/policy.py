@@ -129,10 +129,11 @@ def pipeline_named(name: str, partition: str, params: dict[str, str]) -> Pipelin
 
 
 def _check_usable(settings: ClusterSettings, partition: str) -> None:
-    from rmgr.daemons.placing_pipeline import checked
+    from rmgr.daemons.placing_pipeline import checked, refuse_shared_names
 
     try:
         checked(settings, partition)
+        refuse_shared_names(settings, partition)
     except ConfigError as error:
         hint = f"{error.hint}  (rmgr policy list describes them)" if error.hint.startswith("known:") else error.hint
         raise UsageError(error.message, hint=hint) from error

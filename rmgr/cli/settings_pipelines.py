@@ -57,7 +57,7 @@ def text_of(document: Mapping[str, Any], where: str) -> str:
 
 def check_pipelines(settings: ClusterSettings, where: Callable[[str], str]) -> None:
     """Whether every partition with place queues has somebody who places there. Raises ConfigError."""
-    from rmgr.daemons.placing_pipeline import checked
+    from rmgr.daemons.placing_pipeline import checked, refuse_shared_names
 
     placed = settings.placed()
     for spec in settings.pipelines:
@@ -70,6 +70,7 @@ def check_pipelines(settings: ClusterSettings, where: Callable[[str], str]) -> N
         at = f"pipelines.{partition}" if settings.pipeline(partition) is not None else f"queues.{queues[0].name}"
         try:
             checked(settings, partition)
+            refuse_shared_names(settings, partition)
         except ConfigError as error:
             raise ConfigError(f"{where(at)}: {error.message}", hint=error.hint) from error
 

@@ -9,9 +9,9 @@ import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from rmgr.client.feasible import Needs, check_nodes, check_shape, told_resources
+from rmgr.client.queue_classes import check_class, chosen_classes, class_names, homes_of
 from rmgr.errors import ConfigError, Infeasible, NotFound, PermissionDenied, StateConflict, UsageError
 from rmgr.model.block import PRIORITY_RANGE
 from rmgr.model.node import NodeRecord
@@ -22,8 +22,6 @@ from rmgr.model.submission import Submission, Work
 from rmgr.model.units import format_duration, format_size
 
 _MAX_CORES = 99_999
-#: How a switch is said to be off in a policy file (`rmgr/sched/parameters.py`).
-_OFF = frozenset({"no", "false", "off", "0"})
 
 
 def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeRecord], *, partition: str = "", tasks: int = 1) -> Submission:
@@ -42,11 +40,9 @@ def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeReco
     rigid = draft.rigid
     if queue.dispatch is Dispatch.PLACE:
         rigid = rigid or Rigid()
+        if draft.queue not in {"", queue.name}:
+            rigid = replace(rigid, queue_class=draft.queue)
         needs = _check_placed(request, rigid, draft, queue, settings, tasks)
-        if chosen_classes(settings, queue.partition):
-            from rmgr.client.queue_classes import check_class
-
-            check_class(request, rigid, queue, settings)
         check_nodes(needs, nodes)
     else:
         if rigid is not None:
@@ -93,6 +89,7 @@ def _check_placed(request: Request, rigid: Rigid, draft: Submission, queue: Queu
     needs = Needs(request=request, rigid=rigid, queue=queue)
     _check_limits(request, draft, queue, needs.cores)
     _check_partition_limits(request, queue, settings, needs.cores)
+    check_class(request, rigid, queue, settings)
     return needs
 
 
@@ -103,7 +100,7 @@ def _check_priority(priority: int, queue: QueueSpec) -> None:
 
 
 def choose_queue(draft: Submission, settings: ClusterSettings, partition: str = "") -> QueueSpec:
-    """The queue that the draft names; without one where it belongs.
+    """The queue that the draft names, or in which the jobs of the queue class that it names stand; without one where it belongs.
 
     A placed request: the default place queue, which is the first open one of the partition. A command of one process: that, too, where
     the policy of its partition chooses among queue classes (it can only choose for what it sees); else, and for the tasks of a
@@ -112,6 +109,8 @@ def choose_queue(draft: Submission, settings: ClusterSettings, partition: str = 
     """
     if partition:
         _check_partition(partition, settings)
+    if draft.queue and settings.queue(draft.queue) is None and (homes := homes_of(draft.queue, settings)):
+        return _class_queue(draft, homes, partition, settings)
     if draft.queue:
         queue = find_queue(draft.queue, settings)
         if partition and queue.partition != partition:
@@ -138,6 +137,23 @@ def choose_queue(draft: Submission, settings: ClusterSettings, partition: str = 
     return found
 
 
+def _class_queue(draft: Submission, homes: Sequence[str], partition: str, settings: ClusterSettings) -> QueueSpec:
+    """Where a job stands whose user names a queue class. homes: partitions that have it."""
+    if partition and partition not in homes:
+        raise UsageError(
+            f"{draft.queue} is a queue class of partition {', '.join(homes)}, not of {partition}",
+            hint="name one of them: -q or --partition",
+        )
+    if not partition and len(homes) > 1:
+        raise UsageError(
+            f"{draft.queue} is a queue class of several partitions: {', '.join(homes)}", hint=f"--partition {homes[0]} says which is meant"
+        )
+    here = partition or homes[0]
+    found = _entry(settings.placed()[here], draft.user, settings)
+    assert found is not None, "a partition whose jobs are placed has a queue"
+    return found
+
+
 def _entry(able: Sequence[QueueSpec], user: str, settings: ClusterSettings) -> QueueSpec | None:
     """The first open queue that takes work of the user; rather one that has not the name of a class: a job in that has chosen already.
 
@@ -151,36 +167,6 @@ def _entry(able: Sequence[QueueSpec], user: str, settings: ClusterSettings) -> Q
 
 def _opens_to(queue: QueueSpec, user: str) -> bool:
     return queue.state != "closed" and (not queue.users or user in queue.users)
-
-
-def chosen_classes(settings: ClusterSettings, partition: str) -> frozenset[str]:
-    """Names of the queue classes among which the policy of that partition chooses for jobs that name none; empty where it does not."""
-    spec = settings.pipeline(partition)
-    if spec is None:
-        queues = settings.placed().get(partition, ())
-        document: Any = {"stage": [{"policy": queues[0].policy if queues else ""}]}
-    else:
-        try:
-            document = json.loads(spec.document)
-        except ValueError:  # nobody places there, and `rmgr status` says so
-            return frozenset()
-    stages = document.get("stage", []) if isinstance(document, dict) else []
-    if not any(_selects(stage, partition) for stage in stages if isinstance(stage, dict)):
-        return frozenset()
-    if not document.get("queue"):
-        from rmgr.sched.queue_class import HPC2500
-
-        return frozenset(known.name for known in HPC2500)
-    tables = [table for table in document["queue"] if isinstance(table, dict) and table.get("partition", "") in {"", partition}]
-    return frozenset(str(table.get("name", "")) for table in tables)
-
-
-def _selects(stage: dict[str, Any], partition: str) -> bool:
-    if stage.get("partitions") and partition not in stage["partitions"]:
-        return False
-    if stage.get("policy") == "connection_reservation":
-        return str((stage.get("parameters") or {}).get("select", "yes")).lower() not in _OFF
-    return stage.get("policy") == "queue_select"
 
 
 def _check_partition(partition: str, settings: ClusterSettings) -> None:
@@ -234,6 +220,7 @@ def find_queue(name: str, settings: ClusterSettings) -> QueueSpec:
     queue = settings.queue(wanted)
     if queue is None:
         known = [spec.name for spec in settings.queues]
+        known += [one for partition in settings.placed() for one in class_names(settings, partition)]
         close = difflib.get_close_matches(wanted, known, 1)
         raise NotFound(
             f"there is no queue {wanted!r}; the queues are {', '.join(known)}",

@@ -237,6 +237,7 @@ BOOK.add(
     checkpoint_grace_us=SPAN,
     restart=one_of(FROM_CHECKPOINT, FROM_START),
     launch=one_of(ONCE, RANKS, MPI),
+    queue_class=WORD,
     newer=extra,
 )
 BOOK.add(

@@ -25,7 +25,7 @@ from rmgr.daemons.placing_foreign import Foreign
 from rmgr.daemons.placing_lists import LongList
 from rmgr.daemons.placing_orders import Orders
 from rmgr.daemons.placing_pass import Passes
-from rmgr.daemons.placing_pipeline import configuration, document_of, is_foreign, pipeline_of
+from rmgr.daemons.placing_pipeline import classes_of, configuration, document_of, is_foreign, pipeline_of
 from rmgr.daemons.placing_rebuild import Rebuild
 from rmgr.daemons.placing_record import Recording
 from rmgr.daemons.placing_reserved import Promises
@@ -43,6 +43,7 @@ from rmgr.sched.job import Node
 from rmgr.sched.partition import Partition
 from rmgr.sched.plan import Plan, WakeAt
 from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Limits
 from rmgr.sched.state import ClusterState
 
@@ -59,7 +60,7 @@ class Placer:
     """Places the jobs of all place queues; lives in the leader's loop.
 
     Attributes: state: the scheduler's, None while everything is read. plan: of the last pass. problems: partition -> why nobody places
-    there. policies: partition -> names. limits: of partitions that have any.
+    there. policies: partition -> names. limits, classes (of queues): of partitions that have any.
     """
 
     def __init__(self, desk: Desk, settings: Callable[[], ClusterSettings], nodes: NodeKeeper, *, inline: bool = False) -> None:
@@ -75,6 +76,7 @@ class Placer:
         self.queues: dict[str, QueueSpec] = {}
         self.policies: dict[str, str] = {}
         self.limits: dict[str, Limits] = {}
+        self.classes: dict[str, tuple[QueueClass, ...]] = {}
         self._desk = desk
         self._settings = settings
         self._nodes = nodes
@@ -145,7 +147,7 @@ class Placer:
         self.queues = {queue.name: queue for queues in placed.values() for queue in queues if queue.state != "stopped"}
         stages: list[Stage] = []
         foreign: dict[str, tuple[str, dict[str, Any]]] = {}
-        self.policies, self.problems, self.limits, self._half_life_us = {}, {}, {}, 0
+        self.policies, self.problems, self.limits, self.classes, self._half_life_us = {}, {}, {}, {}, 0
         for partition in placed:
             spec = pipeline_of(settings, partition)
             if self._specs.get(partition) != spec:
@@ -162,6 +164,7 @@ class Placer:
             if is_foreign(found):
                 foreign[partition] = (self.policies[partition], document_of(spec))
             self.limits |= found.limits
+            self.classes[partition] = classes_of(found)
             self._half_life_us = self._half_life_us or found.usage_half_life_us
         self._every = tuple(stages)
         self._stages = tuple(stage for stage in stages if stage.partitions[0] not in foreign)

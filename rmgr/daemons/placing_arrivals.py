@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rmgr.coord.admitted import not_admitted
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror
-from rmgr.daemons.placing_facts import job_of, marked, node_mark
+from rmgr.daemons.placing_facts import job_of, marked, misplaced, node_mark
 from rmgr.errors import InvalidRecord, StateConflict
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, job_id
@@ -70,6 +70,9 @@ class Arrivals:
             job = job_of(submission, key, partition, now_us)
         except ValueError as error:
             self.refuse(queue, name, str(error))
+            return
+        if why := misplaced(submission, job, placer.classes.get(partition, ())):
+            self.refuse(queue, name, why)
             return
         own = node_mark(submission.rigid) if submission.rigid is not None else ""
         extra, whose = placer.asks.mark_of(known, job), placer.whose(job.user)

@@ -15,6 +15,7 @@ from rmgr.model.placing import Allocation, Rigid, job_id
 from rmgr.model.resources import MIB, needs_of
 from rmgr.model.submission import Submission
 from rmgr.sched.job import Job, Node, Placement, Running, spans_of
+from rmgr.sched.queue_class import QueueClass
 
 _PARTS = re.compile(r"(\d+)")
 
@@ -116,7 +117,7 @@ def job_of(submission: Submission, key: BlockKey, partition: str, now_us: int) -
         exclusive=rigid.exclusive,
         spread=bool(rigid.nodes),
         partition=partition,
-        queue=submission.queue,
+        queue=rigid.queue_class or submission.queue,
         user=submission.user,
         account=submission.account,
         priority=key.priority,
@@ -125,6 +126,16 @@ def job_of(submission: Submission, key: BlockKey, partition: str, now_us: int) -
         resources=needs_of(request.resources, together),
         asked=(rigid.processes, request.cores) if rigid.nodes else None,
     )
+
+
+def misplaced(submission: Submission, job: Job, classes: Iterable[QueueClass]) -> str:
+    """Why the queue class that its user named does not admit the job, "" = it does, or there is no such class any more."""
+    name = submission.rigid.queue_class if submission.rigid is not None else ""
+    found = next((known for known in classes if name == known.name), None)
+    if found is None or found.admits(job):
+        return ""
+    asked = f"{job.wanted[0]} processes x {job.wanted[1]} threads ({job.wanted_cpus} CPUs)"
+    return f"queue class {name}, which its user named, allows {found.limits}; it asks for {asked}"
 
 
 # -- placements ----------------------------------------------------------------------------------------------------------------

@@ -94,6 +94,26 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
     return found
 
 
+def classes_of(found: Configuration) -> tuple[QueueClass, ...]:
+    """The queue classes that the policies of a partition look at; in the order of the file. A plug-in is given all of them."""
+    own = (queue for stage in found.stages for queue in getattr(stage.policy, "queues", ()))
+    given = found.queues if is_foreign(found) else ()
+    return tuple({queue.name: queue for queue in (*own, *given)}.values())
+
+
+def refuse_shared_names(settings: ClusterSettings, partition: str) -> None:
+    """Raises: ConfigError for a queue class of this partition that has the name of a queue: `-q NAME` could mean either."""
+    known = {queue.name: queue for queue in settings.queues}
+    for found in classes_of(configuration(settings, partition)):
+        if queue := known.get(found.name):
+            raise ConfigError(
+                f"partition {partition}, policy {pipeline_of(settings, partition).name}: queue class {found.name} has the name of a queue "
+                f"(of partition {queue.partition}), so -q {found.name} could mean either",
+                hint=f"call the class otherwise, or take [queues.{found.name}] out: rmgr config show --cluster, rmgr config apply FILE; "
+                "jobs are sent to a class by -q CLASS, it needs no queue",
+            )
+
+
 def pipeline_of(settings: ClusterSettings, partition: str) -> PipelineSpec:
     """What is set for that partition, else what its first place queue names, else `easy`."""
     found = settings.pipeline(partition)

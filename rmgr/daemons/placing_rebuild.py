@@ -21,7 +21,7 @@ from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror
 from rmgr.daemons.placing_book import Placed
-from rmgr.daemons.placing_facts import job_of, marked, node_mark, running_of
+from rmgr.daemons.placing_facts import job_of, marked, misplaced, node_mark, running_of
 from rmgr.daemons.placing_records import Records, decode_records
 from rmgr.daemons.placing_reserved import Standing
 from rmgr.daemons.placing_stops import Stop
@@ -211,7 +211,7 @@ class Rebuild:
             if at % _SOME == 0:
                 yield True
             job = None if job_id(key.submission, key.first) in placer.book.placed else self._job(queue, key, now_us)
-            if job is not None:
+            if job is not None and not self._is_misplaced(job, queue, name, key):
                 if job.id in asked and asked[job.id].attempt < key.attempt:
                     queued.setdefault(job.id, now_us)  # it came back while nobody led
                 job = self._queued(self._routed(job, routes), queued)
@@ -261,6 +261,16 @@ class Rebuild:
         except Exception as error:  # noqa: BLE001 - the boundary of one job
             self._placer.arrivals.refuse(queue, paths.block_name(key), str(error))
             return None
+
+    def _is_misplaced(self, job: Job, queue: str, name: str, key: BlockKey) -> bool:
+        """Its user named a queue class that does not admit it: it is set aside until the class does."""
+        placer, submission = self._placer, self._placer.submission(key.submission)
+        why = misplaced(submission, job, placer.classes.get(job.partition, ())) if submission is not None else ""
+        if why:
+            placer.arrivals.refuse(queue, name, why)
+        else:
+            placer.book.odd.pop(name, None)
+        return bool(why)
 
     def _routed(self, job: Job, routes: Mapping[int, str]) -> Job:
         if job.id not in routes:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rmgr.daemons.placing_facts import Names, allocation_of, allows, job_of, node_mark
+from rmgr.daemons.placing_facts import Names, allocation_of, allows, job_of, misplaced, node_mark
 from rmgr.daemons.placing_view import said
 from rmgr.errors import Infeasible, RmgrError
 from rmgr.model.block import NO_SEQ, BlockKey
@@ -48,7 +48,10 @@ class Trial:
 
 
 def copied(placer: Placer, submission: Submission) -> Trial | None:
-    """In the leader's loop. None: a pass is under way, or everything is read again just now. Raises: ValueError for an odd request."""
+    """In the leader's loop. None: a pass is under way, or everything is read again just now.
+
+    Raises: ValueError for an odd request, Infeasible for one whose queue class does not admit it.
+    """
     if placer.state is None or placer.is_passing:
         return None
     snapshot, now_us = placer.state.snapshot(), placer.now_us()
@@ -64,6 +67,8 @@ def copied(placer: Placer, submission: Submission) -> Trial | None:
         memory_mib=-(-submission.request.memory_bytes // MIB),
     )
     job = job_of(submission, key, placer.queues[submission.queue].partition, now_us)
+    if why := misplaced(submission, job, placer.classes.get(job.partition, ())):
+        raise Infeasible(f"it would never start: {why}", hint="rmgr queues shows the classes; without -q the policy chooses one")
     mark = node_mark(submission.rigid or Rigid())
     if mark:
         nodes = (

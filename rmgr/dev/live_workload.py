@@ -25,7 +25,7 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.queue import ClusterSettings, PipelineSpec
 from rmgr.model.resources import Request
 from rmgr.model.states import State
 from rmgr.model.submission import Command, Submission, Work
@@ -76,21 +76,18 @@ class Stage:
         self._engine = connection.submitter
         self._queue = queue
 
-    def use(self, pipeline: PipelineSpec, queues: Sequence[str] = ()) -> None:
-        """Lets it place from now on; queues: place queues that jobs may name, beside `batch`. Raises: Unavailable."""
+    def use(self, pipeline: PipelineSpec) -> None:
+        """Lets it place from now on. Raises: Unavailable."""
         coordinator = self._engine.coordinator
         found = coordinator.get(paths.CONFIG, timeout_s=10.0).result(11.0)
         assert found is not None
-        settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
-        more = tuple(QueueSpec(name=name, partition=PARTITION, dispatch=Dispatch.PLACE) for name in queues if settings.queue(name) is None)
-        settings = replace(settings, queues=settings.queues + more, pipelines=(pipeline,))
-        coordinator.ensure([path for queue in more for path in (paths.pending(queue.name), paths.held(queue.name))], timeout_s=10.0)
+        settings = replace(decode_record(found.data, ClusterSettings, paths.CONFIG), pipelines=(pipeline,))
         answer = coordinator.commit(operator_ops.set_settings(settings, found.stat.version), timeout_s=10.0).result(15.0)
         if not isinstance(answer, Committed):
             raise Unavailable(f"the settings of the cluster could not be changed: {answer}")
 
     def play(self, workload: Workload, *, patience_s: float = 300.0, checkpoints: bool = False) -> list[Played]:
-        """Submits each job at its time (jobs that name a queue into that) and waits for all; in the order of their numbers.
+        """Submits each job at its time (into the queue or queue class that it names) and waits for all; in the order of their numbers.
 
         checkpoints: jobs can move (a shell more a job). Raises: Unavailable for one that has not ended so long after the last submission.
         """

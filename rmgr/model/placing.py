@@ -30,6 +30,7 @@ class Rigid:
     take to save its state when it is asked to, unless who asks says otherwise. restart: an attempt begins with what the last checkpoint
     holds (`FROM_CHECKPOINT`), or always from the start (`FROM_START`: nothing is stored). launch, of functions: it is called once, on
     the first node (`ONCE`), in each process, with the variables of a rank (`RANKS`), or in each process of an MPI program (`MPI`).
+    queue_class: the queue class that its user named; "" = the policy chooses.
     """
 
     processes: int = 1
@@ -43,6 +44,7 @@ class Rigid:
     checkpoint_grace_us: SpanUs = 30_000_000
     restart: str = "checkpoint"
     launch: str = ONCE
+    queue_class: str = ""
     newer: Newer = newer()
 
 

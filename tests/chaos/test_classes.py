@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rmgr.dev.bench import connected
-from rmgr.dev.bench_classes import CONVENTIONAL, CORES, NAMES, NODES, SYSTEMS, document, workload
+from rmgr.dev.bench_classes import CONVENTIONAL, CORES, NODES, SYSTEMS, document, workload
 from rmgr.dev.bench_reality import compare, simulated
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.live_workload import Played, Stage, pipeline_with
@@ -34,7 +34,7 @@ def test_two_hundred_jobs_under_three_systems_as_in_the_simulator(zookeeper_part
         stage = Stage(connection)
         for system in SYSTEMS:
             jobs, tables = workload(system, pace=PACE), document(system, PACE)
-            stage.use(pipeline_with(system, tables), NAMES)
+            stage.use(pipeline_with(system, tables))
             live = stage.play(jobs)
             found = compare(live, simulated(jobs, tables, nodes=NODES, cores=CORES))  # every job COMPLETED in both
             assert_never_over_committed(jobs, live)

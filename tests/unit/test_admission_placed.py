@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.client.admission import admit, chosen_classes
+from rmgr.client.admission import admit, check_admitted, chosen_classes
 from rmgr.client.specs import Options, draft_of
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, UsageError
 from rmgr.model.node import NodeRecord, NodeState
@@ -230,3 +230,70 @@ def test_what_no_queue_class_admits_is_refused_as_the_leader_would() -> None:
         ask(Rigid(processes=3), cores=2, queue="narrow", settings=settings)
     broken = replace(settings, pipelines=(replace(pipelines[0], document="{"),))
     assert ask(Rigid(processes=4), cores=2, settings=broken).queue == "batch"  # nobody places there: status says so
+
+
+# -- a class that is named -----------------------------------------------------------------------------------------------------
+
+CLASSES = (SMALL, {"name": "wide", "max_cpus": 8, "max_threads": 1}, {"name": "quick", "max_cpus": 4, "max_time": "1h"})
+
+
+def named(settings: ClusterSettings, queue: str, rigid: Rigid | None = None, **more: object) -> Submission:
+    return ask(rigid, queue=queue, settings=settings, **more)
+
+
+@pytest.mark.parametrize("policy", ["queue_select", "connection_reservation", "queue_first_fit"])
+def test_a_job_is_sent_to_a_class_by_hand(policy: str) -> None:
+    """It stands in the first place queue of the partition, and its record says which class its user chose."""
+    settings = choosing(policy, classes=CLASSES)
+    for rigid in (None, Rigid(processes=2), Rigid(processes=2, nodes=2)):
+        sent = named(settings, "wide", rigid)
+        assert (sent.queue, sent.rigid) == ("batch", replace(rigid or Rigid(), queue_class="wide"))
+        check_admitted(sent, settings)
+    function = admit(draft_of(Options(queue="wide"), work=Work.PYTHON, user="ann"), settings, NODES)
+    assert (function.queue, function.rigid) == ("batch", Rigid(queue_class="wide"))
+
+
+@pytest.mark.parametrize(
+    ("queue", "rigid", "more", "told"),
+    [
+        ("small", Rigid(processes=3), {}, "class small does not admit 3 processes x 1 threads | CPUs <= 2 | -q wide admits it"),
+        ("wide", Rigid(), {"cores": 2}, "1 processes x 2 threads (2 CPUs) | CPUs <= 8, threads a process <= 1 | small"),
+        ("quick", Rigid(processes=3), {"time": "1m", "cores": 2}, "(6 CPUs) | time < 1:00:00 | no class of this partition admits"),
+        ("quick", Rigid(), {}, "1 threads (1 CPUs) for their time limit | CPUs <= 4, time | -q small"),
+    ],
+)  # fmt: skip
+def test_what_the_named_class_does_not_admit_is_refused_here_and_by_the_gateway(
+    queue: str, rigid: Rigid, more: dict[str, object], told: str
+) -> None:
+    """Of processes and threads that were asked for; the hint names a class that admits it."""
+    settings = choosing("queue_select", classes=CLASSES)
+    for shape in (rigid, replace(rigid, nodes=min(rigid.processes, 2))):
+        with pytest.raises(Infeasible) as caught:
+            named(settings, queue, shape, **more)
+        words = f"{caught.value.message} | {caught.value.hint}"
+        assert all(part in words for part in told.split(" | ")), words
+        lax = named(choosing("queue_select", classes=({"name": queue},)), queue, shape, **more)
+        with pytest.raises(Infeasible) as again:
+            check_admitted(lax, settings)
+        assert again.value.message == caught.value.message
+
+
+def test_a_class_that_is_not_there_or_is_in_several_partitions_is_told() -> None:
+    queues = (QueueSpec(name="default"), placing("batch"), placing("p", partition="far"), placing("shut", partition="off", state="closed"))
+    pipelines = tuple(choosing("queue_select", partition=where).pipelines[0] for where in ("default", "far", "off"))
+    settings = ClusterSettings(queues=queues, pipelines=pipelines)
+    with pytest.raises(UsageError, match="class of several partitions: default, far, off") as caught:
+        named(settings, "small")
+    assert "--partition default" in caught.value.hint
+    assert ask(queue="small", settings=settings, partition="far").queue == "p"
+    with pytest.raises(StateConflict, match="queue shut is closed"):
+        ask(queue="small", settings=settings, partition="off")
+    here = replace(settings, pipelines=pipelines[:1])
+    with pytest.raises(UsageError, match="small is a queue class of partition default, not of far"):
+        ask(queue="small", settings=here, partition="far")
+    with pytest.raises(NotFound, match="there is no queue 'smal'; the queues are default, batch, p, shut, small") as unknown:
+        named(here, "smal")
+    assert unknown.value.hint == "did you mean 'small'?"
+    sent = named(here, "small")
+    with pytest.raises(NotFound, match="partition default has no queue class 'small'"):
+        check_admitted(sent, replace(here, pipelines=choosing("queue_select", classes=CLASSES[1:]).pipelines))

@@ -103,3 +103,20 @@ def test_of_several_partitions_one_is_named(cluster: Cluster, capsys: Captured, 
     cluster.settings = Cluster(QueueSpec(name="big", partition="large", dispatch=Dispatch.PLACE, policy="gone")).settings
     assert run(["policy", "check"]) == 1
     assert "big: gone; its work waits: partition large, policy gone" in capsys.readouterr().out
+
+
+def test_a_class_with_the_name_of_a_queue_is_refused(cluster: Cluster, capsys: Captured, tmp_path: Path) -> None:
+    """`-q NAME` could mean either; also a class of the policy's own, and a queue whose work Starters take."""
+    file = tmp_path / "classes.toml"
+    file.write_text('[[stage]]\npolicy = "queue_select"\n[[queue]]\nname = "batch"\nmax_cpus = 2\n')
+    assert run(["policy", "set", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert "policy classes.toml: queue class batch has the name of a queue (of partition default), so -q batch could mean either" in told
+    assert "call the class otherwise, or take [queues.batch] out" in told
+    cluster.settings = Cluster(QueueSpec(name="d32", partition="far")).settings
+    assert run(["policy", "set", "connection_reservation"]) == 2
+    assert "queue class d32 has the name of a queue (of partition far)" in capsys.readouterr().err
+    assert cluster.writes == 0
+    assert run(["policy", "set", "easy"]) == 0
+    cluster.settings = ClusterSettings(queues=(*Cluster().settings.queues, QueueSpec(name="d33")))
+    assert run(["policy", "set", "connection_reservation"]) == 0

@@ -1,0 +1,89 @@
+"""Queue classes in the leader: where a job stands whose user named one, and what is done with one that its class does not admit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from rmgr.coord import paths
+from rmgr.daemons.placing_what_if import copied
+from rmgr.errors import Infeasible
+from rmgr.model.placing import Rigid
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.resources import Request
+from tests.harness.leader_bench import Bench
+
+CLASSES = {
+    "stage": [{"policy": "connection_reservation"}],
+    "queue": [
+        {"name": "small", "max_cpus": 2, "max_threads": 2, "max_reservations": 1},
+        {"name": "wide", "max_cpus": 8, "max_threads": 2, "max_reservations": 1},
+    ],
+}
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    queues = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))
+    bench = Bench(ClusterSettings(queues=queues, pipelines=(PipelineSpec(partition="default", document=json.dumps(CLASSES)),)))
+    bench.lead()
+    bench.starter("n1", "n2")  # of two cores each
+    bench.advance(1)
+    yield bench
+    bench.close()
+
+
+def submit(bench: Bench, processes: int, queue_class: str = "", **fields: object) -> int:
+    rigid = Rigid(processes=processes, queue_class=queue_class)
+    number = bench.submitter.submit(1, block=1, queue="batch", rigid=rigid, **fields)  # type: ignore[arg-type]
+    bench.advance(1)
+    return number
+
+
+def running(bench: Bench) -> set[int]:
+    return {key.submission for node in ("n1", "n2") for key in bench.look.keys(paths.running_node(node))}
+
+
+def classes_of(bench: Bench) -> dict[int, str]:
+    """Of every job that waits or runs, as the scheduler sees it."""
+    assert bench.leader is not None
+    state = bench.leader.placer.state
+    assert state is not None
+    part = state.partitions["default"]
+    return {job.id >> 20: job.queue for job in (*part.jobs.values(), *(run.job for run in part.running.values()))}
+
+
+def test_a_job_stands_in_the_class_that_its_user_named_under_every_leader(bench: Bench) -> None:
+    chosen, named, waits = submit(bench, 1), submit(bench, 1, "wide"), submit(bench, 4, "wide")
+    expected = {chosen: "small", named: "wide", waits: "wide"}
+    assert classes_of(bench) == expected
+    assert running(bench) == {chosen, named}
+    bench.lead()
+    bench.advance(1)
+    assert classes_of(bench) == expected
+
+
+def test_what_its_class_does_not_admit_is_set_aside_with_the_reason_and_others_are_placed(bench: Bench) -> None:
+    """Whoever went round his client; also before and after another leader has come."""
+    large, threads = submit(bench, 3, "small"), submit(bench, 1, "small", request=Request(cores=3))
+    told = "queue class small, which its user named, allows CPUs <= 2, threads a process <= 2; it asks for 3 processes x 1 threads (3 CPUs)"
+    for _ in range(2):
+        assert bench.leader is not None
+        jobs = bench.leader.placer.view().jobs
+        assert told in jobs[large, 0].reason
+        assert "it asks for 1 processes x 3 threads" in jobs[threads, 0].reason
+        assert submit(bench, 1, "small") in running(bench)
+        bench.lead()
+        bench.advance(1)
+    assert not running(bench) & {large, threads}
+    record = bench.look.sub(large)
+    assert record is not None
+    with pytest.raises(Infeasible, match="it would never start: queue class small"):
+        copied(bench.leader.placer, record)
+
+
+def test_a_job_whose_class_is_gone_is_given_another(bench: Bench) -> None:
+    number = submit(bench, 2, "narrow")
+    assert classes_of(bench) == {number: "small"}
