@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
+from itertools import groupby
 from typing import Any
 
 from rmgr.adapters.cassandra_calls import Calls
 from rmgr.adapters.cassandra_layout import chunk_place
 from rmgr.adapters.cassandra_rows import Manifest, manifest_of
 from rmgr.adapters.cassandra_statements import Request, ask
-from rmgr.adapters.store_rules import Deadline, about_of, data_lost, encoding_of, verify
-from rmgr.coord.ports import About, Encoding
+from rmgr.adapters.store_rules import Deadline, about_of, data_lost, verify
+from rmgr.coord.ports import About
 from rmgr.errors import DataLost, StoreUnavailable
 
 #: Chunks of one value in flight while it is read whole: 4 MiB; while it is streamed: 2 MiB.
@@ -50,10 +51,9 @@ class Reader:
             if manifest is None:
                 return None
             try:
-                value = self._whole(key, manifest, deadline, doing)
-                # One that stands in its row may have come from another node's, with a hash of its own.
-                digest = manifest.digest if manifest.chunks else sha256(value).digest()
-                return value, about_of(len(value), manifest.encoding, digest)
+                if not manifest.chunks:
+                    return self._noted(key, manifest, deadline, doing)
+                return self._whole(key, manifest, deadline, doing), about_of(manifest.size, manifest.encoding, manifest.digest)
             except Replaced:
                 deadline.check(doing)
 
@@ -92,20 +92,26 @@ class Reader:
         if size != manifest.size or digest.digest() != manifest.digest:
             raise data_lost(key, f"{size:,} of {manifest.size:,} bytes read, the hash differs")
 
-    def get_many(self, keys: list[str], deadline: Deadline) -> dict[str, tuple[bytes, Encoding]]:
-        """Values of those `keys` that have one."""
+    def get_noted_many(self, keys: list[str], deadline: Deadline, *, largest: int) -> dict[str, tuple[bytes | None, About]]:
+        """Values of those `keys` that have one; of those above `largest` bytes only what is known of them."""
         doing = f"read {len(keys)} values"
-        found: dict[str, tuple[bytes, Encoding]] = {}
+        found: dict[str, tuple[bytes | None, About]] = {}
+        chunked: dict[str, Manifest] = {}
         for key, rows in zip(keys, self._calls.each([ask("value", key) for key in keys], deadline, doing), strict=True):
             manifest = manifest_of(rows)
             if manifest is None or not manifest.is_live:
                 continue
-            if manifest.chunks:
-                value = self.get(key, deadline)
-                if value is not None:
-                    found[key] = value[0], value[1].encoding
+            if manifest.size > largest:
+                found[key] = None, about_of(manifest.size, manifest.encoding, manifest.digest)
+            elif manifest.chunks:
+                chunked[key] = manifest
             else:
-                found[key] = self._inline(key, manifest, deadline, doing), encoding_of(manifest.encoding)
+                found[key] = self._noted(key, manifest, deadline, doing)
+        for key, value in self._chunked(chunked, deadline, doing):
+            manifest = chunked[key]
+            again = (value, about_of(manifest.size, manifest.encoding, manifest.digest)) if value is not None else self.get(key, deadline)
+            if again is not None:
+                found[key] = again if len(again[0]) <= largest else (None, again[1])
         return found
 
     def about_many(self, keys: list[str], deadline: Deadline) -> dict[str, About]:
@@ -128,14 +134,30 @@ class Reader:
         return iter((value,) if value else ())
 
     def _whole(self, key: str, manifest: Manifest, deadline: Deadline, doing: str) -> bytes:
-        if not manifest.chunks:
-            return self._inline(key, manifest, deadline, doing)
-        requests = [_chunk_request(manifest, number) for number in range(manifest.chunks)]
-        answers = self._calls.each(requests, deadline, doing, window=_WINDOW)
-        whole = b"".join(
-            self._checked(key, manifest, request, rows, deadline, doing) for request, rows in zip(requests, answers, strict=True)
-        )
-        return verify(key, whole, manifest.size, manifest.digest)
+        value = next(self._chunked({key: manifest}, deadline, doing))[1]
+        if value is None:
+            raise Replaced
+        return value
+
+    def _chunked(self, manifests: Mapping[str, Manifest], deadline: Deadline, doing: str) -> Iterator[tuple[str, bytes | None]]:
+        """Values in chunks, one after the other while chunks of the next ones are on their way; None: it was replaced meanwhile."""
+        asked = [(key, _chunk_request(manifest, number)) for key, manifest in manifests.items() for number in range(manifest.chunks)]
+        answers = self._calls.each([request for _, request in asked], deadline, doing, window=_WINDOW)
+        for key, group in groupby(zip(asked, answers, strict=True), key=lambda pair: pair[0][0]):
+            manifest, pieces, is_replaced = manifests[key], [], False
+            for (_, request), rows in group:
+                try:
+                    if not is_replaced:
+                        pieces.append(self._checked(key, manifest, request, rows, deadline, doing))
+                except Replaced:
+                    is_replaced = True
+            yield key, None if is_replaced else verify(key, b"".join(pieces), manifest.size, manifest.digest)
+
+    def _noted(self, key: str, manifest: Manifest, deadline: Deadline, doing: str) -> tuple[bytes, About]:
+        value = self._inline(key, manifest, deadline, doing)
+        # It may have come from another node's row, with a hash of its own.
+        digest = manifest.digest if value is manifest.inline else sha256(value).digest()
+        return value, about_of(len(value), manifest.encoding, digest)
 
     def _stream(self, key: str, manifest: Manifest, timeout_s: float) -> Iterator[bytes]:
         doing = f"read {key!r}"

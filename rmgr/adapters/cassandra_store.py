@@ -54,7 +54,7 @@ from rmgr.adapters.store_rules import (
     marked,
     notes_of,
 )
-from rmgr.coord.ports import About, Encoding, Note
+from rmgr.coord.ports import MAX_VALUE_BYTES, About, Encoding, Note
 from rmgr.errors import RmgrError, UsageError
 
 #: Chunks of one upload in flight: 4 MiB.
@@ -147,33 +147,35 @@ class CassandraStore:
             doing = f"put {len(group)} values ({next(iter(group))!r} ...)" if len(group) > 1 else f"put {next(iter(group))!r}"
             if not overwrite:
                 self._refuse_existing(group, deadline, doing)
-            manifests = {
-                key: small(value, encoding, life, beside[key])
-                if len(value) <= INLINE_BYTES
-                else self._upload(key, cut(key, value, CHUNK_BYTES), encoding, life, deadline, beside[key])
-                for key, value in group.items()
-            }
+            large = {key: (cut(key, value, CHUNK_BYTES), beside[key]) for key, value in group.items() if len(value) > INLINE_BYTES}
+            manifests = self._upload_all(large, encoding, life, deadline, doing) if large else {}
+            manifests |= {key: small(value, encoding, life, beside[key]) for key, value in group.items() if key not in large}
             self._write(manifests, life, overwrite=overwrite, deadline=deadline, doing=doing)
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`. A marker takes the value's place for a day; chunks are freed by `sweep`."""
+        return bool(self.delete_many([key], timeout_s=timeout_s))
+
+    def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.delete_many`. A request each to look, to mark and for the index, many at a time."""
         deadline = Deadline(timeout_s)
-        check_key(key)
-        doing = f"delete {key!r}"
-        manifest, seen = look(self._calls, [key], deadline, doing)[key]
-        stamps = {key: self._clock.next_us(seen)}
-        if manifest is None:  # perhaps a writer died between index and value
-            entry = ask("index", scope_of(key), bucket_of(key), key, key + "\x01", 1)
-            if any(size >= 0 for _, (size, _) in self._calls.one(entry, deadline, doing)):
-                self._calls.all(index_requests({key: DELETED}, stamps, 0), deadline, doing)
-            return False
-        if not manifest.is_live:
-            return False
-        if manifest.generation is not None:
-            self._calls.one(self._journal.note(manifest.generation, key), deadline, doing)
-        self._calls.all(value_requests({key: DELETED}, stamps, 0), deadline, doing)
-        self._calls.all(index_requests({key: DELETED}, stamps, 0), deadline, doing)
-        return True
+        wanted = list(dict.fromkeys(map(check_key, keys)))
+        doing = f"delete {wanted[0]!r}" if len(wanted) == 1 else f"delete {len(wanted)} values"
+        seen = look(self._calls, wanted, deadline, doing)
+        stamps = {key: self._clock.next_us(stamp) for key, (_, stamp) in seen.items()}
+        live = {key: manifest for key, (manifest, _) in seen.items() if manifest is not None and manifest.is_live}
+        chunked = [self._journal.note(manifest.generation, key) for key, manifest in live.items() if manifest.generation is not None]
+        self._calls.all(chunked, deadline, doing)
+        self._calls.all(value_requests(dict.fromkeys(live, DELETED), stamps, 0), deadline, doing)
+        listed = self._listed_only([key for key, (manifest, _) in seen.items() if manifest is None], deadline, doing)
+        self._calls.all(index_requests(dict.fromkeys([*live, *listed], DELETED), stamps, 0), deadline, doing)
+        return [key for key in wanted if key in live]
+
+    def _listed_only(self, keys: Sequence[str], deadline: Deadline, doing: str) -> list[str]:
+        """Those that the index has although there is no value: perhaps a writer died between the two."""
+        entries = [ask("index", scope_of(key), bucket_of(key), key, key + "\x01", 1) for key in keys]
+        answers = zip(keys, self._calls.all(entries, deadline, doing), strict=True)
+        return [key for key, rows in answers if any(size >= 0 for _, (size, _) in rows)]
 
     def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
         """See `Store.bind_cluster`."""
@@ -211,8 +213,15 @@ class CassandraStore:
         return self._reader.fetch(key, path, Deadline(timeout_s))
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
-        """See `Store.get_many`. One request a key, 64 at a time."""
-        return self._reader.get_many(list(dict.fromkeys(map(check_key, keys))), Deadline(timeout_s))
+        """See `Store.get_many`. One request a key, many at a time."""
+        found = self.get_noted_many(keys, timeout_s=timeout_s)
+        return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
+
+    def get_noted_many(
+        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
+    ) -> dict[str, tuple[bytes | None, About]]:
+        """See `Store.get_noted_many`. One request a key, many at a time; then the chunks of values above 64 KiB, 4 MiB at a time."""
+        return self._reader.get_noted_many(list(dict.fromkeys(map(check_key, keys))), Deadline(timeout_s), largest=largest)
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`. `timeout_s` holds for every four chunks; the last one is handed out only after the hash agreed.
@@ -285,25 +294,35 @@ class CassandraStore:
         self, key: str, chunks: Iterable[bytes], encoding: Encoding, life: Lifetime, deadline: Deadline, note: Note = b""
     ) -> Manifest:
         """Writes the chunks of a new generation; returns the manifest that is to refer to them."""
-        doing = f"put {key!r}"
-        generation = uuid4()
-        # It counts as unreferenced only from when this call is over, so no sweep takes the chunks while it lasts.
-        self._calls.one(self._journal.note(generation, key, later_s=deadline.timeout_s), deadline, doing)
-        digest = sha256()
-        size = count = 0
+        return self._upload_all({key: (chunks, note)}, encoding, life, deadline, f"put {key!r}")[key]
+
+    def _upload_all(
+        self, values: Mapping[str, tuple[Iterable[bytes], Note]], encoding: Encoding, life: Lifetime, deadline: Deadline, doing: str
+    ) -> dict[str, Manifest]:
+        """The same for several, in chunks and with what is noted beside each: chunks of one are on their way with those of the next."""
+        generations = {key: uuid4() for key in values}
+        # They count as unreferenced only from when this call is over, so no sweep takes the chunks while it lasts.
+        notes = [self._journal.note(generation, key, later_s=deadline.timeout_s) for key, generation in generations.items()]
+        self._calls.all(notes, deadline, doing)
+        manifests: dict[str, Manifest] = {}
 
         def requests() -> Iterator[Request]:
-            nonlocal size, count
-            for data in chunks:
-                digest.update(data)
-                yield ask("set_chunk", *chunk_place(generation, count), data, sha256(data).digest(), self._clock.next_us(), life.ttl_s)
-                size += len(data)
-                count += 1
+            for key, (chunks, note) in values.items():
+                generation, digest = generations[key], sha256()
+                size = count = 0
+                for data in chunks:
+                    digest.update(data)
+                    yield ask(
+                        "set_chunk", *chunk_place(generation, count), data, sha256(data).digest(), self._clock.next_us(), life.ttl_s
+                    )
+                    size += len(data)
+                    count += 1
+                whole = digest.digest()
+                manifests[key] = Manifest(size, whole, marked(encoding, note, whole), life.expires_ms, generation, count, b"")
 
         for _ in self._calls.each(requests(), deadline, doing, window=UPLOAD_WINDOW):
             pass
-        whole = digest.digest()
-        return Manifest(size, whole, marked(encoding, note, whole), life.expires_ms, generation, count, b"")
+        return manifests
 
     def _write(self, manifests: Mapping[str, Manifest], life: Lifetime, *, overwrite: bool, deadline: Deadline, doing: str) -> None:
         """Makes values visible: scopes, then the index, then the manifests."""

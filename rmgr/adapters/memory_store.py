@@ -23,7 +23,7 @@ from rmgr.adapters.store_rules import (
     pieces,
     verify,
 )
-from rmgr.coord.ports import About, Encoding, Note
+from rmgr.coord.ports import MAX_VALUE_BYTES, About, Encoding, Note
 from rmgr.errors import StoreUnavailable, UsageError
 
 
@@ -173,6 +173,19 @@ class MemoryStore:
             row = self._alive(key)
         return None if row is None else (verify(key, row.value, len(row.value), row.digest), row.about)
 
+    def get_noted_many(
+        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
+    ) -> dict[str, tuple[bytes | None, About]]:
+        """See `Store.get_noted_many`."""
+        self._begin(timeout_s, f"read {len(keys)} values")
+        with self._shelf.lock:
+            rows = {key: self._alive(check_key(key)) for key in keys}
+        return {
+            key: (verify(key, row.value, len(row.value), row.digest) if len(row.value) <= largest else None, row.about)
+            for key, row in rows.items()
+            if row is not None
+        }
+
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`."""
         self._begin(timeout_s, f"delete {key!r}")
@@ -181,6 +194,10 @@ class MemoryStore:
             found = self._alive(key) is not None
             self._remove(key)
         return found
+
+    def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.delete_many`."""
+        return [key for key in dict.fromkeys(map(check_key, keys)) if self.delete(key, timeout_s=timeout_s)]
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`."""

@@ -16,7 +16,7 @@ from rmgr.adapters.rpc_gateway_store import MESSAGE_BYTES, PAGE_KEYS
 from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.rpc_stalls import Stalls
 from rmgr.coord.keys import is_by_content
-from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.ports import About, Encoding, Store
 from rmgr.errors import RmgrError, StoreUnavailable, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 
@@ -56,6 +56,7 @@ class Rows:
             "Head": self._method(unary, self._head, pb.KeyRequest),
             "About": self._method(down, self._about, pb.KeysRequest),
             "Delete": self._method(unary, self._delete, pb.KeyRequest),
+            "DeleteMany": self._method(unary, self._delete_many, pb.KeysRequest),
             "Keys": self._method(unary, self._keys, pb.ListRequest),
             "Usage": self._method(unary, self._usage, pb.ListRequest),
             "Sweep": self._method(unary, self._sweep, pb.SweepRequest),
@@ -154,6 +155,11 @@ class Rows:
         call.permit("DELETE", [request.key])
         return pb.DeleteReply(deleted=call.store.delete(request.key, timeout_s=call.left_s()))
 
+    def _delete_many(self, request: Any, call: _Call) -> Any:
+        keys = list(request.keys)
+        call.permit("DELETE", keys)
+        return pb.KeysReply(keys=call.store.delete_many(keys, timeout_s=call.left_s()))
+
     def _sweep(self, _request: Any, call: _Call) -> Any:
         call.permit("SWEEP", [])
         return pb.SweepReply(removed=call.store.sweep(timeout_s=call.left_s()))
@@ -192,11 +198,13 @@ class Rows:
     def _get_many(self, request: Any, call: _Call) -> Iterator[Any]:
         keys = list(request.keys)
         call.permit("GET", keys)
+        # What does not fit a message he reads in parts.
+        largest = min(request.largest, MESSAGE_BYTES) if request.HasField("largest") else MESSAGE_BYTES
         at, some = 0, 8  # how many at once: as many as about one message bears, by the size of those before
         while at < len(keys):
-            found = call.store.get_many(keys[at : at + some], timeout_s=call.left_s())
+            found = call.store.get_noted_many(keys[at : at + some], largest=largest, timeout_s=call.left_s())
             at += some
-            total = sum(len(value) for value, _ in found.values())
+            total = sum(len(value) for value, _ in found.values() if value is not None)
             call.count("stored_bytes", "get", total)
             yield from _row_messages(found)
             some = max(1, min(512, MESSAGE_BYTES * some // max(1, total)))
@@ -297,18 +305,17 @@ def _value(head: tuple[int, Encoding] | None, *, large: bool = False) -> Any:
     return pb.Value() if head is None else pb.Value(found=True, size=head[0], encoding=head[1].value, large=large)
 
 
-def _row_messages(found: dict[str, tuple[bytes, Encoding]]) -> Iterator[Any]:
+def _row_messages(found: dict[str, tuple[bytes | None, About]]) -> Iterator[Any]:
     message = pb.Rows()
     size = 0
-    for key, (value, encoding) in found.items():
-        if len(value) > MESSAGE_BYTES:
-            message.rows.add(key=key, encoding=encoding.value, large=True)
-            continue
-        if size and size + len(value) > MESSAGE_BYTES:
+    for key, (value, about) in found.items():
+        weight = len(value or b"") + 4 * len(key) + len(about.note) + 128
+        if size and size + weight > MESSAGE_BYTES:
             yield message
             message, size = pb.Rows(), 0
-        message.rows.add(key=key, data=value, encoding=encoding.value)
-        size += len(value) + 4 * len(key) + 64
+        told: dict[str, Any] = {"encoding": about.encoding.value, "size": about.size, "sha256": about.sha256, "note": about.note}
+        message.rows.add(key=key, data=value or b"", large=value is None, **told)
+        size += weight
     if message.rows:
         yield message
 

@@ -32,7 +32,7 @@ from rmgr.adapters.store_rules import (
     notes_of,
     pieces,
 )
-from rmgr.coord.ports import About, Encoding, Note
+from rmgr.coord.ports import MAX_VALUE_BYTES, About, Encoding, Note
 from rmgr.errors import DataLost, KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
@@ -136,6 +136,26 @@ class GatewayStore:
         reply = self._repeat(lambda stub: self._call(stub.Delete, request, deadline), deadline, f"delete {key!r}", doubt=doubt)
         return bool(reply.deleted or doubt)
 
+    def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.delete_many`. After a lost answer all are said to have been there; from an older gateway they are asked one by one."""
+        deadline = Deadline(timeout_s)
+        gone: set[str] = set()
+        for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
+            request = pb.KeysRequest(keys=[key for key, _ in some])
+            doubt: list[bool] = []
+
+            def ask(stub: Any, request: Any = request) -> list[str]:
+                try:
+                    return list(self._call(stub.DeleteMany, request, deadline).keys)
+                except grpc.RpcError as error:
+                    if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                        raise
+                return [key for key in request.keys if self._call(stub.Delete, pb.KeyRequest(key=key), deadline).deleted]
+
+            told = self._repeat(ask, deadline, f"delete {len(some)} values", doubt=doubt)
+            gone.update(request.keys if doubt else told)
+        return [key for key in dict.fromkeys(keys) if key in gone]
+
     def sweep(self, *, timeout_s: float = 30.0) -> int:
         """See `Store.sweep`; gateways leave it to the leader."""
         return int(self._ask("Sweep", pb.SweepRequest(), timeout_s, "be swept").removed)
@@ -189,22 +209,30 @@ class GatewayStore:
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
         """See `Store.get_many`."""
+        found = self.get_noted_many(keys, timeout_s=timeout_s)
+        return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
+
+    def get_noted_many(
+        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
+    ) -> dict[str, tuple[bytes | None, About]]:
+        """See `Store.get_noted_many`. Values above 2 MiB one by one after the others, and from an older gateway all."""
         deadline = Deadline(timeout_s)
-        found: dict[str, tuple[bytes, Encoding]] = {}
+        found: dict[str, tuple[bytes | None, About]] = {}
         for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
-            request = pb.KeysRequest(keys=[key for key, _ in some])
+            request = pb.KeysRequest(keys=[key for key, _ in some], largest=largest)
 
             def read(stub: Any, request: Any = request) -> list[Any]:
                 call = stub.GetMany(request, timeout=self._left(deadline), metadata=self._metadata)
                 return [row for rows in call for row in rows.rows]
 
             for row in self._repeat(read, deadline, f"read {len(some)} values"):
-                if row.large:
-                    value = self.get(row.key, timeout_s=deadline.left_s())
-                    if value is not None:
-                        found[row.key] = value
-                else:
-                    found[row.key] = (row.data, Encoding(row.encoding))
+                is_known = bool(row.sha256)  # an older gateway says neither this nor what was noted
+                if is_known and not row.large:
+                    found[row.key] = row.data, told_about(row, row.data)
+                elif is_known and row.size > largest:
+                    found[row.key] = None, About(row.size, Encoding(row.encoding), row.sha256, row.note)
+                elif (value := self.get_noted(row.key, timeout_s=deadline.left_s())) is not None:
+                    found[row.key] = value if len(value[0]) <= largest else (None, value[1])
         return found
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:

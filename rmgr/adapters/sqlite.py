@@ -41,7 +41,7 @@ from rmgr.adapters.store_rules import (
     now_ms,
     verify,
 )
-from rmgr.coord.ports import About, Encoding, Note
+from rmgr.coord.ports import MAX_VALUE_BYTES, About, Encoding, Note
 from rmgr.errors import RmgrError, UsageError
 
 T = TypeVar("T")
@@ -52,6 +52,7 @@ STAGE_BYTES = 4 * CHUNK_BYTES
 GRACE_S = 300.0
 _ROW_BYTES = 200  # of a manifest row besides its value, about
 _SWEEP_ROWS = 500
+_DELETED_ROWS = 2000
 
 
 class SqliteStore:
@@ -160,6 +161,17 @@ class SqliteStore:
         check_key(key)
         return self._write(lambda connection: table.delete(connection, key), Deadline(timeout_s), _ROW_BYTES, f"delete {key!r}")
 
+    def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.delete_many`. A commit for every 2,000 keys."""
+        deadline = Deadline(timeout_s)
+        wanted = list(dict.fromkeys(map(check_key, keys)))
+        gone: set[str] = set()
+        for start in range(0, len(wanted), _DELETED_ROWS):
+            some = wanted[start : start + _DELETED_ROWS]
+            doing = f"delete {len(wanted)} values ({some[0]!r} ...)"
+            gone.update(self._write(partial(table.delete_many, keys=some), deadline, len(some) * _ROW_BYTES, doing))
+        return [key for key in wanted if key in gone]
+
     def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
         """See `Store.bind_cluster`."""
         bind(self, cluster_id, timeout_s=timeout_s)
@@ -219,23 +231,32 @@ class SqliteStore:
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
         """See `Store.get_many`. One statement for every 256 keys."""
+        found = self.get_noted_many(keys, timeout_s=timeout_s)
+        return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
+
+    def get_noted_many(
+        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
+    ) -> dict[str, tuple[bytes | None, About]]:
+        """See `Store.get_noted_many`. One statement for every 256 keys; values above 512 KiB are read one by one from their files."""
         deadline = Deadline(timeout_s)
         wanted = list(dict.fromkeys(map(check_key, keys)))
-        found: dict[str, tuple[bytes, Encoding]] = {}
+        found: dict[str, tuple[bytes | None, About]] = {}
         chunked: list[str] = []
         for start in range(0, len(wanted), table.KEYS_PER_STATEMENT):
             some = wanted[start : start + table.KEYS_PER_STATEMENT]
             with self._reading(deadline, f"read {len(wanted)} values from", some[0]) as connection:
-                batch = table.select_many(connection, some)
+                batch = table.select_many(connection, some, largest)
             for row in batch:
-                if row.chunks:
+                if row.size > largest:
+                    found[row.key] = None, about_of(row.size, row.encoding, row.sha256)
+                elif row.chunks:
                     chunked.append(row.key)
                 else:
-                    found[row.key] = _whole(row)
+                    found[row.key] = _whole(row)[0], about_of(row.size, row.encoding, row.sha256)
         for key in chunked:
-            value = self.get(key, timeout_s=deadline.left_s())
+            value = self.get_noted(key, timeout_s=deadline.left_s())
             if value is not None:
-                found[key] = value
+                found[key] = value if len(value[0]) <= largest else (None, value[1])
         return found
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:

@@ -25,6 +25,7 @@ _GENERATION_SHIFT = 10  # chunk id = generation << 10 | number: 256 MiB are 512 
 _ROWS_PER_STATEMENT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_ROWS = _ROWS_PER_STATEMENT[-1]  #: rows in one `INSERT`
 _COLUMNS = "key, size, sha256, encoding, expires_ms, generation, chunks, inline"
+_COLUMNS_UP_TO = _COLUMNS.replace("inline", "CASE WHEN size <= ? THEN inline END")
 _REPLACE = (
     "ON CONFLICT (key) DO UPDATE SET size = excluded.size, sha256 = excluded.sha256, encoding = excluded.encoding,"
     " expires_ms = excluded.expires_ms, generation = excluded.generation, chunks = excluded.chunks, inline = excluded.inline"
@@ -54,10 +55,10 @@ def select(connection: sqlite3.Connection, key: str) -> Row | None:
     return None if row is None else Row(*row)
 
 
-def select_many(connection: sqlite3.Connection, keys: list[str]) -> list[Row]:
-    """The rows of up to `KEYS_PER_STATEMENT` keys."""
-    sql = f"SELECT {_COLUMNS} FROM manifest WHERE key IN ({_marks(keys)}) AND {ALIVE}"
-    return [Row(*row) for row in connection.execute(sql, (*keys, now_ms()))]
+def select_many(connection: sqlite3.Connection, keys: list[str], largest: int) -> list[Row]:
+    """The rows of up to `KEYS_PER_STATEMENT` keys; what is larger than `largest` bytes comes without its value."""
+    sql = f"SELECT {_COLUMNS_UP_TO} FROM manifest WHERE key IN ({_marks(keys)}) AND {ALIVE}"
+    return [Row(*row) for row in connection.execute(sql, (largest, *keys, now_ms()))]
 
 
 def select_head(connection: sqlite3.Connection, key: str) -> tuple[int, str] | None:
@@ -118,6 +119,17 @@ def delete(connection: sqlite3.Connection, key: str) -> bool:
     found = connection.execute(f"SELECT 1 FROM manifest WHERE key = ? AND {ALIVE}", (key, now_ms())).fetchone()
     connection.execute("DELETE FROM manifest WHERE key = ?", (key,))
     return found is not None
+
+
+def delete_many(connection: sqlite3.Connection, keys: list[str]) -> list[str]:
+    """The same of many; returns those that were there, unsorted."""
+    found: list[str] = []
+    for start in range(0, len(keys), KEYS_PER_STATEMENT):
+        some = keys[start : start + KEYS_PER_STATEMENT]
+        marks = _marks(some)
+        found += [key for (key,) in connection.execute(f"SELECT key FROM manifest WHERE key IN ({marks}) AND {ALIVE}", (*some, now_ms()))]
+        connection.execute(f"DELETE FROM manifest WHERE key IN ({marks})", some)
+    return found
 
 
 # -- chunks -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from rmgr.coord.ports import About, Encoding
+from rmgr.coord.ports import MAX_VALUE_BYTES, About, Encoding
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 #: A value is cut into chunks of this size (bytes); the last one may be shorter. Cassandra's practical blob limit is 1 MiB.
 CHUNK_BYTES = 512 * 1024
-#: Largest value (bytes).
-MAX_VALUE_BYTES = 256 * 1024 * 1024
 #: Largest key (bytes of UTF-8).
 MAX_KEY_BYTES = 1024
 #: The row that says whose store this is.

@@ -95,6 +95,10 @@ class Encoding(StrEnum):
     POINTER = "pointer"  #: no value but where to find it: `coord.keys.Pointer`, under `name/<user key>` only
 
 
+#: The largest value that a store takes.
+MAX_VALUE_BYTES = 256 * 2**20
+
+
 class About(NamedTuple):
     """What is known of a value beside its bytes. sha256: of the bytes. note: what its writer has left beside it (`coord.ownership`)."""
 
@@ -171,8 +175,20 @@ class Store(Protocol):
     def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
         """A value and what is known of exactly these bytes: `About.sha256` is theirs."""
 
+    def get_noted_many(
+        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
+    ) -> dict[str, tuple[bytes | None, About]]:
+        """The same of many, in as few round trips as there can be; absent keys are left out.
+
+        Of a value above `largest` bytes there is None in place of the bytes: who wants that one asks for it, as a file or a stream.
+        Holds all that it returns.
+        """
+
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """Makes the key absent for all readers; True if it was there."""
+
+    def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
+        """Makes many absent; returns those that were there, in the order of `keys`. After a failure any of them may be gone."""
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """Up to `limit` keys with `prefix`, sorted, greater than `after`. For people and tools, never to find work."""

@@ -84,12 +84,22 @@ class OwnedStore:
 
     def delete(self, key: str, **how: Any) -> bool:
         """See `Store.delete`."""
-        with self._audited("DELETE", key):
-            if keys.family(key) in {_NAMED, _SHARED}:
-                self._writable(key, self._store.about(key))
-            elif keys.family(key) == _FINAL:
-                self._check_final(key, self._store.about(key))
-            return self._store.delete(key, **how)
+        self._check_deleted([key])
+        return self._store.delete(key, **how)
+
+    def delete_many(self, wanted: Sequence[str], **how: Any) -> list[str]:
+        """See `Store.delete_many`. One that he may not delete refuses them all."""
+        self._check_deleted(wanted)
+        return self._store.delete_many(wanted, **how)
+
+    def _check_deleted(self, wanted: Sequence[str]) -> None:
+        there = self._store.about_many([key for key in wanted if keys.family(key) in {_NAMED, _SHARED, _FINAL}])
+        for key in wanted:
+            with self._audited("DELETE", key):
+                if keys.family(key) in {_NAMED, _SHARED}:
+                    self._writable(key, there.get(key))
+                elif keys.family(key) == _FINAL:
+                    self._check_final(key, there.get(key))
 
     def _writable(self, key: str, about: About | None) -> Holder | None:
         """Whose the value there is; None: the name is free. Raises PermissionDenied when he may not replace it."""
@@ -168,8 +178,22 @@ class OwnedStore:
 
     def get_many(self, wanted: Sequence[str], **how: Any) -> dict[str, tuple[bytes, Encoding]]:
         """See `Store.get_many`."""
-        self.about_many(wanted)
-        return self._store.get_many(wanted, **how)
+        found = self.get_noted_many(wanted, **how)
+        return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
+
+    def get_noted_many(self, wanted: Sequence[str], **how: Any) -> dict[str, tuple[bytes | None, About]]:
+        """See `Store.get_noted_many`. What is sent is what was looked at, also when it is replaced meanwhile."""
+        rows: dict[str, str] = {}
+        for key in wanted:
+            rows[key] = key
+            if keys.parse_led(key) is not None:
+                with self._audited("GET", key):
+                    rows[key] = self._row(key)
+        there = self._store.get_noted_many(list(rows.values()), **how)
+        found = {key: there[row] for key, row in rows.items() if row in there}
+        for key, (_, about) in found.items():
+            self._check_seen(key, about)
+        return found
 
     def stream(self, key: str, **how: Any) -> Iterator[bytes] | None:
         """See `Store.stream`."""
@@ -190,17 +214,21 @@ class OwnedStore:
         led = [key for key in wanted if keys.parse_led(key) is not None]
         found = self._store.about_many([key for key in wanted if keys.parse_led(key) is None], **how)
         for key, about in found.items():
-            with self._audited("GET", key):
-                if keys.family(key) == _NAMED:
-                    self._readable(key, about)
-                elif keys.family(key) == _FINAL:
-                    self._check_final(key, about)
+            self._check_seen(key, about)
         for key in led:
             with self._audited("GET", key):
                 there = self._store.about(self._row(key), **how)
                 if there is not None:
                     found[key] = there
         return found
+
+    def _check_seen(self, key: str, about: About) -> None:
+        """Raises PermissionDenied, audited, unless he may have what lies under `key`."""
+        with self._audited("GET", key):
+            if keys.family(key) == _NAMED:
+                self._readable(key, about)
+            elif keys.family(key) == _FINAL:
+                self._check_final(key, about)
 
     # -- lists
 

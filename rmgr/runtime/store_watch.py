@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rmgr.adapters.store_rules import fetch, get_hashed, remembered
 from rmgr.adapters.stores import open_store, shown
-from rmgr.coord.ports import About, Encoding, Note, Store
+from rmgr.coord.ports import MAX_VALUE_BYTES, About, Encoding, Note, Store
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
 from rmgr.runtime.release import emptied
 
@@ -208,9 +208,19 @@ class WatchedStore:
         """See `Store.get_noted`."""
         return self._through(lambda store: store.get_noted(key, timeout_s=timeout_s))
 
+    def get_noted_many(
+        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
+    ) -> dict[str, tuple[bytes | None, About]]:
+        """See `Store.get_noted_many`."""
+        return self._through(lambda store: store.get_noted_many(keys, largest=largest, timeout_s=timeout_s))
+
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`."""
         return self._through(lambda store: store.delete(key, timeout_s=timeout_s))
+
+    def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.delete_many`."""
+        return self._through(lambda store: store.delete_many(keys, timeout_s=timeout_s))
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`."""

@@ -329,10 +329,12 @@ class Value(_message.Message):
     def __init__(self, found: bool = ..., encoding: _Optional[str] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ..., large: bool = ..., note: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class KeysRequest(_message.Message):
-    __slots__ = ("keys",)
+    __slots__ = ("keys", "largest")
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, keys: _Optional[_Iterable[str]] = ...) -> None: ...
+    largest: int
+    def __init__(self, keys: _Optional[_Iterable[str]] = ..., largest: _Optional[int] = ...) -> None: ...
 
 class Rows(_message.Message):
     __slots__ = ("rows",)

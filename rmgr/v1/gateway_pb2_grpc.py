@@ -155,6 +155,11 @@ class StoreStub(object):
                 request_serializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.SerializeToString,
                 response_deserializer=rmgr_dot_v1_dot_gateway__pb2.DeleteReply.FromString,
                 _registered_method=True)
+        self.DeleteMany = channel.unary_unary(
+                '/rmgr.v1.Store/DeleteMany',
+                request_serializer=rmgr_dot_v1_dot_gateway__pb2.KeysRequest.SerializeToString,
+                response_deserializer=rmgr_dot_v1_dot_gateway__pb2.KeysReply.FromString,
+                _registered_method=True)
         self.Keys = channel.unary_unary(
                 '/rmgr.v1.Store/Keys',
                 request_serializer=rmgr_dot_v1_dot_gateway__pb2.ListRequest.SerializeToString,
@@ -245,6 +250,13 @@ class StoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteMany(self, request, context):
+        """those that were there
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Keys(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -322,6 +334,11 @@ def add_StoreServicer_to_server(servicer, server):
                     servicer.Delete,
                     request_deserializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.FromString,
                     response_serializer=rmgr_dot_v1_dot_gateway__pb2.DeleteReply.SerializeToString,
+            ),
+            'DeleteMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteMany,
+                    request_deserializer=rmgr_dot_v1_dot_gateway__pb2.KeysRequest.FromString,
+                    response_serializer=rmgr_dot_v1_dot_gateway__pb2.KeysReply.SerializeToString,
             ),
             'Keys': grpc.unary_unary_rpc_method_handler(
                     servicer.Keys,
@@ -593,6 +610,33 @@ class Store(object):
             '/rmgr.v1.Store/Delete',
             rmgr_dot_v1_dot_gateway__pb2.KeyRequest.SerializeToString,
             rmgr_dot_v1_dot_gateway__pb2.DeleteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rmgr.v1.Store/DeleteMany',
+            rmgr_dot_v1_dot_gateway__pb2.KeysRequest.SerializeToString,
+            rmgr_dot_v1_dot_gateway__pb2.KeysReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -310,7 +310,8 @@ def test_a_gateway_shows_nobody_the_rows_of_others(town: Town, gated: dict[str, 
     gated["ann"].store.put(key, b"x" * 20_000)
     rows = gated["mallory"].submitter.store
     row = keys.named(key)
-    for read in (rows.get, rows.get_noted, rows.head, rows.about, lambda it: rows.get_many([it]), lambda it: list(rows.stream(it) or ())):
+    several = (lambda it: rows.get_many([it]), lambda it: rows.get_noted_many([it], largest=1), lambda it: list(rows.stream(it) or ()))
+    for read in (rows.get, rows.get_noted, rows.head, rows.about, *several):
         for name in (row, keys.led(key)):
             with pytest.raises(PermissionDenied, match="belongs to ann"):
                 read(name)
@@ -338,6 +339,7 @@ def test_a_gateway_lets_nobody_write_rows_of_others_nor_in_their_names(town: Tow
         lambda: rows.put(keys.named(free), b"in her name", note=deeds.noted(keys.named(free), Encoding.RAW, owner="ann")),
         lambda: rows.put_many([(keys.named(free), b"other")], notes=deeds.notes([(keys.named(free), b"1" * 32, "")], Encoding.RAW)),
         lambda: rows.delete(row),
+        lambda: rows.delete_many([keys.named(free), row]),
     ):
         with pytest.raises(PermissionDenied):
             attack()

@@ -124,17 +124,18 @@ def test_who_finds_somebody_elses_value_after_a_lost_answer_has_not_made_it(two:
     assert two.behind.get("k") == (b"theirs", Encoding.RAW)
 
 
-@pytest.mark.parametrize("call", ["get", "get_many", "head", "keys", "usage", "delete", "health"])
+@pytest.mark.parametrize("call", ["get", "get_noted_many", "head", "keys", "usage", "delete", "delete_many", "health"])
 def test_a_read_whose_gateway_died_is_asked_again(two: Two, call: str) -> None:
     two.behind.put("k", b"1")
     store = two.store(call, after=True)
     answers: dict[str, Any] = {
         "get": lambda: store.get("k") == (b"1", Encoding.RAW),
-        "get_many": lambda: store.get_many(["k", "l"]) == {"k": (b"1", Encoding.RAW)},
+        "get_noted_many": lambda: store.get_many(["k", "l"]) == {"k": (b"1", Encoding.RAW)},
         "head": lambda: store.head("k") == (1, Encoding.RAW),
         "keys": lambda: store.keys() == ["k"],
         "usage": lambda: store.usage() == (1, 1),
         "delete": lambda: store.delete("k"),
+        "delete_many": lambda: "k" in store.delete_many(["k", "l"]),
         "health": lambda: store.health() is None,
     }
     assert answers[call]()

@@ -64,6 +64,35 @@ def test_many_values_have_a_note_each(store: Store) -> None:
         store.put_many(rows, notes=[b"one"])
 
 
+def test_many_values_are_read_with_what_is_known_of_them_and_large_ones_only_told_of(store: Store) -> None:
+    sizes = {"name/none": 0, "name/some": 1000, "name/whole": CHUNK_BYTES, "name/large": 2 * CHUNK_BYTES + 1, "name/largest": 5 * 2**20}
+    values = {key: pattern(size, size) for key, size in sizes.items()}
+    for key, value in values.items():
+        store.put(key, value, encoding=Encoding.PICKLE, note=key.encode())
+    about = {key: About(len(value), Encoding.PICKLE, sha256(value).digest(), key.encode()) for key, value in values.items()}
+    asked = [*values, "name/absent", "name/some"]
+    assert store.get_noted_many(asked) == {key: (value, about[key]) for key, value in values.items()}
+    for largest in (0, 999, CHUNK_BYTES, 3 * CHUNK_BYTES):
+        told = {key: (value if len(value) <= largest else None, about[key]) for key, value in values.items()}
+        assert store.get_noted_many(asked, largest=largest) == told
+    assert store.get_noted_many([]) == {}
+
+
+@pytest.mark.parametrize("count", [1, 3, 2500])
+def test_many_are_deleted_and_told_of_which_were_there(store: Store, count: int) -> None:
+    rows = [(f"name/{n:04d}", b"%d" % n) for n in range(count)]
+    store.put_many([*rows, ("name/kept", b"kept")])
+    store.put("name/0000", pattern(CHUNK_BYTES + 1))
+    asked = [key for key, _ in reversed(rows)]
+    assert store.delete_many([*asked, "name/absent", asked[0]]) == asked
+    assert store.delete_many(asked) == []
+    assert store.delete_many([]) == []
+    assert store.get_many(asked) == {}
+    assert store.keys("name/") == ["name/kept"]
+    store.put_many(rows, overwrite=False)
+    assert store.usage("name/")[0] == count + 1
+
+
 def test_what_a_note_raises_leaves_the_old_value(store: Store) -> None:
     def refuse(_digest: bytes) -> bytes:
         raise UsageError("no")

@@ -84,6 +84,12 @@ class StoreAgainstDict(RuleBasedStateMachine):
         assert self.store.delete(key) == (key in self.rows)
         self.rows.pop(key, None)
 
+    @rule(keys=st.lists(KEYS))
+    def delete_many(self, keys: list[str]) -> None:
+        assert self.store.delete_many(keys) == [key for key in dict.fromkeys(keys) if key in self.rows]
+        for key in keys:
+            self.rows.pop(key, None)
+
     @rule(key=KEYS)
     def read(self, key: str) -> None:
         expected = self.rows.get(key)
@@ -95,6 +101,10 @@ class StoreAgainstDict(RuleBasedStateMachine):
     @rule(keys=st.lists(KEYS))
     def read_many(self, keys: list[str]) -> None:
         assert self.store.get_many(keys) == {key: self.rows[key] for key in keys if key in self.rows}
+        there = self.store.get_noted_many(keys, largest=10)
+        told = {key: (value, about.size, about.encoding) for key, (value, about) in there.items()}
+        rows = {key: self.rows[key] for key in keys if key in self.rows}
+        assert told == {key: (value if len(value) <= 10 else None, len(value), encoding) for key, (value, encoding) in rows.items()}
 
     @rule(prefix=PREFIXES, after=st.one_of(st.just(""), KEYS), limit=st.integers(1, 5))
     def list_keys(self, prefix: str, after: str, limit: int) -> None:
