@@ -12,7 +12,9 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.params import nearest
 from rmgr.cli.render import emit
+from rmgr.errors import UsageError
 
+_MAX_VALUE_BYTES = 64 * 2**20
 _NAMES = (
     "tasks",
     "latency",
@@ -20,6 +22,7 @@ _NAMES = (
     "backlog",
     "commands",
     "store",
+    "keyed",
     "mixed",
     "idle",
     "scale",
@@ -40,6 +43,7 @@ _NAMES = (
     rmgr bench backlog --scale 0.1       a tenth of the tasks
     rmgr bench commands                  status, jobs, submit, --help as a shell user waits for them
     rmgr bench store --cassandra         data through SQLite and through one Cassandra of its own
+    rmgr bench keyed --size 100,10k      tasks whose inputs and outputs are keys of the store, beside a bare program's reads and writes
     rmgr bench mixed --scale 0.2         long and short tasks against the shortest time they can take (10 min unscaled)
     rmgr bench idle                      processor and memory of a cluster without work, process by process
     rmgr bench scale --scale 0.2         the cost of a task with one and with 40 virtual Starters (minutes; 200 unscaled)
@@ -56,8 +60,9 @@ _NAMES = (
 @click.option("--scale", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True, help="of the number of tasks, jobs, nodes")
 @click.option("--trace", default="", metavar="FILE", help="sim: this workload (SWF, plain or gz) instead of 28467 jobs of lublin99")
 @click.option("--large", is_flag=True, help="sim, pass: a million jobs on 100000 nodes instead, and their memory")
-@click.option("--cassandra", is_flag=True, help="store, tasks: on one Cassandra too (tasks: with three ZooKeepers)")
-def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, trace: str, large: bool, cassandra: bool) -> None:
+@click.option("--cassandra", is_flag=True, help="store, tasks, keyed: on one Cassandra too (the last two: with three ZooKeepers)")
+@click.option("--size", default="", metavar="SIZE,...", help="keyed: sizes of the values, e.g. 100,10k,1M (the default)")
+def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, trace: str, large: bool, cassandra: bool, size: str) -> None:
     """Measures rmgr on a cluster of its own (one ZooKeeper, SQLite, two slots) beside a baseline in the same run.
 
     sim and pass measure the scheduler by itself and start nothing. Absolute rates depend on the machine and the hour; ratios hold.
@@ -68,8 +73,10 @@ def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, t
             raise nearest("measurement", name, _NAMES)
     from rmgr.dev import benches
     from rmgr.dev.bench import Plan
+    from rmgr.model.units import parse_size
 
-    plan = Plan(repetitions=repeat, scale=scale, progress=session.note, trace=trace, large=large, cassandra=cassandra)
+    sizes = tuple(_value_size(parse_size(text), text) for text in size.split(",")) if size else ()
+    plan = Plan(repetitions=repeat, scale=scale, progress=session.note, trace=trace, large=large, cassandra=cassandra, sizes=sizes)
     rows = {name: benches.run(name, plan) for name in names}
     if session.json:
         documents: list[dict[str, Any]] = [{"bench": name, "rows": [asdict(row) for row in found]} for name, found in rows.items()]
@@ -82,6 +89,12 @@ def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, t
             detail = "".join(f"  {key.replace('_', ' ')} {value:.4g}" for key, value in row.detail.items())
             spread = f"[{_figure(row.spread[0])} .. {_figure(row.spread[1])}]"
             sys.stdout.write(f"{row.what:<{what}}  {row.system:<{system}} {_figure(row.rate):>10} {row.unit:<10} {spread}{ratio}{detail}\n")
+
+
+def _value_size(size: int, text: str) -> int:
+    if not 1 <= size <= _MAX_VALUE_BYTES:
+        raise UsageError(f"--size {text}: a value of this measurement has 1 byte to 64 MiB", hint="--size 100,10k,1M")
+    return size
 
 
 def _figure(value: float) -> str:

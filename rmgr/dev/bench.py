@@ -46,7 +46,8 @@ class Plan:
     progress: Callable[[str], None] = lambda _: None
     trace: str = ""  #: a workload of one's own for `sim`
     large: bool = False  #: `sim` and `pass` with a million jobs on 100,000 nodes instead
-    cassandra: bool = False  #: `store` through one Cassandra too, `tasks` on three ZooKeepers and one Cassandra
+    cassandra: bool = False  #: `store` through one Cassandra too, `tasks` and `keyed` on three ZooKeepers and one Cassandra
+    sizes: tuple[int, ...] = ()  #: of the values of `keyed` (bytes); none: its own
 
     def count(self, tasks: int) -> int:
         """`tasks`, scaled."""

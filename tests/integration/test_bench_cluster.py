@@ -65,6 +65,23 @@ def test_data_and_uneven_work_are_measured_beside_the_standard_library(tiny: Pla
         late_starter_is_timed_to_its_first_task(bench)
 
 
+def test_tasks_by_keys_are_measured_beside_a_bare_program_and_the_pool(zookeeper_parts: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "keyed", "--json", "--repeat", "1", "--scale", "0.001", "--size", "100"]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+    assert all(row.keys() == ROW and row["rate"] > 0 for row in rows if "processor" not in row["what"])
+    rates = [(row["what"].rsplit(", ", 2)[1], row["system"].split(" ")[0]) for row in rows if row["unit"] == "tasks/s"]
+    bare = [("in and out", "a"), ("in", "a"), ("out", "a")]
+    for name in ("in and out", "in", "out", "neither"):
+        assert [one for one in rates if one[0] == name] == [(name, "ProcessPoolExecutor(2).map"), *[one for one in bare if one[0] == name],
+                                                            (name, "rmgr")]  # fmt: skip
+    parts = {row["what"].rsplit(" ", 1)[1] for row in rows if row["unit"] == "ms a task"}
+    assert parts == {"client", "starter", "spawners", "zookeeper"}
+    floor, alone = (row for row in rows if row["unit"] == "ms")
+    assert alone["detail"]["above_it_ms"] == pytest.approx(alone["rate"] - floor["rate"])
+    assert rows[-1]["unit"] == "MiB PSS"
+    assert run(["bench", "keyed", "--size", "65M"]) == 2
+
+
 def late_starter_is_timed_to_its_first_task(bench: Bench) -> None:
     start_s, wait_s = bench_mixed._join_late(bench, "late1", [0.001] * 20 + [0.4] * 100, 20)
     assert start_s > 0

@@ -1,0 +1,264 @@
+"""Tasks whose inputs and outputs are keys of the data store, beside a bare program that does their reads and writes on the same store.
+
+The bare program has as many requests under way as help (tried before), each in a thread: a value is read, a value is written. The pool
+of the standard library does the same work without a store. All three in turn, in one run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count as counter
+
+from rmgr.adapters.stores import open_store
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord.ports import Store
+from rmgr.dev.bench import SETUP, SLOTS, Bench, Plan, Row, percentile, row, two_slots
+from rmgr.dev.bench_idle import parts_of
+from rmgr.dev.bench_store import peak_of_starter
+from rmgr.dev.cluster import OWN_CASSANDRA
+from rmgr.dev.process_cost import MIB, cpu_s
+from rmgr.model.units import format_size
+
+#: Sizes of values unless others are asked for (bytes).
+SIZES = (100, 10 * 1024, MIB)
+_CASSANDRA_SETUP = "3 ZooKeepers (fsync), 1 Cassandra, 2 slots"
+#: Tasks of a measurement: of small values, and of so many bytes together at most.
+_TASKS, _TASKS_ON_CASSANDRA, _BYTES = 4_000, 1_500, 200 * MIB
+_SINGLES, _SINGLE_BYTES = 200, 10 * 1024
+_PASSING, _PASSING_BYTES, _PASSING_KEYS = 100_000, 100_000, 1_000
+_REQUESTS = (1, 4, 16, 64)
+_PATIENCE_S = 900.0
+_BARE, _POOL, _OURS = "a bare program, n requests at once", f"ProcessPoolExecutor({SLOTS}).map", "rmgr TaskQueue.submit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a task reads and writes."""
+
+    name: str
+    reads: bool
+    writes: bool
+
+
+_SHAPES = (
+    Shape(name="in and out", reads=True, writes=True),
+    Shape(name="in", reads=True, writes=False),
+    Shape(name="out", reads=False, writes=True),
+    Shape(name="neither", reads=False, writes=False),
+)
+
+
+def keyed(plan: Plan) -> list[Row]:
+    """Tasks by keys on SQLite, and on three ZooKeepers and one Cassandra where `plan.cassandra`: rates, one alone, cost, memory."""
+    rows: list[Row] = []
+    for setup, store, zookeepers, most in [(SETUP, "", 1, _TASKS), (_CASSANDRA_SETUP, OWN_CASSANDRA, 3, _TASKS_ON_CASSANDRA)]:
+        if store and not plan.cassandra:
+            continue
+        with two_slots(plan, store=store, zookeepers=zookeepers) as bench, ProcessPoolExecutor(SLOTS) as pool:
+            field = _Field(plan, bench, pool, setup, most)
+            try:
+                for size in plan.sizes or SIZES:
+                    rows += field.rates(size)
+                rows += field.alone()
+                rows += field.passing()
+            finally:
+                field.close()
+    return rows
+
+
+class _Field:
+    """One cluster, its store opened a second time for the bare program, and the pool."""
+
+    def __init__(self, plan: Plan, bench: Bench, pool: ProcessPoolExecutor, setup: str, most: int) -> None:
+        self._plan = plan
+        self._bench = bench
+        self._pool = pool
+        self._setup = setup
+        self._most = most
+        self._bare: Store = open_store(bench.cluster.state.store)
+        self._fresh = counter()
+        list(pool.map(_produce, [1] * 100))
+        with _put(bench, [f"keyed/warm/{n}" for n in range(50)], 100) as names:
+            self._ours(Shape(name="", reads=True, writes=True), names, 100)
+
+    def close(self) -> None:
+        """Lets go of the store."""
+        self._bare.close()
+
+    # -- rates
+
+    def rates(self, size: int) -> list[Row]:
+        """Tasks a second of each shape, and what they cost the processor by part."""
+        count = self._plan.count(max(10, min(self._most, _BYTES // size)))
+        rows: list[Row] = []
+        with _put(self._bench, [f"keyed/{size}/{n}" for n in range(count)], size) as names:
+            for shape in _SHAPES:
+                what = f"{count} tasks by keys, {shape.name}, {format_size(size)}"
+                bare: list[float] = []
+                pooled: list[float] = []
+                ours: list[float] = []
+                costs: list[dict[str, float]] = []
+                at_once = self._best_at_once(shape, names, size)
+                for number in range(1, self._plan.repetitions + 1):
+                    self._plan.progress(f"{what}: repetition {number} of {self._plan.repetitions}")
+                    pooled.append(_rate(count, partial(self._by_pool, shape, count, size)))
+                    if shape.reads or shape.writes:
+                        bare.append(_rate(count, partial(self._bare_program, shape, names, size, at_once)))
+                    before = self._cpu()
+                    ours.append(_rate(count, partial(self._ours, shape, names, size)))
+                    costs.append({part: (used - before.get(part, 0.0)) / count * 1e3 for part, used in self._cpu().items()})
+                rows.append(row(_POOL, "the same run", what, "tasks/s", pooled))
+                if bare:
+                    rows.append(row(_BARE, "the same run", what, "tasks/s", bare, ratio=1.0, at_once=at_once))
+                ratio = percentile([mine / theirs for mine, theirs in zip(ours, bare or pooled, strict=True)], 0.5)
+                rows.append(row(_OURS, self._setup, what, "tasks/s", ours, ratio=ratio))
+                rows += [
+                    row(_OURS, self._setup, f"{what}: processor, {part}", "ms a task", [cost[part] for cost in costs]) for part in costs[0]
+                ]
+        return rows
+
+    def _best_at_once(self, shape: Shape, names: Sequence[str], size: int) -> int:
+        """How many requests at once bring the bare program furthest."""
+        if not (shape.reads or shape.writes):
+            return 0
+        some = names[: max(10, len(names) // 4)]
+        rates = {at_once: _rate(len(some), partial(self._bare_program, shape, some, size, at_once)) for at_once in _REQUESTS}
+        return max(rates, key=lambda at_once: rates[at_once])
+
+    def _bare_program(self, shape: Shape, names: Sequence[str], size: int, at_once: int) -> None:
+        run, value = next(self._fresh), os.urandom(size)
+
+        def one(item: tuple[int, str]) -> None:
+            number, name = item
+            if shape.reads and self._bare.get(f"name/{name}") is None:
+                raise AssertionError(name)
+            if shape.writes:
+                self._bare.put(f"name/bare/{run}/{number}", value)
+
+        with ThreadPoolExecutor(at_once) as threads:
+            for _ in threads.map(one, enumerate(names)):
+                pass
+
+    def _by_pool(self, shape: Shape, count: int, size: int) -> None:
+        value = os.urandom(size) if shape.reads else b""
+        work: Callable[..., object] = _pass_on if shape.reads and shape.writes else _take if shape.reads else _produce
+        given = (value if shape.reads else size if shape.writes else 0 for _ in range(count))
+        for _ in self._pool.map(work, given):
+            pass
+
+    def _ours(self, shape: Shape, names: Sequence[str], size: int) -> None:
+        """From the first submit until all have ended."""
+        run = next(self._fresh)
+        work = _function(shape, size)
+        with TaskQueue(work, connection=self._bench.connection) as queue:
+            for number, name in enumerate(names):
+                queue.submit([name] if shape.reads else (), [f"keyed/out/{run}/{number}"] if shape.writes else ())
+            queue.wait_all(timeout=_PATIENCE_S)
+
+    def _cpu(self) -> dict[str, float]:
+        """Seconds of the processor used so far, by part."""
+        used = {"client": cpu_s([os.getpid()])}
+        for part in parts_of(self._bench.cluster):
+            name = part.name.partition(" ")[0]
+            used[name] = used.get(name, 0.0) + cpu_s(part.pids)
+        return {part: used[part] for part in ("client", "starter", "spawners", "zookeeper", "cassandra") if part in used}
+
+    # -- one alone
+
+    def alone(self) -> list[Row]:
+        """One keyed task at a time, from submit to its end, beside a call, and beside its reads and writes alone."""
+        count = self._plan.count(_SINGLES)
+        calls: list[float] = []
+        bare: list[float] = []
+        ours: list[float] = []
+        value = os.urandom(_SINGLE_BYTES)
+        with _put(self._bench, [f"keyed/alone/{n}" for n in range(count)], _SINGLE_BYTES) as names:
+            queue = TaskQueue(_function(Shape(name="", reads=True, writes=True), _SINGLE_BYTES), connection=self._bench.connection)
+            plain = TaskQueue(_produce, connection=self._bench.connection)
+            with queue, plain:
+                for number in range(1, self._plan.repetitions + 1):
+                    self._plan.progress(f"one keyed task alone: repetition {number} of {self._plan.repetitions}")
+                    run = next(self._fresh)
+                    samples: dict[str, list[float]] = {"call": [], "bare": [], "ours": []}
+                    for at, name in enumerate(names):
+                        begun = time.perf_counter()
+                        plain.submit_call(0).result(timeout=_PATIENCE_S)
+                        samples["call"].append(time.perf_counter() - begun)
+                        begun = time.perf_counter()
+                        self._bare.get(f"name/{name}")
+                        self._bare.put(f"name/bare/{run}/{at}", value)
+                        samples["bare"].append(time.perf_counter() - begun)
+                        begun = time.perf_counter()
+                        queue.submit([name], [f"keyed/out/{run}/{at}"]).result(timeout=_PATIENCE_S)
+                        samples["ours"].append(time.perf_counter() - begun)
+                    for into, name in ((calls, "call"), (bare, "bare"), (ours, "ours")):
+                        into.append(percentile(samples[name], 0.5) * 1e3)
+        what = f"one keyed task alone, in and out, {format_size(_SINGLE_BYTES)}, p50"
+        floors = [call + store for call, store in zip(calls, bare, strict=True)]
+        over = percentile([mine - floor for mine, floor in zip(ours, floors, strict=True)], 0.5)
+        return [
+            row("a call, and a bare read and write", "the same run", what, "ms", floors, call=percentile(calls, 0.5)),
+            row(_OURS, self._setup, what, "ms", ours, above_it_ms=over),
+        ]
+
+    # -- memory
+
+    def passing(self) -> list[Row]:
+        """Memory of the Starter while many inputs pass it: the most of all the time, beside the most of the first tenth."""
+        count = self._plan.count(_PASSING)
+        what = f"{count} inputs of 100 kB pass, most memory of the Starter and its workers"
+        few, many = [], []
+        with _put(self._bench, [f"keyed/pass/{n}" for n in range(min(count, _PASSING_KEYS))], _PASSING_BYTES) as names:
+            shape = Shape(name="", reads=True, writes=False)
+            for into, tasks in ((few, count // 10), (many, count)):
+                self._plan.progress(f"{tasks} inputs of 100 kB pass")
+                with peak_of_starter(self._bench) as peak:
+                    self._ours(shape, [names[number % len(names)] for number in range(tasks)], _PASSING_BYTES)
+                into.append(peak[0])
+        return [row(_OURS, self._setup, what, "MiB PSS", many, growth=many[0] / few[0])]
+
+
+# -- the work --------------------------------------------------------------------------------------------------------------------
+
+
+def _pass_on(value: bytes) -> bytes:
+    return value
+
+
+def _take(value: bytes) -> None:
+    del value
+
+
+def _produce(size: int) -> bytes:
+    return os.urandom(size)
+
+
+def _function(shape: Shape, size: int) -> Callable[..., object]:
+    if shape.reads:
+        return _pass_on if shape.writes else _take
+    return partial(_produce, size) if shape.writes else partial(_take, b"")
+
+
+def _rate(count: int, work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - started)
+
+
+@contextmanager
+def _put(bench: Bench, names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """Values under these keys while it lasts, each another one."""
+    store, body = bench.connection.store, os.urandom(size)
+    threads = ThreadPoolExecutor(16)
+    try:
+        list(threads.map(lambda name: store.put(name, (name.encode() + body)[:size]), names))
+        yield names
+    finally:
+        list(threads.map(store.delete, names))
+        threads.shutdown()
