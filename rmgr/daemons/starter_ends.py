@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,12 @@ from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_holds import Hold
 from rmgr.daemons.starter_lanes import Lanes, Task
 from rmgr.daemons.starter_logs import LiveLogs
-from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, discard, of_command, of_task, plain_outcome, spill, write
+from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, of_command, of_task, plain_outcome
 from rmgr.daemons.starter_reopen import Reopening
+from rmgr.daemons.starter_rows import Leaving
 from rmgr.daemons.starter_shared import Shared
 from rmgr.daemons.starter_stage import Stager, inside
-from rmgr.errors import DataLost, PermissionDenied, RmgrError, StoreUnavailable, Unavailable
+from rmgr.errors import DataLost, PermissionDenied, RmgrError, Unavailable
 from rmgr.log import audit
 from rmgr.model.block import PastAttempt
 from rmgr.model.frames import CommandEnd
@@ -80,7 +80,7 @@ class Ends:
         spool: Path,
         log: Any,
     ) -> None:
-        self._deeds = shared.deeds
+        self._rows = shared.rows
         self._is_awaited = is_awaited
         self._lanes = lanes
         self._io = shared.io
@@ -365,20 +365,8 @@ class Ends:
             self._conclude(block, index, ending, None, now_s)
             return
         block.writing += 1
-        key, log_ttl_s = block.key, self._settings().log_ttl_s
-        seal = partial(self._deeds.noted, owner=block.info.record.user) if self._deeds is not None else None
-
-        def job(store: Store) -> Written:
-            try:
-                written = write(store, key.submission, index, key.attempt, ending, log_ttl_s=log_ttl_s, seal=seal)
-            except StoreUnavailable:
-                with suppress(OSError):  # a full disk: it stays in memory, within the same bound
-                    spill(ending, self._spool)
-                raise
-            discard(ending)
-            return written
-
-        self._io.run(job, partial(self._written, block, index, ending), size=ending.size_bytes)
+        done = partial(self._written, block, index, ending)
+        self._rows.add(Leaving(block, index, ending, spool=self._spool, log_ttl_s=self._settings().log_ttl_s, done=done))
 
     def _written(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
         block.writing -= 1
@@ -392,6 +380,8 @@ class Ends:
             his = his or (isinstance(result, RmgrError) and not isinstance(result, Unavailable | DataLost))  # no store takes it from him
             ending.reason = Reason.BAD_OUTPUT if his else Reason.NODE_LOST
             ending.error = f"its output could not be stored: {what}"
+            if ending.values is not None or ending.files:
+                self._delete_rows(block, index)  # some of them may be there
             ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
             if is_gone:
                 self._on_missing()
@@ -427,12 +417,16 @@ class Ends:
 
     def _delete_outputs(self, block: ClaimedBlock, index: int) -> None:
         """At most once, and it failed: nothing of it stays."""
-        key, outputs = block.key, self._stager.outputs_of(block, index)
+        outputs = self._stager.outputs_of(block, index)
+        self._delete_rows(block, index)
+        self._io.run(lambda store: delete_pointers(store, block.key.submission, index, outputs), lambda _result: None)
+
+    def _delete_rows(self, block: ClaimedBlock, index: int) -> None:
+        key = block.key
 
         def job(store: Store) -> None:
             for name in store.keys(keys.outputs_of(key.submission, index, key.attempt)):
                 store.delete(name)
-            delete_pointers(store, key.submission, index, outputs)
 
         self._io.run(job, lambda _result: None)
 

@@ -93,6 +93,11 @@ class StoreIO:
             (self._long if is_long else self._jobs).append(_Job(job, done, size, is_read, is_long))
             self._arrived.notify()
 
+    def count(self, size: int) -> None:
+        """So many bytes more (or less) wait for the store without a job of their own. From any thread."""
+        with self._arrived:
+            self._pending_bytes += size
+
     def close(self, timeout_s: float = 2.0) -> None:
         """Ends the threads; jobs that wait are dropped (nothing was promised for them)."""
         self._closing.set()

@@ -16,7 +16,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from rmgr.adapters.accounts import Account, acting, open_regular
 from rmgr.coord import keys
@@ -100,6 +100,12 @@ class Ending:
         return None if path in self.spilled else self.account
 
     @property
+    def in_memory_bytes(self) -> int:
+        """Of values, without those that lie in files."""
+        inline = (self.value,) if self.value is not None else ()
+        return len(self.data) + sum(len(value.data) for value in (*inline, *(self.values or ())))
+
+    @property
     def size_bytes(self) -> int:
         """Bytes that wait to be stored."""
         size = len(self.data) + (self.value.size or len(self.value.data) if self.value is not None else 0)
@@ -175,6 +181,38 @@ class Written:
     log: tuple[bytes, bytes] = (b"", b"")
     log_parts: tuple[int, int] = (0, 0)
     data: bytes = b""
+
+
+class Row(NamedTuple):
+    """A value that is to be stored. is_named: it is found under an output key."""
+
+    key: str
+    data: bytes
+    encoding: Encoding
+    is_named: bool
+
+
+def rows_of(submission: int, index: int, attempt: int, ending: Ending) -> tuple[list[Row], Written] | None:
+    """What `write` would store of an ending, where all of it is in memory; None: it has files, or logs of its own."""
+    values = ending.values or ()
+    if ending.files or ending.out.path or ending.err.path or ending.flushed is not None or ending.log_rows:
+        return None
+    if any(value.path for value in values) or (ending.value is not None and ending.value.path):
+        return None
+    written = Written(data=ending.data, outputs=len(values), log=(ending.out.data, ending.err.data))
+    rows = [
+        Row(keys.output(submission, index, attempt, number), value.data, _encoding(pickled=value.pickled), is_named=True)
+        for number, value in enumerate(values)
+    ]
+    alone = ending.value or (Value(data=ending.data, pickled=ending.pickled) if len(ending.data) > MAX_INLINE_VALUE else None)
+    if alone is not None:
+        rows.append(Row(keys.output(submission, index, attempt), alone.data, _encoding(pickled=alone.pickled), is_named=False))
+        written.value_size, written.value_sha256, written.data = len(alone.data), hashlib.sha256(alone.data).digest(), b""
+    return rows, written
+
+
+def _encoding(*, pickled: bool) -> Encoding:
+    return Encoding.PICKLE if pickled else Encoding.RAW
 
 
 def write(
@@ -297,7 +335,7 @@ def _unflushed(output: Output, offset: int, account: Account | None) -> Iterator
 
 def _put(store: Store, key: str, value: Value, account: Account | None, seal: Seal | None = None) -> tuple[int, bytes]:
     """Stores a value; returns its size and the SHA-256 of its bytes."""
-    encoding = Encoding.PICKLE if value.pickled else Encoding.RAW
+    encoding = _encoding(pickled=value.pickled)
     beside: dict[str, Note] = {} if seal is None else {"note": seal(key, encoding)}
     if not value.path:
         store.put(key, value.data, encoding=encoding, **beside)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_metrics import StarterMetrics
 from rmgr.daemons.starter_reach import Reach
 from rmgr.daemons.starter_records import Records
+from rmgr.daemons.starter_rows import OutputRows
 from rmgr.daemons.starter_trust import Gate
 from rmgr.model.queue import ClusterSettings
 
@@ -70,6 +71,10 @@ class Shared:
     separate: bool = False  #: users never share a worker
     checkpoint_max_bytes: int = 1 << 30  #: of one job
     directory: Path = Path()  #: the Starter's own
+    rows: OutputRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = OutputRows(self.io, self.deeds)
 
     def accounts(self, node: str, directory: Path, log: Any) -> Accounts | None:
         """Whose rights work has on a node, None = the Starter's. directory: for copies of files."""

@@ -1,0 +1,176 @@
+"""Outputs on their way to the data store: many in a round trip, each task's failure its own, on disk while the store is away."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmgr.adapters.memory_store import MemoryStore
+from rmgr.coord import keys
+from rmgr.coord.ports import Encoding
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_outputs import Ending, Written
+from rmgr.daemons.starter_records import Info
+from rmgr.daemons.starter_rows import Leaving, OutputRows
+from rmgr.errors import UsageError
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.frames import Output, Value
+from rmgr.model.queue import QueueSpec
+from rmgr.model.submission import PythonEnvironment, Submission, Work
+
+DEADLINE_S = 30.0
+
+
+class Counting(MemoryStore):
+    """Counts writes, which wait for the gate; refuses the keys that it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(uuid.uuid4().hex)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.calls: list[int] = []
+        self.refuses = ""
+        self.notes: dict[str, bytes] = {}
+
+    def put_many(self, rows: Sequence[tuple[str, bytes]], **options: Any) -> None:
+        self.calls.append(len(rows))
+        assert self.gate.wait(DEADLINE_S)
+        if any(key == self.refuses for key, _ in rows):
+            raise UsageError(f"{self.refuses} is refused")
+        self.notes.update(zip((key for key, _ in rows), options.get("notes", ()), strict=False))
+        super().put_many(rows, **options)
+
+
+class Desk:
+    """OutputRows with its threads; letters are handled by `until`."""
+
+    def __init__(self, spool: Path, deeds: Any = None) -> None:
+        self.store = Counting()
+        self.letters: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.io = StoreIO(self.store, self.letters.put)
+        self.rows = OutputRows(self.io, deeds)
+        self.spool = spool
+        self.told: dict[int, Written | Exception] = {}
+        key = BlockKey(priority=0, seq=1, submission=42, first=0, count=200, attempt=3, cores=1, memory_mib=0)
+        self.block = ClaimedBlock.claimed("n1", "q", key, BlockData(keyed=True))
+        record = Submission(id=42, name="x", user="ann", queue="q", work=Work.PYTHON, python=PythonEnvironment())
+        self.block.info = Info(record, QueueSpec(name="q"), None)
+
+    def add(self, index: int, ending: Ending) -> None:
+        def done(result: Written | Exception) -> None:
+            assert index not in self.told
+            self.told[index] = result
+
+        self.rows.add(Leaving(self.block, index, ending, spool=self.spool, log_ttl_s=None, done=done))
+
+    def add_values(self, count: int, size: int = 100) -> None:
+        for index in range(count):
+            self.add(index, Ending(values=(Value(data=bytes([index]) * size, pickled=False),)))
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        end_s = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < end_s, "it did not come true in time"
+            with contextlib.suppress(queue.Empty):
+                self.letters.get(timeout=0.05)()
+
+    def out(self, index: int, n: int = 0) -> tuple[bytes, Encoding] | None:
+        return self.store.get(keys.output(42, index, 3, n))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.store.gate.set()
+    made.io.close()
+
+
+def test_what_gathers_while_the_store_is_busy_goes_together(desk: Desk) -> None:
+    desk.store.gate.clear()
+    desk.add_values(100)
+    desk.until(lambda: desk.store.calls)
+    assert desk.told == {}, "nothing counts before it is stored"
+    desk.store.gate.set()
+    desk.until(lambda: len(desk.told) == 100)
+    assert sum(desk.store.calls) == 100
+    assert len(desk.store.calls) <= 4
+    assert desk.told[7] == Written(outputs=1)
+    assert [desk.out(index) for index in range(100)] == [(bytes([index]) * 100, Encoding.RAW) for index in range(100)]
+    assert desk.rows.in_memory_bytes == desk.io.pending_bytes == 0
+
+
+def test_values_of_both_encodings_and_a_large_result_find_their_rows(desk: Desk) -> None:
+    desk.add(0, Ending(values=(Value(data=b"p"), Value(data=b"r", pickled=False))))
+    desk.add(1, Ending(data=b"x" * 9000, out=Output(size=2, data=b"hi")))
+    desk.until(lambda: len(desk.told) == 2)
+    assert (desk.out(0), desk.out(0, 1), desk.out(1)) == ((b"p", Encoding.PICKLE), (b"r", Encoding.RAW), (b"x" * 9000, Encoding.PICKLE))
+    large = desk.told[1]
+    assert isinstance(large, Written)
+    assert (large.value_size, large.data, large.log) == (9000, b"", (b"hi", b""))
+
+
+def test_a_value_that_cannot_be_stored_fails_its_task_and_no_other(desk: Desk) -> None:
+    desk.store.gate.clear()
+    desk.store.refuses = keys.output(42, 11, 3)
+    desk.add_values(40)
+    desk.store.gate.set()
+    desk.until(lambda: len(desk.told) == 40)
+    assert [index for index, told in desk.told.items() if isinstance(told, Exception)] == [11]
+    assert [index for index in range(40) if desk.out(index) is None] == [11]
+
+
+def test_while_the_store_is_away_every_value_is_on_disk_and_none_is_lost(desk: Desk) -> None:
+    desk.store.outage = "it is away"
+    desk.store.gate.clear()
+    desk.add_values(60, size=20_000)
+    assert desk.rows.in_memory_bytes == 60 * 20_000
+    desk.store.gate.set()
+    desk.until(lambda: desk.rows.in_memory_bytes == 0)
+    assert len(list(desk.spool.iterdir())) == 60
+    assert desk.io.pending_bytes == 60 * 20_000
+    assert desk.told == {}
+    desk.store.outage = ""
+    desk.until(lambda: len(desk.told) == 60)
+    assert {type(told) for told in desk.told.values()} == {Written}
+    assert [desk.out(index) for index in range(60)] == [(bytes([index]) * 20_000, Encoding.RAW) for index in range(60)]
+    assert list(desk.spool.iterdir()) == []
+    assert desk.io.pending_bytes == 0
+
+
+def test_of_a_block_that_is_not_the_nodes_own_any_more_nothing_is_written(desk: Desk) -> None:
+    desk.block.is_dropped = True
+    desk.add_values(3)
+    desk.until(lambda: len(desk.told) == 3)
+    assert desk.store.calls == []
+
+
+def test_values_under_output_keys_have_deeds_with_one_signature(tmp_path: Path) -> None:
+    class Deeds:
+        signed = 0
+
+        def notes(self, rows: Sequence[tuple[str, bytes, str]], encoding: Encoding) -> list[bytes]:
+            self.signed += 1
+            return [f"{owner} {row} {encoding}".encode() for row, _, owner in rows]
+
+    desk = Desk(tmp_path, deeds := Deeds())
+    try:
+        desk.add(0, Ending(values=(Value(data=b"one"), Value(data=b"two"))))
+        desk.until(lambda: desk.told)
+        assert deeds.signed == 1
+        row = keys.output(42, 0, 3, 1)
+        assert desk.store.notes[row] == f"ann {row} pickle".encode()
+        desk.add(1, Ending(data=b"x" * 9000))
+        desk.until(lambda: len(desk.told) == 2)
+        assert deeds.signed == 1, "a result has its hash in the fragment"
+    finally:
+        desk.io.close()
