@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from rmgr.model.states import Reason, State
 from rmgr.model.views import (
+    ClassView,
     ExplainView,
     FaultView,
     HeldView,
@@ -16,6 +17,7 @@ from rmgr.model.views import (
     NodeView,
     PartView,
     PolicyView,
+    PromiseView,
     QueueView,
     ShareView,
     StatusView,
@@ -31,6 +33,8 @@ MESSAGES: dict[type[Any], type[Any]] = {
     JobView: pb.JobView,
     NodeView: pb.NodeView,
     QueueView: pb.QueueView,
+    ClassView: pb.ClassView,
+    PromiseView: pb.PromiseView,
     HeldView: pb.HeldView,
     PolicyView: pb.PolicyView,
     FaultView: pb.FaultView,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 
 import click
 
-from rmgr.cli import columns, shapes
+from rmgr.cli import columns, queue_lines, shapes
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.draining import no_node
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.render import Layout, clock, emit, now_us, paint, printable, table
 from rmgr.cli.tables import draw, table_options
+from rmgr.errors import NotFound
 from rmgr.model.units import format_duration
-from rmgr.model.views import PolicyView, StatusView
+from rmgr.model.views import PolicyView, QueueView, StatusView
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 
@@ -70,23 +72,61 @@ def nodes(session: Session, names: tuple[str, ...], layout: Layout, watch: bool)
     draw(session, once, watch=watch)
 
 
-@command("queues", examples="rmgr queues\nrmgr queues -o queue,partition,dispatch,maxcores,maxmem\nrmgr queues --json", exits=_EXITS)
+@command(
+    "queues",
+    examples="""\
+    rmgr queues
+    rmgr queues batch -o queue,partition,dispatch,maxcores,maxmem
+    rmgr queues d32                    one queue class, in words
+    rmgr queues --json | jq '.classes[] | {id, pending, fired}'""",
+    exits="0 ok, 3 no such queue or class, 5 ZooKeeper cannot be reached",
+)
+@click.argument("queue_names", nargs=-1, metavar="[QUEUE|CLASS]...")
 @table_options
-def queues(session: Session, layout: Layout, watch: bool) -> None:
-    """Queues: state, policy, tasks that wait and run, limits; and what is held for whom. They are set with rmgr config apply."""
+def queues(session: Session, queue_names: tuple[str, ...], layout: Layout, watch: bool) -> None:
+    """Queues: state, policy, tasks that wait and run, limits; and what is held for whom. They are set with rmgr config apply.
+
+    Where a policy has queue classes there is a line for each: jobs that wait and run; the most CPUS, processes and threads of one process,
+    TIME that a job may ask for; the individual priority OVER which a job reserves, reservations now and at most (RES), how often each
+    trigger has made one (FIRED: priority/head/no waiter), and the cores PROMISED to whom. -q CLASS sends a job there by hand.
+    """
 
     def once() -> None:
-        found = session.query().queues()
+        found = _named(session.query().queues(), queue_names)
+        plain, classes = ([queue for queue in found if (queue.of_class is None) is wanted] for wanted in (True, False))
         if session.json:
-            emit({"queues": [shapes.queue(queue) for queue in found]})
+            emit({"queues": [shapes.queue(queue) for queue in plain], "classes": [shapes.queue_class(queue) for queue in classes]})
+        elif classes and not plain:
+            _draw_classes(classes, layout, in_words=bool(queue_names) and not layout.columns)
         else:
-            table(found, columns.QUEUE_COLUMNS, layout)
-            ledger = [held for queue in found for held in queue.held]
-            if ledger and not layout.columns:
-                sys.stdout.write("\n")
-                table(ledger, columns.HELD_COLUMNS, Layout(header=layout.header))
+            table(plain, columns.QUEUE_COLUMNS, layout)
+            ledger = [held for queue in plain for held in queue.held]
+            for rows, shape in ((classes, queue_lines.CLASS_COLUMNS), (ledger, columns.HELD_COLUMNS)):
+                if rows and not layout.columns:
+                    sys.stdout.write("\n")
+                    table(rows, shape, Layout(header=layout.header))
 
     draw(session, once, watch=watch)
+
+
+def _draw_classes(classes: list[QueueView], layout: Layout, *, in_words: bool) -> None:
+    if not in_words:
+        table(classes, queue_lines.CLASS_COLUMNS, layout)
+        return
+    for at, queue in enumerate(classes):
+        sys.stdout.write("\n" if at else "")
+        queue_lines.draw_class(queue)
+
+
+def _named(found: list[QueueView], names: tuple[str, ...]) -> list[QueueView]:
+    """Those of these names, queues and classes; all without names. Raises: NotFound."""
+    known = list(dict.fromkeys(queue.id for queue in found))
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            told = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise NotFound(f"there is no queue or queue class {name!r}", hint=told)
+    return [queue for queue in found if not names or queue.id in names]
 
 
 def _draw_status(view: StatusView) -> None:

@@ -51,6 +51,7 @@ def job_columns(now_us: int) -> tuple[Column, ...]:
         ),
         Column(name="TASKS", text=tasks_done, order=lambda j: j.tasks, right=True),
         Column(name="NODES(REASON)", text=nodes_or_reason),
+        Column(name="CLASS", text=lambda j: j.route, default=False),
         Column(name="PRIORITY", text=lambda j: str(j.priority), order=lambda j: j.priority, right=True, default=False),
         Column(name="SUBMITTED", text=lambda j: clock(j.submitted_us), order=lambda j: j.submitted_us, default=False),
         Column(name="STARTED", text=lambda j: clock(j.started_us), order=lambda j: j.started_us, default=False),

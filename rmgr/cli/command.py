@@ -188,6 +188,7 @@ def _add_completion(made: click.Command) -> None:
     from rmgr.cli import completing
 
     offers = dict.fromkeys(("selector", "selectors"), completing.ids) | dict.fromkeys(("node", "nodes", "names"), completing.nodes)
+    offers["queue_names"] = completing.queues
     for parameter in made.params:
         offer = completing.queues if parameter.name == "queue" else offers.get(parameter.name or "")
         if offer is not None and (isinstance(parameter, click.Argument) or parameter.name == "queue"):

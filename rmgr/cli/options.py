@@ -143,7 +143,7 @@ def work_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _OPTIONS = (
     click.option("-J", "--name", metavar="NAME", help="name of the work  [the command's]"),
-    click.option("-q", "--queue", metavar="NAME", help="queue  [the cluster's default]"),
+    click.option("-q", "--queue", metavar="NAME", help="queue, or a queue class by hand (rmgr queues)  [the cluster's default]"),
     click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", default=1, help="cores of one task, or process  [1]"),
     click.option("--mem", "memory_bytes", type=SIZE, metavar="SIZE", help="memory of one task, as 512M or 2G"),
     click.option("-t", "--time", "time_us", type=DURATION_US, metavar="TIME", help="limit of one task, as 90, 15m, 1h30m, HH:MM:SS"),

@@ -62,8 +62,8 @@ class Query:
         return past
 
     def check_queue(self, name: str) -> None:
-        """A filter by a queue that is not there is a mistake, not an empty answer. Raises NotFound naming the known ones."""
-        known = [queue.id for queue in self.queues()] if name else []
+        """A filter by a queue or class that is not there is a mistake, not an empty answer. Raises NotFound naming the known ones."""
+        known = list(dict.fromkeys(queue.id for queue in self.queues())) if name else []
         if name and name not in known:
             raise NotFound(f"there is no queue {name!r}", hint=f"queues: {', '.join(known)}")
 
@@ -75,12 +75,13 @@ class Query:
         return _measured(nodes, self._session.via, self._session.credentials())
 
     def queues(self) -> list[QueueView]:
-        """All queues, by name."""
+        """All queues, by name, and queue classes."""
 
         def local(facts: ClusterSnapshot) -> list[QueueView]:
+            from rmgr.client.queue_classes import class_views
             from rmgr.coord import answers
 
-            return answers.queues(facts)
+            return [*answers.queues(facts), *class_views(facts.settings)]
 
         return self._ask(lambda leader: leader.queues(), local, lambda leader: leader.queues())
 

@@ -21,7 +21,7 @@ HINT = "select with 42, 42_7, 42_1-5, 1-10:2, last, all, or with --name, --state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """What `--name`, `--state`, `--queue`, `--user` leave over; empty = everything. name: a pattern with * and ?."""
+    """What `--name`, `--state`, `--queue`, `--user` leave over; empty = everything. name: a pattern with * and ?. queue: or a class."""
 
     name: str = ""
     states: tuple[State, ...] = ()
@@ -38,7 +38,7 @@ class Filter:
         return (
             (not self.name or fnmatch.fnmatchcase(job.name, self.name))
             and (not self.states or job.state in self.states)
-            and (not self.queue or job.queue == self.queue)
+            and (not self.queue or self.queue in {job.queue, job.route})
             and (not self.user or job.user == self.user)
         )
 

@@ -181,6 +181,37 @@ def queue(view: QueueView) -> dict[str, Any]:
     }
 
 
+def queue_class(view: QueueView) -> dict[str, Any]:
+    """An element of `classes`; null is what only the leader knows, and it does not answer."""
+    found = view.of_class
+    assert found is not None
+    priority, head, no_waiter = found.fired
+    return {
+        "id": view.id,
+        "partition": view.partition,
+        "policy": view.policy,
+        "state": view.state,
+        "pending": view.pending if found.is_known else None,
+        "running": view.running if found.is_known else None,
+        "limits": dict(view.limits),
+        "threshold": found.threshold if found.max_reservations else None,
+        "max_reservations": found.max_reservations,
+        "head_trigger": found.head_trigger,
+        "fired": {"priority": priority, "head": head, "no_waiter": no_waiter} if found.is_known else None,
+        "promised": [
+            {
+                "for": promise.job,
+                "cores": promise.cores,
+                "held": promise.held,
+                "waits_for": list(promise.waits_for),
+                "expected_start": iso(promise.expected_start_us),
+            }
+            for promise in found.promised
+        ],
+        "chosen": found.chosen,
+    }
+
+
 def held(view: HeldView) -> dict[str, Any]:
     """A line of the ledger: an element of `held`."""
     return {

@@ -38,7 +38,7 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """`chosen`, a `Filter`, for a command that selects submissions."""
     for option in (
         click.option("-u", "--user", metavar="NAME", default="", help="of this user"),
-        click.option("-q", "--queue", metavar="NAME", default="", help="in this queue"),
+        click.option("-q", "--queue", metavar="NAME", default="", help="in this queue, or of this queue class"),
         click.option("-s", "--state", "states", type=STATES, metavar="STATE,...", default=(), help="in these states"),
         click.option("--name", metavar="PATTERN", default="", help="with this name; * and ? match"),
     ):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import ConfigError, Infeasible, NotFound
 from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.resources import Request
+from rmgr.model.views import ClassView, QueueView
 
 if TYPE_CHECKING:
     from rmgr.sched.queue_class import Ladder, QueueClass
@@ -51,6 +52,48 @@ def ladder_of(settings: ClusterSettings, partition: str) -> Ladder:
         return ()
     spec = settings.pipeline(partition)
     return _ladder("" if spec is None else spec.document, partition)
+
+
+def class_view(found: QueueClass, partition: str, policy: str, state: str) -> QueueView:
+    """A queue class as `rmgr queues` shows it, as far as the settings tell. state: of the queue where its jobs stand."""
+    limits = {
+        "max_cpus": found.max_cpus,
+        "max_processes": found.max_processes,
+        "max_threads": found.max_threads,
+        "max_time_s": found.max_time_us // 1_000_000,
+    }
+    return QueueView(
+        id=found.name,
+        partition=partition,
+        dispatch=Dispatch.PLACE,
+        policy=policy,
+        state=state,
+        pending=0,
+        running=0,
+        limits={name: most for name, most in limits.items() if most},
+        of_class=ClassView(
+            limits=found.limits,
+            threshold=found.reservation_threshold if found.max_reservations else 0,
+            max_reservations=found.max_reservations,
+            head_trigger=found.head_trigger and found.max_reservations > 0,
+            is_known=False,
+        ),
+    )
+
+
+def state_of(partition: str, settings: ClusterSettings) -> str:
+    """Of a class: open while one of the queues in which its jobs can stand is."""
+    states = [queue.state for queue in settings.placed().get(partition, ())]
+    return "open" if "open" in states else next(iter(states), "closed")
+
+
+def class_views(settings: ClusterSettings) -> list[QueueView]:
+    """All queue classes of a cluster, as far as its settings tell: which jobs are in them only the leader knows."""
+    found = []
+    for partition, queues in sorted(settings.placed().items()):
+        policy, state = settings.policy_of(queues[0]), state_of(partition, settings)
+        found += [class_view(known, partition, policy, state) for known in ladder_of(settings, partition)]
+    return found
 
 
 def check_class(request: Request, rigid: Rigid, queue: QueueSpec, settings: ClusterSettings) -> None:

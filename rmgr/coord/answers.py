@@ -94,6 +94,7 @@ def job_view(submission: Submission, progress: Progress, claimed: list[ClaimedBl
         # Of pulled work it is not known how long a task of a lost block ran.
         run_us=progress.run_us + (progress.lost_us if submission.rigid is not None else 0),
         lost=progress.lost,
+        route=submission.rigid.queue_class if submission.rigid is not None else "",
     )
 
 
@@ -199,7 +200,7 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Clai
 
 
 def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
-    """All queues, by name."""
+    """All queues, by name; then the queue classes, in the order of their file."""
     blocks, failed = _claimed_by_submission(snapshot), failed_policies(snapshot)
     totals: dict[str, Counter[State]] = defaultdict(Counter)
     for number, (submission, progress) in snapshot.submissions.items():
@@ -234,7 +235,7 @@ def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
                 held=tuple(held for held in snapshot.placing.ledger if held.queue == queue.name),
             )
         )
-    return views
+    return [*views, *snapshot.placing.classes]
 
 
 def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: dict[str, object], now_us: int) -> StatusView:

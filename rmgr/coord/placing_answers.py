@@ -98,7 +98,7 @@ def first_waits(snapshot: ClusterSnapshot) -> dict[int, PlacedView]:
 
 
 def first_routes(snapshot: ClusterSnapshot) -> dict[int, str]:
-    """Submission -> the queue class that a policy chose for the first of its jobs that has one. Cost: O(placed jobs)."""
+    """Submission -> the queue class of the first of its jobs that has one. Cost: O(placed jobs)."""
     found: dict[int, tuple[int, str]] = {}
     for (submission, index), view in snapshot.placing.jobs.items():
         if view.route and (submission not in found or index < found[submission][0]):
@@ -130,14 +130,23 @@ def failed_policies(snapshot: ClusterSnapshot) -> dict[str, str]:
 
 
 def route_whys(snapshot: ClusterSnapshot, submission: Submission, position: int | None) -> list[WhyView]:
-    """The queue classes that a policy chose for its jobs."""
-    routes = {
-        view.route: view.route_limits
+    """The queue classes of its jobs, and the rule that chose each: a policy's, or its user."""
+    queue, rigid = snapshot.settings.queue(submission.queue), submission.rigid
+    named = rigid.queue_class if rigid is not None else ""
+    routes = dict.fromkeys(
+        view.route
         for (owner, index), view in sorted(snapshot.placing.jobs.items())
         if owner == submission.id and view.route and position in {None, index}
-    }
-    words = "the queue class that the policy chose for it: the strictest that admits it"
-    return [WhyView(what="class", id=route, detail=f"{words} ({limits})" if limits else words) for route, limits in routes.items()]
+    )
+    known = {view.id: view.of_class for view in snapshot.placing.classes if queue is not None and view.partition == queue.partition}
+    shape = f"{rigid.processes} processes x {submission.request.cores} threads" if rigid is not None else ""
+    whys = []
+    for route in routes or ([named] if named else []):
+        found = known.get(route)
+        chosen = f"chosen for {shape} {found.chosen if found is not None else 'by a policy'}"
+        rule = f"named by its user (-q {route})" if route == named else chosen
+        whys.append(WhyView(what="class", id=route, detail=f"its queue class, {rule}{f' ({found.limits})' if found is not None else ''}"))
+    return whys
 
 
 def placed_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueSpec, position: int | None) -> tuple[list[WhyView], int]:

@@ -35,6 +35,13 @@ class LeaderMetrics:
         self.backlog = Gauge("rmgr_leader_commit_backlog", "commits that wait or are on the way", registry=registry)
         self.placed = Counter("rmgr_leader_placed_jobs", "jobs given to nodes", registry=registry)
         self.waiting_jobs = Gauge("rmgr_leader_waiting_jobs", "jobs that wait to be placed", registry=registry)
+        where = ["partition", "queue_class"]
+        self.class_waiting = Gauge("rmgr_leader_class_waiting_jobs", "jobs that wait in a queue class", where, registry=registry)
+        self.class_running = Gauge("rmgr_leader_class_running_jobs", "placed jobs of a queue class", where, registry=registry)
+        self.class_promised = Gauge("rmgr_leader_class_promised_cores", "cores promised to its waiting jobs", where, registry=registry)
+        self.class_reservations = Gauge(
+            "rmgr_leader_class_reservations", "reservations made, by trigger, under any leader", [*where, "trigger"], registry=registry
+        )
         self.policy_faults = Counter("rmgr_leader_policy_faults", "decisions of a policy lost to an error of its own", registry=registry)
         self.placing_seconds = Histogram("rmgr_leader_placing_seconds", "time of one scheduling pass", registry=registry)
         self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)

@@ -9,6 +9,7 @@ be lost by being handled at the wrong moment. A commit that is refused, or whose
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.placing_arrivals import Arrivals
 from rmgr.daemons.placing_asks import Asks
 from rmgr.daemons.placing_book import Book
+from rmgr.daemons.placing_classes import Measured, views_of
 from rmgr.daemons.placing_facts import Names, allows, node_of
 from rmgr.daemons.placing_faults import INSTEAD, Faults
 from rmgr.daemons.placing_foreign import Foreign
@@ -60,7 +62,7 @@ class Placer:
     """Places the jobs of all place queues; lives in the leader's loop.
 
     Attributes: state: the scheduler's, None while everything is read. plan: of the last pass. problems: partition -> why nobody places
-    there. policies: partition -> names. limits, classes (of queues): of partitions that have any.
+    there. settings: the cluster's. policies: partition -> names. limits, classes (of queues): of partitions that have any.
     """
 
     def __init__(self, desk: Desk, settings: Callable[[], ClusterSettings], nodes: NodeKeeper, *, inline: bool = False) -> None:
@@ -78,7 +80,8 @@ class Placer:
         self.limits: dict[str, Limits] = {}
         self.classes: dict[str, tuple[QueueClass, ...]] = {}
         self._desk = desk
-        self._settings = settings
+        self.settings = settings
+        self._measured = Measured(self, desk)
         self._nodes = nodes
         self.whose = nodes.mark_of
         self._foreign = Foreign(desk, self.faults, wake=self.wake, state=lambda: self.state, relearned=self._relearned)
@@ -117,6 +120,7 @@ class Placer:
     def close(self) -> None:
         """The reign is over."""
         self._closed = True
+        self._measured.clear()
         self._passes.close()
         self._foreign.close()
         self._record.end(self._now_us)
@@ -142,7 +146,7 @@ class Placer:
 
     def settings_changed(self) -> None:
         """Queues, partitions or pipelines are others."""
-        settings = self._settings()
+        settings = self.settings()
         placed = settings.placed()
         self.queues = {queue.name: queue for queues in placed.values() for queue in queues if queue.state != "stopped"}
         stages: list[Stage] = []
@@ -191,7 +195,7 @@ class Placer:
 
     def view(self) -> PlacingView:
         """What is shown of it. In the loop."""
-        return view_of(self)
+        return replace(view_of(self), classes=views_of(self))
 
     @property
     def is_passing(self) -> bool:
@@ -233,6 +237,7 @@ class Placer:
         if (self._causes or self._foreign.has_work) and any(map(_has_work, self.state.partitions.values())):
             self._pass(self.state)
         self._desk.metrics.waiting_jobs.set(len(self.book.waiting))
+        self._measured.soon()
 
     def _pass(self, state: ClusterState) -> None:
         causes, self._causes = self._causes, frozenset()
@@ -302,7 +307,7 @@ class Placer:
     def _begin_log(self, state: ClusterState) -> None:
         self._is_other_log = False
         placed = {partition for stage in self._every for partition in stage.partitions}
-        self._record.begin(state, self._settings(), placed, half_life_us=self._half_life_us, instead=self.faults.instead)
+        self._record.begin(state, self.settings(), placed, half_life_us=self._half_life_us, instead=self.faults.instead)
 
     def _others_place(self) -> None:
         self._is_other_log = True

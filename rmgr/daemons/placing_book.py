@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from rmgr.coord import paths
 from rmgr.daemons.leader_mirror import Mirror
 from rmgr.model.block import BlockKey
-from rmgr.model.placing import Allocation, job_id
+from rmgr.model.placing import Allocation, job_id, task_of
 from rmgr.model.submission import Submission
 
 
@@ -77,6 +77,13 @@ class Book:
         self._there.clear()
         self._seen.clear()
         self._taken.clear()
+
+    def class_of(self, job: int) -> str:
+        """The queue class in which it is: that a policy chose, else the one that its user named; "" = none."""
+        if found := self.routes.get(job, ""):
+            return found
+        record = self.submissions.get(task_of(job)[0])
+        return record.rigid.queue_class if record is not None and record.rigid is not None else ""
 
     # -- pending --------------------------------------------------------------------------------------------------------------
 

@@ -35,12 +35,11 @@ _NOT_YET = Why("pass", "the next scheduling pass will look at it", ())
 
 
 def view_of(placer: Placer) -> PlacingView:
-    """All of it. Cost: O(jobs)."""
+    """All of it but the queue classes. Cost: O(jobs)."""
     state, plan = placer.state, placer.plan
     jobs: dict[tuple[int, int], PlacedView] = {}
-    promised = _promised(state, plan)
-    routes, records, (stages, _) = placer.book.routes, placer.book.submissions, placer.pipeline
-    limits = {queue.name: queue.limits for stage in stages for queue in getattr(stage.policy, "queues", ())}
+    promised = promised_starts(state, plan)
+    records = placer.book.submissions
     for job, waiting in placer.book.waiting.items():
         why = _NO_POLICY if waiting.partition in placer.problems else plan.why(job, waiting.partition) or _NOT_YET
         jobs[task_of(job)] = PlacedView(
@@ -49,8 +48,7 @@ def view_of(placer: Placer) -> PlacingView:
             blocker=_blocker(why, records),
             reason=said(why, records) + _next_start(placer.book.marks.get(job, "")),
             expected_start_us=promised.get(job, 0),
-            route=routes.get(job, ""),
-            route_limits=limits.get(routes.get(job, ""), ""),
+            route=placer.book.class_of(job),
         )
     for name, reason in placer.book.odd.items():
         for _, key in paths.blocks_in((name,)):
@@ -61,8 +59,7 @@ def view_of(placer: Placer) -> PlacingView:
         doing = SUSPENDED if part is not None and job in part.suspended else "running"
         if stop is not None and not stop.is_refused:
             doing = STOPPING
-        route = routes.get(job, "")
-        jobs[task_of(job)] = PlacedView(state=doing, nodes=placed.allocation.shares, route=route, route_limits=limits.get(route, ""))
+        jobs[task_of(job)] = PlacedView(state=doing, nodes=placed.allocation.shares, route=placer.book.class_of(job))
     return PlacingView(partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state, promised)))
 
 
@@ -111,7 +108,7 @@ def _blocker(why: Why, records: Records = _NO_RECORDS) -> str:
     return ", ".join(_shown(part, records) for part in str(why.facts[at]).split(", "))
 
 
-def _promised(state: ClusterState | None, plan: Plan) -> Mapping[int, int]:
+def promised_starts(state: ClusterState | None, plan: Plan) -> Mapping[int, int]:
     """Job -> the start that it was promised (us); not behind a run without a limit, of which nobody knows when it ends."""
     found: dict[int, int | None] = {decision.job_id: decision.start_us for decision in plan.decisions if type(decision) is Reserve}
     for part in state.partitions.values() if state is not None else ():

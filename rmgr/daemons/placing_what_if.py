@@ -94,7 +94,8 @@ def tried(trial: Trial, clock: Callable[[], float] = time.monotonic) -> WhatIfVi
 
     Raises: Infeasible for one that the policy ends.
     """
-    end_s, first, route = clock() + LIMIT_S, Why("", ""), ""
+    end_s, first = clock() + LIMIT_S, Why("", "")
+    route = trial.submission.rigid.queue_class if trial.submission.rigid is not None else ""
     state = ClusterState.restored(trial.snapshot, trial.half_life_us)
     if all(node.closed for node in trial.snapshot.nodes if node.partition == trial.job.partition):
         return WhatIfView(reason=f"no node of partition {trial.job.partition} takes work now (rmgr nodes)")

@@ -91,7 +91,7 @@ class JobView:
     account: str = ""
     run_us: int = 0  #: run time of all attempts of its ended tasks (of pulled work without lost ones), each on `cores * processes` cores
     lost: int = 0  #: attempts of its ended tasks that were lost: with their node, its lease, a worker or data
-    route: str = ""  #: the queue class that a policy chose for it (for its first job that has one), while the leader knows it
+    route: str = ""  #: its queue class: that its user named, or that a policy chose (for its first job that has one; the leader knows it)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +139,41 @@ class HeldView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromiseView:
+    """Cores that a job was promised by a connection reservation: `cores` in all, of which `held` are free for it already.
+
+    job, waits_for: `42`, or `42_7` of several; waits_for: whose ends make the others free. expected_start_us: 0 = unknown.
+    """
+
+    job: str
+    cores: int
+    held: int = 0
+    waits_for: tuple[str, ...] = ()
+    expected_start_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassView:
+    """What a queue class has beside what every queue has.
+
+    limits: of the class, in words. threshold: individual priority above which a job reserves. max_reservations: at a time, 0 = none.
+    head_trigger: the first of it reserves, too. fired: how often each trigger has made a reservation, since its policy places: priority,
+    head, no waiter. chosen: by whom for a job, in words. is_known: the leader told; else only what the settings say is here.
+    """
+
+    limits: str
+    threshold: int = 0
+    max_reservations: int = 0
+    head_trigger: bool = False
+    fired: tuple[int, ...] = (0, 0, 0)
+    promised: tuple[PromiseView, ...] = ()
+    chosen: str = ""
+    is_known: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
-    """One queue."""
+    """One queue; or a queue class (`of_class`), whose jobs are counted in the queue where they stand, too."""
 
     id: str
     partition: str
@@ -152,6 +185,7 @@ class QueueView:
     held_tasks: int = 0
     limits: dict[str, int | str] = field(default_factory=dict)
     held: tuple[HeldView, ...] = ()
+    of_class: ClassView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,8 +292,7 @@ class PlacedView:
     reason: str = ""
     expected_start_us: int = 0
     nodes: tuple[tuple[str, int], ...] = ()
-    route: str = ""  #: the queue class that a policy chose for it
-    route_limits: str = ""  #: of that class, in words
+    route: str = ""  #: its queue class, which a policy chose for it or its user named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,11 +311,12 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacingView:
-    """What the placing leader knows: partitions by name, jobs by (submission, index), the ledger of what is held for whom."""
+    """What the placing leader knows: partitions by name, jobs by (submission, index), the ledger of what is held for whom, and classes."""
 
     partitions: dict[str, PartitionView] = field(default_factory=dict)
     jobs: dict[tuple[int, int], PlacedView] = field(default_factory=dict)
     ledger: tuple[HeldView, ...] = ()
+    classes: tuple[QueueView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +332,7 @@ class WhatIfView:
     """Where and when a request would run if it were submitted now, runs end at their limits, and nothing else comes.
 
     start_us: 0 = nobody can say. nodes: the head first, () = nobody can say. at_once: it need not wait. reason: what it would wait for
-    first. route: the queue class that a policy chose for it.
+    first. route: its queue class, which its user named or a policy chose.
     """
 
     start_us: int = 0

@@ -152,7 +152,7 @@ class NodeView(_message.Message):
     def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., cores: _Optional[int] = ..., cores_used: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., partition: _Optional[str] = ..., site: _Optional[str] = ..., speed: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., seen_us: _Optional[int] = ..., version: _Optional[str] = ..., resources: _Optional[_Mapping[str, int]] = ..., resources_used: _Optional[_Mapping[str, int]] = ..., trouble: _Optional[str] = ..., until_us: _Optional[int] = ..., metrics: _Optional[str] = ..., fix: _Optional[str] = ..., level: _Optional[str] = ...) -> None: ...
 
 class QueueView(_message.Message):
-    __slots__ = ("id", "partition", "dispatch", "policy", "state", "pending", "running", "held_tasks", "limits", "held")
+    __slots__ = ("id", "partition", "dispatch", "policy", "state", "pending", "running", "held_tasks", "limits", "held", "of_class")
     class LimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class QueueView(_message.Message):
     HELD_TASKS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    OF_CLASS_FIELD_NUMBER: _ClassVar[int]
     id: str
     partition: str
     dispatch: str
@@ -180,7 +181,42 @@ class QueueView(_message.Message):
     held_tasks: int
     limits: _containers.ScalarMap[str, str]
     held: _containers.RepeatedCompositeFieldContainer[HeldView]
-    def __init__(self, id: _Optional[str] = ..., partition: _Optional[str] = ..., dispatch: _Optional[str] = ..., policy: _Optional[str] = ..., state: _Optional[str] = ..., pending: _Optional[int] = ..., running: _Optional[int] = ..., held_tasks: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., held: _Optional[_Iterable[_Union[HeldView, _Mapping]]] = ...) -> None: ...
+    of_class: ClassView
+    def __init__(self, id: _Optional[str] = ..., partition: _Optional[str] = ..., dispatch: _Optional[str] = ..., policy: _Optional[str] = ..., state: _Optional[str] = ..., pending: _Optional[int] = ..., running: _Optional[int] = ..., held_tasks: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., held: _Optional[_Iterable[_Union[HeldView, _Mapping]]] = ..., of_class: _Optional[_Union[ClassView, _Mapping]] = ...) -> None: ...
+
+class ClassView(_message.Message):
+    __slots__ = ("limits", "threshold", "max_reservations", "head_trigger", "fired", "promised", "chosen", "is_known")
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    MAX_RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_TRIGGER_FIELD_NUMBER: _ClassVar[int]
+    FIRED_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    IS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    limits: str
+    threshold: int
+    max_reservations: int
+    head_trigger: bool
+    fired: _containers.RepeatedScalarFieldContainer[int]
+    promised: _containers.RepeatedCompositeFieldContainer[PromiseView]
+    chosen: str
+    is_known: bool
+    def __init__(self, limits: _Optional[str] = ..., threshold: _Optional[int] = ..., max_reservations: _Optional[int] = ..., head_trigger: bool = ..., fired: _Optional[_Iterable[int]] = ..., promised: _Optional[_Iterable[_Union[PromiseView, _Mapping]]] = ..., chosen: _Optional[str] = ..., is_known: bool = ...) -> None: ...
+
+class PromiseView(_message.Message):
+    __slots__ = ("job", "cores", "held", "waits_for", "expected_start_us")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_START_US_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    cores: int
+    held: int
+    waits_for: _containers.RepeatedScalarFieldContainer[str]
+    expected_start_us: int
+    def __init__(self, job: _Optional[str] = ..., cores: _Optional[int] = ..., held: _Optional[int] = ..., waits_for: _Optional[_Iterable[str]] = ..., expected_start_us: _Optional[int] = ...) -> None: ...
 
 class HeldView(_message.Message):
     __slots__ = ("queue", "job", "node", "cores", "since_us", "expected_start_us")

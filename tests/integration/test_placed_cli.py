@@ -80,6 +80,34 @@ name = "more"
 """
 
 
+def look_at_classes(sh: Shell) -> None:
+    """A job is sent to a class by hand, and seen there; what the class does not admit is refused with the reason."""
+    number = sh.submit("-q", "more", "-t", "1m", "--", "sleep", "50")
+
+    def line(name: str) -> dict[str, object]:
+        return next(item for item in sh.ok("queues", "--json").json["classes"] if item["id"] == name)
+
+    eventually(lambda: (line("more")["running"], line("one")["running"]) == (1, 0), "it runs in the class that was named")
+    assert [job["id"] for job in sh.ok("jobs", "-q", "more", "--json").json["jobs"]] == [number]
+    assert sh.ok("jobs", "-q", "one", "--json").json["jobs"] == []
+    assert sh("jobs", "-q", "two").code == 3
+    assert "named by its user (-q more)" in sh.ok("explain", number).out
+    assert [words.split()[:3] for words in sh.ok("queues").out.splitlines() if words.startswith(("one", "more"))] == [
+        ["one", "0", "0"],
+        ["more", "0", "1"],
+    ]
+    words = "class      more of partition default, placed by queue_select, open\nlimits     no limits\n"
+    assert sh.ok("queues", "more").out.startswith(words)
+    for words in ((), ("--dry-run",)):
+        refused = sh("submit", *words, "-q", "one", "-n", "2", "--", "true")
+        assert refused.code == 2
+        assert "queue class one does not admit 2 processes x 1 threads (2 CPUs)" in refused.err
+        assert "-q more admits it" in refused.err
+    assert sh.ok("submit", "--dry-run", "--json", "-q", "one", "--", "true").json["would"]["class"] == "one"
+    sh.ok("cancel", "--queue", "more")
+    assert sh("wait", number).code == 130
+
+
 def test_where_a_policy_chooses_the_class_a_command_of_one_process_is_placed_by_it(sh: Shell) -> None:
     before = sh.ok("config", "show", "--cluster").out
     sh.ok("policy", "set", sh.file("classes.toml", CLASSES))
@@ -97,6 +125,7 @@ def test_where_a_policy_chooses_the_class_a_command_of_one_process_is_placed_by_
         assert sh.ok("show", number, "--json").json["class"] == "one"
         sh.ok("cancel", number)
         assert sh("wait", number).code == 130
+        look_at_classes(sh)
     finally:
         sh.ok("config", "apply", sh.file("before.toml", before))
     assert sh.ok("submit", "--dry-run", "--json", "--", "true").json["queue"] == "default"

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from rmgr.cli import columns, shapes
+from rmgr.cli.queue_lines import CLASS_COLUMNS, draw_class
 from rmgr.cli.render import Column, Layout, emit, table
 from rmgr.model.states import Reason, State
 from rmgr.model.views import (
     AttemptView,
+    ClassView,
     ExplainView,
     FaultView,
     HeldView,
@@ -24,6 +26,7 @@ from rmgr.model.views import (
     LeaderView,
     NodeView,
     PolicyView,
+    PromiseView,
     QueueView,
     StatusView,
     TaskView,
@@ -199,6 +202,50 @@ QUEUES = [
         ),
     ),
 ]
+CLASSES = [
+    QueueView(
+        id="ss8",
+        partition="default",
+        dispatch="place",
+        policy="connection_reservation",
+        state="open",
+        pending=0,
+        running=12,
+        limits={"max_cpus": 8, "max_processes": 8, "max_threads": 8, "max_time_s": 7200},
+        of_class=ClassView(limits="CPUs <= 8, processes <= 8, threads a process <= 8, time < 2:00:00", chosen="its policy chooses it"),
+    ),
+    QueueView(
+        id="d512",
+        partition="default",
+        dispatch="place",
+        policy="connection_reservation",
+        state="open",
+        pending=3,
+        running=1,
+        limits={"max_cpus": 512, "max_processes": 512, "max_threads": 32},
+        of_class=ClassView(
+            limits="CPUs <= 512, processes <= 512, threads a process <= 32",
+            threshold=20,
+            max_reservations=2,
+            head_trigger=True,
+            fired=(4, 1, 12),
+            promised=(
+                PromiseView(job="1044", cores=512, held=128, waits_for=("42", "43_7"), expected_start_us=NOW + 60_000_000),
+                PromiseView(job="1046", cores=256),
+            ),
+        ),
+    ),
+    QueueView(
+        id="wide",
+        partition="far",
+        dispatch="place",
+        policy="classes.toml",
+        state="closed",
+        pending=0,
+        running=0,
+        of_class=ClassView(limits="no limits", threshold=30, max_reservations=1, is_known=False),
+    ),
+]
 STATUS = StatusView(
     healthy=False,
     leader=LeaderView(id="w1", host="h1", pid=99, epoch=3, since_us=T0, endpoint="h1:7000"),
@@ -258,7 +305,10 @@ DOCUMENTS = {
     "show_task": shapes.shown_task(TASKS[1], RUNNING),
     "tasks": {"tasks": [shapes.task(task) for task in TASKS], "next": None},
     "nodes": {"nodes": [shapes.node(node) for node in NODES]},
-    "queues": {"queues": [shapes.queue(queue) for queue in QUEUES]},
+    "queues": {
+        "queues": [shapes.queue(queue) for queue in QUEUES],
+        "classes": [shapes.queue_class(queue) for queue in CLASSES],
+    },
     "status": shapes.status(STATUS),
     "explain": shapes.explain(EXPLAIN),
     "explain_placed": shapes.explain(EXPLAIN_PLACED),
@@ -270,6 +320,7 @@ TABLES: dict[str, tuple[list[object], tuple[Column, ...]]] = {
     "tasks": (list(TASKS), columns.task_columns(NOW)),
     "nodes": (list(NODES), columns.node_columns(NOW)),
     "queues": (list(QUEUES), columns.QUEUE_COLUMNS),
+    "classes": (list(CLASSES), CLASS_COLUMNS),
     "held": ([held for queue in QUEUES for held in queue.held], columns.HELD_COLUMNS),
     "history": ([FAILED], columns.HISTORY_COLUMNS),
 }
@@ -308,6 +359,31 @@ def test_tables_have_the_columns_of_the_contract(name: str) -> None:
     out = io.StringIO()
     table(rows, shown, Layout(), out)
     same(f"{name}.txt", out.getvalue())
+
+
+TRIGGERS = (
+    "for one whose individual priority is above 20, one that comes to the empty class and cannot start, "
+    "or as the first of it when something has ended and it cannot start"
+)
+IN_WORDS = [
+    "class      d512 of partition default, placed by connection_reservation, open",
+    "limits     CPUs <= 512, processes <= 512, threads a process <= 32",
+    "jobs       3 wait, 1 run",
+    f"reserves   cores of running jobs, for at most 2 of its jobs at a time (2 now): {TRIGGERS}",
+    "fired      priority 4, head 1, no waiter 12 times (reservations made)",
+    "promised   512 cores for 1044, 128 of them free already; waits for the end of 42,43_7; starts by",
+    "           256 cores for 1046",
+]
+
+
+def test_a_queue_class_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    draw_class(CLASSES[1])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" by ")[0] + " by" if "free already" in line else line for line in lines] == IN_WORDS
+    draw_class(CLASSES[2])
+    told = capsys.readouterr().out
+    assert "jobs       only the leader knows, and it does not answer" in told
+    assert "fired" not in told
 
 
 CONTRACT = {

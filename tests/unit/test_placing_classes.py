@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from rmgr.coord import paths
+from rmgr.cli.selectors import Filter
+from rmgr.client.queue_classes import class_views
+from rmgr.coord import answers, paths
 from rmgr.daemons.placing_what_if import copied
 from rmgr.errors import Infeasible
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.resources import Request
+from rmgr.model.views import QueueView
 from tests.harness.leader_bench import Bench
 
 CLASSES = {
@@ -82,6 +86,65 @@ def test_what_its_class_does_not_admit_is_set_aside_with_the_reason_and_others_a
     assert record is not None
     with pytest.raises(Infeasible, match="it would never start: queue class small"):
         copied(bench.leader.placer, record)
+
+
+def told(bench: Bench) -> dict[str, QueueView]:
+    """What `rmgr queues` is told of each class."""
+    assert bench.leader is not None
+    return {view.id: view for view in bench.leader.placer.view().classes}
+
+
+def test_a_class_tells_who_waits_and_runs_in_it_what_was_promised_and_which_trigger_fired(bench: Bench) -> None:
+    """Also after another leader has come: counts of triggers are records."""
+    submit(bench, 2), submit(bench, 2)
+    large = submit(bench, 4)
+    submit(bench, 1, "small")
+    for _ in range(2):
+        small, wide = told(bench)["small"], told(bench)["wide"]
+        assert small.of_class is not None
+        assert wide.of_class is not None
+        assert [(view.pending, view.running, view.state, view.partition) for view in (small, wide)] == [
+            (1, 2, "open", "default"),
+            (1, 0, "open", "default"),
+        ]
+        assert wide.limits == {"max_cpus": 8, "max_threads": 2}
+        assert wide.of_class.fired == (0, 0, 1)
+        (promise,) = wide.of_class.promised
+        assert (promise.job, promise.cores, promise.held, promise.waits_for) == (str(large), 4, 0, ("1", "2"))
+        assert wide.of_class.chosen == "by connection_reservation: the strictest that admits it"
+        bench.lead()
+        bench.advance(1)
+    registry = bench.metrics.registry
+    bench.advance(2)
+    where = {"partition": "default", "queue_class": "wide"}
+    assert registry.get_sample_value("rmgr_leader_class_waiting_jobs", where) == 1
+    assert registry.get_sample_value("rmgr_leader_class_promised_cores", where) == 4
+    assert registry.get_sample_value("rmgr_leader_class_reservations", {**where, "trigger": "no_waiter"}) == 1
+    assert registry.get_sample_value("rmgr_leader_class_running_jobs", {**where, "queue_class": "small"}) == 2
+
+
+def test_explain_names_the_class_and_the_rule_that_chose_it(bench: Bench) -> None:
+    chosen, named = submit(bench, 2), submit(bench, 1, "wide")
+    assert bench.leader is not None
+    snapshot = replace(bench.leader.snapshot(), placing=bench.leader.placer.view())
+    details = [answers.explain(snapshot, number, None).why[-1] for number in (chosen, named)]
+    assert [(why.what, why.id) for why in details] == [("class", "small"), ("class", "wide")]
+    assert details[0].detail == (
+        "its queue class, chosen for 2 processes x 1 threads by connection_reservation: the strictest that admits it "
+        "(CPUs <= 2, threads a process <= 2)"
+    )
+    assert details[1].detail == "its queue class, named by its user (-q wide) (CPUs <= 8, threads a process <= 2)"
+    jobs = answers.jobs(snapshot)
+    assert {job.id: job.route for job in jobs} == {chosen: "small", named: "wide"}
+    assert [job.id for job in jobs if Filter(queue="wide").admits(job)] == [named]
+    assert len([job for job in jobs if Filter(queue="batch").admits(job)]) == 2
+
+
+def test_without_a_leader_the_settings_tell_of_classes(bench: Bench) -> None:
+    assert bench.leader is not None
+    views = class_views(bench.leader.settings)
+    assert [(view.id, view.limits) for view in views] == [(view.id, view.limits) for view in told(bench).values()]
+    assert not any(view.of_class.is_known for view in views if view.of_class is not None)
 
 
 def test_a_job_whose_class_is_gone_is_given_another(bench: Bench) -> None:

@@ -14,6 +14,7 @@ from rmgr.adapters.rpc_thin import ThinFailed, ThinLeader
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.states import State
 from rmgr.model.views import (
+    ClassView,
     ExplainView,
     FaultView,
     HeldView,
@@ -21,6 +22,7 @@ from rmgr.model.views import (
     LeaderView,
     NodeView,
     PolicyView,
+    PromiseView,
     QueueView,
     ShareView,
     StatusView,
@@ -34,6 +36,10 @@ JOB = JobView(
 NODE = NodeView(id="n1", state="up", cores=2, cores_used=1, memory_bytes=1 << 40, load=None, features=("gpu",))
 QUEUE = QueueView(
     id="q", partition="p", dispatch="pull", policy="", state="open", pending=1, running=2, limits={"max_cores": 4, "state": "open"}
+)
+CLASS = dataclasses.replace(
+    QUEUE,
+    of_class=ClassView(limits="CPUs <= 8", threshold=20, max_reservations=1, fired=(1, 0, 2), promised=(PromiseView(job="7", cores=4),)),
 )
 LEADER = LeaderView(id="g", host="h", pid=1, epoch=7, since_us=8, endpoint="e")
 STATUS = StatusView(
@@ -93,7 +99,10 @@ def server():
     server.stop()
 
 
-@pytest.mark.parametrize("view", [JOB, NODE, QUEUE, LEADER, STATUS, EXPLAIN, TRIAL, HELD, PLACING], ids=lambda view: type(view).__name__)
+VIEWS = [JOB, NODE, QUEUE, CLASS, LEADER, STATUS, EXPLAIN, TRIAL, HELD, PLACING]
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: type(view).__name__)
 def test_a_view_survives_the_wire(view):
     kind = type(view)
     assert view == from_message(kind, MESSAGES[kind].FromString(to_message(view).SerializeToString()))

@@ -12,8 +12,8 @@ Algorithm, one pass:
    c. no waiter: the first of the queue, if nobody waited in it after the last pass: it has just come, and cannot start.
    Without enough running jobs, or at the limit, nothing happens: the job goes on waiting like the others.
 Promised resources can be used by nobody else, before or after they come free; the flag F of a running job is its place in a reservation.
-Reservations are records (`Hold`), and so is, for each queue in which somebody waits, who was overtaken how often (a note of the partition):
-another leader goes on with both.
+Reservations are records (`Hold`), and so are two notes of the partition for each queue: who was overtaken how often (while somebody waits
+in it), and how many reservations each trigger has made (for people). Another leader goes on with them.
 Parameters: queues (classes with limits, reservation_threshold, max_reservations, head_trigger; default tables 2 to 4), scan,
 thread_affinity, firstfit_nodes, select (default yes), match (`shape`: processes and threads; `cpus`: of step 2 of the choice).
 Source: papers.md 1.4, 1.5, paper 000 sections 3.2 and 3.3. Differs from it in: a job above its threshold that found the limit reached
@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import ClassVar
 
 from rmgr.sched.draft import Draft
@@ -55,6 +55,19 @@ class Match(StrEnum):
 
     SHAPE = "shape"  #: as many processes, of as many threads
     CPUS = "cpus"
+
+
+class Trigger(IntEnum):
+    """What made a job reserve, step 4; the place of its count in the note."""
+
+    PRIORITY = 0
+    HEAD = 1
+    NO_WAITER = 2
+
+
+def fired_in(queue: str) -> str:
+    """The kind of the note that counts the reservations of a queue, by trigger."""
+    return f"reserved in {queue}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +167,14 @@ def _trigger(book: _Book, queue: QueueClass, waiting: Sequence[Job], overtaken: 
             return
         text = "was overtaken {} times or more, worth {:.4g} each: above the threshold {} of {}"
         facts = (overtaken.of(place_of(job)), constant(job, queue), queue.reservation_threshold, queue.name)
-        book.reserve(job, queue, Why("connection_reservation", text, facts))
+        book.reserve(job, queue, Trigger.PRIORITY, Why("connection_reservation", text, facts))
     head = waiting[0]
     if queue.head_trigger and ended:
-        book.reserve(head, queue, Why("connection_reservation", "first of {}, and cannot start though something has ended", (queue.name,)))
+        why = Why("connection_reservation", "first of {}, and cannot start though something has ended", (queue.name,))
+        book.reserve(head, queue, Trigger.HEAD, why)
     if was_empty:
-        book.reserve(head, queue, Why("connection_reservation", "came to the empty queue {} and cannot start", (queue.name,)))
+        why = Why("connection_reservation", "came to the empty queue {} and cannot start", (queue.name,))
+        book.reserve(head, queue, Trigger.NO_WAITER, why)
 
 
 class _Book:
@@ -174,7 +189,7 @@ class _Book:
     def is_full(self, queue: QueueClass) -> bool:
         return self._active[queue.name] >= queue.max_reservations
 
-    def reserve(self, job: Job, queue: QueueClass, why: Why) -> None:
+    def reserve(self, job: Job, queue: QueueClass, trigger: Trigger, why: Why) -> None:
         """Step 4, the choice; nothing happens when the job has a reservation, the queue is at its limit, or too little runs."""
         if job.id in self._holds or self.is_full(queue):
             return
@@ -190,6 +205,8 @@ class _Book:
             assert held is not None
             self._holds[job.id] = held
             self._active[queue.name] += 1
+            fired = self.draft.note_of(fired_in(queue.name), 0) or (0,) * len(Trigger)
+            self.draft.note(fired_in(queue.name), 0, tuple(count + (at == trigger) for at, count in enumerate(fired)))
 
     def say_why(self) -> None:
         """What those with a reservation wait for."""

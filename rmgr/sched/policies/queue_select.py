@@ -22,6 +22,9 @@ from rmgr.sched.policies.queue_first_fit import REST, Room, check_scan, in_order
 from rmgr.sched.policy import Cause
 from rmgr.sched.queue_class import HPC2500, Ladder, QueueClass, selected
 
+STRICTEST = "{} is the strictest queue for {} processes x {} threads ({} CPUs)"
+FOR_THREADS = "{} is the queue for few processes of many threads that admits {} processes x {} threads ({} CPUs)"
+
 
 def route_all(draft: Draft, queues: Ladder, *, thread_affinity: bool = False) -> None:
     """Sends every waiting job that stands in no class's queue to the class for it, or rejects it. O(such jobs)."""
@@ -35,7 +38,8 @@ def route_all(draft: Draft, queues: Ladder, *, thread_affinity: bool = False) ->
             if found is None:
                 draft.reject(job.id, Why("queue_select", "no queue admits {} processes x {} threads ({} CPUs) for its time", shape))
             else:
-                why = Why("queue_select", "{} is the strictest queue for {} processes x {} threads ({} CPUs)", (found.name, *shape))
+                is_strictest = not thread_affinity or found == selected(job, queues)
+                why = Why("queue_select", STRICTEST if is_strictest else FOR_THREADS, (found.name, *shape))
                 draft.route(job.id, found.name, why)
 
 
