@@ -25,6 +25,7 @@ What runs is killed when this process dies (the spawners see their sockets close
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -151,16 +152,18 @@ class NodeRunner:
 
     def mended(self) -> None:
         """Its directory, or what was in it, was removed and made again: writes down anew what must not outlive this incarnation."""
-        if not self._guard.is_of(self.directory):
-            self._guard.close()
-            self._guard = leftovers.hold(self.directory)
-        if self._cgroups is not None:
-            leftovers.record_cgroups(self.directory, self._cgroups.directories)
-        for slot in list(self.slots.values()):
-            leftovers.record_spawner(self.directory, slot.name, pid=slot.pid, marker=slot.marker)
-            for number, worker in list(slot.workers.items()):
-                if worker.pid:
-                    leftovers.record_spawner(self.directory, f"{slot.name}.w{number}", pid=worker.pid, marker=slot.marker)
+        with contextlib.suppress(FileNotFoundError):  # it was removed again: this is called again when it has been made again
+            if not self._guard.is_of(self.directory):
+                guard = leftovers.hold(self.directory)
+                self._guard.close()
+                self._guard = guard
+            if self._cgroups is not None:
+                leftovers.record_cgroups(self.directory, self._cgroups.directories)
+            for slot in list(self.slots.values()):
+                leftovers.record_spawner(self.directory, slot.name, pid=slot.pid, marker=slot.marker)
+                for number, worker in list(slot.workers.items()):
+                    if worker.pid:
+                        leftovers.record_spawner(self.directory, f"{slot.name}.w{number}", pid=worker.pid, marker=slot.marker)
 
     def emit(self, *events: WorkEvent) -> None:
         """Hands events over."""

@@ -281,8 +281,10 @@ class Workers:
             reason, detail = Reason.SIGNAL, f"the task died of {_signal_name(signum)}"
         elif seq:
             reason, detail = Reason.EXIT_CODE, f"the task ended its worker process with exit code {code}"
-        if reason in (Reason.EXIT_CODE, Reason.WORKER_LOST) and watched.killed_for is None and not os.path.isdir(watched.directory):
-            reason, code, signum, detail = Reason.NODE_LOST, None, 0, f"its directory on node {self._node} was removed"
+        if (code is not None or reason is Reason.WORKER_LOST) and not os.path.isdir(watched.directory):
+            code, signum = None, 0  # not its own doing, also where it died of that while it was being stopped
+            if watched.killed_for is None:
+                reason, detail = Reason.NODE_LOST, f"its directory on node {self._node} was removed"
         out, err = self._outputs(watched, seq) if seq or watched.killed_for is None else (NO_OUTPUT, NO_OUTPUT)
         return watched, WorkerGone(
             worker=watched.number,

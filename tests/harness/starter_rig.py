@@ -255,14 +255,8 @@ class Rig:
         def read() -> bool:
             nonlocal seen
             while (data := self.zk.get(paths.fragment(number, seen)).result(60)) is not None:
-                fragment = decode_fragment(data.data)
                 seen += 1
-                more = fragment.outcomes
-                if fragment.row:
-                    row = self.store.get(fragment.row)
-                    assert row is not None
-                    more = decode_outcomes(row[0])
-                for outcome in more:
+                for outcome in self._outcomes_of(data.data):
                     assert outcome.index not in found, f"two outcomes of {number}_{outcome.index}"
                     found[outcome.index] = outcome
             return len(found) >= count
@@ -274,7 +268,16 @@ class Rig:
         """How many of its tasks have a final outcome in a fragment."""
         names = self.zk.children(paths.done(number)).result(60) or []
         found = [self.zk.get(f"{paths.done(number)}/{name}").result(60) for name in names]
-        return sum(len(decode_fragment(one.data).outcomes) for one in found if one is not None)
+        return sum(len(self._outcomes_of(one.data)) for one in found if one is not None)
+
+    def _outcomes_of(self, data: bytes) -> Sequence[Outcome]:
+        """What a fragment names: large ones stand in a row of the store."""
+        fragment = decode_fragment(data)
+        if not fragment.row:
+            return fragment.outcomes
+        row = self.store.get(fragment.row)
+        assert row is not None
+        return decode_outcomes(row[0])
 
     def failed(self, number: int) -> dict[tuple[int, int, int], FailedRange]:
         """Failed ranges that wait for the rule."""

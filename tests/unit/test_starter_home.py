@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import structlog
 
+from rmgr.adapters.leftovers import hold
+from rmgr.adapters.process import NodeRunner
 from rmgr.config import StarterConfig
 from rmgr.daemons.starter import work_directory
 from rmgr.daemons.starter_health import DiskWatch
 from rmgr.daemons.starter_home import Home
-from rmgr.errors import ConfigError
+from rmgr.errors import ConfigError, StateConflict
 
 MODES = {"": 0o711, "n1": 0o711, "n1/run": 0o755, "blobs": 0o700}
 
@@ -162,3 +164,16 @@ def test_a_starter_of_several_users_begins_in_no_directory_that_one_of_them_has_
     assert work_directory(StarterConfig(work_dir=str(place)), "n1") == (victim if is_link else place), "work of one user is his business"
     os.lchown(place, 0, 0)
     assert work_directory(StarterConfig(work_dir=str(place)), "n1", shared=True) == (victim if is_link else place)
+
+
+def test_a_node_whose_directory_goes_again_while_it_is_made_again_is_written_down_once_it_stands(tmp_path: Path) -> None:
+    runner = NodeRunner(directory=str(tmp_path / "n1"), node="n1", on_events=lambda _: None)
+    try:
+        shutil.rmtree(tmp_path / "n1")
+        runner.mended()  # called by whoever takes in what ended: nothing of that may be lost
+        (tmp_path / "n1").mkdir()
+        runner.mended()
+        with pytest.raises(StateConflict):
+            hold(tmp_path / "n1")
+    finally:
+        runner.close()
