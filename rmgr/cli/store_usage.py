@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rmgr.cli.store_values import Opened
-from rmgr.coord import keys, paths
+from rmgr.coord import keys, paths, validity
 from rmgr.errors import CoordinationUnavailable, DataLost, NotConnected, PermissionDenied, RmgrError
 
 if TYPE_CHECKING:
@@ -107,15 +107,13 @@ class LiveOwners:
 
     def __call__(self, number: int) -> str | None:
         """The user, None when there is no such submission or its user is not known."""
-        from rmgr.coord.records import decode_record
-        from rmgr.model.submission import Submission
 
         if self._is_away or number < 0:
             return None
         try:
             timeout_s = self._session.left_s(5.0) or 5.0
             found = self._session.coordinator().get(paths.sub(number), timeout_s=timeout_s).result(timeout_s + 1.0)
-            return decode_record(found.data, Submission, paths.sub(number)).user if found is not None else None
+            return validity.submission(found.data, number).user if found is not None else None
         except (CoordinationUnavailable, NotConnected) as error:
             self._is_away = True
             self._session.note(f"{error.message}; rows of work that has not ended are counted as {UNKNOWN}")

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from rmgr.coord import paths, request_ops
+from rmgr.coord import paths, request_ops, validity
 from rmgr.coord.multi import Committed
 from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
 from rmgr.errors import (
     CoordinationUnavailable,
     DeadlineExceeded,
@@ -126,7 +125,7 @@ def _wait(coordinator: Coordinator, request: _Request, path: str, deadline_s: fl
         found = coordinator.get(path, watch=changed.set, timeout_s=left_s).result(left_s + 1)
         if found is None:
             raise CoordinationUnavailable("the answer of the leader is gone", hint="rmgr tasks ID tells what has happened")
-        answer = decode_record(found.data, type(request), path)
+        answer = validity.decode(found.data, type(request), path)
         if answer.answered:
             return answer
         changed.wait(min(1.0, _left_s(deadline_s, slow)))  # a watch is a hint

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from rmgr.coord import gating, ops, paths
+from rmgr.coord import gating, ops, paths, validity
 from rmgr.coord.multi import Committed, Unknown
 from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
 from rmgr.errors import CoordinationUnavailable, NotFound
 from rmgr.model.submission import Submission
 
@@ -66,7 +65,7 @@ def _change(connection: HasCoordinator, number: int, decide: _Decide, timeout_s:
         found = coordinator.get(paths.sub(number), timeout_s=left_s).result(left_s + 1)
         if found is None:
             raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
-        record = decode_record(found.data, Submission, paths.sub(number))
+        record = validity.submission(found.data, number)
         if record == mine:  # an unknown commit that has arrived
             return Changed(record)
         change = decide(record)

@@ -29,14 +29,15 @@ from rmgr.client.ports import First, Listener
 from rmgr.client.signing import Signer
 from rmgr.client.snapshot import fetch
 from rmgr.client.values import Values
-from rmgr.coord import paths
+from rmgr.coord import paths, validity
+from rmgr.coord.multi import Stamped
 from rmgr.coord.ops import Block
+from rmgr.coord.owner_ops import is_owner
 from rmgr.coord.ports import Coordinator, SessionState, Store
-from rmgr.coord.records import decode_record
 from rmgr.errors import NotConnected, NotFound, RmgrError
-from rmgr.model.node import NodeRecord
+from rmgr.model.node import NodeRecord, SubmitterEntry
 from rmgr.model.queue import ClusterSettings
-from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.submission import Phase, Submission
 from rmgr.model.version import PROTOCOL
 from rmgr.runtime.mailbox import Closed, Mailbox
 
@@ -184,12 +185,12 @@ class Engine:
         )
         if record is None or tail is None:
             raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
-        submission = decode_record(record.data, Submission, paths.sub(number))
+        submission = validity.submission(record.data, number)
         lane = Lane(
             self,
             submission,
             record.version,
-            decode_record(tail.data, Tail, paths.tail(number)),
+            validity.tail(tail, number),
             tail.version,
             listener,
             owned=False,
@@ -367,9 +368,30 @@ class Engine:
         except RmgrError:
             self.after(self.jitter(1.0), self.look_at_owners)
             return
-        alive = frozenset(paths.entry_guid(name) for name in names)
+        wanted = {lane.submission.owner for lane in self._all() if lane.wants_ownership}
+        there = [f"{paths.SUBMITTERS}/{name}" for name in names if paths.entry_guid(name) in wanted]
+        if not there:
+            self._look([])
+            return
+        read = self.coordinator.get_many(there)
+        read.add_done_callback(lambda _: self.post(lambda: self._entries(there, read)))
+
+    def _entries(self, asked: Sequence[str], read: Future[list[Stamped | None]]) -> None:
+        """Whom each of them looks after: a guid alone proves nothing, for everybody reads it."""
+        try:
+            found = read.result(0)
+        except RmgrError:
+            self.after(self.jitter(1.0), self.look_at_owners)
+            return
+        entries = []
+        for path, item in zip(asked, found, strict=True):
+            with contextlib.suppress(RmgrError):  # what stands there is no entry
+                entries += [validity.decode(item.data, SubmitterEntry, path)] if item is not None else []
+        self._look(entries)
+
+    def _look(self, living: Sequence[SubmitterEntry]) -> None:
         for lane in self._all():
-            lane.look_at_owner(alive)
+            lane.look_at_owner(frozenset(entry.guid for entry in living if is_owner(entry, lane.submission)))
 
     def _first_blocks(self, draft: Submission, first: First, timeout_s: float) -> list[Block]:
         """What goes with the SUBMIT; nothing: it is sent afterwards, by the rules of everything that is sent."""
@@ -417,7 +439,7 @@ class Engine:
     def _read_settings(self, timeout_s: float) -> ClusterSettings:
         found = self.coordinator.get(paths.CONFIG, timeout_s=timeout_s).result(timeout_s + 1)
         if found is not None:
-            self.known_settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
+            self.known_settings = validity.decode(found.data, ClusterSettings, paths.CONFIG)
         return self.known_settings
 
     def _read_nodes(self, timeout_s: float) -> list[NodeRecord]:
@@ -427,5 +449,5 @@ class Engine:
         for item in found:
             if item is not None:
                 with contextlib.suppress(RmgrError):  # a record of a newer release says nothing to this one
-                    records.append(decode_record(item.data, NodeRecord, paths.NODES))
+                    records.append(validity.decode(item.data, NodeRecord, paths.NODES))
         return records

@@ -23,10 +23,10 @@ import msgspec
 
 from rmgr.client.authentic import LOST, PAGED, Authenticity, doubted
 from rmgr.client.pacing import Pace
-from rmgr.coord import keys, paths
+from rmgr.coord import keys, paths, validity
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.ports import Coordinator, Store
-from rmgr.coord.records import decode_outcomes, decode_record, read_fragment, split_page
+from rmgr.coord.records import decode_outcomes, read_fragment, split_page
 from rmgr.coord.seal import named_digest
 from rmgr.errors import DataLost, NotFound, RmgrError, Unavailable
 from rmgr.model.line import Ahead, Told
@@ -334,7 +334,7 @@ class Follower:
         if counted is None:
             self._fail(NotFound(f"submission {self.number} is gone", hint=f"rmgr history {self.number}"))
             return False
-        base = decode_record(counted.data, Paged, paths.done(self.number)).base if counted.data else 0
+        base = validity.decode(counted.data, Paged, paths.done(self.number)).base if counted.data else 0
         if base > self._next:
             self._flying = True
             reading = self._host.io(lambda: self._read_pages(base))

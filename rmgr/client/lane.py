@@ -20,10 +20,9 @@ from rmgr.client.ports import Listener, TaskSpec
 from rmgr.client.repair import Repair
 from rmgr.client.sender import Sender
 from rmgr.client.takeover import Takeover
-from rmgr.coord import paths
+from rmgr.coord import paths, validity
 from rmgr.coord.multi import Stamped
 from rmgr.coord.owner_ops import release
-from rmgr.coord.records import decode_record
 from rmgr.coord.view import Progress
 from rmgr.errors import DeadlineExceeded, QueueFull, RmgrError, StateConflict, SubmitUnknown, Unavailable
 from rmgr.model.block import MAX_TASKS
@@ -291,7 +290,11 @@ class Lane:
         if found is None:
             self._follower.nudge()  # collected: whatever is left to read is in pages
             return
-        record = decode_record(found.data, Submission, paths.sub(self.number))
+        try:
+            record = validity.submission(found.data, self.number)
+        except RmgrError as error:
+            self.die(error)
+            return
         if found.version < self.version:
             return
         self.submission, self.version = record, found.version
@@ -324,7 +327,11 @@ class Lane:
 
     def _on_tail(self, found: Stamped | None) -> None:
         if found is not None and not self.owned:
-            self.progress.tail = decode_record(found.data, Tail, paths.tail(self.number))
+            try:
+                self.progress.tail = validity.tail(found, self.number)
+            except RmgrError as error:
+                self.die(error)
+                return
             self._tell_progress()
 
     # -- taking over

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rmgr.client.snapshot import fetch, outcomes_of, read_pages, read_whole
-from rmgr.coord import keys, paths
+from rmgr.coord import keys, paths, validity
 from rmgr.coord.owner_ops import reign_of
 from rmgr.coord.ports import Coordinator, Store
-from rmgr.coord.records import decode_record
 from rmgr.errors import NotFound
 from rmgr.model.outcome import Fragment
 from rmgr.model.states import State
-from rmgr.model.submission import Tail
 
 
 def locate(coordinator: Coordinator, store: Store, user_key: str, pointer: keys.Pointer, *, timeout_s: float) -> str:
@@ -33,7 +31,7 @@ def locate(coordinator: Coordinator, store: Store, user_key: str, pointer: keys.
         raise NotFound(
             f"{user_key!r} was an output of task {task}, whose submission is gone without a value", hint=f"rmgr history {pointer.sub}"
         )
-    record = decode_record(tail.data, Tail, paths.tail(pointer.sub))
+    record = validity.tail(tail, pointer.sub)
     if pointer.index >= record.next or (pointer.by and reign_of(record, pointer.index) not in ("", pointer.by)):
         raise NotFound(f"{user_key!r} is the output of a task that was never submitted", hint="submit it again")
     paged, fragments = read_whole(coordinator, pointer.sub, done, timeout_s=timeout_s)

@@ -18,10 +18,9 @@ from rmgr.client.claims import claim
 from rmgr.client.gauge import FULL_LOOK_S
 from rmgr.client.packing import Buffer, Packed, block_of
 from rmgr.client.signing import Seal, unsealed
-from rmgr.coord import keys, ops, paths
+from rmgr.coord import keys, ops, paths, validity
 from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Committed, Conflict, Multi, Outcome, Stamped, Unknown
-from rmgr.coord.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, RmgrError, StateConflict, Unavailable
 from rmgr.model.block import runs
 from rmgr.model.outcome import Fragment
@@ -248,7 +247,11 @@ class Sender:
         if found is None:
             self._lane.die(NotFound(f"submission {self._lane.number} is gone", hint=f"rmgr history {self._lane.number}"))
             return
-        now = decode_record(found.data, Tail, paths.tail(self._lane.number))
+        try:
+            now = validity.tail(found, self._lane.number)
+        except RmgrError as error:
+            self._lane.die(error)
+            return
         if now == current.tail:
             self._committed()
         elif found.version != self._version:

@@ -15,7 +15,7 @@ import msgspec
 from rmgr.coord import keys, paths, validity
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator, Store
-from rmgr.coord.records import decode_block, decode_failed, decode_outcomes, decode_page, decode_record, read_fragment
+from rmgr.coord.records import decode_block, decode_failed, decode_outcomes, decode_page, read_fragment
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress
 from rmgr.errors import CoordinationUnavailable, DataLost, InvalidRecord, NotFound, PermissionDenied, WrongCluster
@@ -74,7 +74,7 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
     lists = fetch(parents, coordinator.children, timeout_s=timeout_s)
     watchdogs, starters, node_names, drained, troubled, buckets = ([] if names is None else names for names in lists)
     meta, settings, epoch = tops
-    epoch_record = decode_record(epoch.data, EpochRecord, paths.EPOCH) if epoch else None
+    epoch_record = validity.decode(epoch.data, EpochRecord, paths.EPOCH) if epoch else None
     nodes = _records(coordinator, [paths.node(name) for name in node_names], NodeRecord, timeout_s)
     drains = _records(coordinator, [paths.drain(name) for name in drained], Drain, timeout_s)
     troubles = _records(coordinator, [paths.trouble(name) for name in troubled], Trouble, timeout_s)
@@ -94,8 +94,8 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
         if names:
             waiting[number] = sum(count for _, (_, count, _) in paths.failed_in(names))
     return ClusterSnapshot(
-        cluster_id=decode_record(meta.data, Meta, paths.META).cluster_id if meta else "",
-        settings=decode_record(settings.data, ClusterSettings, paths.CONFIG) if settings else ClusterSettings(),
+        cluster_id=validity.decode(meta.data, Meta, paths.META).cluster_id if meta else "",
+        settings=validity.decode(settings.data, ClusterSettings, paths.CONFIG) if settings else ClusterSettings(),
         epoch=epoch_record,
         leader_alive=epoch_record is not None and epoch_record.candidate in watchdogs,
         watchdogs=len(watchdogs),
@@ -251,7 +251,7 @@ def read_tasks(
     starting = read_starting(coordinator, claimed, timeout_s=timeout_s)
     return submission, task_views(
         submission,
-        decode_record(tail.data, Tail, paths.tail(number)),
+        validity.tail(tail, number),
         fragments=applied,
         claimed=claimed,
         starting=starting,
@@ -294,4 +294,4 @@ def read_pages(store: Store | None, number: int, paged: Paged) -> list[Fragment]
 
 def _records(coordinator: Coordinator, wanted: Sequence[str], kind: type[T], timeout_s: float) -> list[T]:
     found = fetch(wanted, coordinator.get, timeout_s=timeout_s)
-    return [decode_record(item.data, kind, path) for path, item in zip(wanted, found, strict=True) if item is not None]
+    return [validity.decode(item.data, kind, path) for path, item in zip(wanted, found, strict=True) if item is not None]

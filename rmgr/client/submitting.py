@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rmgr.client.signing import Signer, unsealed
-from rmgr.coord import ops, paths
+from rmgr.coord import ops, paths, validity
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Unknown
 from rmgr.coord.ops import token_digest
 from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
 from rmgr.errors import CoordinationUnavailable, NotConnected, SubmitUnknown, WrongCluster
 from rmgr.model.submission import Submission, Tail
 from rmgr.runtime.failpoint import failpoint
@@ -142,14 +141,14 @@ def _known(coordinator: Coordinator, digest: str, deadline_s: float, doubtful: b
     try:
         earlier, ids = (future.result(step_s + 1) for future in asked)
         if earlier is not None:
-            return _read(coordinator, decode_record(earlier.data, int, paths.token(digest)), step_s)
+            return _read(coordinator, validity.decode(earlier.data, int, paths.token(digest)), step_s)
     except CoordinationUnavailable:
         if doubtful:
             raise _unknown(token) from None
         raise
     if ids is None:
         raise NotConnected("ZooKeeper answers, but there is no rmgr cluster in it", hint="start one: rmgr dev")
-    return decode_record(ids.data, int, paths.IDS), ids.version
+    return validity.decode(ids.data, int, paths.IDS), ids.version
 
 
 def _read(coordinator: Coordinator, number: int, step_s: float) -> Submitted:
@@ -159,9 +158,9 @@ def _read(coordinator: Coordinator, number: int, step_s: float) -> Submitted:
         gone = Submission(id=number, name="", user="", queue="", work="command")  # type: ignore[arg-type]
         return Submitted(submission=gone, version=-1, tail=Tail(complete=True), tail_version=-1, created=False)
     return Submitted(
-        submission=decode_record(record.data, Submission, paths.sub(number)),
+        submission=validity.submission(record.data, number),
         version=record.version,
-        tail=decode_record(tail.data, Tail, paths.tail(number)),
+        tail=validity.tail(tail, number),
         tail_version=tail.version,
         created=False,
     )

@@ -10,10 +10,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rmgr.coord import paths
+from rmgr.coord import paths, validity
 from rmgr.coord.multi import Committed, Stamped
 from rmgr.coord.owner_ops import take_ownership, taken_over
-from rmgr.coord.records import decode_record
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.submission import Phase, Submission, Tail
 from rmgr.runtime.failpoint import failpoint
@@ -53,8 +52,12 @@ class Takeover:
         if record is None or tail is None:
             lane.die(NotFound(f"submission {lane.number} is gone", hint=f"rmgr history {lane.number}"))
             return
-        mine = replace(decode_record(record.data, Submission, paths.sub(lane.number)), owner=engine.guid)
-        grown = taken_over(decode_record(tail.data, Tail, paths.tail(lane.number)), engine.guid, f"{engine.guid[:12]}-over")
+        try:
+            mine = replace(validity.submission(record.data, lane.number), owner=engine.guid)
+            grown = taken_over(validity.tail(tail, lane.number), engine.guid, f"{engine.guid[:12]}-over")
+        except RmgrError as error:
+            lane.die(error)
+            return
         if grown.complete:
             return
         self._busy = True

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from rmgr.client.pickling import dump_value
 from rmgr.client.results import load
 from rmgr.client.snapshot import fetch
-from rmgr.coord import keys, ownership, paths
+from rmgr.coord import keys, ownership, paths, validity
 from rmgr.coord.keys import Pointer
 from rmgr.coord.owner_ops import reign_of
 from rmgr.coord.ownership import Holder, Share
 from rmgr.coord.ports import About, Coordinator, Encoding, Note, Store
-from rmgr.coord.records import decode_outcomes, decode_page, decode_record, read_fragment
+from rmgr.coord.records import decode_outcomes, decode_page, read_fragment
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, StateConflict, UsageError
 from rmgr.model.identity import check_name
 from rmgr.model.outcome import Fragment
@@ -450,8 +450,8 @@ class Values:
         if tail is None or done is None:
             commits.gone = True
             return
-        commits.tail = decode_record(tail.data, Tail, paths.tail(number))
-        paged = decode_record(done.data, Paged, paths.done(number)) if done.data else Paged()
+        commits.tail = validity.tail(tail, number)
+        paged = validity.decode(done.data, Paged, paths.done(number)) if done.data else Paged()
         at = 0
         while commits.next < paged.base and at < paged.base:
             row = self._store.get(keys.page(number, at), timeout_s=timeout)

@@ -27,6 +27,11 @@ def reign_of(tail: Tail, index: int) -> str:
     return guid
 
 
+def is_owner(entry: SubmitterEntry, submission: Submission) -> bool:
+    """Whether who made `entry` looks after `submission`: it is named there, and the entry names no other user."""
+    return bool(entry.guid) and entry.guid == submission.owner and entry.user in {"", submission.user}
+
+
 def taken_over(tail: Tail, owner: str, stamp: str) -> Tail:
     """The tail when `owner` goes on from here."""
     kept = tuple(reign for reign in tail.reigns if reign[0] < tail.next)

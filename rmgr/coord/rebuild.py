@@ -72,6 +72,8 @@ def _rebuilt(multi: Multi, known: Known) -> Built:
     if multi.name in GROWS:
         built, number, tail = GROWS[multi.name](multi, known)
         return Built(compared(built, multi), None, number, tail)
+    if multi.name == "ENTER":  # what is committed says more than what was sent: who has sent it
+        return Built(changes.entered(compared(changes.enter(multi, known), multi), known))
     change = CHANGES.get(multi.name)
     if change is None:
         raise PermissionDenied(f"{multi.name}: clients of a gateway may not do this", hint="daemons need ZooKeeper itself: --zk")

@@ -149,7 +149,14 @@ def enter(multi: Multi, _known: Known) -> Multi:
     made = op_at(multi, 0, Create)
     entry = decode(made.data, SubmitterEntry, made.path)
     guid_of(entry.guid, multi)
+    require(not entry.user, multi, 0, "the gateway says whose it is")
     return owner_ops.enter(entry)
+
+
+def entered(multi: Multi, known: Known) -> Multi:
+    """The same ENTER, which names the caller: guids are in lists that everybody may read, and who enters with another's gains nothing."""
+    entry = decode(op_at(multi, 0, Create).data, SubmitterEntry, multi.ops[0].path)
+    return owner_ops.enter(replace(entry, user=known.user))
 
 
 def identify(multi: Multi, known: Known) -> Multi:

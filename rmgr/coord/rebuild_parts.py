@@ -82,7 +82,12 @@ class Facts:
 
 
 class Known(Protocol):
-    """What a rebuild is told of the cluster. Each may read, and so block. Raises: CoordinationUnavailable."""
+    """What a rebuild is told of the cluster. Each may read, and so block. Raises: CoordinationUnavailable.
+
+    Attributes: user: the caller's name; "" in an open cluster, where nobody has one.
+    """
+
+    user: str
 
     def number(self, version: int) -> int:
         """What `/ids` holds at that version. Raises Moved when it is not there any more."""

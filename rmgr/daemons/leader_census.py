@@ -15,11 +15,9 @@ from functools import partial
 from rmgr.coord import nowhere, paths, validity
 from rmgr.coord.codes import Codes
 from rmgr.coord.multi import Committed, Outcome, Stamped
-from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_follow import Followed
 from rmgr.errors import RmgrError
-from rmgr.model.submission import Submission
 
 #: Between two rounds. Three of them are less than the 30 s within which a lost task is to be found.
 CENSUS_S = 8.0
@@ -151,7 +149,7 @@ class Census:
         assert isinstance(tail, Stamped)
         assert isinstance(directory, Stamped)
         multi = nowhere.end(
-            decode_record(record.data, Submission, paths.sub(number)),
+            validity.submission(record.data, number),
             indices,
             epoch_version=self._desk.epoch_version,
             version=record.version,

@@ -12,13 +12,13 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from rmgr.coord import keys, paths
+from rmgr.coord import keys, paths, validity
 from rmgr.coord.closing import kept_outputs, removal
 from rmgr.coord.keeping import Collect
 from rmgr.coord.multi import Committed, Multi, Outcome, Stamped, Stat
 from rmgr.coord.ops import token_digest
 from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_outcomes, decode_page, decode_record, read_fragment
+from rmgr.coord.records import decode_outcomes, decode_page, read_fragment
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_ended import EndedKeeper
 from rmgr.daemons.leader_follow import Followed
@@ -136,7 +136,7 @@ class _Collection:
 
     def _on_tail(self, found: Stamped | None) -> None:
         if found is not None:
-            self._tail = decode_record(found.data, Tail, paths.tail(self._number))
+            self._tail = validity.tail(found, self._number)
 
     def _on_gate(self, found: Stat | None) -> None:
         self._gate = found is not None

@@ -15,7 +15,6 @@ from functools import partial
 from rmgr.client.cancelling import cancel_tasks
 from rmgr.coord import paths, request_ops, validity
 from rmgr.coord.multi import Outcome, Stamped
-from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import names_below
 from rmgr.daemons.placing_asks import Asks
@@ -86,7 +85,7 @@ class RequestKeeper:
         kinds: tuple[type[CancelRequest | StopRequest], ...] = (StopRequest, CancelRequest)
         for kind in kinds:
             with suppress(RmgrError):
-                request = decode_record(found.data, kind, paths.request(guid))
+                request = validity.decode(found.data, kind, paths.request(guid))
                 if not request.answered:
                     self._answer(guid, replace(request, answered=True, error=error.message), found.version)
                     return

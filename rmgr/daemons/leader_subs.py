@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from rmgr.coord import keeping, keys, paths, validity
@@ -24,6 +24,7 @@ from rmgr.daemons.leader_duties import Duties
 from rmgr.daemons.leader_ended import EndedKeeper
 from rmgr.daemons.leader_follow import Followed
 from rmgr.daemons.leader_mirror import Mirror, names_below
+from rmgr.daemons.leader_owners import LivingOwners
 from rmgr.daemons.leader_revoked import RevokedKeeper
 from rmgr.daemons.leader_sweep import Sweeper
 from rmgr.errors import InvalidRecord
@@ -55,7 +56,6 @@ class SubmissionKeeper:
 
     def __init__(self, desk: Desk, settings: Callable[[], ClusterSettings], nodes: Callable[[], list[str]]) -> None:
         self.followed: dict[int, Followed] = {}
-        self.owners: frozenset[str] = frozenset()
         self._desk = desk
         self._settings = settings
         self._duties = Duties(desk, settings)
@@ -65,7 +65,7 @@ class SubmissionKeeper:
         self._collector = Collector(desk, self._is_known, self._ended)
         self._bucket_names = names_below(desk, paths.SUBS, self._on_buckets)
         self._buckets: dict[str, Mirror[list[str]]] = {}
-        self._submitters = names_below(desk, paths.SUBMITTERS, self._on_submitters)
+        self._owners = LivingOwners(desk, self._on_owners)
         self._waiting: deque[Followed] = deque()  # to be read, first the records, then what is open
         self._later: deque[Followed] = deque()  # closed ones: read when nothing else is
         self._loading: dict[int, Followed] = {}
@@ -78,7 +78,7 @@ class SubmissionKeeper:
 
     def start(self) -> None:
         """Begins to read: owners first, so that no living one is taken for dead."""
-        self._submitters.refresh()
+        self._owners.refresh()
         self._revoked.start()
         self._ended.start()
         self._ended.heal()
@@ -87,7 +87,7 @@ class SubmissionKeeper:
 
     def resync(self) -> None:
         """Compares memory with znodes, a part of the submissions each time."""
-        self._submitters.refresh()
+        self._owners.refresh()
         self._bucket_names.refresh()
         for mirror in self._buckets.values():
             mirror.refresh()
@@ -102,7 +102,7 @@ class SubmissionKeeper:
     @property
     def is_loaded(self) -> bool:
         """Everything that was found has been read."""
-        return self._submitters.is_known and self._bucket_names.is_known and not (self._waiting or self._later or self._loading)
+        return self._owners.is_known and self._bucket_names.is_known and not (self._waiting or self._later or self._loading)
 
     def hurry(self) -> bool:
         """Reads now what the pace has put off. Returns: nothing more is being read."""
@@ -185,10 +185,7 @@ class SubmissionKeeper:
             path = f"{paths.SUBS}/{name}"
             self._desk.commit(Multi(name="TIDY", ops=(Delete(path),), proof=Gone(path)))
 
-    def _on_submitters(self) -> None:
-        owners = frozenset(paths.entry_guid(name) for name in self._submitters.value or ())
-        changed = owners ^ self.owners
-        self.owners = owners
+    def _on_owners(self, changed: Collection[str]) -> None:
         for followed in self.followed.values():
             if followed.submission is not None and followed.submission.owner in changed:
                 self._mark(followed)
@@ -212,7 +209,7 @@ class SubmissionKeeper:
         assert submission is not None
         self._was_loaded = self._was_loaded or self.is_loaded
         is_plain = submission.phase is Phase.OPEN and not submission.max_running and not followed.version
-        return self._was_loaded and is_plain and submission.owner in self.owners and followed.number not in self._dependents
+        return self._was_loaded and is_plain and self._owners.looks_after(submission) and followed.number not in self._dependents
 
     def _grow(self, followed: Followed) -> None:
         if self._young.pop(followed.number, None) is followed:
@@ -275,7 +272,7 @@ class SubmissionKeeper:
         assert submission is not None
         if self._ended.is_put_back(followed):
             return
-        alive = submission.owner in self.owners
+        alive = self._owners.looks_after(submission)
         urgent = bool(submission.max_running or self._dependents.get(followed.number))
         followed.set_pace(EAGER_S if urgent or not alive else LAZY_S)
         if followed.is_ended or followed.progress.counts[State.FAILED] or followed.progress.counts[State.CANCELLED]:

@@ -16,14 +16,13 @@ from rmgr.client.deeds import Deeds
 from rmgr.client.pointers import locate
 from rmgr.client.snapshot import outcomes_of, read_fragments, read_pages
 from rmgr.client.values import HOW_TO_TRUST
-from rmgr.coord import keys, ownership, paths
+from rmgr.coord import keys, ownership, paths, validity
 from rmgr.coord.owner_ops import reign_of
 from rmgr.coord.ports import About, Coordinator, Encoding, Store
-from rmgr.coord.records import decode_record
 from rmgr.coord.rights import Person
 from rmgr.errors import DataLost, NotFound, PermissionDenied
 from rmgr.model.states import State
-from rmgr.model.submission import Paged, Tail
+from rmgr.model.submission import Paged
 
 #: Submissions whose attempts are remembered.
 _KEEP = 64
@@ -80,9 +79,7 @@ class Inputs:
             if about is not None:
                 self._deeds.check_write(store, key, keys.named(key), about, Person(name=user))
 
-    def _owned(
-        self, store: Store, deeds: Deeds, person: Person, key: str, about: About | None, trust: Sequence[str] | None
-    ) -> Input:
+    def _owned(self, store: Store, deeds: Deeds, person: Person, key: str, about: About | None, trust: Sequence[str] | None) -> Input:
         if about is None:
             raise NotFound(f"the input key {key!r} does not exist")
         row = keys.named(key)
@@ -149,7 +146,7 @@ class Inputs:
         done = self._coordinator.get(paths.done(pointer.sub)).result(self._timeout_s + 1)
         if done is None:
             return False
-        paged = decode_record(done.data, Paged, paths.done(pointer.sub)) if done.data else Paged()
+        paged = validity.decode(done.data, Paged, paths.done(pointer.sub)) if done.data else Paged()
         fragments = []
         if known.next_fragment < paged.base:
             fragments += read_pages(store, pointer.sub, paged)
@@ -166,4 +163,4 @@ class Inputs:
         tail = self._coordinator.get(paths.tail(pointer.sub)).result(self._timeout_s + 1)
         if tail is None:
             return True
-        return reign_of(decode_record(tail.data, Tail, paths.tail(pointer.sub)), pointer.index) in ("", pointer.by)
+        return reign_of(validity.tail(tail, pointer.sub), pointer.index) in ("", pointer.by)

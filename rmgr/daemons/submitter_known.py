@@ -161,6 +161,7 @@ class Asked:
     def __init__(self, cluster: Cluster, caller: Caller) -> None:
         self._caller = caller
         self._cluster = cluster
+        self.user = "" if caller.is_open else caller.user
         self.number, self.facts, self.tail = cluster.number, cluster.facts, cluster.tail
         self.read, self.settings = cluster.read, cluster.settings
 

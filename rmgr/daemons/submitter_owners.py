@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from rmgr.coord import keys, paths
+from rmgr.coord import keys, paths, validity
 from rmgr.coord.closing import decode_summary
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.rebuild_parts import Facts
-from rmgr.coord.records import decode_record
 from rmgr.model.submission import Submission
 
 _KEEP = 20_000
@@ -56,6 +55,6 @@ class Owners:
         path = paths.sub(submission)
         found = self._coordinator.get(path, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
         if found is not None:
-            return Facts.of(decode_record(found.data, Submission, path))
+            return Facts.of(validity.decode(found.data, Submission, path))
         row = self._store.get(keys.history(submission), timeout_s=_TIMEOUT_S)
         return None if row is None else Facts(user=decode_summary(row[0]).user)

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from rmgr.coord import paths
+from rmgr.coord import paths, validity
 from rmgr.coord.multi import Check, Create, Delete, Multi, Op, Set
-from rmgr.coord.records import decode_record
 from rmgr.coord.rights import Person, check, check_operator
 from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.node import InboxOrder
@@ -153,7 +152,7 @@ def check_commit(person: Person, multi: Multi, owner_of: OwnerOf = nobody_knows)
 
 def _is_about_a_node(op: Op) -> bool:
     """A request that concerns everybody's jobs on a node."""
-    return isinstance(op, Create) and decode_record(op.data, AnyRequest, op.path).kind == StopKind.VACATE
+    return isinstance(op, Create) and validity.decode(op.data, AnyRequest, op.path).kind == StopKind.VACATE
 
 
 def check_new(person: Person, record: Submission) -> None:
@@ -165,7 +164,7 @@ def check_new(person: Person, record: Submission) -> None:
 def _check_record(op: Op, number: int, owner: str | None) -> None:
     """A submission stays whose it is."""
     if isinstance(op, Set) and place_of(op.path) is Place.RECORD:
-        record = decode_record(op.data, Submission, op.path)
+        record = validity.decode(op.data, Submission, op.path)
         if (record.id, record.user) != (number, owner):
             raise PermissionDenied(f"submission {number} belongs to {owner}, and cannot be given away")
 
@@ -202,7 +201,7 @@ def check_read(person: Person, kind: str, path: str, owner_of: OwnerOf = nobody_
 def check_answer(person: Person, path: str, data: bytes) -> None:
     """A record that was not there when `check_read` looked for its owner names him itself. Raises PermissionDenied."""
     if not person.is_free and place_of(path) is Place.RECORD:
-        record = decode_record(data, Submission, path)
+        record = validity.decode(data, Submission, path)
         check(person, record.id, record.user)
 
 
@@ -221,9 +220,9 @@ def submission_of(where: Op | str) -> int | None:
             name = parts[4] if root == paths.QUEUES else parts[3]
             return paths.parse_block(name if name[-1:] != "-" else f"{name}{0:010d}").submission
         if root == paths.INBOX and isinstance(where, (Create, Set)):
-            return decode_record(where.data, InboxOrder, path).submission
+            return validity.decode(where.data, InboxOrder, path).submission
         if root == paths.REQUESTS and isinstance(where, (Create, Set)):
-            return decode_record(where.data, AnyRequest, path).submission
+            return validity.decode(where.data, AnyRequest, path).submission
     except (ValueError, RmgrError):
         raise PermissionDenied(f"{path}: it cannot be told whose work that is") from None
     return None

@@ -64,12 +64,16 @@ class StarterEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitterEntry:
-    """`/submitters/s-..`: ephemeral: a Submitter lives, and looks after the submissions that name its guid."""
+    """`/submitters/s-..`: ephemeral: a Submitter lives, and looks after the submissions that name its guid.
+
+    user: whose submissions alone; a gateway writes it for its client. "" = it has come without one, or by the release before.
+    """
 
     guid: str
     host: str
     pid: int
     since_us: int
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

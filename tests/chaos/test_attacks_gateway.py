@@ -6,6 +6,7 @@ The attacker is mallory, a plain user with a certificate of the cluster; ann wor
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,8 +20,9 @@ from rmgr.client.submitting import submit
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
 from rmgr.coord import join_ops, leader_ops, operator_ops, ops, owner_ops, paths
+from rmgr.coord.keeping import PATIENCE_S
 from rmgr.coord.multi import Committed, Conflict, Create, Delete, Exists, Multi, Op, Set
-from rmgr.coord.records import decode_record, encode_block, encode_record
+from rmgr.coord.records import decode_fragment, decode_record, encode_block, encode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Infeasible, InvalidRecord, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
@@ -343,11 +345,27 @@ def test_only_ones_own_certificate_is_published(people: dict[str, Client], mallo
     assert isinstance(mallory.commit(join_ops.identify(mine, pem)), Conflict)  # it is there already
 
 
+def test_the_guid_of_anothers_dead_submitter_does_not_live_on(people: dict[str, Client], mallory: Client) -> None:
+    ann, guid = people["ann"], uuid.uuid4().hex
+    entry = owner_ops.enter(SubmitterEntry(guid=guid, host="h", pid=1, since_us=1))
+    assert isinstance(mallory.commit(entry), Committed)
+    [name] = [name for name in ann.zk.children(paths.SUBMITTERS).result(60) or [] if paths.entry_guid(name) == guid]
+    assert ann.get(f"{paths.SUBMITTERS}/{name}", SubmitterEntry)[0].user == "mallory"
+    # Its owner is dead: the leader tries again what has failed, and does not wait until he has had the time to do it.
+    begun_s, record = time.monotonic(), draft("ann", command=Command(argv=("/bin/false",)), retries=1, backoff_us=0)
+    more: dict[str, Any] = {"deadline_s": begun_s + 60, "signer": ann.signer, "tasks": 1, "complete": True}
+    number = submit(ann.zk, record, owner=guid, blocks=lambda made: [(block(made)[0], BlockData(retries=1))], **more).submission.id
+    told = until("it was tried twice", lambda: ann.zk.get(paths.fragment(number, 0)).result(60))
+    assert decode_fragment(told.data).attempt == 2
+    assert time.monotonic() - begun_s < PATIENCE_S
+
+
 def test_nothing_else_is_filled_either(mallory: Client) -> None:
     crooked = [
         bare("ENTER", Create(paths.submitter("0" * 32), b"x" * 10_000, ephemeral=True, sequence=True)),
         owner_ops.enter(SubmitterEntry(guid="x", host="h", pid=1, since_us=1)),
         owner_ops.enter(SubmitterEntry(guid="0" * 32, host="h" * 9000, pid=1, since_us=1)),
+        owner_ops.enter(SubmitterEntry(guid="0" * 32, host="h", pid=1, since_us=1, user="ann")),
         bare("ASK", Create(paths.request("0" * 32), b"{}" + b" " * 10_000)),
         bare("SUBMIT", Create(f"{paths.SUBS}/77")),
         bare("SUBMIT", Create(paths.token("0" * 64), b"1")),

@@ -66,6 +66,7 @@ class Tree:
     tails: dict[int, tuple[int, Tail]] = field(default_factory=lambda: {42: (3, TAIL)})
     znodes: dict[str, Stamped] = field(default_factory=dict)
     config: ClusterSettings = ClusterSettings()
+    user: str = ""
 
     def number(self, version: int) -> int:
         if version != self.ids[1]:

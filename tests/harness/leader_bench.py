@@ -19,9 +19,9 @@ from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.client.bootstrap import bootstrap
-from rmgr.coord import election, ops, paths
+from rmgr.coord import election, ops, owner_ops, paths
 from rmgr.coord.leader_ops import take_over
-from rmgr.coord.multi import Committed, Create, Exists, Multi, Outcome
+from rmgr.coord.multi import Committed, Multi, Outcome
 from rmgr.coord.ops import token_digest
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
@@ -29,7 +29,7 @@ from rmgr.daemons.leader import Leader
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.node import EpochRecord, NodeRecord, NodeState, StarterEntry
+from rmgr.model.node import EpochRecord, NodeRecord, NodeState, StarterEntry, SubmitterEntry
 from rmgr.model.outcome import FailedRange, Fragment
 from rmgr.model.outcome import Outcome as TaskOutcome
 from rmgr.model.queue import ClusterSettings
@@ -162,9 +162,8 @@ class Submitter:
         self.coordinator = coordinator
         self.guid = f"o{next(_guids)}"
 
-    def enter(self) -> None:
-        path = paths.submitter(self.guid)
-        committed(self.coordinator, Multi(name="ENTER", ops=(Create(path, b"{}", ephemeral=True, sequence=True),), proof=Exists(path)))
+    def enter(self, user: str = "") -> None:
+        committed(self.coordinator, owner_ops.enter(SubmitterEntry(guid=self.guid, host="h", pid=1, since_us=1, user=user)))
 
     def submit(
         self,

@@ -25,7 +25,7 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import CoordinationUnavailable, DataLost, DeadlineExceeded, StoreUnavailable, SubmitUnknown, ValueTooLarge
 from rmgr.model.outcome import Outcome
 from rmgr.model.states import State
-from rmgr.model.submission import Work
+from rmgr.model.submission import Command, Work
 from tests.harness.client_cluster import Cluster, running
 
 
@@ -91,7 +91,7 @@ def test_a_submission_whose_answers_are_lost_is_made_once(cluster: Cluster) -> N
 
 
 def test_whether_it_was_committed_is_unknown_only_when_nobody_can_say(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    draft = draft_of(Options(name="x", token="t-1"), work=Work.COMMAND)
+    draft = draft_of(Options(name="x", token="t-1", queue="default"), work=Work.COMMAND, command=Command(argv=("true",)))
     silent = MemoryCoordinator(cluster.tree)
     silent.pause()
     with pytest.raises(CoordinationUnavailable):

@@ -7,14 +7,17 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import keys, paths
+from rmgr.coord import keys, owner_ops, paths
+from rmgr.coord.multi import Committed, Create, Exists, Multi, Set
 from rmgr.coord.ports import Encoding
-from rmgr.coord.records import decode_record
+from rmgr.coord.records import decode_record, encode_record
 from rmgr.errors import (
+    InvalidRecord,
     NotConnected,
     NotFound,
     StateConflict,
@@ -22,6 +25,7 @@ from rmgr.errors import (
     UsageError,
 )
 from rmgr.model.block import BlockKey
+from rmgr.model.node import SubmitterEntry
 from rmgr.model.outcome import Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Submission, Tail
@@ -164,6 +168,55 @@ def test_a_queue_is_taken_over_when_its_owner_is_gone(cluster: Cluster) -> None:
         assert decode_record(tail.data, Tail).reigns == ((0, first.submitter.guid), (5, second.submitter.guid))
         attached.close()
     first.close()
+
+
+def test_who_enters_with_the_guid_of_another_users_dead_submitter_keeps_nobody_from_taking_over(cluster: Cluster) -> None:
+    first = cluster.connect()
+    queue = TaskQueue(double, connection=first)
+    queue.submit_call(1)
+    queue.flush(60)
+    with cluster.connect() as second, cluster.connect() as third:
+        attached = TaskQueue.attach(queue.name, connection=second)
+        entry = SubmitterEntry(guid=first.submitter.guid, host="h", pid=1, since_us=1, user="mallory")
+        for multi in (owner_ops.enter(entry), _entry(entry.guid, b"\xff")):
+            assert isinstance(third.coordinator.commit(multi).result(60), Committed)  # type: ignore[union-attr]
+        first.coordinator.close()  # type: ignore[union-attr]
+        attached.submit_call(100)
+        attached.flush(60)
+        assert record_of(cluster, queue.id).owner == second.submitter.guid
+        cluster.start()
+        assert sorted(future.result(60) for future in attached.futures()) == [2, 200]
+        attached.close()
+    first.close()
+
+
+def _entry(guid: str, data: bytes) -> Multi:
+    path = paths.submitter(guid)
+    return Multi(name="ENTER", ops=(Create(path, data, ephemeral=True, sequence=True),), proof=Exists(path))
+
+
+@pytest.mark.parametrize("what", ["record", "tail"])
+def test_a_record_that_nobody_should_believe_ends_the_waits_for_it_and_no_other(cluster: Cluster, what: str) -> None:
+    with cluster.connect() as first, cluster.connect() as second:
+        spoilt, other = (TaskQueue(double, connection=first, name=name) for name in ("a", "b"))
+        for queue in (spoilt, other):
+            queue.submit_call(1)
+            queue.flush(60)
+        attached = [TaskQueue.attach(queue.id, connection=second) for queue in (spoilt, other)]
+        waits = [queue.futures()[0] for queue in attached]
+        path = paths.sub(spoilt.id) if what == "record" else paths.tail(spoilt.id)
+        bad = replace(record_of(cluster, spoilt.id), id=other.id) if what == "record" else replace(tail_of(cluster, spoilt.id), next=10**9)
+        assert isinstance(cluster.coordinator.commit(ops_set(path, encode_record(bad))).result(60), Committed)
+        with pytest.raises(InvalidRecord, match=path):
+            waits[0].result(60)
+        cluster.start()
+        assert waits[1].result(60) == 2
+        with pytest.raises(InvalidRecord, match=path):
+            TaskQueue.attach(spoilt.id, connection=second)
+
+
+def ops_set(path: str, data: bytes) -> Multi:
+    return Multi(name="ATTACK", ops=(Set(path, data, -1),), proof=Exists(path, data))
 
 
 def test_a_former_owner_that_comes_back_is_told(cluster: Cluster) -> None:

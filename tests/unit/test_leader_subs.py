@@ -143,6 +143,26 @@ def test_the_death_of_an_owner_is_noticed(bench: Bench) -> None:
     assert bench.phase(number) is Phase.CLOSED
 
 
+@pytest.mark.parametrize("is_there_first", [False, True])
+def test_an_entry_in_another_users_name_is_not_that_of_the_owner(bench: Bench, is_there_first: bool) -> None:
+    """mallory has read in the list which Submitter of u's has died, and lets its guid live on."""
+    owner, mallory = (bench.submitter.__class__(bench.connect()) for _ in range(2))
+    owner.enter("u")
+    bench.lead()
+    starter = bench.starter("n1")
+    number = owner.submit(2, owner=owner.guid, complete=False)
+    bench.run_all(starter)
+    mallory.guid = owner.guid
+    if is_there_first:
+        mallory.enter("mallory")
+    bench.advance(RETENTION_S + 10)
+    assert bench.phase(number) is Phase.OPEN  # owned, and u lives
+    owner.coordinator.close()
+    mallory.enter("mallory")
+    bench.advance(1.0)
+    assert bench.phase(number) is Phase.CLOSED
+
+
 def test_a_queue_that_nobody_owns_is_ended_after_retention(bench: Bench) -> None:
     bench.lead()
     starter = bench.starter("n1")

@@ -1,0 +1,86 @@
+"""Which Submitters live, and whose submissions each of them looks after: its entry's name says its guid, its data its user.
+
+Guids stand in lists that everybody reads, so a guid alone proves nothing: a gateway writes into each entry that it makes whose it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+from rmgr.coord import paths, validity
+from rmgr.coord.multi import Stamped
+from rmgr.coord.owner_ops import is_owner
+from rmgr.daemons.leader_desk import Desk
+from rmgr.daemons.leader_mirror import names_below
+from rmgr.errors import RmgrError
+from rmgr.model.node import SubmitterEntry
+from rmgr.model.submission import Submission
+
+_RETRY_S = 1.0
+
+
+class LivingOwners:
+    """Args: changed: called with guids whose entries have come, gone, or were read.
+
+    Cost: an entry is read once, when it has come; what is kept of it is its record.
+    """
+
+    def __init__(self, desk: Desk, changed: Callable[[Collection[str]], None]) -> None:
+        self._desk = desk
+        self._changed = changed
+        self._names = names_below(desk, paths.SUBMITTERS, self._listed)
+        #: guid -> name -> its record; None: not read yet; False: what stands there is no entry
+        self._entries: dict[str, dict[str, SubmitterEntry | bool | None]] = {}
+
+    def refresh(self) -> None:
+        """Reads the list again."""
+        self._names.refresh()
+
+    @property
+    def is_known(self) -> bool:
+        """The list was read; of entries in it that were not read it is believed that they are whose they seem to be."""
+        return self._names.is_known
+
+    def looks_after(self, submission: Submission) -> bool:
+        """Its owner lives. Cost: O(entries of that guid), which are one."""
+        entries = self._entries.get(submission.owner, {})
+        return any(entry is None or (isinstance(entry, SubmitterEntry) and is_owner(entry, submission)) for entry in entries.values())
+
+    def _listed(self) -> None:
+        names = self._names.value or ()
+        now: dict[str, set[str]] = {}
+        for name in names:
+            now.setdefault(paths.entry_guid(name), set()).add(name)
+        changed: set[str] = set()
+        for guid in [guid for guid, entries in self._entries.items() if not entries.keys() <= now.get(guid, set())]:
+            changed.add(guid)
+            kept = {name: entry for name, entry in self._entries[guid].items() if name in now.get(guid, set())}
+            if kept:
+                self._entries[guid] = kept
+            else:
+                del self._entries[guid]
+        for guid, some in now.items():
+            entries = self._entries.setdefault(guid, {})
+            for name in sorted(some - entries.keys()):
+                changed.add(guid)
+                entries[name] = None
+                self._read(guid, name)
+        if changed:
+            self._changed(changed)
+
+    def _read(self, guid: str, name: str) -> None:
+        if name in self._entries.get(guid, {}):
+            again = partial(self._desk.after, _RETRY_S, partial(self._read, guid, name))
+            self._desk.get(f"{paths.SUBMITTERS}/{name}", partial(self._found, guid, name), failed=again)
+
+    def _found(self, guid: str, name: str, found: Stamped | None) -> None:
+        entries = self._entries.get(guid, {})
+        if name not in entries or found is None:
+            return  # it has gone, as the list will tell
+        try:
+            entries[name] = validity.decode(found.data, SubmitterEntry, f"{paths.SUBMITTERS}/{name}")
+        except RmgrError as error:
+            self._desk.log.warning("entry_unreadable", target=name[:100], error=error.message)
+            entries[name] = False
+        self._changed({guid})
