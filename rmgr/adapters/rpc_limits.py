@@ -56,6 +56,13 @@ class _User:
         self.refused: Counter[str] = Counter()
         self.written: dict[int, int] = {}  #: bytes by hour
 
+    def forget_before(self, hour: int) -> None:
+        """What was written in that hour or before counts no more. Under `lock`."""
+        for old in [old for old in self.written if old <= hour]:
+            self.held["store_bytes"] -= self.written.pop(old)
+        if self.held["store_bytes"] <= 0:
+            del self.held["store_bytes"]
+
 
 class Bounds:
     """Args:
@@ -192,11 +199,34 @@ class Bounds:
         hour = int(self._clock() // _HOUR_S)
         known = self._user(user, self._clock())
         with known.lock:
-            for old in [old for old in known.written if old <= hour - _HOURS]:
-                known.held["store_bytes"] -= known.written.pop(old)
+            known.forget_before(hour - _HOURS)
         self.take("store_bytes", user, amount)
         with known.lock:
             known.written[hour] = known.written.get(hour, 0) + amount
+
+    def written(self) -> dict[str, dict[int, int]]:
+        """What each user has written within the last day: bytes by how many hours ago. What is older is forgotten. Cost: O(users)."""
+        hour = int(self._clock() // _HOUR_S)
+        with self._lock:
+            users = list(self._users.items())
+        found = {}
+        for user, known in users:
+            with known.lock:
+                known.forget_before(hour - _HOURS)
+                if known.written:
+                    found[user] = {hour - at: amount for at, amount in known.written.items()}
+        return found
+
+    def recall(self, written: dict[str, dict[int, int]]) -> None:
+        """What users had written before this process began, as `written` told it; beside what they have written since."""
+        hour = int(self._clock() // _HOUR_S)
+        for user, amounts in written.items():
+            known = self._user(user, self._clock())
+            with known.lock:
+                for ago, amount in amounts.items():
+                    if 0 <= ago < _HOURS:
+                        known.held["store_bytes"] += amount
+                        known.written[hour - ago] = known.written.get(hour - ago, 0) + amount
 
     def _limit(self, name: str, known: _User) -> int | None:
         """What he may hold: what the settings say, and where all together hold too much no more than his part. None = no limit."""

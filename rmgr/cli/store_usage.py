@@ -31,6 +31,7 @@ FAMILIES = {
     "histu/": "history by user",
     "metric/": "measurements",
     "events/": "events of the scheduler",
+    "use/": "what users wrote today",
     "meta/": "the store itself",
 }
 #: Families whose rows are of one submission, by its number.

@@ -18,10 +18,11 @@
 | `hist/<inverted sub>` | summary of a finished submission | owner, else leader |
 | `histu/<user>/<inverted sub>` | the same, by user | owner, else leader |
 | `metric/<node>/<inverted minute>` | measurements of a node | Starter |
+| `use/<gateway>` | what users have written through it within a day | gateway |
 | `events/<epoch>/<log>/<piece>` | lines of the scheduler's event log | leader |
 | `meta/<name>` | the store's own facts: `meta/cluster_id` | `rmgr admin init-store`, `rmgr dev` |
 
-All but `name/`, `share/` and `meta/` are immutable and may be written again with the same bytes. Numbers are padded, so
+All but `name/`, `share/`, `use/` and `meta/` are immutable and may be written again with the same bytes. Numbers are padded, so
 that keys sort as their numbers do; inverted ones (10^10 - 1 - n) sort newest first. A user's key stands whole behind
 `name/`, so it never meets an internal one.
 """
@@ -305,6 +306,11 @@ def led(user_key: str) -> str:
 def parse_led(key: str) -> str | None:
     """The reverse of `led`; None for other keys."""
     return key[len(_LED) :] if key.startswith(_LED) else None
+
+
+def use(gateway: str) -> str:
+    """`use/<gateway>`: of the one that listens there."""
+    return f"use/{_part(gateway)}"
 
 
 def share(owner: str, user: str, name: str) -> str:

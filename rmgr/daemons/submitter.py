@@ -53,6 +53,7 @@ from rmgr.daemons.submitter_owners import Owners
 from rmgr.daemons.submitter_routes import ClusterRoutes
 from rmgr.daemons.submitter_use import GatewayUse, LeaderAsk
 from rmgr.daemons.submitter_values import OwnedStore
+from rmgr.daemons.submitter_written import WrittenKeeper
 from rmgr.daemons.working import Working
 from rmgr.errors import CoordinationUnavailable
 from rmgr.log import audit
@@ -315,6 +316,7 @@ def _serve(
     for handler in (sessions.handler, rows.handler, *forwarder.handlers, tunnels.handler, told):
         server.add_generic(handler)
     LimitsKeeper(coordinator, bounds, log).start()
+    written = WrittenKeeper(store, server.endpoint, bounds, log).start() if credentials is not None else None
     metrics.sessions.set_function(lambda: len(sessions))
     metrics.store_up.set_function(lambda: store.is_up)
     measured = MetricsPlace(config.submitter.metrics, Role.SUBMITTER)
@@ -353,6 +355,8 @@ def _serve(
         server.set_healthy(False)
         sessions.stop(GRACE_S, abandon=True)
         server.stop(GRACE_S)
+        if written is not None:
+            written.close()
         cluster_use.close()
         leader_use.close()
         forwarder.close()

@@ -433,6 +433,32 @@ def test_what_one_user_writes_into_the_store_is_bounded(limited: Callable[..., F
         store.close()
 
 
+def test_what_he_has_written_counts_after_a_restart_of_the_gateway(limited: Callable[..., Flooded]) -> None:
+    world = limited()
+    value = os.urandom(300_000)
+    store = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
+    try:
+        store.put(_upload(value), value)
+    finally:
+        store.close()
+    before = world.used("store_bytes")
+    assert before >= len(value)
+    row = keys.use(world.gateway.endpoint)
+    until("it is written down", lambda: (found := world.store.get(row)) is not None and str(before).encode() in found[0])
+    world.gateway.kill()
+    world.gateway.start()
+    assert world.used("store_bytes") >= before
+    world = limited(store_bytes=before)
+    store = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
+    try:
+        for change in (lambda: store.put(_upload(value[1:]), value[1:]), lambda: store.put(row, b"{}"), lambda: store.delete(row)):
+            with pytest.raises((LimitReached, PermissionDenied)):
+                change()
+    finally:
+        store.close()
+    world.works()
+
+
 # -- what is shown
 
 

@@ -32,6 +32,7 @@ class GatewayProcess:
     def start(self, deadline_s: float = 30.0) -> Self:
         """Until it listens."""
         words = ["submitter", "--listen", self.endpoint, "--log-format", "json", *self._options]
+        self.metrics = ""
         with self._log.open("wb") as sink:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "rmgr.cli.main", *words],

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import structlog
 
+from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_limits import BURST_S, CAPACITY_PER_S, SESSION_COST, TOTALS, Bounds
 from rmgr.adapters.rpc_use import Told, UserUse
@@ -17,6 +19,7 @@ from rmgr.cli.settings import parse_settings, to_document, to_toml
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Exists, Multi, Set
 from rmgr.daemons.submitter_limits import ASK_S, SETTLE_S, ClusterUse, added
+from rmgr.daemons.submitter_written import WrittenKeeper
 from rmgr.errors import ConfigError, LimitReached, QueueFull, Throttled, Unavailable, UsageError
 from rmgr.model.block import NO_SEQ, BlockKey
 from rmgr.model.limits import BOUND, BOUNDS, UserLimits
@@ -206,6 +209,38 @@ def test_what_was_written_counts_for_a_day() -> None:
     clock.now_s += 13 * 3600
     made.write("ann", 60)
     assert made.used("ann")["store_bytes"] == 100
+
+
+def test_what_was_written_is_recalled_by_the_gateway_that_follows() -> None:
+    clock, store, wall = Clock(), MemoryStore("use"), [1_800_000_000.0]
+    log = structlog.get_logger()
+
+    def gateway(name: str = "g:1") -> tuple[Bounds, WrittenKeeper]:
+        made = bounds(clock, store_bytes=100)
+        return made, WrittenKeeper(store, name, made, log, wall=lambda: wall[0]).start()
+
+    first, keeper = gateway()
+    first.write("ann", 60)
+    keeper.close()
+    clock.now_s, wall[0] = 17.0, wall[0] + 12 * 3600  # the machine was started anew: its clock says nothing of before
+    second, keeper = gateway()
+    assert second.used("ann")["store_bytes"] == 60
+    with pytest.raises(LimitReached):
+        second.write("ann", 41)
+    second.write("ann", 40)
+    assert gateway("g:2")[0].used("ann") == {}
+    keeper.close()
+    wall[0] += 13 * 3600
+    third, keeper = gateway()
+    assert third.used("ann")["store_bytes"] == 40  # the rest is of yesterday
+    keeper.close()
+    for junk in (b"", b"\xff", b'{"format":1,"by_user":{"ann":{"x":1}}}', b'{"format":1,"by_user":{"ann":{"1":-5}}}', b"[" * 9000):
+        store.put("use/g:1", junk)
+        made, keeper = gateway()
+        assert made.used("ann").get("store_bytes", 0) == 0
+        made.write("ann", 100)
+        keeper.close()
+    assert b'"ann"' in store.get("use/g:1")[0]  # type: ignore[index]
 
 
 def test_who_has_nothing_is_forgotten() -> None:

@@ -1,0 +1,100 @@
+"""What users have written into the store through one gateway within a day, kept where a restart of the gateway finds it: a row of its own.
+
+The row is written every few seconds while anything is, and at the end. A gateway that is killed forgets at most those seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rmgr.adapters.rpc_limits import Bounds
+from rmgr.coord import keys
+from rmgr.coord.ports import Store
+from rmgr.errors import RmgrError
+
+SAVE_S = 2.0
+_TIMEOUT_S = 10.0
+_HOUR_S = 3600
+#: The row of a gateway that never comes back goes by itself.
+_TTL_S = 2 * 86_400.0
+#: What nobody writes within a day: a row with more was not written by a gateway.
+_MOST = 1 << 62
+
+
+class WrittenToday(msgspec.Struct, frozen=True):
+    """The row. by_user: user -> hour since 1970 (UTC) -> bytes."""
+
+    format: int
+    by_user: dict[str, dict[int, int]]
+
+
+class WrittenKeeper:
+    """Reads the row of the gateway that listens at `endpoint` into `bounds`, then keeps it. Never blocks its caller but in `close`.
+
+    Args: wall: seconds since 1970.
+    """
+
+    def __init__(self, store: Store, endpoint: str, bounds: Bounds, log: Any, *, wall: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._row = keys.use(endpoint)
+        self._bounds = bounds
+        self._log = log
+        self._wall = wall
+        self._end = threading.Event()
+        self._saved: dict[str, dict[int, int]] | None = None  #: None: the row was not read yet
+        self._thread = threading.Thread(target=self._run, name="written", daemon=True)
+
+    def start(self) -> WrittenKeeper:
+        """Begins: reads at once where the store answers, else as soon as it does."""
+        self._round()
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Writes what is known. Takes a few seconds at most."""
+        self._end.set()
+        self._thread.join(_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while not self._end.wait(SAVE_S):
+            self._round()
+        self._round()
+
+    def _round(self) -> None:
+        try:
+            if self._saved is None:
+                self._load()
+            else:
+                self._save()
+        except RmgrError:
+            return  # the store is away, which others tell; again in a moment
+        except Exception:  # noqa: BLE001 - the loop boundary: the count goes on in memory
+            self._log.exception("written_not_kept")
+
+    def _load(self) -> None:
+        found = self._store.get(self._row, timeout_s=_TIMEOUT_S)
+        self._saved = {}
+        if found is None:
+            return
+        try:
+            row = msgspec.json.decode(found[0], type=WrittenToday)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self._log.warning("written_unreadable", row=self._row, error=str(error)[:200])
+            return
+        now = int(self._wall()) // _HOUR_S
+        sane = {user: {now - at: size for at, size in hours.items() if 0 < size < _MOST} for user, hours in row.by_user.items()}
+        self._bounds.recall(sane)
+        self._log.info("written_recalled", users=len(sane))
+
+    def _save(self) -> None:
+        now = int(self._wall()) // _HOUR_S
+        by_user = {user: {now - ago: size for ago, size in hours.items()} for user, hours in self._bounds.written().items()}
+        if by_user == self._saved:
+            return
+        self._store.put(self._row, msgspec.json.encode(WrittenToday(1, by_user)), ttl_s=_TTL_S, timeout_s=_TIMEOUT_S)
+        self._saved = by_user
