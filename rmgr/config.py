@@ -92,6 +92,8 @@ class StarterConfig:
     stop_grace_s: float = 30.0  #: SIGTERM: how long running work may take to finish
     log_cap_bytes: int = 64 * 1024 * 1024  #: output kept of one stream of one task
     spool_cap_bytes: int = 1024 * 1024 * 1024  #: finished outputs kept while the store is away
+    #: in memory: inputs of keyed tasks that each node reads ahead; and as much of outputs on their way to the store, of all its nodes
+    values_cap_bytes: int = 64 * 1024 * 1024
     #: on disk, of all nodes of the process: uploads, input files and work directories made of them
     staging_cap_bytes: int = 16 * 1024 * 1024 * 1024
     staging_cap_user_bytes: int = 0  #: of it, of one user; 0 = three quarters where work runs as its user, else all

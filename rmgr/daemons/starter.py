@@ -301,6 +301,7 @@ def build(
         environ=_way_to_the_cluster(config),
         output_cap=own.log_cap_bytes,
         spool_cap=own.spool_cap_bytes,
+        values_cap=own.values_cap_bytes,
         checkpoint_max_bytes=own.checkpoint_max_bytes,
         directory=directory,
         python=own.python,

@@ -185,10 +185,12 @@ class Dispatch:
         return self._stager.kept(block, time.monotonic())
 
     def _fetch_ahead(self) -> None:
-        """While the slots are busy the next arguments come from the store, some MiB of them: memory and disk stay bounded."""
+        """While the slots are busy the next arguments and inputs come from the store, some MiB of them: memory and disk stay bounded."""
         ahead = 0
         for block in self._blocks.values():
             if ahead >= _AHEAD_BYTES:
+                return
+            if block.data.keyed and block.ready and isinstance(self._kit(block), Kit) and not self._stager.read_ahead(block):
                 return
             if block.data.row and block.ready:
                 if block.payloads is None:
@@ -398,8 +400,7 @@ class Dispatch:
         info: Info = block.info
         is_staged, has_named = self._stager.is_needed(block), bool(command.out or command.err)
         items = []
-        for index in indices:
-            seq = self._lanes.runner.next_seq()
+        for index, seq in ((index, self._lanes.runner.next_seq()) for index in indices):
             lane.tasks[seq] = (block, index)
             staged: Staged | None = self._stager.take(block, index) if is_staged else None
             payload = block.payload(index)
@@ -490,9 +491,7 @@ def _with(shape: Shape, lane: Lane) -> Shape:
 
 def _where(payload: str | Piece) -> dict[str, Any]:
     """Where a worker finds the arguments of a task that are not in its message: in a file, in a part of one."""
-    if isinstance(payload, str):
-        return {"path": payload}
-    return {"path": payload.path, "start": payload.start, "size": payload.size}
+    return {"path": payload} if isinstance(payload, str) else {"path": payload.path, "start": payload.start, "size": payload.size}
 
 
 def os_text(data: bytes) -> str:

@@ -38,7 +38,8 @@ from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, of_
 from rmgr.daemons.starter_reopen import Reopening
 from rmgr.daemons.starter_rows import Leaving
 from rmgr.daemons.starter_shared import Shared
-from rmgr.daemons.starter_stage import Stager, inside
+from rmgr.daemons.starter_stage import Stager
+from rmgr.daemons.starter_stage_files import inside
 from rmgr.errors import DataLost, PermissionDenied, RmgrError, Unavailable
 from rmgr.log import audit
 from rmgr.model.block import PastAttempt

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
+from typing import TypeVar
 
 from rmgr.client.deeds import Deeds
 from rmgr.client.pointers import locate
@@ -18,27 +18,64 @@ from rmgr.client.snapshot import outcomes_of, read_fragments, read_pages
 from rmgr.client.values import HOW_TO_TRUST
 from rmgr.coord import keys, ownership, paths, validity
 from rmgr.coord.owner_ops import reign_of
+from rmgr.coord.ownership import Holder
 from rmgr.coord.ports import About, Coordinator, Encoding, Store
 from rmgr.coord.rights import Person
-from rmgr.errors import DataLost, NotFound, PermissionDenied
+from rmgr.errors import DataLost, NotFound, PermissionDenied, StoreUnavailable
 from rmgr.model.states import State
 from rmgr.model.submission import Paged
 
+T = TypeVar("T")
+#: What was read of rows; the bytes of those that are too large are None.
+Rows = dict[str, tuple[bytes | None, About]]
+
 #: Submissions whose attempts are remembered.
 _KEEP = 64
+#: More than a pointer has.
+_POINTER_BYTES = 4096
+#: Rows read together, and bytes of them that one reading holds, if not its first rows have more.
+ROWS_TOGETHER = 128
+_HELD_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """The row of a value. about: what the user of the task may have: nothing else that may stand there by now; None: whatever it is."""
+    """The row of a value. about: what the user of the task may have: nothing else that may stand there by now; None: whatever it is.
+
+    data: its bytes, None where they were not asked for, or are too many. pickled: how they are to be read.
+    """
 
     row: str
     about: About | None = None
+    data: bytes | None = None
+    size: int = 0
+    pickled: bool = False
 
     def check(self, key: str, sha256: bytes) -> None:
         """Raises NotFound unless the bytes with that hash are those that were found."""
         if self.about is not None and sha256 != self.about.sha256:
             raise NotFound(f"the value of the input key {key!r} was replaced just now", hint="submit it again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What one task reads. user: whose it is. trust: users whose pickles it loads; None: it loads none. outputs: keys that must be his."""
+
+    user: str
+    inputs: Sequence[str]
+    outputs: Sequence[str] = ()
+    trust: Sequence[str] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Found:
+    """The value of an input key on its way to be an `Input`. row: of the value; key: as users call it. holder: of the key."""
+
+    key: str
+    row: str
+    data: bytes | None
+    about: About
+    holder: Holder
 
 
 @dataclass(slots=True)
@@ -63,65 +100,85 @@ class Inputs:
 
         Raises: NotFound naming the key that has no value; PermissionDenied; StoreUnavailable, CoordinationUnavailable.
         """
-        if self._deeds is None:
-            return [Input(row) for row in self.rows(store, user_keys)]
-        person = Person(name=user)
-        there = store.about_many([keys.named(key) for key in user_keys])
-        return [self._owned(store, self._deeds, person, key, there.get(keys.named(key)), trust) for key in user_keys]
-
-    def check_outputs(self, store: Store, user: str, user_keys: Sequence[str]) -> None:
-        """Raises PermissionDenied when an output key is somebody else's. Cost: one read for all; none in an open cluster."""
-        if self._deeds is None or not user_keys:
-            return
-        there = store.about_many([keys.named(key) for key in user_keys])
-        for key in user_keys:
-            about = there.get(keys.named(key))
-            if about is not None:
-                self._deeds.check_write(store, key, keys.named(key), about, Person(name=user))
-
-    def _owned(self, store: Store, deeds: Deeds, person: Person, key: str, about: About | None, trust: Sequence[str] | None) -> Input:
-        if about is None:
-            raise NotFound(f"the input key {key!r} does not exist")
-        row = keys.named(key)
-        holder = deeds.check_read(store, key, row, about, person)
-        if about.encoding is Encoding.POINTER:
-            value = store.get(row)
-            if value is None or sha256(value[0]).digest() != about.sha256:
-                raise NotFound(f"the input key {key!r} was replaced just now")
-            row = self._committed(store, key, keys.decode_pointer(value[0]))
-            about = store.about(row)
-            if about is None:
-                raise NotFound(f"the value of the input key {key!r} is gone")
-            its = deeds.holder(store, row, about)
-            if not its.owner:
-                raise DataLost(f"the value of the input key {key!r} cannot be believed: {its.why}")
-            if its.owner not in (holder.owner, holder.writer):
-                raise PermissionDenied(f"the input key {key!r} belongs to {holder.owner}, and points to what belongs to {its.owner}")
-            holder = its
-        if about.encoding is Encoding.PICKLE and trust is not None:
-            ownership.check_pickle(person, key, holder, trust, how=HOW_TO_TRUST)
-        return Input(row, about)
+        found = self.find_many(store, [Ask(user=user, inputs=user_keys, trust=trust)], largest=_POINTER_BYTES)[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def rows(self, store: Store, user_keys: Sequence[str]) -> list[str]:
-        """The store key of each value, in order, whosever it is.
+        """The store key of each value, in order. Raises: as `find`."""
+        return [found.row for found in self.find(store, "", user_keys, trust=None)]
 
-        Raises: NotFound naming the key that has no value; StoreUnavailable, CoordinationUnavailable.
+    def find_many(self, store: Store, asks: Sequence[Ask], *, largest: int) -> list[list[Input] | Exception]:
+        """What each task reads, with the values of up to `largest` bytes; or why it cannot have one of them.
+
+        Cost: a read of the store for all of them together, another one where keys lead to outputs of tasks.
+        Raises: StoreUnavailable.
         """
-        wanted = [keys.named(key) for key in user_keys]
-        heads = {row: store.head(row) for row in dict.fromkeys(wanted)}
+        try:
+            return self._find_many(store, asks, max(largest, _POINTER_BYTES))
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the task that meets it alone is told
+            if len(asks) == 1:
+                return [error]
+        return [self.find_many(store, [ask], largest=largest)[0] for ask in asks]
+
+    def _find_many(self, store: Store, asks: Sequence[Ask], largest: int) -> list[list[Input] | Exception]:
+        names = {key for ask in asks for key in (*ask.inputs, *(ask.outputs if self._deeds is not None else ()))}
+        there = _values(store, [keys.named(key) for key in names], largest)
+        found = [_attempt(lambda ask=ask: self._named(store, ask, there)) for ask in asks]  # type: ignore[misc]
+        led = {one.row for ones in found if not isinstance(ones, Exception) for one in ones if one.row not in there}
+        values = there | _values(store, list(led), largest) if led else there
+        return [
+            ones if isinstance(ones, Exception) else _attempt(lambda ask=ask, ones=ones: self._read(store, ask, ones, values))  # type: ignore[misc]
+            for ask, ones in zip(asks, found, strict=True)
+        ]
+
+    def _named(self, store: Store, ask: Ask, there: Rows) -> list[_Found]:
+        """What lies under the keys, followed where it is a pointer. Raises: NotFound, PermissionDenied, CoordinationUnavailable."""
+        person, deeds = Person(name=ask.user), self._deeds
+        for key in ask.outputs if deeds is not None else ():
+            taken = there.get(keys.named(key))
+            if taken is not None and deeds is not None:
+                deeds.check_write(store, key, keys.named(key), taken[1], person)
         found = []
-        for user_key, row in zip(user_keys, wanted, strict=True):
-            head = heads[row]
-            if head is None:
-                raise NotFound(f"the input key {user_key!r} does not exist")
-            if head[1] is not Encoding.POINTER:
-                found.append(row)
-                continue
-            value = store.get(row)
-            if value is None:
-                raise NotFound(f"the input key {user_key!r} does not exist")
-            found.append(self._committed(store, user_key, keys.decode_pointer(value[0])))
+        for key in ask.inputs:
+            row = keys.named(key)
+            if row not in there:
+                raise NotFound(f"the input key {key!r} does not exist")
+            data, about = there[row]
+            holder = deeds.check_read(store, key, row, about, person) if deeds is not None else Holder()
+            if about.encoding is Encoding.POINTER:
+                if data is None:
+                    raise DataLost(f"the pointer under the input key {key!r} has {about.size} bytes")
+                row = self._committed(store, key, keys.decode_pointer(data))
+            found.append(_Found(key=key, row=row, data=data, about=about, holder=holder))
         return found
+
+    def _read(self, store: Store, ask: Ask, found: list[_Found], values: Rows) -> list[Input]:
+        """The values. Raises: NotFound, PermissionDenied, DataLost."""
+        person, deeds = Person(name=ask.user), self._deeds
+        inputs = []
+        for one in found:
+            if one.about.encoding is Encoding.POINTER:
+                if one.row not in values:
+                    raise NotFound(f"the value of the input key {one.key!r} is gone")
+                one.data, one.about = values[one.row]
+                if deeds is not None:
+                    its = deeds.holder(store, one.row, one.about)
+                    if not its.owner:
+                        raise DataLost(f"the value of the input key {one.key!r} cannot be believed: {its.why}")
+                    if its.owner not in (one.holder.owner, one.holder.writer):
+                        whose = f"belongs to {one.holder.owner}, and points to what belongs to {its.owner}"
+                        raise PermissionDenied(f"the input key {one.key!r} {whose}")
+                    one.holder = its
+            about, is_pickle = one.about, one.about.encoding is Encoding.PICKLE
+            if deeds is not None and is_pickle and ask.trust is not None:
+                ownership.check_pickle(person, one.key, one.holder, ask.trust, how=HOW_TO_TRUST)
+            known = about if deeds is not None else None
+            inputs.append(Input(one.row, known, one.data, about.size, is_pickle))
+        return inputs
 
     def _committed(self, store: Store, user_key: str, pointer: keys.Pointer) -> str:
         with self._lock:
@@ -164,3 +221,24 @@ class Inputs:
         if tail is None:
             return True
         return reign_of(validity.tail(tail, pointer.sub), pointer.index) in ("", pointer.by)
+
+
+def _values(store: Store, rows: Sequence[str], largest: int) -> Rows:
+    """What lies in these rows. Of a task with a great many inputs the first ones only have their bytes: the others become files."""
+    found: Rows = {}
+    held = 0
+    for start in range(0, len(rows), ROWS_TOGETHER):
+        some = store.get_noted_many(rows[start : start + ROWS_TOGETHER], largest=largest if held <= _HELD_BYTES else _POINTER_BYTES)
+        held += sum(len(data) for data, _ in some.values() if data is not None)
+        found |= some
+    return found
+
+
+def _attempt(call: Callable[[], T]) -> T | Exception:
+    """What it returns or raises, but for a store that is away, which concerns all."""
+    try:
+        return call()
+    except StoreUnavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, its task is told
+        return error

@@ -100,6 +100,8 @@ class NodeAgent:
             blocks=self.blocks,
             log=self.log,
             accounts=accounts,
+            values_cap_bytes=shared.values_cap,
+            pace=self._pace,
         )
         self._joint = Joint(self, shared, over=self._over, reread=self.reread)
         self.jobs = Jobs(
@@ -225,15 +227,16 @@ class NodeAgent:
         reopen_s = self._ends.reopening.settle(now_s, takes_work=not self.is_draining)
         self._at(math.inf if reopen_s is None else reopen_s)
         before = self.mending.generation
+        is_full = self._shared.rows.is_full  #: slots wait for the store, and outputs do not fill the memory
         try:
             self.jobs.settle()
-            self._dispatch.run() if not self.is_draining else self.lanes.grant()
+            self._dispatch.run() if not (self.is_draining or is_full) else self.lanes.grant()
         except OSError as error:
             is_mended = self.mending.failed(error, before)
             if not is_mended:
                 self._strike("slot_not_opened", str(error))
             self._at(now_s if is_mended else now_s + 1.0)
-        if not self.is_draining and self._shared.io.pending_bytes < self._shared.spool_cap:
+        if not (self.is_draining or is_full) and self._shared.io.pending_bytes < self._shared.spool_cap:
             self.puller.run(boards, now_s)
             self._at(self.puller.retry_s)
         else:
@@ -261,6 +264,11 @@ class NodeAgent:
         if state is State.COMPLETED:
             self.strikes.success()
         self._shared.metrics.ended(state, count, seconds)
+
+    def _pace(self, block: ClaimedBlock) -> float | None:
+        """Seconds in which the slots take a task of it, None = unknown."""
+        task_s = self._shared.times.of(block.kind)
+        return task_s / self.lanes.slots_for(block.key.cores) if task_s is not None else None
 
     def _strike(self, what: str, detail: str) -> None:
         self.strikes.add(what, detail, time.monotonic())
@@ -412,11 +420,8 @@ class NodeAgent:
         """Its waiting tasks would take long enough here."""
         if not block.ready or block.data.serial or block.is_placed or block.info.needs:
             return False  # the hungry need not have what it needs
-        if len(block.ready) <= self._dispatch.kept(block):
-            return False
-        task_s = self._shared.times.of(block.kind)
-        slots = max(1, self.lanes.cores // block.key.cores)
-        return stalled or task_s is None or len(block.ready) * task_s / slots > _SPLIT_WORTH_S
+        pace_s = self._pace(block)
+        return (stalled or pace_s is None or len(block.ready) * pace_s > _SPLIT_WORTH_S) and len(block.ready) > self._dispatch.kept(block)
 
     def _split(self, hungry: frozenset[str], now_s: float) -> None:
         """Half of the largest tail goes back to the queue, where the hungry find it."""

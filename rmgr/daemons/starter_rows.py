@@ -54,15 +54,23 @@ class Leaving:
 class OutputRows:
     """Stores what endings left, for all nodes of a Starter.
 
-    Args: deeds: of a secured cluster: values under output keys get a deed each, many of them one signature.
+    Args:
+        deeds: of a secured cluster: values under output keys get a deed each, many of them one signature.
+        cap_bytes: of values in memory, above which no more work should begin.
     """
 
-    def __init__(self, io: StoreIO, deeds: Deeds | None) -> None:
+    def __init__(self, io: StoreIO, deeds: Deeds | None, *, cap_bytes: int) -> None:
         self._io = io
         self._deeds = deeds
         self._convoy: Convoy[Leaving] = Convoy(io, self._carry, self._arrived, weight=_weight, most=_TOGETHER_BYTES)
         self.in_memory_bytes = 0  #: of values that are neither in the store nor in a file
         self._lock = threading.Lock()
+        self._cap_bytes = cap_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Slots make more than the store takes: they wait until it has caught up."""
+        return self.in_memory_bytes > self._cap_bytes
 
     def add(self, leaving: Leaving) -> None:
         """It will be stored, and its `done` be told. Owner's thread."""

@@ -12,6 +12,7 @@ from rmgr.adapters.rpc_ranks import Peers
 from rmgr.client.deeds import Deeds
 from rmgr.coord.ports import Coordinator
 from rmgr.daemons.starter_accounts import Accounts, Policy
+from rmgr.daemons.starter_ahead import CAP_BYTES as VALUES_CAP_BYTES
 from rmgr.daemons.starter_checkpoint_seal import OPEN, Seals
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import TaskTimes
@@ -71,10 +72,11 @@ class Shared:
     separate: bool = False  #: users never share a worker
     checkpoint_max_bytes: int = 1 << 30  #: of one job
     directory: Path = Path()  #: the Starter's own
+    values_cap: int = VALUES_CAP_BYTES  #: bytes of inputs that each node reads ahead, and of all outputs on their way, in memory
     rows: OutputRows = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rows = OutputRows(self.io, self.deeds)
+        self.rows = OutputRows(self.io, self.deeds, cap_bytes=self.values_cap)
 
     def accounts(self, node: str, directory: Path, log: Any) -> Accounts | None:
         """Whose rights work has on a node, None = the Starter's. directory: for copies of files."""

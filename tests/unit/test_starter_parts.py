@@ -22,7 +22,7 @@ from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher, reason_of
 from rmgr.daemons.starter_health import DiskWatch
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
-from rmgr.daemons.starter_stage import inside
+from rmgr.daemons.starter_stage_files import inside
 from rmgr.daemons.starter_strikes import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
 from rmgr.daemons.starter_watch import Watched
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable

@@ -27,6 +27,7 @@ from rmgr.model.frames import Output, Value
 from rmgr.model.queue import QueueSpec
 from rmgr.model.submission import PythonEnvironment, Submission, Work
 
+MIB = 1024 * 1024
 DEADLINE_S = 30.0
 
 
@@ -57,7 +58,7 @@ class Desk:
         self.store = Counting()
         self.letters: queue.Queue[Callable[[], None]] = queue.Queue()
         self.io = StoreIO(self.store, self.letters.put)
-        self.rows = OutputRows(self.io, deeds)
+        self.rows = OutputRows(self.io, deeds, cap_bytes=MIB)
         self.spool = spool
         self.told: dict[int, Written | Exception] = {}
         key = BlockKey(priority=0, seq=1, submission=42, first=0, count=200, attempt=3, cores=1, memory_mib=0)
@@ -134,8 +135,10 @@ def test_while_the_store_is_away_every_value_is_on_disk_and_none_is_lost(desk: D
     desk.store.gate.clear()
     desk.add_values(60, size=20_000)
     assert desk.rows.in_memory_bytes == 60 * 20_000
+    assert desk.rows.is_full, "nothing more may begin"
     desk.store.gate.set()
     desk.until(lambda: desk.rows.in_memory_bytes == 0)
+    assert not desk.rows.is_full
     assert len(list(desk.spool.iterdir())) == 60
     assert desk.io.pending_bytes == 60 * 20_000
     assert desk.told == {}

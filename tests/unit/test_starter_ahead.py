@@ -1,0 +1,256 @@
+"""Inputs of keyed calls read before their turn: together, once, within the memory for them; a bad one fails its task only."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+
+from rmgr.adapters.memory_store import MemoryStore
+from rmgr.coord import keys
+from rmgr.coord.records import encode_keyed
+from rmgr.daemons.starter_ahead import INLINE_INPUT
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_inputs import Inputs
+from rmgr.daemons.starter_io import StoreIO
+from rmgr.daemons.starter_records import Info
+from rmgr.daemons.starter_stage import Staged, Stager
+from rmgr.daemons.starter_uploads import Uploads
+from rmgr.errors import DataLost
+from rmgr.model.block import BlockData, BlockKey, KeyedPayload
+from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall
+from rmgr.model.queue import QueueSpec
+from rmgr.model.states import Reason
+from rmgr.model.submission import PythonEnvironment, Submission, Work
+
+DEADLINE_S = 30.0
+MIB = 1024 * 1024
+
+
+class Counting(MemoryStore):
+    """Counts what is read; one key may be damaged."""
+
+    def __init__(self) -> None:
+        super().__init__(uuid.uuid4().hex)
+        self.trips = 0
+        self.read: list[str] = []
+        self.damaged = ""
+
+    def get_noted_many(self, keys: Sequence[str], **options: Any) -> Any:  # type: ignore[override]
+        self.trips += 1
+        self.read += keys
+        if self.damaged in keys:
+            raise DataLost(f"the stored value of {self.damaged!r} is damaged")
+        return super().get_noted_many(keys, **options)
+
+
+class Node:
+    """A Stager with its threads, and blocks of keyed calls whose tasks take no time."""
+
+    def __init__(self, directory: Path, cap_bytes: int) -> None:
+        self.store = Counting()
+        self.letters: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.io = StoreIO(self.store, self.letters.put)
+        self.blocks: dict[BlockKey, ClaimedBlock] = {}
+        self.refused: dict[int, Failure] = {}
+        self.files = directory / "stage"
+        self.cap_bytes = cap_bytes
+        self.most = 0
+        self.stager = Stager(
+            self.io,
+            Inputs(None),  # type: ignore[arg-type]
+            wake=lambda: None,
+            directory=self.files,
+            on_unstartable=lambda _block, indices, why: self.refused.update(dict.fromkeys(indices, why)),
+            uploads=Uploads(directory / "uploads"),
+            blocks=self.blocks,
+            log=structlog.get_logger(),
+            values_cap_bytes=cap_bytes,
+            pace=lambda _block: 0.001,
+        )
+
+    def block(self, *tasks: Sequence[str], submission: int = 1) -> ClaimedBlock:
+        """One task for each list of input keys."""
+        key = BlockKey(priority=0, seq=1, submission=submission, first=0, count=len(tasks), attempt=1, cores=1, memory_mib=0)
+        payloads = tuple(encode_keyed(KeyedPayload(tuple(inputs), ("out",))) for inputs in tasks)
+        made = ClaimedBlock.claimed("n1", "q", key, BlockData(keyed=True, payloads=payloads))
+        record = Submission(id=submission, name="x", user="u", queue="q", work=Work.PYTHON, python=PythonEnvironment())
+        made.info = Info(record, QueueSpec(name="q"), None)
+        self.blocks[key] = made
+        return made
+
+    def values(self, count: int, size: int = 100) -> list[str]:
+        """So many keys with values."""
+        names = [f"in/{number}" for number in range(count)]
+        for number, name in enumerate(names):
+            self.store.put(keys.named(name), bytes([number % 256]) * size)
+        return names
+
+    @property
+    def held_bytes(self) -> int:
+        return self.stager._reading.held_bytes
+
+    def until(self, condition: Callable[[], Any], *blocks: ClaimedBlock) -> None:
+        end_s = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < end_s, "it did not come true in time"
+            for block in blocks:
+                self.stager.startable(block)
+            self.most = max(self.most, self.held_bytes)
+            with contextlib.suppress(queue.Empty):
+                self.letters.get(timeout=0.05)()
+
+    def quiet(self) -> None:
+        end_s = time.monotonic() + DEADLINE_S
+        while not (self.io.is_idle and self.letters.empty()):
+            with contextlib.suppress(queue.Empty):
+                self.letters.get(timeout=0.05)()
+            assert time.monotonic() < end_s, "it did not become quiet in time"
+
+    def run(self, block: ClaimedBlock) -> list[KeyedCall]:
+        """Runs all its tasks, as many at once as may start; returns what they were given."""
+        calls: list[KeyedCall] = []
+
+        def some() -> bool:
+            for index in block.hand_out(self.stager.startable(block)):
+                calls.append(call_of(self.stager.take(block, index)))
+                block.live -= 1
+                self.stager.done(block, index)
+            return not block.ready
+
+        self.until(some)
+        return calls
+
+
+def call_of(staged: Staged | None) -> KeyedCall:
+    assert staged is not None
+    data = staged.payload if isinstance(staged.payload, bytes) else Path(staged.payload).read_bytes()
+    return msgspec.msgpack.decode(data, type=KeyedCall)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path, 64 * MIB)
+    yield made
+    made.io.close()
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path, MIB)
+    yield made
+    made.io.close()
+
+
+def test_inputs_of_many_tasks_are_read_together_and_each_once(node: Node) -> None:
+    names = node.values(200)
+    block = node.block(*([name] for name in names))
+    node.until(lambda: node.stager.startable(block) == 128, block)
+    node.quiet()
+    assert sorted(node.store.read) == sorted(map(keys.named, names))
+    assert node.store.trips <= 5
+    taken = block.hand_out(50)
+    block.put_back(taken)  # their worker has died before they began
+    calls = node.run(block)
+    assert [(one.inputs[0].data, one.outputs) for one in calls] == [(bytes([number % 256]) * 100, 1) for number in range(200)]
+    assert len(node.store.read) == 200, "nothing is read twice for a task that runs here"
+    assert node.held_bytes == 0
+
+
+def test_tasks_of_several_blocks_share_a_reading(node: Node) -> None:
+    names = node.values(40)
+    blocks = [node.block([name], submission=number) for number, name in enumerate(names, 1)]
+    node.until(lambda: all(node.stager.take(block, 0) for block in blocks), *blocks)
+    assert node.store.trips < 20
+
+
+def test_what_is_read_ahead_stays_within_its_memory_and_all_of_it_comes(narrow: Node) -> None:
+    names = narrow.values(60, size=100_000)
+    early, late = narrow.block(*([name] for name in names[:30])), narrow.block(*([name] for name in names[30:]), submission=2)
+    narrow.until(lambda: narrow.stager.startable(early) >= 4, early, late)
+    narrow.quiet()
+    assert narrow.stager.read_ahead(late) is False
+    calls = narrow.run(early) + narrow.run(late)
+    assert [one.inputs[0].data[0] for one in calls] == list(range(60))
+    assert narrow.most <= narrow.cap_bytes
+    assert narrow.held_bytes == 0
+
+
+def test_a_block_that_is_given_back_or_over_gives_its_memory_back(narrow: Node) -> None:
+    names = narrow.values(8, size=100_000)
+    block = narrow.block(*([name] for name in names))
+    narrow.until(lambda: narrow.stager.startable(block) >= 4, block)
+    narrow.quiet()
+    held = narrow.held_bytes
+    narrow.stager.done(block, 0)
+    assert 0 < narrow.held_bytes < held - 100_000
+    narrow.stager.forget(block)
+    assert narrow.held_bytes == 0
+
+
+def test_what_is_being_read_for_a_block_that_has_gone_is_given_back_when_it_comes(narrow: Node) -> None:
+    block = narrow.block(*([name] for name in narrow.values(4, size=100_000)))
+    narrow.stager.startable(block)
+    assert narrow.held_bytes == 4 * INLINE_INPUT
+    narrow.stager.forget(block)
+    narrow.quiet()
+    assert narrow.held_bytes == 0
+
+
+def test_the_first_block_reads_a_task_though_others_hold_the_memory(narrow: Node) -> None:
+    names = narrow.values(10, size=100_000)
+    first = narrow.block([names[0]])
+    late = narrow.block(*([name] for name in names[1:]), submission=2)
+    narrow.until(lambda: not narrow.stager.read_ahead(late), late)  # the first one is kept up by something
+    narrow.quiet()
+    narrow.until(lambda: narrow.stager.startable(first) == 1, first)
+
+
+def test_a_missing_and_a_damaged_value_fail_their_tasks_and_no_other(node: Node) -> None:
+    names = node.values(50)
+    tasks = [[name] for name in names]
+    tasks[7], tasks[9] = ["nowhere"], [names[9], "nowhere"]
+    node.store.damaged = keys.named(names[20])
+    block = node.block(*tasks)
+    calls = node.run(block)
+    assert len(calls) == 47
+    assert sorted(node.refused) == [7, 9, 20]
+    assert "'nowhere' does not exist" in node.refused[7].error
+    assert node.refused[20].reason is Reason.DATA_LOST
+    assert node.held_bytes == 0
+
+
+def test_large_values_are_files_and_those_beside_them_are_in_the_message(node: Node) -> None:
+    node.store.put("name/large", b"L" * (INLINE_INPUT + 1))
+    node.store.put("name/small", b"s")
+    block = node.block(["small", "large"], ["small"])
+    node.until(lambda: node.stager.startable(block) == 2, block)
+    small, large = call_of(node.stager.take(block, 0)).inputs
+    assert (small.data, Path(large.path).read_bytes()) == (b"s", b"L" * (INLINE_INPUT + 1))
+    node.run(block)
+    node.quiet()
+    assert list(node.files.iterdir()) == []
+
+
+def test_many_middling_values_of_one_task_do_not_fill_its_message(node: Node) -> None:
+    names = node.values(300, size=50_000)
+    block = node.block(names)
+    node.until(lambda: node.stager.startable(block) == 1, block)
+    staged = node.stager.take(block, 0)
+    assert staged is not None
+    assert len(staged.payload) <= MAX_INLINE_PAYLOAD
+    inputs = call_of(staged).inputs
+    found = [one.data or Path(one.path).read_bytes() for one in inputs]
+    assert found == [bytes([number % 256]) * 50_000 for number in range(300)]
+    node.run(block)
+    node.quiet()
+    assert list(node.files.iterdir()) == []
