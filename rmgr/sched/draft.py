@@ -34,8 +34,8 @@ from contextlib import contextmanager
 from rmgr.sched.draft_call import Calling
 from rmgr.sched.draft_gang import Ganging
 from rmgr.sched.draft_hold import Holding
-from rmgr.sched.draft_move import Moving
 from rmgr.sched.draft_note import Noting
+from rmgr.sched.draft_orphans import Inheriting
 from rmgr.sched.draft_start import Starting
 from rmgr.sched.plan import Accepted, Verdict, WakeAt, Why
 
@@ -52,7 +52,7 @@ class Trial:
         self.kept = True
 
 
-class Draft(Starting, Moving, Holding, Ganging, Calling, Noting):
+class Draft(Starting, Inheriting, Holding, Ganging, Calling, Noting):
     """One partition in one pass. It is closed when the pass ends: a policy that kept it cannot use it."""
 
     __slots__ = ()

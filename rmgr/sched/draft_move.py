@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from rmgr.sched.draft_view import View
+from rmgr.sched.draft_note import Noting
 from rmgr.sched.holds import after_leaving, share_of
 from rmgr.sched.job import Running
 from rmgr.sched.plan import (
@@ -23,11 +23,13 @@ from rmgr.sched.plan import (
 )
 from rmgr.sched.records import Suspended
 
+#: Kind of the note that a policy has of a job that it has stopped in place.
+STANDS_STILL = "stands still"
 #: Its user wants it so, or it has just refused.
 PINNED = Why("pinned", "it may not be sent back to the queue")
 
 
-class Moving(View):
+class Moving(Noting):
     """A part of `Draft`."""
 
     __slots__ = ()
@@ -45,7 +47,7 @@ class Moving(View):
         return self._send_back(Preempt(job_id, why, self.partition))
 
     def suspend(self, job_id: int, why: Why) -> Verdict:
-        """A running job stops in place: its cores are free in this pass, its memory stays taken.
+        """A running job stops in place: its cores are free in this pass, its memory stays taken. A note says which policy did it.
 
         Insufficient where a promise counts on its memory, Infeasible in a gang: that suspends by itself.
         """
@@ -63,6 +65,7 @@ class Moving(View):
         broken = self._breaks_promises(mark)
         if broken is not None:  # its memory was to come back
             return broken
+        self._write(STANDS_STILL, run.job.id, (self.now_us,))
         self.decisions.append(Suspend(run.job.id, why, self.partition))
         return Accepted(self.now_us)
 
@@ -95,6 +98,7 @@ class Moving(View):
         broken = self._breaks_promises(mark)
         if broken is not None:
             return broken
+        self._strike(STANDS_STILL, job.id)
         self.decisions.append(Resume(job_id, why, self.partition))
         return Accepted(self.now_us)
 
@@ -148,6 +152,7 @@ class Moving(View):
             pool.unpark(run.job, run.placement)
             more.did(partial(pool.park, run.job, run.placement))
             more.drop(more.suspended, job_id)
+            self._strike(STANDS_STILL, run.job.id)
         else:
             found = self._ran_before(job_id)
             if not isinstance(found, Running):

@@ -35,9 +35,23 @@ class Noting(View):
             self._write(kind, job_id, None)
         return Accepted(self.now_us)
 
-    def _write(self, kind: str, job_id: int, value: tuple[int, ...] | None) -> None:
+    def _noted(self, kind: str, job_id: int) -> list[str]:
+        """Policies that have a note of this kind of the job, sorted."""
+        part, more = self._part, self._more
+        found = {policy for policy, kinds in part.notes.items() if job_id in kinds.get(kind, ())}
+        if more is not None:
+            written = {policy: notes[job_id] for (policy, known), notes in more.notes.items() if known == kind and job_id in notes}
+            found = {policy for policy in (*found, *written) if written.get(policy, ()) is not None}
+        return sorted(found)
+
+    def _strike(self, kind: str, job_id: int) -> None:
+        """Notes of this kind of the job go, whoever has them."""
+        for policy in self._noted(kind, job_id):
+            self._write(kind, job_id, None, policy)
+
+    def _write(self, kind: str, job_id: int, value: tuple[int, ...] | None, policy: str = "") -> None:
         more = self._changes()
-        key = (self.policy, kind)
+        key = (policy or self.policy, kind)
         notes = more.notes.get(key)
         if notes is None:
             notes = more.notes[key] = {}

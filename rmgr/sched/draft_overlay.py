@@ -23,6 +23,10 @@ from rmgr.sched.pool_unit import UnitPool
 from rmgr.sched.records import Gang, Hold, Maintenance, Suspended
 
 NOBODYS = Why("policy", "the policy that promised it no longer serves this partition")
+ABANDONED = Why("policy", "the policy that stopped it no longer serves this partition")
+IN_ITS_WAY = Why("policy", "a job that was stopped by a policy which has left goes on first")
+#: Why the engine itself decides something, before any policy does.
+OF_THE_ENGINE = frozenset({NOBODYS, ABANDONED, IN_ITS_WAY})
 BEGINS = Why("begin", "a job may start then")
 
 Key = TypeVar("Key")

@@ -47,8 +47,7 @@ def run_pass(
                     if part.begins or now < part.now_us:
                         part.open_for(now)
                     part.now_us = now
-                    recorded = part.reservations or part.notes or part.holds or part.gangs.by_name
-                    draft = drafts[name] = Draft(part, now, seed, _keepers(stages, part) if recorded else ())
+                    draft = drafts[name] = _draft(part, now, seed, stages)
                     mark = None
                 else:
                     mark = draft.mark()
@@ -62,13 +61,24 @@ def run_pass(
                     faults.append(Fault(policy.name, name, error))
                     if mark is None:
                         draft.close()
-                        drafts[name] = Draft(state.partitions[name], now, seed, _keepers(stages, state.partitions[name]))
+                        drafts[name] = _draft(state.partitions[name], now, seed, stages)
                     else:
                         draft.back(mark)
         return _sealed(drafts, tuple(faults))
     finally:
         for draft in drafts.values():
             draft.close()
+
+
+def _draft(part: Partition, now: int, seed: int, stages: tuple[Stage, ...]) -> Draft:
+    """A draft on which the engine has written what becomes of records whose policy serves this partition no more."""
+    if not (part.reservations or part.notes or part.holds or part.gangs.by_name or part.suspended):
+        return Draft(part, now, seed)
+    keepers = _keepers(stages, part)
+    draft = Draft(part, now, seed, keepers)
+    if part.suspended:
+        draft.inherit(keepers)
+    return draft
 
 
 def _keepers(stages: tuple[Stage, ...], part: Partition) -> Collection[str]:

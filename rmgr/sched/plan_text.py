@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.draft_overlay import BEGINS, NOBODYS
+from rmgr.sched.draft_overlay import BEGINS, OF_THE_ENGINE
 from rmgr.sched.event_log import LogError, described
 from rmgr.sched.event_log import decision as read_decision
 from rmgr.sched.plan import (
@@ -145,7 +145,7 @@ class Repeats:
                 draft.policy = decision.policy
                 return draft.reserve(job_id, why, keep=keep)
             case Unreserve(job_id, why):
-                return None if why == NOBODYS else draft.unreserve(job_id, why)
+                return None if why in OF_THE_ENGINE else draft.unreserve(job_id, why)
             case WakeAt(at_us, why):
                 return None if why == BEGINS or at_us <= draft.now_us else draft.wake_at(at_us, why)
             case Migrate(job_id, why):
@@ -155,12 +155,12 @@ class Repeats:
             case Suspend(job_id, why):
                 return draft.suspend(job_id, why)
             case Resume(job_id, why):
-                return draft.resume(job_id, why)
+                return None if why in OF_THE_ENGINE else draft.resume(job_id, why)
             case HoldCores(job_id, hold, why):
                 draft.policy = hold.policy
                 return draft.hold(job_id, (*hold.waits_for, *hold.held), why)
             case ReleaseHold(job_id, why):
-                return None if why == NOBODYS else draft.release(job_id, why)
+                return None if why in OF_THE_ENGINE else draft.release(job_id, why)
             case Noted(policy, kind, job_id, value):
                 draft.policy = policy
                 return draft.forget(kind, job_id) if value is None else draft.note(kind, job_id, value)

@@ -184,7 +184,7 @@ def test_what_stands_still_frees_its_cores_keeps_its_memory_and_its_time() -> No
     done(state, FirstFit())
     done(state, lambda draft: draft.suspend(1, WHY), now=30)
     with_jobs(state, a_job(2, 4, memory_bytes=1), a_job(3, 2, memory_bytes=1))
-    assert started(done(state, FirstFit(), now=40)) == [3]  # job 2 needs 4 bytes, 2 are left
+    assert started(done(state, FirstFit(), lambda _: None, now=40)) == [3]  # job 2 needs 4 bytes, 2 are left; who stopped job 1 serves
     assert [stopped.since_us for stopped in state.snapshot().suspended] == [30]
     answers: list[object] = []
     done(state, lambda draft: answers.append(draft.resume(1, WHY)), now=45)
