@@ -137,7 +137,7 @@ def _durability(connection: DriverConnection) -> list[str]:
     except RmgrError:
         return []
     if any(rows and str(rows[0][0]) == "periodic" for rows in answers.values()):
-        return ["a node that is killed forgets what it acknowledged last: commitlog_sync: group in its cassandra.yaml, or more copies"]
+        return ["a node that is killed forgets what it acknowledged last: commitlog_sync: batch in its cassandra.yaml, or more copies"]
     return []
 
 

@@ -77,7 +77,7 @@ def test_zookeeper_is_closed_before_anybody_comes_and_tells_strangers_nothing() 
 def test_a_cassandra_that_has_the_only_copy_acknowledges_what_is_on_disk() -> None:
     options = services()["cassandra1"]["environment"]["JVM_EXTRA_OPTS"].split()
     assert "-Dcassandra.config.allow_system_properties=true" in options  # else the others mean nothing
-    assert "-Dcassandra.settings.commitlog_sync=group" in options
+    assert "-Dcassandra.settings.commitlog_sync=batch" in options
 
 
 def test_ports_are_published_on_loopback_only() -> None:
