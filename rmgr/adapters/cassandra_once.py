@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID, uuid4
 
 from rmgr.adapters.cassandra_calls import Calls
@@ -25,6 +25,7 @@ from rmgr.adapters.cassandra_layout import WriteClock
 from rmgr.adapters.cassandra_rows import Manifest, manifest_of, seen_us
 from rmgr.adapters.cassandra_statements import Request, ask
 from rmgr.adapters.store_rules import Deadline, key_exists
+from rmgr.coord.ports import NOTHING
 from rmgr.errors import StoreUnavailable
 
 CLAIM_TTL_S = 20
@@ -44,8 +45,12 @@ class Claims:
         self._calls = calls
         self._clock = clock
 
-    def raise_for(self, keys: Sequence[str], deadline: Deadline, doing: str) -> tuple[Claim, Seen]:
-        """Claims all of `keys`, none of which has a live value then; what was seen there tells the timestamp to go above.
+    def raise_for(
+        self, keys: Sequence[str], deadline: Deadline, doing: str, replaces: Mapping[str, bytes] = NOTHING
+    ) -> tuple[Claim, Seen]:
+        """Claims all of `keys`, none of which has a live value then, other than the one with its hash in `replaces`.
+
+        What was seen there tells the timestamp to go above.
 
         Raises: `KeyExists` naming those that do; `StoreUnavailable` when others hold claims until the deadline.
         """
@@ -56,7 +61,8 @@ class Claims:
             try:
                 contested = claim.hold(deadline, doing)
                 seen = look(self._calls, keys, deadline, doing)
-                taken = sorted(key for key, (manifest, _) in seen.items() if manifest is not None and manifest.is_live)
+                live = {key: manifest for key, (manifest, _) in seen.items() if manifest is not None and manifest.is_live}
+                taken = sorted(key for key, manifest in live.items() if manifest.digest != replaces.get(key))
                 if taken:
                     raise key_exists(taken)
                 if not contested:

@@ -5,7 +5,7 @@ ever changes, and the manifest that names them comes last: readers see the old v
 SHA-256. Every write is an upsert with its own timestamp and may be repeated. Nothing is deleted: a marker with a TTL takes
 the place of a value. Acknowledged means: a quorum of the replicas of the local data centre has it, each in a commit log that
 is synced every 10 s by default. A power cut of all replicas at once loses what came in between, and so does, for the last
-0.1 s, the kill of a node that has the only copy: replicate three times, or set `commitlog_sync: group`.
+0.1 s, the kill of a node that has the only copy: replicate three times, or set `commitlog_sync: batch`.
 
 What it promises of order: replaced and deleted values go above the timestamp they had, so clocks of machines need not
 agree; two writers who replace one key at the same time leave one of the two values. Families whose keys name their content
@@ -54,7 +54,7 @@ from rmgr.adapters.store_rules import (
     marked,
     notes_of,
 )
-from rmgr.coord.ports import MAX_VALUE_BYTES, About, Encoding, Note
+from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import RmgrError, UsageError
 
 #: Chunks of one upload in flight: 4 MiB.
@@ -132,6 +132,7 @@ class CassandraStore:
         ttl_s: float | None = None,
         overwrite: bool = True,
         notes: Sequence[bytes] = (),
+        replaces: Mapping[str, bytes] = NOTHING,
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. In groups of up to 4 MiB; the rows of a group are seen one by one as they are written."""
@@ -150,7 +151,7 @@ class CassandraStore:
             large = {key: (cut(key, value, CHUNK_BYTES), beside[key]) for key, value in group.items() if len(value) > INLINE_BYTES}
             manifests = self._upload_all(large, encoding, life, deadline, doing) if large else {}
             manifests |= {key: small(value, encoding, life, beside[key]) for key, value in group.items() if key not in large}
-            self._write(manifests, life, overwrite=overwrite, deadline=deadline, doing=doing)
+            self._write(manifests, life, overwrite=overwrite, replaces=replaces, deadline=deadline, doing=doing)
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`. A marker takes the value's place for a day; chunks are freed by `sweep`."""
@@ -324,12 +325,21 @@ class CassandraStore:
             pass
         return manifests
 
-    def _write(self, manifests: Mapping[str, Manifest], life: Lifetime, *, overwrite: bool, deadline: Deadline, doing: str) -> None:
+    def _write(
+        self,
+        manifests: Mapping[str, Manifest],
+        life: Lifetime,
+        *,
+        overwrite: bool,
+        deadline: Deadline,
+        doing: str,
+        replaces: Mapping[str, bytes] = NOTHING,
+    ) -> None:
         """Makes values visible: scopes, then the index, then the manifests."""
         if overwrite:
             self._publish(manifests, self._seen(manifests, deadline, doing), life, deadline, doing)
             return
-        claim, seen = self._claims.raise_for(list(manifests), deadline, doing)
+        claim, seen = self._claims.raise_for(list(manifests), deadline, doing, replaces)
         try:
             self._publish(manifests, seen, life, claim.deadline(deadline), doing)
         finally:

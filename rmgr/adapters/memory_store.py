@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -23,7 +23,7 @@ from rmgr.adapters.store_rules import (
     pieces,
     verify,
 )
-from rmgr.coord.ports import MAX_VALUE_BYTES, About, Encoding, Note
+from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import StoreUnavailable, UsageError
 
 
@@ -109,6 +109,7 @@ class MemoryStore:
         ttl_s: float | None = None,
         overwrite: bool = True,
         notes: Sequence[bytes] = (),
+        replaces: Mapping[str, bytes] = NOTHING,
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`."""
@@ -120,7 +121,8 @@ class MemoryStore:
                 raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
             check_size(key, len(value))
         with self._shelf.lock:
-            taken = [] if overwrite else sorted({key for key, _ in rows if self._alive(key) is not None})
+            there = {} if overwrite else {key: row for key, _ in rows if (row := self._alive(key)) is not None}
+            taken = sorted(key for key, row in there.items() if row.digest != replaces.get(key))
             if taken:
                 raise key_exists(taken)
             for (key, value), note in zip(rows, notes_of(rows, notes), strict=True):

@@ -39,9 +39,14 @@ def with_last(first: Any, parts: Iterator[bytes], note: Note, broken: threading.
 
 
 def put_request(
-    rows: Sequence[tuple[str, bytes]], encoding: Encoding, ttl_s: float | None, overwrite: bool, notes: Mapping[str, bytes]
+    rows: Sequence[tuple[str, bytes]],
+    encoding: Encoding,
+    ttl_s: float | None,
+    overwrite: bool,
+    notes: Mapping[str, bytes],
+    replaces: Mapping[str, bytes],
 ) -> Any:
-    told = [pb.Row(key=key, data=value, note=notes[key]) for key, value in rows]
+    told = [pb.Row(key=key, data=value, note=notes[key], sha256=replaces.get(key, b"")) for key, value in rows]
     return pb.PutRequest(rows=told, encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite)
 
 

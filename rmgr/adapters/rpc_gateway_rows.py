@@ -112,7 +112,10 @@ class Rows:
             "overwrite": request.overwrite,
             "timeout_s": call.left_s(),
         }
-        if len(rows) == 1:
+        replaces = {row.key: row.sha256 for row in told if row.sha256}
+        if replaces:
+            call.store.put_many(rows, notes=[row.note for row in told], replaces=replaces, **options)
+        elif len(rows) == 1:
             call.store.put(*rows[0], note=told[0].note, **options)
         else:
             call.store.put_many(rows, notes=[row.note for row in told], **options)

@@ -10,7 +10,7 @@ import hashlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ from rmgr.adapters.store_rules import (
     notes_of,
     pieces,
 )
-from rmgr.coord.ports import MAX_VALUE_BYTES, About, Encoding, Note
+from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import DataLost, KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
@@ -105,6 +105,7 @@ class GatewayStore:
         ttl_s: float | None = None,
         overwrite: bool = True,
         notes: Sequence[bytes] = (),
+        replaces: Mapping[str, bytes] = NOTHING,
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. Rows over 512 KiB go one by one after the others."""
@@ -124,7 +125,7 @@ class GatewayStore:
                 small.append((key, value))
                 beside.append(note)
         if small:
-            self._put(small, encoding, ttl_s, overwrite=overwrite, deadline=deadline, notes=beside)
+            self._put(small, encoding, ttl_s, overwrite=overwrite, deadline=deadline, notes=beside, replaces=replaces)
         for key, value, note in large:
             self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, note=note, timeout_s=deadline.left_s())
 
@@ -295,13 +296,14 @@ class GatewayStore:
         overwrite: bool,
         deadline: Deadline,
         notes: Sequence[bytes] = (),
+        replaces: Mapping[str, bytes] = NOTHING,
     ) -> None:
         """Rows that fit a message each; all in one step at the store where it can."""
         missing = rows
         beside = dict(zip((key for key, _ in rows), notes_of(rows, notes), strict=True))
 
         def write(stub: Any) -> None:
-            requests = [put_request(some, encoding, ttl_s, overwrite, beside) for some in batches(missing)]
+            requests = [put_request(some, encoding, ttl_s, overwrite, beside, replaces) for some in batches(missing)]
             if len(requests) == 1:
                 self._call(stub.Put, requests[0], deadline)
             else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from hashlib import sha256
@@ -41,7 +41,7 @@ from rmgr.adapters.store_rules import (
     now_ms,
     verify,
 )
-from rmgr.coord.ports import MAX_VALUE_BYTES, About, Encoding, Note
+from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import RmgrError, UsageError
 
 T = TypeVar("T")
@@ -130,6 +130,7 @@ class SqliteStore:
         ttl_s: float | None = None,
         overwrite: bool = True,
         notes: Sequence[bytes] = (),
+        replaces: Mapping[str, bytes] = NOTHING,
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. A commit for every 4 MiB of rows; rows over 512 KiB go one by one after the others."""
@@ -149,10 +150,10 @@ class SqliteStore:
             small.append(Row(key, len(value), sha256(value).digest(), marked(encoding, note, b""), expires_ms, 0, 0, value))
             weight += len(value) + _ROW_BYTES
             if weight > 2 * STAGE_BYTES:
-                self._put_rows(small, weight, overwrite=overwrite, deadline=deadline)
+                self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline)
                 small, weight = [], 0
         if small:
-            self._put_rows(small, weight, overwrite=overwrite, deadline=deadline)
+            self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline)
         for key, value, note in large:
             self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, note=note, timeout_s=deadline.left_s())
 
@@ -350,14 +351,16 @@ class SqliteStore:
         self._writer.check_not_forked()
         return self._readers.reading(deadline, doing, key)
 
-    def _put_rows(self, batch: list[Row], weight: int, *, overwrite: bool, deadline: Deadline) -> None:
+    def _put_rows(
+        self, batch: list[Row], weight: int, *, overwrite: bool, deadline: Deadline, replaces: Mapping[str, bytes] = NOTHING
+    ) -> None:
         doing = f"put {batch[0].key!r}" if len(batch) == 1 else f"put {len(batch)} values ({batch[0].key!r} ...)"
         if overwrite:
             self._writer.insert(batch, deadline, weight_bytes=weight, doing=doing)
             return
 
         def run(connection: sqlite3.Connection) -> None:
-            table.refuse_existing(connection, [row.key for row in batch])
+            table.refuse_existing(connection, [row.key for row in batch], replaces)
             table.insert(connection, batch)
 
         self._write(run, deadline, weight, doing)

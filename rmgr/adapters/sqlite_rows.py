@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_left
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from rmgr.adapters.store_rules import CHUNK_BYTES, key_exists, now_ms
 from rmgr.coord.keys import prefix_end
+from rmgr.coord.ports import NOTHING
 from rmgr.errors import StoreUnavailable
 
 #: Keys in one `IN (...)`.
@@ -103,13 +105,13 @@ def insert(connection: sqlite3.Connection, rows: list[Row]) -> None:
         connection.execute(_INSERT[size], [column for row in some for column in row])
 
 
-def refuse_existing(connection: sqlite3.Connection, keys: list[str]) -> None:
-    """Raises `KeyExists` if one of `keys` has a value; expired rows count as absent (`insert` replaces them)."""
+def refuse_existing(connection: sqlite3.Connection, keys: list[str], replaces: Mapping[str, bytes] = NOTHING) -> None:
+    """Raises `KeyExists` if one of `keys` has a value, other than the one with its hash in `replaces`; what has expired is absent."""
     taken: list[str] = []
     for start in range(0, len(keys), KEYS_PER_STATEMENT):
         some = keys[start : start + KEYS_PER_STATEMENT]
-        sql = f"SELECT key FROM manifest WHERE key IN ({_marks(some)}) AND {ALIVE} ORDER BY key"
-        taken += [key for (key,) in connection.execute(sql, (*some, now_ms()))]
+        sql = f"SELECT key, sha256 FROM manifest WHERE key IN ({_marks(some)}) AND {ALIVE} ORDER BY key"
+        taken += [key for key, digest in connection.execute(sql, (*some, now_ms())) if digest != replaces.get(key)]
     if taken:
         raise key_exists(taken)
 

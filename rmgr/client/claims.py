@@ -1,80 +1,164 @@
 """Output keys of tasks that are about to be submitted: pointers written together, before the commit that submits the tasks.
 
-`submit` looks at each key and refuses at once; what somebody else takes between that look and this write ends FAILED
-with OUTPUT_EXISTS. Called on a thread that may wait for the store; may be repeated after a failure.
+`submit` refuses at once what this process knows to be taken. What somebody else has taken ends its task FAILED with OUTPUT_EXISTS. Keys
+are created, never overwritten: a key that is free although something stands there (its task ended without a result) is replaced only
+if that still stands there, so of several who want a key one has it, whoever dies. Called on a thread that may wait for the store; may
+be repeated after a failure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from rmgr.client.packing import Packed
 from rmgr.client.values import Values
 from rmgr.coord import keys
+from rmgr.coord.keys import Pointer
 from rmgr.coord.ownership import Holder
+from rmgr.coord.ports import Encoding
 from rmgr.coord.records import decode_keyed
-from rmgr.errors import KeyExists, PermissionDenied
+from rmgr.errors import KeyExists, PermissionDenied, RmgrError, StoreUnavailable
+from rmgr.model.states import State
 
 #: Pointers of one write: below the size up to which a refused write leaves nothing behind.
 _ROWS = 2000
+#: No pointer is larger (bytes).
+_POINTER_BYTES = 4096
+#: How often keys are looked at and written while others take some of them.
+_TRIES = 8
+#: Characters of a key that an error shows.
+_SHOWN = 100
+_HINT = "overwrite=True replaces it; or choose another key"
+
+#: An output key and what is to stand under it.
+Wanted = tuple[str, Pointer]
 
 
-def claim(values: Values, number: int, reign: str, blocks: Iterable[Packed]) -> dict[int, str]:
+@dataclass(slots=True)
+class Look:
+    """What stands under some keys. refused: why a key cannot be had. ours: keys that hold our pointer already.
+
+    holders: by row, who lets us write there. replaces: by row, the SHA-256 of what stands there and means nothing any more.
+    """
+
+    refused: dict[str, RmgrError] = field(default_factory=dict)
+    ours: set[str] = field(default_factory=set)
+    holders: dict[str, Holder | None] = field(default_factory=dict)
+    replaces: dict[str, bytes] = field(default_factory=dict)
+
+
+def claim(values: Values, number: int, reign: str, blocks: Iterable[Packed]) -> dict[int, RmgrError]:
     """Writes the pointers of all keyed tasks in `blocks`. Returns those that were refused: index -> why."""
-    fresh: list[tuple[str, keys.Pointer]] = []
-    anew: list[tuple[str, keys.Pointer]] = []
+    fresh: list[Wanted] = []
+    anew: list[Wanted] = []
     for block in blocks:
         if not block.spec.keyed:
             continue
         for index, payload in enumerate(block.payloads, block.first):
             keyed = decode_keyed(payload)
-            pointers = [(key, keys.Pointer(sub=number, index=index, n=n, by=reign)) for n, key in enumerate(keyed.outputs)]
+            pointers = [(key, Pointer(sub=number, index=index, n=n, by=reign)) for n, key in enumerate(keyed.outputs)]
             (anew if keyed.overwrite else fresh).extend(pointers)
-    refused: dict[int, str] = {}
-    for at in range(0, len(fresh), _ROWS):
-        refused |= _claim_fresh(values, fresh[at : at + _ROWS])
-    for at in range(0, len(anew), _ROWS):
-        refused |= _claim_anew(values, anew[at : at + _ROWS])
+    return claim_pointers(values, fresh, overwrite=False) | claim_pointers(values, anew, overwrite=True)
+
+
+def claim_pointers(values: Values, wanted: Sequence[Wanted], *, overwrite: bool, timeout: float = 30.0) -> dict[int, RmgrError]:
+    """Writes pointers under their keys; of a task with a key that cannot be had none. Returns those: index -> why.
+
+    Cost: one write of the store for 2,000 keys that are free; a look and another one where some are not.
+    Raises: StoreUnavailable, also when others go on taking the same keys; then some are written, and it may be repeated.
+    """
+    refused: dict[int, RmgrError] = {}
+    for at in range(0, len(wanted), _ROWS):
+        some = wanted[at : at + _ROWS]
+        if overwrite and values.deeds is None:
+            values.write_pointers(_rows(some), timeout=timeout)
+        else:
+            refused |= _claim_some(values, some, overwrite=overwrite, timeout=timeout)
+    values.seen.add(key for key, _ in wanted)
     return refused
 
 
-def _claim_fresh(values: Values, pointers: Sequence[tuple[str, keys.Pointer]]) -> dict[int, str]:
-    try:
-        values.write_pointers(_rows(pointers), overwrite=False)
-    except KeyExists:
-        pass
-    else:
-        return {}
-    return _claim_each(values, pointers, lambda key, pointer: values.check_free(key, mine=pointer))
-
-
-def _claim_anew(values: Values, pointers: Sequence[tuple[str, keys.Pointer]]) -> dict[int, str]:
-    if values.deeds is None:
-        values.write_pointers(_rows(pointers))
-        return {}
-    try:
-        values.write_pointers(_rows(pointers), overwrite=False)
-    except KeyExists:
-        return _claim_each(values, pointers, lambda key, _: values.check_mine(key))
-    return {}
-
-
-def _claim_each(
-    values: Values, pointers: Sequence[tuple[str, keys.Pointer]], check: Callable[[str, keys.Pointer], Holder | None]
-) -> dict[int, str]:
-    """Some keys are taken: those that `check` lets pass are replaced, the others refused."""
-    refused: dict[int, str] = {}
-    owners: dict[str, Holder | None] = {}
-    for key, pointer in pointers:
+def _claim_some(values: Values, wanted: Sequence[Wanted], *, overwrite: bool, timeout: float) -> dict[int, RmgrError]:
+    refused: dict[int, RmgrError] = {}
+    left, found = list(wanted), Look()
+    for _ in range(_TRIES):
+        rows = _rows(left)
+        if not rows:
+            return refused
         try:
-            owners[keys.named(key)] = check(key, pointer)
-        except (KeyExists, PermissionDenied) as error:
-            refused.setdefault(pointer.index, error.message)
-    left = [item for item in pointers if item[1].index not in refused]
-    if left:
-        values.write_pointers(_rows(left), owners=owners)
-    return refused
+            values.write_pointers(rows, overwrite=False, owners=found.holders, replaces=found.replaces, timeout=timeout)
+        except KeyExists:
+            pass
+        else:
+            return refused
+        before, found = found, look(values, left, overwrite=overwrite, timeout=timeout)
+        is_unchanged = found.replaces == before.replaces and not found.refused and not found.ours
+        for key, pointer in left:
+            if key in found.refused:
+                refused.setdefault(pointer.index, found.refused[key])
+        left = [(key, pointer) for key, pointer in left if pointer.index not in refused and key not in found.ours]
+        if overwrite or (is_unchanged and found.replaces):  # an older gateway knows no such condition
+            values.write_pointers(_rows(left), owners=found.holders, timeout=timeout)
+            return refused
+    if not left:
+        return refused
+    raise StoreUnavailable(f"others are taking the output key {left[0][0]!r} at the same time", hint="it is tried again")
 
 
-def _rows(pointers: Sequence[tuple[str, keys.Pointer]]) -> list[tuple[str, bytes]]:
+def look(values: Values, wanted: Sequence[tuple[str, Pointer | None]], *, overwrite: bool, timeout: float = 30.0) -> Look:
+    """What stands under output keys, each with the pointer that is to stand there.
+
+    Cost: one read of the store, and one of each submission that they point to.
+    """
+    found = Look()
+    there = values.noted([keys.named(key) for key, _ in wanted], largest=_POINTER_BYTES, timeout=timeout)
+    pointers: dict[str, Pointer] = {}
+    for key, mine in wanted:
+        row = keys.named(key)
+        if row not in there:
+            continue
+        data, about = there[row]
+        try:
+            found.holders[row] = values.check_writable(key, about)
+        except PermissionDenied as error:
+            found.refused[key] = error
+            continue
+        if overwrite:
+            continue
+        if about.encoding is not Encoding.POINTER or data is None:
+            found.refused[key] = _exists(values, key, found.holders[row], "it has a value")
+        elif (pointer := keys.decode_pointer(data)) == mine:
+            found.ours.add(key)
+        else:
+            pointers[key] = pointer
+            found.replaces[row] = about.sha256
+    _judge(values, pointers, found, timeout)
+    return found
+
+
+def _judge(values: Values, pointers: dict[str, Pointer], found: Look, timeout: float) -> None:
+    """Refuses the keys whose tasks have written their value, or will."""
+    fates = dict(zip(pointers, values.fates.fates(pointers.values(), timeout), strict=True))
+    kept = values.about([keys.final(pointers[key]) for key, fate in fates.items() if fate == "gone"], timeout=timeout)
+    for key, fate in fates.items():
+        pointer, row = pointers[key], keys.named(key)
+        if fate in {State.FAILED, State.CANCELLED, "never"} or (fate == "gone" and keys.final(pointer) not in kept):
+            continue
+        del found.replaces[row]
+        if fate == "denied":
+            found.refused[key] = PermissionDenied(f"the output key {key!r} points to a task of somebody else", hint=_HINT)
+            continue
+        verb = "writes" if fate == "open" else "wrote"
+        found.refused[key] = _exists(values, key, found.holders[row], f"task {pointer.sub}_{pointer.index} {verb} it")
+
+
+def _exists(values: Values, key: str, holder: Holder | None, what: str) -> KeyExists:
+    shown = key if len(key) <= _SHOWN else f"{key[: _SHOWN // 2]}...{key[-_SHOWN // 2 :]}"
+    is_anothers = holder is not None and holder.owner and values.deeds is not None and not values.deeds.me.owns(holder.owner)
+    whose = f", it {holder.told}" if is_anothers and holder is not None else ""
+    return KeyExists(f"the output key {shown!r} exists already: {what}{whose}", hint=_HINT)
+
+
+def _rows(pointers: Sequence[Wanted]) -> list[tuple[str, bytes]]:
     return [(keys.named(key), keys.encode_pointer(pointer)) for key, pointer in pointers]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,8 @@ MAX_UNSENT_TASKS = 400_000
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 #: A submission that is not over after this is watched for changes of its record: what was just read, or made, is known.
 _RECORD_S = 0.5
+#: Refused tasks that are kept until somebody asks for them, the latest.
+_REFUSED_KEPT = 20_000
 
 
 class Lane:
@@ -77,6 +79,7 @@ class Lane:
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self.version = version
+        self._refused: dict[int, RmgrError] = {}  #: tasks that were not submitted because of their output keys, not told of yet
         self._sender = Sender(self, tail, tail_version, held=held or submission.phase is Phase.HELD)
         unfinished = lambda: self.progress.total - self.progress.final  # noqa: E731
         may_end = lambda: self.progress.tail.complete and self.progress.total - self.progress.final <= MAX_TASKS  # noqa: E731
@@ -153,6 +156,19 @@ class Lane:
                 hint="they are sent again in the background while this process lives",
             )
 
+    def wait_sent(self, index: int, timeout_s: float | None) -> bool:
+        """See `ports.LanePort`."""
+        self.engine.wake(self)
+        return self._wait(lambda: self._sender.sent > index, timeout_s)
+
+    def take_refused(self, index: int | None = None) -> dict[int, RmgrError]:
+        """See `ports.LanePort`."""
+        with self.lock:
+            if index is not None:
+                return {index: self._refused.pop(index)} if index in self._refused else {}
+            taken, self._refused = self._refused, {}
+        return taken
+
     def complete(self) -> None:
         """See `ports.LanePort`."""
         with self.lock:
@@ -218,6 +234,12 @@ class Lane:
         self.progress.tail = self._sender.tail
         self.notify()
         self._tell_progress()
+
+    def refuse(self, refused: Mapping[int, RmgrError]) -> None:
+        """These tasks ended with the commit that submitted the others. Under the lock."""
+        self._refused.update(refused)
+        while len(self._refused) > _REFUSED_KEPT:  # nobody asks
+            del self._refused[next(iter(self._refused))]
 
     def notify(self) -> None:
         """Wakes who waits in `flush` or `wait_room`."""

@@ -84,6 +84,12 @@ class LanePort(Protocol):
     def flush(self, timeout_s: float | None) -> None:
         """Waits until all that was added is durable. Raises: SubmitUnknown, QueueFull, CoordinationUnavailable."""
 
+    def wait_sent(self, index: int, timeout_s: float | None) -> bool:
+        """Waits until task `index` is durable, or refused; False: not within the timeout. Raises what has ended the submission."""
+
+    def take_refused(self, index: int | None = None) -> dict[int, RmgrError]:
+        """Tasks that were refused because of their output keys (all, or this one), each told once: index -> why."""
+
     def complete(self) -> None:
         """No task will follow. Idempotent; committed in the background (`flush` waits for it)."""
 

@@ -37,6 +37,7 @@ _LOG = logging.getLogger("rmgr.submitter")
 #: Outcomes of tasks cancelled before they were sent, in one fragment. Meanwhile blocks go one by one: each may fall to pieces.
 _FRAGMENT_TASKS = 200
 _REFUSED_TASKS = 40
+_WHY_CHARACTERS = 300
 #: Bytes of arguments written to the store together.
 _LOAD_BYTES = 4 * MIB
 
@@ -50,7 +51,7 @@ class _Round:
     tail: Tail
     rows: dict[int, str]  #: first index -> store row
     rows_left: int = 0  #: writes of rows that have not ended
-    refused: dict[int, str] = field(default_factory=dict)  #: tasks whose output keys somebody else has taken
+    refused: dict[int, RmgrError] = field(default_factory=dict)  #: tasks whose output keys somebody else has taken, and why
     multi: Multi | None = None
     is_queued: bool = False  #: no node takes it directly
 
@@ -155,7 +156,7 @@ class Sender:
             return
         engine, number = self._engine, self._lane.number
 
-        def claimed(refused: dict[int, str]) -> None:
+        def claimed(refused: dict[int, RmgrError]) -> None:
             current.refused = refused
             self._admit()
 
@@ -302,6 +303,7 @@ class Sender:
         self.trouble = None
         with self._lane.lock:
             self.tail, self._round = current.tail, None
+            self._lane.refuse(current.refused)
         self._lane.sent()
         self.send()
 
@@ -360,7 +362,7 @@ def _ended(current: _Round) -> list[Fragment]:
         for at in range(0, len(current.dropped), _FRAGMENT_TASKS)
     ]
     refused = [
-        TaskOutcome(index=index, state=State.FAILED, reason=Reason.OUTPUT_EXISTS, error=why[:200])
+        TaskOutcome(index=index, state=State.FAILED, reason=Reason.OUTPUT_EXISTS, error=why.message[:_WHY_CHARACTERS])
         for index, why in sorted(current.refused.items())
         if index not in current.dropped
     ]

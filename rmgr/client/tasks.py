@@ -26,7 +26,7 @@ from rmgr.coord.records import encode_payloads
 from rmgr.errors import DeadlineExceeded, NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.resources import Request
-from rmgr.model.states import State
+from rmgr.model.states import Reason, State
 
 #: Arguments of a task above this are written to the store by the caller, and not on the way to the queue, several in a row.
 LARGE_BYTES = 4 * 1024 * 1024
@@ -235,7 +235,7 @@ class Tasks:
         if outcome.state is State.FAILED:
             self._failed[outcome.index] = settled if len(self._failed) < _FAILURES_KEPT else None
         outputs = self._outputs.get(outcome.index)
-        if outputs:  # nothing will ever be there: the keys are free again
+        if outputs and outcome.reason is not Reason.OUTPUT_EXISTS:  # nothing will ever be there: the keys are free again
             number, store = self.number, self.store
             self.connection.submitter.call_soon(lambda: _free(store, number, outcome.index, outputs))
 

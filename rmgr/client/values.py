@@ -10,69 +10,36 @@ what he shares for writing. What others have pickled is loaded only for who says
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from rmgr.client.fates import Fates
 from rmgr.client.pickling import dump_value
 from rmgr.client.results import load
-from rmgr.client.snapshot import fetch
-from rmgr.coord import keys, ownership, paths, validity
+from rmgr.client.seen import Seen
+from rmgr.coord import keys, ownership
 from rmgr.coord.keys import Pointer
-from rmgr.coord.owner_ops import reign_of
 from rmgr.coord.ownership import Holder, Share
-from rmgr.coord.ports import About, Coordinator, Encoding, Note, Store
-from rmgr.coord.records import decode_outcomes, decode_page, read_fragment
+from rmgr.coord.ports import NOTHING, About, Coordinator, Encoding, Note, Store
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, StateConflict, UsageError
 from rmgr.model.identity import check_name
-from rmgr.model.outcome import Fragment
 from rmgr.model.states import State
-from rmgr.model.submission import Paged, Tail
 
 if TYPE_CHECKING:
     from rmgr.client.deeds import Deeds
 
-_CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
-_STATE = {code: state for state, code in _CODE.items()}
-#: Submissions whose committed attempts are remembered, and fragments read at once.
-_MAX_KNOWN = 64
-_WINDOW = 64
 _NOTHING: Any = object()
+#: How a caller follows a long call: a display, or a function that is told (how many so far, of how many or 0).
+Progress = bool | Callable[[int, int], None]
 _NOBODYS: Mapping[str, Holder | None] = {}
 #: What to type so that a task loads a pickle of somebody else.
 HOW_TO_TRUST = 'if you trust {who}: queue.submit(..., trust="{who}")'
 
 
-@dataclass(slots=True)
-class _Commits:
-    """Which attempt of which task of one submission was committed, as far as it was read."""
-
-    next: int = 0
-    gone: bool = False
-    tail: Tail = field(default_factory=Tail)
-    states: bytearray = field(default_factory=bytearray)
-    attempts: dict[int, int] = field(default_factory=dict)  #: those that are not 1
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def take(self, fragment: Fragment, store: Store) -> None:
-        outcomes = fragment.outcomes
-        if fragment.row:
-            row = store.get(fragment.row)
-            if row is None:
-                raise DataLost(f"outcomes in row {fragment.row} are missing from the store", hint="rmgr doctor")
-            outcomes = decode_outcomes(row[0])
-        for outcome in outcomes:
-            if outcome.index >= len(self.states):
-                self.states.extend(bytes(outcome.index + 1 - len(self.states)))
-            if not self.states[outcome.index]:
-                self.states[outcome.index] = _CODE[outcome.state]
-                attempt = outcome.attempt or fragment.attempt
-                if attempt != 1:
-                    self.attempts[outcome.index] = attempt
+def encoded(key: str, value: Any) -> tuple[Encoding, bytes]:
+    """A value as it is stored. Raises PickleFailed, ValueTooLarge."""
+    return (Encoding.RAW, value) if isinstance(value, bytes) else (Encoding.PICKLE, dump_value(value, f"the value for {key!r}"))
 
 
 class Values:
@@ -86,17 +53,20 @@ class Values:
         self._store = store
         self._coordinator = coordinator
         self.deeds = deeds
+        self.fates = Fates(store, coordinator)
+        self.seen = Seen()
         self._is_led: bool = getattr(store, "leads", False)
-        self._known: OrderedDict[int, _Commits] = OrderedDict()
-        self._lock = threading.Lock()
 
     def put(self, key: str, value: Any, *, overwrite: bool = True, timeout: float = 30.0) -> None:
         """Stores `value` under `key`, which is yours from then on unless it is somebody's.
 
         Raises: KeyExists (overwrite=False), PermissionDenied (somebody else's), PickleFailed, ValueTooLarge, StoreUnavailable.
         """
-        encoding = Encoding.RAW if isinstance(value, bytes) else Encoding.PICKLE
-        data = value if isinstance(value, bytes) else dump_value(value, f"the value for {key!r}")
+        self.put_row(key, *encoded(key, value), overwrite=overwrite, timeout=timeout)
+        self.seen.add([key])
+
+    def put_row(self, key: str, encoding: Encoding, data: bytes, *, overwrite: bool, timeout: float) -> None:
+        """As `put`, of bytes."""
 
         def write(overwrite: bool, note: Note) -> None:
             beside: dict[str, Any] = {"note": note} if note else {}
@@ -132,7 +102,7 @@ class Values:
         Raises: NotFound when there is none (or `default` is returned); StateConflict when the task that will write it has
             not ended; PermissionDenied when it is somebody else's, or his pickle; DataLost, PickleFailed, StoreUnavailable.
         """
-        found, holder = self._read(key, default is not _NOTHING, timeout)
+        found, holder = self.read(key, default is not _NOTHING, timeout)
         if found is None:
             if default is not _NOTHING:
                 return default
@@ -141,8 +111,8 @@ class Values:
             self.deeds.check_pickle(key, holder, ownership.trusted(trust))
         return load(found[0], found[1], f"the value under {key!r}")
 
-    def _read(self, key: str, lenient: bool, timeout: float) -> tuple[tuple[bytes, Encoding] | None, Holder]:
-        """The bytes under a key, and whose they are. Raises: as `get`."""
+    def read(self, key: str, lenient: bool, timeout: float) -> tuple[tuple[bytes, Encoding] | None, Holder]:
+        """The bytes under a key, and whose they are. lenient: None when there are none yet, or never. Raises: as `get`."""
         row, deeds = keys.named(key), self.deeds
         if deeds is None:
             found = self._store.get(row, timeout_s=timeout)
@@ -180,7 +150,7 @@ class Values:
         found = self._store.about(row, timeout_s=timeout)
         if found is None:
             raise DataLost(f"the output {key!r} of task {pointer.sub}_{pointer.index} is missing from the store (row {row})")
-        self._believed(key, self._origin(key, pointer, found) if is_led else row, (b"", found), holder)
+        self.believed(key, self._origin(key, pointer, found) if is_led else row, (b"", found), holder)
         return row, found
 
     def _is_pointer(self, row: str, timeout: float) -> bool:
@@ -200,12 +170,72 @@ class Values:
         """Raises PermissionDenied when the key is somebody else's. Returns whose it is, None where nobody asks, or nothing is there."""
         row = keys.named(key)
         about = self._store.about(row, timeout_s=timeout) if self.deeds is not None else None
-        return None if about is None or self.deeds is None else self.deeds.check_write(self._store, key, row, about)
+        return None if about is None else self.check_writable(key, about)
+
+    def check_writable(self, key: str, about: About) -> Holder | None:
+        """The same, of what was found there."""
+        return None if self.deeds is None else self.deeds.check_write(self._store, key, keys.named(key), about)
+
+    def check_readable(self, key: str, about: About) -> Holder:
+        """Whose it is. Raises PermissionDenied unless it may be read; about: what was found there."""
+        return Holder() if self.deeds is None else self.deeds.check_read(self._store, key, keys.named(key), about)
 
     def delete(self, key: str, *, timeout: float = 30.0) -> bool:
         """Makes the key absent; True if there was a value (or a task that will write one). Raises PermissionDenied: somebody else's."""
         self.check_mine(key, timeout=timeout)
+        self.seen.forget([key])
         return self._store.delete(keys.named(key), timeout_s=timeout)
+
+    def delete_some(self, some: Sequence[str], *, timeout: float) -> int:
+        """Up to 1,000 keys in one step. Raises PermissionDenied: one is somebody else's, and none was deleted."""
+        rows = [keys.named(key) for key in some]
+        if self.deeds is not None:
+            for row, about in self.about(rows, timeout=timeout).items():
+                self.check_writable(keys.user_key(row), about)
+        self.seen.forget(some)
+        return len(self._store.delete_many(rows, timeout_s=timeout))
+
+    # -- many
+
+    def put_many(
+        self,
+        values: Mapping[str, Any] | Iterable[tuple[str, Any]],
+        *,
+        overwrite: bool = True,
+        progress: Progress = False,
+        timeout: float = 30.0,
+    ) -> int:
+        """Stores many values, 1,000 or 4 MiB at a time, each as `put` would; returns how many. An iterable is not held whole.
+
+        Args:
+            progress: True shows it on stderr; a function is told (how many so far, of how many or 0) after each step.
+            timeout: of each step.
+        Raises: as `put`; steps before stay. Of the step with a key that cannot be had nothing is stored where all are bytes, or none is.
+        """
+        from rmgr.client.many_values import put_many
+
+        return put_many(self, values, overwrite=overwrite, progress=progress, timeout=timeout)
+
+    def get_many(
+        self, keys: Iterable[str], *, trust: str | Iterable[str] = (), progress: Progress = False, timeout: float = 30.0
+    ) -> dict[str, Any]:
+        """The values of those `keys` that have one now, in their order. Holds all of them.
+
+        Args: trust: as in `get`. progress, timeout: as in `put_many`, of 256 keys.
+        Raises: PermissionDenied when one is somebody else's, or his pickle; DataLost, PickleFailed, StoreUnavailable.
+        """
+        from rmgr.client.many_values import get_many
+
+        return get_many(self, keys, trust=ownership.trusted(trust), progress=progress, timeout=timeout)
+
+    def delete_many(self, keys: Iterable[str], *, progress: Progress = False, timeout: float = 30.0) -> int:
+        """Makes many keys absent; returns how many there were. progress, timeout: as in `put_many`, of 1,000 keys.
+
+        Raises: PermissionDenied when one is somebody else's (none of its step is deleted then); StoreUnavailable.
+        """
+        from rmgr.client.many_values import delete_many
+
+        return delete_many(self, keys, progress=progress, timeout=timeout)
 
     # -- sharing
 
@@ -281,24 +311,24 @@ class Values:
 
     # -- output keys
 
+    def noted(self, rows: Sequence[str], *, largest: int, timeout: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
+        """As `Store.get_noted_many`."""
+        return self._store.get_noted_many(rows, largest=largest, timeout_s=timeout)
+
+    def about(self, rows: Sequence[str], *, timeout: float = 30.0) -> dict[str, About]:
+        """As `Store.about_many`."""
+        return self._store.about_many(rows, timeout_s=timeout) if rows else {}
+
     def claim_outputs(self, outputs: Iterable[tuple[str, Pointer]], *, overwrite: bool, timeout: float = 30.0) -> None:
         """Writes pointers under output keys, before their task is submitted.
 
         Raises: KeyExists naming a key that has a value, or that another live task will write; PermissionDenied naming one that is
             somebody else's. A key whose task ended without a result, or was never submitted, is free for its owner.
         """
-        rows = [(keys.named(key), keys.encode_pointer(pointer)) for key, pointer in outputs]
-        if overwrite and self.deeds is None:
-            self.write_pointers(rows, timeout=timeout)
-            return
-        try:
-            self.write_pointers(rows, overwrite=False, timeout=timeout)
-        except KeyExists:
-            owners = {}
-            for name, _ in rows:
-                check = self.check_mine if overwrite else self.check_free
-                owners[name] = check(keys.user_key(name), timeout=timeout)
-            self.write_pointers(rows, owners=owners, timeout=timeout)
+        from rmgr.client.claims import claim_pointers
+
+        for error in claim_pointers(self, list(outputs), overwrite=overwrite, timeout=timeout).values():
+            raise error
 
     def write_pointers(
         self,
@@ -306,40 +336,35 @@ class Values:
         *,
         overwrite: bool = True,
         owners: Mapping[str, Holder | None] = _NOBODYS,
+        replaces: Mapping[str, bytes] = NOTHING,
         timeout: float = 30.0,
     ) -> None:
-        """Pointers with their deeds, as `Store.put_many`. owners: of rows that are somebody else's, who lets us write them."""
-        beside: dict[str, Any] = {}
+        """As `write_rows`, of pointers."""
+        self.write_rows(rows, Encoding.POINTER, overwrite=overwrite, owners=owners, replaces=replaces, timeout=timeout)
+
+    def write_rows(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        encoding: Encoding,
+        *,
+        overwrite: bool,
+        owners: Mapping[str, Holder | None] = _NOBODYS,
+        replaces: Mapping[str, bytes] = NOTHING,
+        timeout: float,
+    ) -> None:
+        """Rows with their deeds, as `Store.put_many`. owners: of rows that are somebody else's, who lets us write them."""
+        beside: dict[str, Any] = {"replaces": replaces} if replaces else {}
         if self.deeds is not None:
             told = [(row, sha256(data).digest(), holder.owner if (holder := owners.get(row)) else "") for row, data in rows]
-            beside["notes"] = self.deeds.notes(told, Encoding.POINTER)
-        self._store.put_many(rows, encoding=Encoding.POINTER, overwrite=overwrite, timeout_s=timeout, **beside)
+            beside["notes"] = self.deeds.notes(told, encoding)
+        self._store.put_many(rows, encoding=encoding, overwrite=overwrite, timeout_s=timeout, **beside)
 
-    def check_free(self, key: str, *, mine: Pointer | None = None, timeout: float = 30.0) -> Holder | None:
-        """Raises KeyExists when the output key has a value, or when a live task (other than `mine`) will write it.
+    def check_free(self, key: str, *, timeout: float = 30.0) -> None:
+        """Raises KeyExists when the output key has a value, or when a live task will write it; PermissionDenied: it is somebody else's."""
+        from rmgr.client.claims import look
 
-        Raises also PermissionDenied: it is somebody else's. Returns whose it is, as `check_mine`.
-        """
-        name = keys.named(key)
-        holder = self.check_mine(key, timeout=timeout)
-        if self.deeds is not None and holder is None:
-            return None
-        head = self._store.head(name, timeout_s=timeout)
-        if head is None:
-            return None
-        found = self._store.get(name, timeout_s=timeout) if head[1] is Encoding.POINTER else None
-        if found is not None and found[1] is Encoding.POINTER:
-            pointer = keys.decode_pointer(found[0])
-            if pointer == mine:
-                return holder
-            state = self._fate(pointer, timeout)
-            if state in {State.FAILED, State.CANCELLED, "never"}:
-                return holder
-            if state == "gone" and self._store.head(keys.final(pointer), timeout_s=timeout) is None:
-                return holder
-            what = f"task {pointer.sub}_{pointer.index} writes it" if state == "open" else f"task {pointer.sub}_{pointer.index} wrote it"
-            raise KeyExists(f"the output key {key!r} exists already: {what}", hint="overwrite=True replaces it; or choose another key")
-        raise KeyExists(f"the output key {key!r} exists already", hint="overwrite=True replaces it; or choose another key")
+        for error in look(self, [(key, None)], overwrite=False, timeout=timeout).refused.values():
+            raise error
 
     def _has_value(self, name: str, timeout: float) -> bool:
         head = self._store.head(name, timeout_s=timeout)
@@ -352,7 +377,7 @@ class Values:
             return found is not None
         pointer = keys.decode_pointer(found[0])
         try:
-            state = self._fate(pointer, timeout)
+            state = self.fates.fate(pointer, timeout)
         except PermissionDenied:  # a gateway shows nobody what others submitted; what they share it fetches itself
             return self._is_led and self._store.head(keys.led(keys.user_key(name)), timeout_s=timeout) is not None
         return state is State.COMPLETED or (state == "gone" and self._store.head(keys.final(pointer), timeout_s=timeout) is not None)
@@ -360,7 +385,7 @@ class Values:
     def _led(self, key: str, pointer: Pointer, holder: Holder, timeout: float) -> tuple[bytes, Encoding] | None:
         """What somebody else's pointer leads to, found by the gateway."""
         found = self._store.get_noted(keys.led(key), timeout_s=timeout)
-        return None if found is None else self._believed(key, self._origin(key, pointer, found[1]), found, holder)
+        return None if found is None else self.believed(key, self._origin(key, pointer, found[1]), found, holder)
 
     def _origin(self, key: str, pointer: Pointer, about: About) -> str:
         """The row of an output, as its deed says it."""
@@ -370,7 +395,7 @@ class Values:
             raise DataLost(f"the gateway has sent another value than that of {key!r}", hint="read it again; rmgr doctor")
         return row
 
-    def _believed(self, key: str, row: str, found: tuple[bytes, About], holder: Holder) -> tuple[bytes, Encoding]:
+    def believed(self, key: str, row: str, found: tuple[bytes, About], holder: Holder) -> tuple[bytes, Encoding]:
         """An output with its encoding. Raises DataLost unless it was written by a Starter for whom its pointer belongs to."""
         assert self.deeds is not None
         its = self.deeds.holder(self._store, row, found[1])
@@ -385,17 +410,16 @@ class Values:
         if holder is None:
             return self._store.get(row, timeout_s=timeout)
         found = self._store.get_noted(row, timeout_s=timeout)
-        return None if found is None else self._believed(key, row, found, holder)
+        return None if found is None else self.believed(key, row, found, holder)
 
     def _follow(
         self, key: str, pointer: Pointer, data: bytes, lenient: bool, timeout: float, holder: Holder | None = None
     ) -> tuple[bytes, Encoding] | None:
         """The output behind a pointer. holder: of the pointer; None in an open cluster."""
         task = f"{pointer.sub}_{pointer.index}"
-        state = self._fate(pointer, timeout)
+        state = self.fates.fate(pointer, timeout)
         if state is State.COMPLETED:
-            commits = self._commits(pointer.sub)
-            row = keys.output(pointer.sub, pointer.index, commits.attempts.get(pointer.index, 1), pointer.n)
+            row = keys.output(pointer.sub, pointer.index, self.fates.attempt(pointer), pointer.n)
             found = self._output(key, row, holder, timeout) or self._output(key, keys.final(pointer), holder, timeout)
             if found is None:
                 now = self._store.get(keys.named(key), timeout_s=timeout)
@@ -412,61 +436,3 @@ class Values:
         if state in {State.FAILED, State.CANCELLED} and not lenient:
             raise NotFound(f"there is no value under the key {key!r}: task {task} ended {state}", hint=f"rmgr show {task}")
         return None
-
-    # -- which attempt was committed
-
-    def _fate(self, pointer: Pointer, timeout: float) -> State | str:
-        """Final state of the task behind a pointer; "open", "never" (it was not submitted), or "gone" (collected)."""
-        commits = self._commits(pointer.sub)
-        with commits.lock:
-            known = self._state(commits, pointer.index)
-            if known is None or (pointer.by and not commits.tail.reigns):
-                self._catch_up(pointer.sub, commits, timeout)
-                known = self._state(commits, pointer.index)
-            if commits.gone and known is None:
-                return "gone"
-            if pointer.by and commits.tail.reigns and reign_of(commits.tail, pointer.index) != pointer.by:
-                return "never"
-            return "open" if known is None else known
-
-    def _state(self, commits: _Commits, index: int) -> State | None:
-        return _STATE.get(commits.states[index]) if index < len(commits.states) else None
-
-    def _commits(self, number: int) -> _Commits:
-        with self._lock:
-            commits = self._known.get(number)
-            if commits is None:
-                commits = self._known[number] = _Commits()
-                while len(self._known) > _MAX_KNOWN:
-                    self._known.popitem(last=False)
-            return commits
-
-    def _catch_up(self, number: int, commits: _Commits, timeout: float) -> None:
-        if self._coordinator is None or commits.gone:
-            commits.gone = True
-            return
-        end_s = time.monotonic() + timeout
-        tail, done = fetch([paths.tail(number), paths.done(number)], self._coordinator.get, timeout_s=timeout)
-        if tail is None or done is None:
-            commits.gone = True
-            return
-        commits.tail = validity.tail(tail, number)
-        paged = validity.decode(done.data, Paged, paths.done(number)) if done.data else Paged()
-        at = 0
-        while commits.next < paged.base and at < paged.base:
-            row = self._store.get(keys.page(number, at), timeout_s=timeout)
-            if row is None:
-                raise DataLost(f"page {at} of submission {number} is missing from the store", hint="rmgr doctor")
-            page = decode_page(row[0])
-            for fragment in page[max(0, commits.next - at) :]:
-                commits.take(fragment, self._store)
-            at += len(page)
-            commits.next = max(commits.next, at)
-        while commits.next < done.stat.creates:
-            some = range(commits.next, min(done.stat.creates, commits.next + _WINDOW))
-            left_s = max(0.1, end_s - time.monotonic())
-            for found in fetch([paths.fragment(number, item) for item in some], self._coordinator.get, timeout_s=left_s):
-                if found is None:
-                    return  # paged out meanwhile: the next look reads the page
-                commits.take(read_fragment(found.data), self._store)
-                commits.next += 1

@@ -6,9 +6,10 @@ conformance suite a port runs on every adapter. Typing only: nothing here does I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from rmgr.coord.multi import Multi, Outcome, Stamped, Stat
@@ -97,6 +98,8 @@ class Encoding(StrEnum):
 
 #: The largest value that a store takes.
 MAX_VALUE_BYTES = 256 * 2**20
+#: No key may exist.
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 class About(NamedTuple):
@@ -146,10 +149,12 @@ class Store(Protocol):
         ttl_s: float | None = None,
         overwrite: bool = True,
         notes: Sequence[bytes] = (),
+        replaces: Mapping[str, bytes] = NOTHING,
         timeout_s: float = 30.0,
     ) -> None:
         """Writes many small values, durable together or in any subset if it fails; the cheap way for bulk. notes: one a row, or none.
 
+        replaces: with `overwrite` False, keys that may exist if their value has this SHA-256: looked at and written in one step.
         Raises: `errors.KeyExists` naming the keys when `overwrite` is False and some exist; of up to 4 MiB of rows
         below 512 KiB each nothing is written then.
         """

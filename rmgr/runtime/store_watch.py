@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
 from rmgr.adapters.store_rules import fetch, get_hashed, remembered
 from rmgr.adapters.stores import open_store, shown
-from rmgr.coord.ports import MAX_VALUE_BYTES, About, Encoding, Note, Store
+from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
 from rmgr.runtime.release import emptied
 
@@ -165,11 +165,12 @@ class WatchedStore:
         ttl_s: float | None = None,
         overwrite: bool = True,
         notes: Sequence[bytes] = (),
+        replaces: Mapping[str, bytes] = NOTHING,
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`."""
         told: dict[str, Any] = {"encoding": encoding, "ttl_s": ttl_s, "overwrite": overwrite, "notes": notes, "timeout_s": timeout_s}
-        self._through(lambda store: store.put_many(rows, **told))
+        self._through(lambda store: store.put_many(rows, replaces=replaces, **told))
 
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
         """See `Store.get`."""

@@ -146,7 +146,7 @@ def test_another_users_value_is_read_neither_by_get_nor_by_inputs(town: Town) ->
         town.his.store.get(key)
     assert "rmgr store share" in str(denied.value.hint)
     with pytest.raises(PermissionDenied, match="belongs to ann"), TaskQueue(_size, connection=town.his, name=unique()) as queue:
-        queue.submit(inputs=[key], outputs=[f"m/{unique()}"])
+        queue.submit(inputs=[key], outputs=[f"m/{unique()}"], check=True)
     with Unchecked(town.his) as his:
         failed = run(his, _size, [key], [f"m/{unique()}"])
     assert failed is not None
@@ -221,7 +221,7 @@ def test_a_pickle_of_another_user_is_not_loaded_by_the_client_nor_on_the_node(to
         town.hers.store.get(key)
     assert 'trust="mallory"' in str(denied.value.hint)
     with pytest.raises(PermissionDenied, match="pickle"), TaskQueue(_size, connection=town.hers, name=unique()) as queue:
-        queue.submit(inputs=[key], outputs=[f"m/{unique()}"])
+        queue.submit(inputs=[key], outputs=[f"m/{unique()}"], check=True)
     with Unchecked(town.hers) as hers:
         failed = run(hers, _size, [key], [f"m/{unique()}"])
     assert failed is not None
@@ -274,11 +274,23 @@ def test_another_users_key_is_neither_replaced_nor_deleted_nor_an_output(town: T
         lambda: town.his.store.put(key, b"his"),
         lambda: town.his.store.put(key, b"his", overwrite=False),
         lambda: town.his.store.delete(key),
-        lambda: run(town.his, _size, [], [key], overwrite=True),
-        lambda: run(town.his, _size, [], [key]),
+        lambda: run(town.his, _nothing, [], [key], overwrite=True, check=True),
+        lambda: run(town.his, _nothing, [], [key], check=True),
     ):
         with pytest.raises(PermissionDenied, match="belongs to ann"):
             attack()
+    for options in ({}, {"overwrite": True}):
+        with TaskQueue(_nothing, connection=town.his, name=unique()) as queue:
+            failed = queue.submit(outputs=[key], **options)
+            fine = queue.submit(outputs=[f"his/{unique()}"])
+            with pytest.raises(PermissionDenied, match=r"task \d+_0: the key .* belongs to ann"):
+                queue.flush(60)
+            queue.flush(60)
+            with pytest.raises(TaskFailed, match=r"OUTPUT_EXISTS \(the key .* belongs to ann"):
+                failed.result(60)
+            assert fine.result(60) is None
+            with pytest.raises(TaskFailed, match="OUTPUT_EXISTS"):
+                queue.wait_all(timeout=60)
     with Unchecked(town.his) as his:
         failed = run(his, _nothing, [], [key], overwrite=True)
     assert failed is not None

@@ -228,7 +228,7 @@ def test_while_the_store_is_away_submitting_fails_at_once_and_small_work_goes_on
         with pytest.raises(StoreUnavailable):
             TaskQueue(lambda x: x, connection=connection)
         with pytest.raises(StoreUnavailable):
-            queue.submit(["in"], ["out"])
+            queue.submit(["in"], ["out"], check=True)
         with pytest.raises(StoreUnavailable):
             queue.submit_call(bytes(1_000_000))
         with pytest.raises(StoreUnavailable):

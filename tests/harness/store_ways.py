@@ -1,0 +1,29 @@
+"""A data store, opened directly or through a gateway before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.adapters.stores import open_store
+from rmgr.coord.ports import Store
+from tests.harness.gateways import GatewayServer, OpenGate
+from tests.harness.store_adapters import Adapter
+
+WAYS = ["directly", "through a gateway"]
+
+
+@contextmanager
+def opened(adapter: Adapter, way: str, folder: Path) -> Iterator[Store]:
+    """way: one of `WAYS`."""
+    with ExitStack() as stack:
+        made: Store = open_store(adapter.url(folder), **adapter.options)
+        stack.callback(made.close)
+        if way != WAYS[0]:
+            server = GatewayServer(OpenGate(store=made))
+            stack.callback(server.stop)
+            made = GatewayStore(server.endpoint)
+            stack.callback(made.close)
+        yield made

@@ -1,0 +1,90 @@
+"""Output keys of a queue in memory: what `submit` refuses at once, what `flush`, futures and `wait_all` tell, what `check` waits for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.client.values import Values
+from rmgr.coord import keys
+from rmgr.errors import KeyExists, TaskFailed
+from tests.harness.client_cluster import Cluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    made.stop()
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def test_submission_reads_nothing_of_the_store_and_flush_tells_what_was_taken(cluster: Cluster) -> None:
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        theirs = Values(connection.submitter.store, connection.coordinator)
+        theirs.put("in", 4)
+        for taken in ("out/3", "out/7"):
+            theirs.put(taken, "theirs")
+        assert queue.id
+        reads: list[str] = []
+        store = connection.submitter.store
+        for name in ("get", "get_many", "get_noted", "get_noted_many", "head", "about", "about_many", "put_many"):
+            setattr(store, name, _told(getattr(store, name), reads, name))
+        blocked, go = threading.Event(), threading.Event()
+        connection.submitter.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
+        assert blocked.wait(60)
+        futures = [queue.submit(["in"], [f"out/{i}"]) for i in range(1000)]
+        assert reads == []
+        go.set()
+        told = r"task 1_3: the output key 'out/3' exists already: it has a value \(2 tasks were refused in all\)"
+        with pytest.raises(KeyExists, match=told):
+            queue.flush(60)
+        assert len(reads) < 10
+        queue.flush(60)
+        with pytest.raises(KeyExists, match="'out/3' exists already"):  # seen by now
+            queue.submit(["in"], ["out/3"])
+        cluster.start()
+        with pytest.raises(TaskFailed, match=r"OUTPUT_EXISTS \(the output key 'out/3' exists already") as failed:
+            queue.wait_all(timeout=60)
+        assert (failed.value.reason, futures[7].exception(60).reason) == ("OUTPUT_EXISTS", "OUTPUT_EXISTS")  # type: ignore[union-attr]
+        assert [connection.store.get(f"out/{i}") for i in (2, 3, 4)] == [8, "theirs", 8]
+
+
+def test_a_checked_submission_has_its_keys_when_it_returns(cluster: Cluster) -> None:
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        theirs = Values(connection.submitter.store, connection.coordinator)
+        theirs.put("in", 4)
+        theirs.put("taken", "theirs")
+        queue.submit(["in"], ["mine"], check=True)
+        assert queue.id
+        assert connection.submitter.store.head(keys.named("mine")) is not None
+        with pytest.raises(KeyExists, match="'taken' exists already"):
+            queue.submit(["in"], ["taken"], check=True)
+        assert len(queue) == 1
+        look = connection.store.check_free
+
+        def late(key: str, **options: object) -> None:
+            look(key, **options)  # type: ignore[arg-type]
+            theirs.put(key, "theirs")  # between the look and the claim
+
+        connection.store.check_free = late  # type: ignore[method-assign]
+        with pytest.raises(KeyExists, match="'late' exists already"):
+            queue.submit(["in"], ["late"], check=True)
+        queue.flush(60)  # told already
+        assert len(queue) == 2
+        assert theirs.get("late") == "theirs"
+
+
+def _told(call: Callable[..., Any], told: list[str], name: str) -> Callable[..., Any]:
+    def made(*arguments: Any, **options: Any) -> Any:
+        told.append(name)
+        return call(*arguments, **options)
+
+    return made
