@@ -14,6 +14,7 @@ from rmgr.model.views import (
     HeldView,
     JobView,
     LeaderView,
+    MovingView,
     NodeView,
     PartView,
     PolicyView,
@@ -31,6 +32,7 @@ V = TypeVar("V")
 #: Which message carries which view.
 MESSAGES: dict[type[Any], type[Any]] = {
     JobView: pb.JobView,
+    MovingView: pb.MovingView,
     NodeView: pb.NodeView,
     QueueView: pb.QueueView,
     ClassView: pb.ClassView,

@@ -129,7 +129,7 @@ SECTIONS = {
         *("on_disconnect", "kill_on_bad_exit"),
     ),
     "Files and output": ("out", "err", "stdin", "cwd", "env", "inputs", "outputs", "uploads"),
-    "Checkpoints": ("checkpoint_every_us", "checkpoint_grace_us", "restart_from"),
+    "Checkpoints": ("checkpoint", "checkpoint_every_us", "checkpoint_grace_us", "restart_from", "max_moves"),
     "Submitting": ("name", "account", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch"),
 }
 

@@ -11,6 +11,7 @@ import click
 
 from rmgr.cli.params import DURATION_US, Parsed
 from rmgr.errors import UsageError
+from rmgr.model.block import MOST_ATTEMPTS
 from rmgr.model.placing import FROM_CHECKPOINT, FROM_START, Rigid
 from rmgr.model.units import MAX_DURATION_US, parse_duration_us
 
@@ -107,6 +108,8 @@ PLACED_OPTIONS = (
     click.option(
         "--checkpoint-grace", "checkpoint_grace_us", type=DURATION_US, metavar="TIME", default=None, help="for saving its state  [30s]"
     ),
+    click.option("--checkpoint", is_flag=True, help="it saves its state when it is asked to: policies may move it"),
+    click.option("--max-moves", type=click.IntRange(1, MOST_ATTEMPTS), metavar="N", help="a policy moves it at most N times  [no cap]"),
     click.option("--restart-from", type=click.Choice((FROM_CHECKPOINT, FROM_START)), default=FROM_CHECKPOINT, help="of a job that moves"),
 )  # fmt: skip
 
@@ -128,6 +131,8 @@ def shape_of(values: Mapping[str, Any]) -> Rigid | None:
         checkpoint_every_us=values["checkpoint_every_us"],
         checkpoint_grace_us=Rigid().checkpoint_grace_us if values["checkpoint_grace_us"] is None else values["checkpoint_grace_us"],
         restart=values["restart_from"],
+        checkpoint=values["checkpoint"],
+        max_moves=values["max_moves"] or 0,
     )
     if rigid == Rigid():
         return None

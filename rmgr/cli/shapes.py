@@ -13,6 +13,7 @@ from rmgr.model.views import (
     HeldView,
     JobView,
     LeaderView,
+    MovingView,
     NodeView,
     PartView,
     PolicyView,
@@ -73,6 +74,7 @@ def job(view: JobView) -> dict[str, Any]:
         "expected_start": iso(view.expected_start_us),
         **({"resources": dict(sorted(view.resources.items()))} if view.resources else {}),
         **({"class": view.route} if view.route else {}),
+        **_moving(view.moving),
     }
 
 
@@ -81,6 +83,11 @@ def shown_job(view: JobView, attempts: Iterable[AttemptView], story: Sequence[st
     told = job(view)
     rest = {key: told.pop(key) for key in list(told)[list(told).index("counts") :]}
     return {**told, "attempts": [attempt(item) for item in attempts], **rest, **_checkpoints(story)}
+
+
+def _moving(view: MovingView | None) -> dict[str, Any]:
+    """Of placed jobs that have not ended. max_moves: null = no cap of its own."""
+    return {} if view is None else {"saves": view.saves, "moves": view.moves, "max_moves": view.most or None}
 
 
 def _checkpoints(story: Sequence[str]) -> dict[str, Any]:
@@ -112,6 +119,8 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,
         **_checkpoints(view.story),
+        **_moving(view.moving),
+        **({"saving": view.saving} if view.saving else {}),
     }
 
 

@@ -17,7 +17,7 @@ from rmgr.cli.selectors import Target, parse_one, resolve
 from rmgr.errors import NotFound
 from rmgr.model.states import State
 from rmgr.model.units import format_duration, format_size
-from rmgr.model.views import AttemptView, ExplainView, JobView, TaskView, WhyView
+from rmgr.model.views import AttemptView, ExplainView, JobView, MovingView, TaskView, WhyView
 
 _SHOWN_FAILURES = 5
 _EXITS = "0 ok, 3 no such id, 5 ZooKeeper cannot be reached"
@@ -177,6 +177,7 @@ def _draw_job(job: JobView, tasks: list[TaskView], attempts: Sequence[AttemptVie
         ("ended", clock(job.ended_us) + (f"  after {elapsed(job.started_us, job.ended_us, 0)}" if job.ended_us and job.started_us else "")),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
         ("asks for", _request(job)),
+        ("moves", _moving(job.moving)),
         ("after", ", ".join(job.after)),
         ("used", _used(job.cpu_us, job.max_rss_kib)),
         ("nodes", node_list(job.nodes, 12)),
@@ -199,6 +200,8 @@ def _draw_task(task: TaskView, job: JobView) -> None:
         ("queue", job.queue),
         ("state", _state(task.state, task.reason, "")),
         ("node", task.node),
+        ("checkpoint", task.saving),
+        ("moves", _moving(task.moving)),
         ("started", clock(task.started_us)),
         ("ended", clock(task.ended_us) + (f"  after {elapsed(task.started_us, task.ended_us, 0)}" if task.ended_us else "")),
         ("exit code", "" if task.exit_code is None else str(task.exit_code)),
@@ -258,6 +261,14 @@ def _request(job: JobView) -> str:
     asked = f"{cores}, {format_size(job.memory_bytes)}" if job.memory_bytes else cores
     asked += "".join(f", {count} {name}" for name, count in sorted(job.resources.items()))
     return f"{job.processes} processes of {asked}" if job.processes > 1 else asked
+
+
+def _moving(view: MovingView | None) -> str:
+    """What policies may do with it: only where something is to be told."""
+    if view is None or not (view.saves or view.moves or view.most):
+        return ""
+    cap = f", at most {view.most}" if view.most else ""
+    return f"{view.moves} by policies{cap}; {'it saves its state' if view.saves else 'nothing says that it saves its state'}"
 
 
 def _used(cpu_us: int, rss_kib: int) -> str:

@@ -156,6 +156,8 @@ def _shape(rigid: Rigid) -> dict[str, Any]:
         "begin": iso(rigid.begin_us),
         "kill_on_bad_exit": rigid.kill_on_bad_exit,
         "checkpoint_every": rigid.checkpoint_every_us / 1e6 or None,
+        "checkpoint": rigid.saves(),
+        "max_moves": rigid.max_moves or None,
     }
 
 

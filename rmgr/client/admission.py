@@ -209,6 +209,8 @@ def _wishes(rigid: Rigid) -> str:
         "--begin": rigid.begin_us,
         "--checkpoint-every": rigid.checkpoint_every_us,
         "--checkpoint-grace": rigid.checkpoint_grace_us != usual.checkpoint_grace_us,
+        "--checkpoint": rigid.checkpoint,
+        f"--max-moves {rigid.max_moves}": rigid.max_moves,
         f"--restart-from {rigid.restart}": rigid.restart != usual.restart,
     }
     return ", ".join(option for option, is_asked in options.items() if is_asked) or "what was asked for"

@@ -60,8 +60,9 @@ def check_shape(rigid: Rigid, tasks: int = 1) -> None:
             f"-N {rigid.nodes} nodes, and --nodelist names only {len(set(rigid.nodelist))}",
             hint=f"name more nodes, or -N {len(set(rigid.nodelist))}",
         )
-    if rigid.restart == FROM_START and rigid.checkpoint_every_us > 0:
-        raise UsageError("--checkpoint-every: nothing is stored of a job with --restart-from start", hint="without one of them")
+    if rigid.restart == FROM_START and (rigid.checkpoint_every_us > 0 or rigid.checkpoint):
+        option = "--checkpoint-every" if rigid.checkpoint_every_us > 0 else "--checkpoint"
+        raise UsageError(f"{option}: nothing is stored of a job with --restart-from start", hint="without one of them")
     if tasks > MAX_INDEX:
         raise UsageError(f"{tasks} tasks: a placed submission has at most {MAX_INDEX}", hint="submit it in parts")
 

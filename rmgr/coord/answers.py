@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rmgr.coord import health, paths
@@ -18,17 +19,19 @@ from rmgr.coord.placing_answers import (
     failed_policies,
     first_routes,
     first_waits,
+    moved_waits,
     moving_state,
+    moving_view,
     placed_whys,
     policy_views,
     route_whys,
+    saving_whys,
     stop_whys,
 )
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
 from rmgr.errors import NotFound
 from rmgr.model.array import shown_index
-from rmgr.model.ids import taskq_name
 from rmgr.model.node import NodeRecord, NodeState, TroubleKind
 from rmgr.model.queue import Dispatch, QueueSpec
 from rmgr.model.resources import MIB, Needs, needs_of
@@ -47,16 +50,10 @@ def job_view(
     progress: Progress,
     claimed: list[ClaimedBlock],
     waits: PlacedView | None = None,
-    *,
-    is_ownerless: bool = False,
+    waiting: Sequence[PlacedView] = (),
 ) -> JobView:
-    """One submission.
-
-    Args:
-        claimed: its blocks. waits: its first placed job that waits, as the leader knows it. is_ownerless: it may grow, and nobody
-            lives who would add to it.
-    Cost: O(blocks).
-    """
+    """One submission. claimed: its blocks. waits: its first placed job that waits, as the leader knows it; waiting: those of its jobs
+    that wait and were moved before. Cost: O(blocks)."""
     running = running_count((block.key, block.done) for block in claimed)
     state = moving_state(overall_state(submission, progress, running), claimed)
     counts = state_counts(submission, progress, running)
@@ -78,8 +75,6 @@ def job_view(
     elif state is State.STARTING:
         detail = awaited(claimed[0])
         claimed_at = 0
-    if is_ownerless and not reason and progress.final >= progress.total and not progress.is_ended:
-        reason, detail = Reason.OWNER_GONE, f"owner gone, {progress.final}/{progress.total} done"
     return JobView(
         id=submission.id,
         name=submission.name,
@@ -111,6 +106,7 @@ def job_view(
         run_us=progress.run_us + (progress.lost_us if submission.rigid is not None else 0),
         lost=progress.lost,
         route=submission.rigid.queue_class if submission.rigid is not None else "",
+        moving=None if submission.rigid is None or state.is_final else moving_view(submission.rigid, claimed, waiting),
     )
 
 
@@ -125,6 +121,7 @@ def command_text(submission: Submission) -> str:
 def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
     """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
     blocks, waits, routes = _claimed_by_submission(snapshot), first_waits(snapshot), first_routes(snapshot)
+    moved = moved_waits(snapshot)
     wanted = [number for number in ids if number in snapshot.submissions] if ids else sorted(snapshot.submissions)
     views = []
     for number in wanted:
@@ -133,7 +130,7 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
             continue
         if not ids and not ended and (progress.is_ended or submission.phase is Phase.CLOSED):
             continue
-        view = job_view(submission, progress, blocks.get(number, []), waits.get(number), is_ownerless=number in snapshot.ownerless)
+        view = job_view(submission, progress, blocks.get(number, []), waits.get(number), moved.get(number, ()))
         views.append(replace(view, route=routes[number]) if number in routes else view)
     return views
 
@@ -306,7 +303,7 @@ def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Exp
         raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
     submission, progress = snapshot.submissions[number]
     blocks = [block for block in snapshot.claimed if block.key.submission == number]
-    job = job_view(submission, progress, blocks, first_waits(snapshot).get(number), is_ownerless=number in snapshot.ownerless)
+    job = job_view(submission, progress, blocks, first_waits(snapshot).get(number))
     if position is None:
         whys, start_us = _why(snapshot, submission, job, None)
         return ExplainView(id=str(number), state=job.state, reason=job.reason, why=tuple(whys), expected_start_us=start_us)
@@ -368,6 +365,7 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
     if error := snapshot.aside.get(paths.sub(job.id)):
         why.append(WhyView(what="set aside", id=str(job.id), detail=f"the leader does nothing for it until it changes: {error}"))
     why += stop_whys(_blocks(snapshot, job.id), snapshot)
+    why += saving_whys(_blocks(snapshot, job.id), snapshot)
     if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
         why += health.store_whys(snapshot)
         queue = snapshot.settings.queue(submission.queue)
@@ -386,11 +384,6 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
             why += _resources(snapshot, submission, job)
     if why:
         return (why + route_whys(snapshot, submission, position) if submission.rigid is not None else why), start_us
-    if job.reason == Reason.OWNER_GONE:
-        goes_on = f'TaskQueue.attach("{taskq_name(job.id)}") reads its results and adds more; rmgr cancel {job.id} ends it'
-        if submission.ends_with_owner:
-            goes_on = "the leader ends it in a moment"
-        return [WhyView(what="owner", id=str(job.id), detail=f"{job.detail}; its program does not live any more: {goes_on}")], 0
     held = f"all {job.tasks} tasks have ended" if job.tasks else "it has no task yet"
     detail = f"{held}; its TaskQueue is still open for more (close() ends it, or rmgr cancel {job.id})"
     return [WhyView(what="open", id=str(job.id), detail=detail)], 0

@@ -82,6 +82,7 @@ def assign_ops(job: Assigned) -> list[Op]:
         allocation=allocation,
         stopping="",
         awaits="",
+        saving="",
     )
     order = InboxOrder(order=Order.START, submission=key.submission, index=key.first, extra={"block": job.name})
     ops: list[Op] = [Check(paths.node(node), version) for node, version in job.fences]

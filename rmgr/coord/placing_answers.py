@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.model.node import NodeState
-from rmgr.model.placing import job_label
+from rmgr.model.placing import Rigid, job_label
 from rmgr.model.queue import QueueSpec
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Submission
 from rmgr.model.units import utc
-from rmgr.model.views import FaultView, PlacedView, PolicyView, WhyView
+from rmgr.model.views import FaultView, MovingView, PlacedView, PolicyView, WhyView
 
-#: `PlacedView.state` beside "waiting" and "running".
-STOPPING, SUSPENDED = "stopping", "suspended"
+#: `PlacedView.state` beside "waiting".
+STOPPING, SUSPENDED, RUNNING = "stopping", "suspended", "running"
 #: Jobs of one submission whose waits are told one by one.
 _MOST = 5
 _GAVE_BACK = "gave a job back that it had not begun (rmgr nodes shows why); it is tried again"
@@ -82,6 +82,36 @@ def stop_whys(blocks: Sequence[ClaimedBlock], snapshot: ClusterSnapshot | None =
         elif block.is_suspended:
             whys.append(WhyView(what="suspended", id=shown, detail=f"it stands still on {where}, and goes on there"))
     return whys
+
+
+def saving_whys(blocks: Sequence[ClaimedBlock], snapshot: ClusterSnapshot) -> list[WhyView]:
+    """What is said of the requests to save their state that jobs have now, and why no policy moves those that run."""
+    whys = []
+    for block in [block for block in blocks if block.allocation is not None and not block.is_starting][:_MOST]:
+        shown = job_label(block.key.submission, block.key.first)
+        if block.saving:
+            whys.append(WhyView(what="checkpoint", id=shown, detail=block.saving))
+        view = snapshot.placing.jobs.get((block.key.submission, block.key.first))
+        if view is not None and view.state == RUNNING and view.reason:
+            whys.append(WhyView(what="stays", id=shown, detail=view.reason))
+    return whys
+
+
+def moving_view(rigid: Rigid, claimed: Sequence[ClaimedBlock], waiting: Sequence[PlacedView]) -> MovingView:
+    """Of a submission. waiting: those of its jobs that wait and were moved before."""
+    moves = sum(block.moves for block in claimed) + sum(view.moves for view in waiting)
+    answered = bool(claimed) and all(block.answered for block in claimed)
+    saves = rigid.saves(answered) or (not claimed and any(view.saves for view in waiting))
+    return MovingView(saves=saves, moves=moves, most=rigid.max_moves)
+
+
+def moved_waits(snapshot: ClusterSnapshot) -> dict[int, list[PlacedView]]:
+    """Submission -> those of its jobs that wait and of which more is known than their record says. Cost: O(placed jobs)."""
+    found: dict[int, list[PlacedView]] = {}
+    for (submission, _), view in snapshot.placing.jobs.items():
+        if view.state == "waiting" and (view.moves or view.saves):
+            found.setdefault(submission, []).append(view)
+    return found
 
 
 #: Put to the name of a policy that does not place because it has failed.

@@ -52,7 +52,6 @@ RECORD_UNSIGNED = {
     "owner": "changed when another Submitter takes over",
     "priority": "only the order; an operator may change it",
     "closed_us": "written at the end",
-    "ends_with_owner": "only when nothing more can be added; a release that does not know it still runs the work",
     "newer": "unknown to this release; see `spec_digest`",
     "token": "made at SUBMIT where the user gave none; names nothing that runs",
 }
@@ -72,6 +71,9 @@ BLOCK_UNSIGNED = {
     "stopping": "told to people and the leader only",
     "story": "told to people only",
     "awaits": "told to people only",
+    "saving": "told to people only",
+    "answered": "only whether a policy may move it, to whom it is a hint",
+    "moves": "as answered",
 }
 #: Parts of a block's name that are not signed, and why. `cores` and `memory_mib` must be the record's.
 KEY_UNSIGNED = {

@@ -19,7 +19,7 @@ class ClaimedBlock:
     """A block under `/running/<node>`. done: bit i = task first + i is not running there (any more). allocation: of a placed job.
 
     stopping: why that is giving its nodes up, "" = it is not. is_suspended: it stands still. is_starting: it has not begun; awaits: what it
-    waits for, as its Starter has written it down.
+    waits for, as its Starter has written it down. saving, answered, moves: as in its block.
     """
 
     node: str
@@ -31,6 +31,9 @@ class ClaimedBlock:
     is_suspended: bool = False
     is_starting: bool = False
     awaits: str = ""
+    saving: str = ""
+    answered: bool = False
+    moves: int = 0
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -46,7 +49,6 @@ class ClusterSnapshot:
     waiting: failed ranges that wait for the resubmit rule, as tasks by submission. nowhere: tasks that the leader has found to have lost
     their znode, by submission. placing: what only the leader knows.
     aside: what made the leader's handlers raise, and is not tried again until it changes: path -> error.
-    ownerless: submissions that may still grow, whose owner has gone.
     store_problem: why the data store does not serve, "" while it does, or where nobody has asked.
     """
 
@@ -65,5 +67,4 @@ class ClusterSnapshot:
     nowhere: Mapping[int, frozenset[int]] = field(default_factory=dict)
     placing: PlacingView = PlacingView()
     aside: Mapping[str, str] = field(default_factory=dict)
-    ownerless: frozenset[int] = frozenset()
     store_problem: str = ""

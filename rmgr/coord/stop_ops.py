@@ -30,6 +30,7 @@ def stop(
     past: PastAttempt,
     stamp: str,
     held: bool = False,
+    moved: bool = False,
     orders: Sequence[str] = (),
 ) -> tuple[Multi, BlockKey]:
     """STOP: the claimed block goes, and waits again in its place with the next attempt, `past` behind it.
@@ -37,7 +38,7 @@ def stop(
     Args:
         node_version: the fence of the Starter. data, version: of the running znode; no task of it may be done.
         past: the attempt that ends here; its reason says why. held: the submission has no gate: set aside instead.
-        orders: inbox guids obeyed by this.
+        moved: by a policy, which is counted. orders: inbox guids obeyed by this.
     Returns: the multi, and the key under which it waits.
     Raises: ValueError when a task of it is done.
     """
@@ -48,7 +49,16 @@ def stop(
     following = replace(key, attempt=key.attempt + 1)
     target = paths.held_block(queue, following) if held else paths.pending_block(queue, following)
     again = msgspec.structs.replace(
-        data, incarnation=0, claimed_us=0, started=0, allocation=None, stopping="", past=(*data.past, past)[-MAX_PAST:], stamp=stamp
+        data,
+        incarnation=0,
+        claimed_us=0,
+        started=0,
+        allocation=None,
+        stopping="",
+        saving="",
+        moves=data.moves + moved,
+        past=(*data.past, past)[-MAX_PAST:],
+        stamp=stamp,
     )
     ops: list[Op] = [fence, Delete(path, version), Create(target, encode_block(again))]
     ops += [Delete(paths.inbox(node, guid)) for guid in orders]

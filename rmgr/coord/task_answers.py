@@ -10,7 +10,7 @@ from rmgr.model.block import BlockData, BlockKey, PastAttempt
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.states import GIVEN_UP, Reason, State
 from rmgr.model.submission import Phase, Submission, Tail
-from rmgr.model.views import AttemptView, TaskView
+from rmgr.model.views import AttemptView, MovingView, TaskView
 
 #: (fragment, its outcomes: its own or those of its row)
 Applied = tuple[Fragment, Sequence[Outcome]]
@@ -143,6 +143,8 @@ def _running(
         position=position,
         state=state,
         story=data.story,
+        saving=data.saving,
+        moving=_moving(submission, data),
         attempt=key.attempt,
         node=node,
         started_us=current.started_us,
@@ -187,4 +189,11 @@ def _again(submission: Submission, key: BlockKey, data: BlockData, position: int
         node=data.past[-1].node,
         attempts=_past(data.past),
         story=data.story,
+        moving=_moving(submission, data),
     )
+
+
+def _moving(submission: Submission, data: BlockData) -> MovingView | None:
+    """Of a placed job."""
+    rigid = submission.rigid
+    return None if rigid is None else MovingView(saves=rigid.saves(data.answered), moves=data.moves, most=rigid.max_moves)

@@ -238,6 +238,8 @@ BOOK.add(
     restart=one_of(FROM_CHECKPOINT, FROM_START),
     launch=one_of(ONCE, RANKS, MPI),
     queue_class=WORD,
+    checkpoint=flag,
+    max_moves=whole(0, MOST_ATTEMPTS),
     newer=extra,
 )
 BOOK.add(
@@ -272,7 +274,6 @@ BOOK.add(
     host=WORD,
     grace_us=SPAN,
     rigid=optional(BOOK.of(Rigid)),
-    ends_with_owner=flag,
     spec_sha256=_SHA256,
     newer=extra,
 )
@@ -345,6 +346,9 @@ BOOK.add(
     stopping=LINE,
     story=_STORY,
     awaits=LINE,
+    saving=LINE,
+    answered=flag,
+    moves=whole(0, MOST_ATTEMPTS),
 )
 BOOK.add(KeyedPayload, inputs=many(_KEY, LONG), outputs=many(_KEY, LONG), overwrite=flag, trust=many(text(255), LONG))
 BOOK.add(

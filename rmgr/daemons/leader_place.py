@@ -406,7 +406,8 @@ class Placer:
 
     def _ended(self, state: ClusterState, job: int, now_us: int) -> None:
         placed = self.book.leave(job)
-        self.rests.left(job, placed)
+        if job not in self.stops.by_job:  # else it was asked to
+            self.rests.left(job, placed)
         self.watch_head(placed.node)
         self._orders.release(job, placed)
         if self.stops.vacated(job, placed):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rmgr.coord.admitted import not_admitted
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror
-from rmgr.daemons.placing_facts import job_of, marked, misplaced, node_mark
+from rmgr.daemons.placing_facts import job_of, marked, misplaced, node_mark, with_known
 from rmgr.errors import InvalidRecord, StateConflict
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, job_id
@@ -67,7 +67,7 @@ class Arrivals:
             placer.news.add(path)  # it was returned, and is still read on its node; or no node has come yet
             return
         try:
-            job = job_of(submission, key, partition, now_us)
+            job = with_known(job_of(submission, key, partition, now_us), placer.book.known.get(known))
         except ValueError as error:
             self.refuse(queue, name, str(error))
             return

@@ -21,8 +21,8 @@ from rmgr.daemons.leader_mirror import Mirror, data_of
 from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.placing_book import Placed
 from rmgr.daemons.placing_facts import allows, node_mark
-from rmgr.daemons.placing_orders import Asked, Orders
-from rmgr.daemons.placing_stops import DRAIN, GO_ON, THEN, USER, Stop, stop_order
+from rmgr.daemons.placing_orders import Orders
+from rmgr.daemons.placing_stops import DRAIN, GO_ON, THEN, USER, Asked, Stop, stop_order
 from rmgr.daemons.placing_view import label
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, Unavailable
 from rmgr.model.node import InboxOrder, Order
@@ -110,7 +110,7 @@ class Asks:
 
     def turn(self, state: ClusterState, now_us: int, done: Callable[[str], None]) -> bool:
         """Looks at every open request. True: a commit is under way, `done` is told of it as of a plan."""
-        asked: list[Asked] = []
+        asked = self.placer.stops.taken_back()
         for ask, answer in list(self._open.values()):
             asked += self._step(state, ask, now_us)
             if ask.is_over:
@@ -360,7 +360,10 @@ class Asks:
 
     def _checkpointed(self, ask: Ask, block: Stamped | None, newest: keys.Checkpoint | None) -> None:
         shown = self._label(ask.job)
-        story = decode_block(block.data).story if block is not None else ()
+        data = decode_block(block.data) if block is not None else None
+        story = data.story if data is not None else ()
+        if data is not None:
+            self.placer.stops.learn(ask.job, data)
         if newest is not None and (ask.before is None or newest.order > ask.before.order):
             self._over(ask, story[-1] if story and str(newest) in story[-1] else f"checkpoint {newest} is stored")
         elif block is None:

@@ -7,15 +7,19 @@ came of a commit has the time of its answer, and only a list that was asked for 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rmgr.coord import paths
 from rmgr.daemons.leader_mirror import Mirror
+from rmgr.daemons.placing_facts import Known
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import Allocation, job_id, task_of
 from rmgr.model.submission import Submission
+
+#: Jobs of which something was learned that are remembered.
+_KNOWN = 10_000
 
 
 @dataclass(slots=True)
@@ -59,6 +63,7 @@ class Book:
     marks: dict[int, str] = field(default_factory=dict)  #: job -> feature of the nodes on which its next start must be
     stays: dict[int, tuple[int, int]] = field(default_factory=dict)  #: job that went on after a pause -> (since, its limit) (us)
     pins: dict[int, int] = field(default_factory=dict)  #: job that has refused to stop -> until when it is not asked again (us)
+    known: OrderedDict[int, Known] = field(default_factory=OrderedDict)  #: of jobs whose blocks told more than their records
     odd: dict[str, str] = field(default_factory=dict)  #: names that are no jobs: told once
     spoilt: set[str] = field(default_factory=set)  #: names of blocks that cannot be read: no jobs either
     _seen: dict[str, set[str]] = field(default_factory=dict)  # queue -> names that are accounted for
@@ -71,7 +76,7 @@ class Book:
         self.waiting.clear()
         self.routes.clear()
         self.since.clear()
-        for kept in (self.queued, self.marks, self.stays, self.pins):
+        for kept in (self.queued, self.marks, self.stays, self.pins, self.known):
             kept.clear()
         self.placed.clear()
         self._there.clear()
@@ -84,6 +89,13 @@ class Book:
             return found
         record = self.submissions.get(task_of(job)[0])
         return record.rigid.queue_class if record is not None and record.rigid is not None else ""
+
+    def learn(self, job: int, known: Known) -> None:
+        """What its block tells of it; kept when it leaves its nodes, for it may come back. The last ones are."""
+        self.known[job] = known
+        self.known.move_to_end(job)
+        if len(self.known) > _KNOWN:
+            self.known.popitem(last=False)
 
     # -- pending --------------------------------------------------------------------------------------------------------------
 

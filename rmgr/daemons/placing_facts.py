@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from rmgr.model.block import BlockKey
 from rmgr.model.node import NodeRecord
@@ -17,6 +18,9 @@ from rmgr.model.submission import Submission
 from rmgr.sched.job import Job, Node, Placement, Running, spans_of
 from rmgr.sched.queue_class import QueueClass
 
+#: Whether a job can save its state, and how often a policy has moved it.
+Known: TypeAlias = tuple[bool, int]
+NOTHING_KNOWN: Known = (False, 0)
 _PARTS = re.compile(r"(\d+)")
 
 
@@ -125,6 +129,8 @@ def job_of(submission: Submission, key: BlockKey, partition: str, now_us: int) -
         restarts=key.attempt - 1,
         resources=needs_of(request.resources, together),
         asked=(rigid.processes, request.cores) if rigid.nodes else None,
+        saves=rigid.saves(),
+        max_moves=rigid.max_moves,
     )
 
 
@@ -136,6 +142,16 @@ def misplaced(submission: Submission, job: Job, classes: Iterable[QueueClass]) -
         return ""
     asked = f"{job.wanted[0]} processes x {job.wanted[1]} threads ({job.wanted_cpus} CPUs)"
     return f"queue class {name}, which its user named, allows {found.limits}; it asks for {asked}"
+
+
+def known_of(submission: Submission, answered: bool, moves: int) -> Known:
+    """Of a job, from its record and its block (`BlockData.answered`, `moves`)."""
+    return (submission.rigid or Rigid()).saves(answered), moves
+
+
+def with_known(job: Job, known: Known | None) -> Job:
+    """The same, with what was learned of it."""
+    return job if known is None or known == (job.saves, job.moves) else replace(job, saves=known[0], moves=known[1])
 
 
 # -- placements ----------------------------------------------------------------------------------------------------------------

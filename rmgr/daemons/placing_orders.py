@@ -9,7 +9,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -22,7 +22,7 @@ from rmgr.daemons.placing_book import Book, Placed, Waiting
 from rmgr.daemons.placing_facts import Names, allocation_of
 from rmgr.daemons.placing_records import encode_records
 from rmgr.daemons.placing_reserved import Promises
-from rmgr.daemons.placing_stops import POLICY, Stop, Stops, stop_order
+from rmgr.daemons.placing_stops import GO_ON, POLICY, Asked, Stops, stop_order
 from rmgr.daemons.placing_view import said
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData
@@ -64,16 +64,6 @@ _RETRY_S = 1.0
 def _is_order(decision: Decision) -> bool:
     """There is something to commit."""
     return type(decision) is not WakeAt and (type(decision) is not Reserve or decision.keep)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """An order to the head of a running job, on its way. stop: it is to give its nodes up."""
-
-    job: int
-    guid: str
-    order: InboxOrder
-    stop: Stop | None = None
 
 
 class Orders:
@@ -196,11 +186,12 @@ class Orders:
             jobs.append((decision.job_id, assigned))
         for job, (run, move) in left.items():
             self._at = move
-            order = stop_order(job, why=POLICY, detail=said(move.why, self._book.submissions), kill=type(move) is Preempt)
+            moved, detail = type(move) is Migrate, said(move.why, self._book.submissions)
+            order = stop_order(job, why=POLICY, detail=detail, kill=not moved, unsaved=GO_ON if moved else "")
             guid = uuid.uuid4().hex[:12]
-            asked.append(Asked(job, guid, order, self._stops.begin(state, run, guid, now_us)))
-        for job, _ in jobs:
-            self._stops.started(state, job)
+            asked.append(Asked(job, guid, order, self._stops.begin(state, run, guid, now_us, by_policy=moved)))
+        for job, assigned in jobs:
+            self._stops.started(state, job, assigned.data)
         self._send(state, jobs, asked, self.promises.changed(state, promised))
 
     def ask(self, state: ClusterState, asked: Sequence[Asked], *, done: Callable[[str], None]) -> None:
@@ -352,7 +343,7 @@ class Orders:
             before, version = self._records[partition]
             part = state.partitions.get(partition)
             users = state if state.usage_half_life_us and not at else None
-            orders = {job: (stop.placed.key.attempt, stop.guid) for job, stop in self._stops.by_job.items()}
+            orders = {job: (stop.placed.key.attempt, stop.guid, stop.asked_us) for job, stop in self._stops.by_job.items()}
             data = b"" if part is None else encode_records(part, self._names, self._book, orders, users=users)
             if data == before or (not data and version is None):
                 continue

@@ -1,8 +1,9 @@
 """The scheduler's state made from znodes: what a new leader does first, and what every leader does when it no longer trusts its memory.
 
 Read in this order: lists of waiting and running names that were asked for after the rebuild began, records of their submissions, the blocks
-of running jobs (they say where each stands), and what policies remember. Nothing is written. Names that come meanwhile are not waited
-for, they are told the state as news; and all that takes time is done in slices, between which the leader's loop does other things.
+of running jobs (they say where each stands) and of those that wait again (how often they were moved), and what policies remember. Nothing
+is written. Names that come meanwhile are not waited for, they are told the state as news; and all that takes time is done in slices,
+between which the leader's loop does other things.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -21,7 +22,7 @@ from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror
 from rmgr.daemons.placing_book import Placed
-from rmgr.daemons.placing_facts import job_of, marked, misplaced, node_mark, running_of
+from rmgr.daemons.placing_facts import job_of, known_of, marked, misplaced, node_mark, running_of, with_known
 from rmgr.daemons.placing_records import Records, decode_records
 from rmgr.daemons.placing_reserved import Standing
 from rmgr.daemons.placing_stops import Stop
@@ -35,12 +36,21 @@ from rmgr.sched.state import ClusterState
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader_place import Placer
+    from rmgr.model.submission import Submission
 
 _RETRY_S = 0.5
 #: Blocks that are read by one request, and decoded in one letter.
 _TOGETHER = 64
 #: So long the loop is kept at a time; and how many names or jobs lie between two looks at the clock.
 SLICE_S, _SOME = 0.02, 50
+
+
+class _Stand(NamedTuple):
+    """What is needed of the block of a placed job."""
+
+    allocation: Allocation
+    answered: bool
+    moves: int
 
 
 class Rebuild:
@@ -59,7 +69,8 @@ class Rebuild:
         self._pending, self._running = pending, running
         self._partitions = sorted(partitions)
         self._began_s = desk.clock()
-        self._blocks: dict[str, Allocation | None] = {}  # path under /running -> where it stands; None: gone, or pulled work
+        self._blocks: dict[str, _Stand | None] = {}  # path under /running; None: gone, or pulled work
+        self._told: dict[str, tuple[bool, int]] = {}  # path under /pending of one that has run before -> answered, moves
         self._reading = 0
         self._work: Generator[bool, None, ClusterState] | None = None
         self.promised: dict[int, list[str]] = {}  #: waiting job -> nodes on which its promise stands
@@ -117,13 +128,15 @@ class Rebuild:
             submission = placer.submission(key.submission)
             if submission is not None and (submission.queue in placer.queues or submission.rigid is not None):
                 placed.append((key, submission.queue, path))
-        for at in range(0, len(placed), _TOGETHER):
-            self._read_blocks([path for _, _, path in placed[at : at + _TOGETHER]])
+        again = [f"{paths.pending(queue)}/{name}" for queue, name, key in waiting if key.attempt > 1]
+        wanted = [path for _, _, path in placed] + again
+        for at in range(0, len(wanted), _TOGETHER):
+            self._read_blocks(wanted[at : at + _TOGETHER])
         promises = Standing(self._desk, self._remembered().values(), placer.wake)
         while self._reading or not promises.is_read:
             yield False
         self.promised = promises.found
-        stand = [(key, queue, allocation) for key, queue, path in placed if (allocation := self._blocks[path]) is not None]
+        stand = [(key, queue, one) for key, queue, path in placed if (one := self._blocks[path]) is not None]
         return (yield from self._state(waiting, stand, half_life_us))
 
     # -- reading
@@ -161,7 +174,11 @@ class Rebuild:
 
     def _on_block(self, path: str, found: Stamped | None) -> None:
         try:
-            self._blocks[path] = None if found is None else decode_block(found.data).allocation
+            data = None if found is None else decode_block(found.data)
+            allocation = None if data is None else data.allocation
+            if data is not None and (data.answered or data.moves):
+                self._told[path] = (data.answered, data.moves)
+            self._blocks[path] = None if data is None or allocation is None else _Stand(allocation, data.answered, data.moves)
         except msgspec.MsgspecError as error:
             self._desk.log.error("block_unreadable", path=path, error=str(error))
             self._blocks[path] = None
@@ -169,7 +186,7 @@ class Rebuild:
     # -- building
 
     def _state(
-        self, waiting: list[tuple[str, str, BlockKey]], placed: list[tuple[BlockKey, str, Allocation]], half_life_us: int
+        self, waiting: list[tuple[str, str, BlockKey]], placed: list[tuple[BlockKey, str, _Stand]], half_life_us: int
     ) -> Generator[bool, None, ClusterState]:
         placer, now_us = self._placer, self._placer.now_us()
         remembered = self._remembered()
@@ -186,7 +203,7 @@ class Rebuild:
         running: list[Running] = []
         stopping: dict[int, Running] = {}
         suspended: list[Suspended] = []
-        for at, (key, queue, allocation) in enumerate(placed):
+        for at, (key, queue, (allocation, answered, moves)) in enumerate(placed):
             if at % _SOME == 0:
                 yield True
             job = self._job(queue, key, now_us)
@@ -194,7 +211,7 @@ class Rebuild:
                 continue
             submission = placer.submission(key.submission)
             assert submission is not None
-            job = self._queued(self._routed(job, routes), queued)
+            job = self._queued(self._routed(self._known(job, submission, answered, moves), routes), queued)
             book.run(job.id, Placed(queue, job.partition, key, paths.block_name(key), allocation))
             run = running_of(job, allocation, submission, placer.names)
             if job.id in asked and asked[job.id].attempt == key.attempt:
@@ -214,6 +231,10 @@ class Rebuild:
             if job is not None and not self._is_misplaced(job, queue, name, key):
                 if job.id in asked and asked[job.id].attempt < key.attempt:
                     queued.setdefault(job.id, now_us)  # it came back while nobody led
+                told = self._told.get(f"{paths.pending(queue)}/{name}")
+                submission = placer.submission(key.submission)
+                if told is not None and submission is not None:
+                    job = self._known(job, submission, *told)
                 job = self._queued(self._routed(job, routes), queued)
                 for mark in (placer.asks.mark_of(job.id, job), placer.whose(job.user)):
                     placer.mark(mark)
@@ -231,8 +252,9 @@ class Rebuild:
         others = frozenset({*stopping, *(stopped.run.job.id for stopped in suspended)})
         kept = [records.of_jobs(partition, placer.names, waits, runs, others) for partition, records in remembered.items()]
         for job_, run in stopping.items():
-            guid = asked[job_].guid if job_ in asked else ""
-            placer.stops.adopt(Stop(job=job_, placed=book.placed[job_], guid=guid, run=run, route=routes.get(job_, "")))
+            one = asked.get(job_)
+            guid, asked_us = (one.guid, one.asked_us) if one is not None else ("", None)
+            placer.stops.adopt(Stop(job=job_, placed=book.placed[job_], guid=guid, run=run, asked_us=asked_us, route=routes.get(job_, "")))
         pinned = [run.job for run in running if not placer.may_move(run.job.id) or book.pins.get(run.job.id, now_us) > now_us]
         return ClusterState.restored(
             Snapshot(
@@ -277,6 +299,14 @@ class Rebuild:
             return job
         self._placer.book.routes[job.id] = routes[job.id]
         return replace(job, queue=routes[job.id])
+
+    def _known(self, job: Job, submission: Submission, answered: bool, moves: int) -> Job:
+        """With what its block tells of it."""
+        known = known_of(submission, answered, moves)
+        found = with_known(job, known)
+        if found is not job:
+            self._placer.book.learn(job.id, known)
+        return found
 
     def _queued(self, job: Job, queued: Mapping[int, int]) -> Job:
         """One that was given up stands in its queue since then."""

@@ -23,13 +23,14 @@ _T = TypeVar("_T")
 
 
 class Stopped(msgspec.Struct, array_like=True, frozen=True):
-    """A job that was asked to give its nodes up: which attempt of it, by which order; its last stretch."""
+    """A job that was asked to give its nodes up: which attempt of it, by which order; its last stretch; since when, None = unknown."""
 
     job: int
     attempt: int
     guid: str
     start_us: int
     end_us: int
+    asked_us: int | None = None
 
 
 class Records(msgspec.Struct, array_like=True, frozen=True):
@@ -100,12 +101,12 @@ def decode_records(data: bytes) -> Records:
 
 
 def encode_records(
-    part: Partition, names: Names, book: Book, orders: Mapping[int, tuple[int, str]], *, users: ClusterState | None = None
+    part: Partition, names: Names, book: Book, orders: Mapping[int, tuple[int, str, int | None]], *, users: ClusterState | None = None
 ) -> bytes:
     """b"" when there is nothing to remember. Cost: O(records), however many jobs wait.
 
     Args:
-        book: what the leader remembers of jobs. orders: (attempt, order) of those that were asked to give their nodes up.
+        book: what the leader remembers of jobs. orders: (attempt, order, since) of those that were asked to give their nodes up.
         users: whose use stands in this partition's record, None: in another's, or it is not kept.
     """
 
@@ -129,7 +130,7 @@ def encode_records(
         routes=here(book.routes),
         runs=_runs(users) if users is not None else (),
         since=tuple((hold.job_id, since[hold.job_id]) for hold in holds if hold.job_id in since),
-        stops=tuple(Stopped(run.job.id, attempt, guid, run.start_us, run.end_us) for run, (attempt, guid) in stopping),
+        stops=tuple(Stopped(run.job.id, attempt, guid, run.start_us, run.end_us, asked_us) for run, (attempt, guid, asked_us) in stopping),
         suspended=tuple((job, one.run.start_us, one.run.end_us, one.since_us) for job, one in sorted(part.suspended.items())),
         stays=tuple((job, *stay) for job, stay in here(book.stays)),
         queued=here(book.queued),

@@ -6,19 +6,22 @@ Called in the leader's loop. Reasons are those of the last pass, with ids and ti
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rmgr.coord import paths
 from rmgr.coord.placing_answers import STOPPING, SUSPENDED
+from rmgr.daemons.placing_facts import NOTHING_KNOWN
 from rmgr.model.array import shown_index
 from rmgr.model.placing import MAX_INDEX, job_label, task_of
 from rmgr.model.units import utc
 from rmgr.model.views import HeldView, PartitionView, PlacedView, PlacingView
 from rmgr.sched.holds import by_node
-from rmgr.sched.job import UNLIMITED_US
+from rmgr.sched.job import UNLIMITED_US, Job
 from rmgr.sched.partition import Partition
 from rmgr.sched.plan import Plan, Reserve, Why
+from rmgr.sched.policies.migration import Migration
+from rmgr.sched.policy import Stage
 from rmgr.sched.records import Hold
 from rmgr.sched.state import ClusterState
 
@@ -49,6 +52,8 @@ def view_of(placer: Placer) -> PlacingView:
             reason=said(why, records) + _next_start(placer.book.marks.get(job, "")),
             expected_start_us=promised.get(job, 0),
             route=placer.book.class_of(job),
+            saves=placer.book.known.get(job, NOTHING_KNOWN)[0],
+            moves=placer.book.known.get(job, NOTHING_KNOWN)[1],
         )
     for name, reason in placer.book.odd.items():
         for _, key in paths.blocks_in((name,)):
@@ -59,8 +64,20 @@ def view_of(placer: Placer) -> PlacingView:
         doing = SUSPENDED if part is not None and job in part.suspended else "running"
         if stop is not None and not stop.is_refused:
             doing = STOPPING
-        jobs[task_of(job)] = PlacedView(state=doing, nodes=placed.allocation.shares, route=placer.book.class_of(job))
+        run = part.running.get(job) if part is not None else None
+        jobs[task_of(job)] = PlacedView(
+            state=doing,
+            reason="" if run is None else _stays(run.job, placer.pipeline[0]),
+            nodes=placed.allocation.shares,
+            route=placer.book.class_of(job),
+        )
     return PlacingView(partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state, promised)))
+
+
+def _stays(job: Job, stages: Iterable[Stage]) -> str:
+    """Why the policies that would move jobs of its partition do not move this one, "" = they may, or there are none."""
+    mine = (stage.policy for stage in stages if not stage.partitions or job.partition in stage.partitions)
+    return next(filter(None, (policy.stays(job) for policy in mine if isinstance(policy, Migration))), "")
 
 
 def _next_start(mark: str) -> str:

@@ -326,7 +326,7 @@ class ClaimedBlock:
         sent = self.sending
         assert sent is not None
         self.sending = None
-        kept = {name: getattr(self.data, name) for name in ("stopping", "story", "awaits")} if self.is_placed else {}
+        kept = {name: getattr(self.data, name) for name in ("stopping", "story", "awaits", "saving", "answered")} if self.is_placed else {}
         self.data = msgspec.structs.replace(sent.data, **kept) if kept else sent.data
         self.version += 1
         return sent

@@ -2,6 +2,7 @@
 
     go-on      MEASURING -> ASKED -> COPYING -> told          when it has answered, else at the end of its grace
     stop       MEASURING -> ASKED -> ENDING -> COPYING -> LEAVING       it ends (85), or is ended after its grace; STOP: the job waits again
+    policy     MEASURING -> ASKED -> WITHDRAWING -> told                the same, but one that does not answer in its grace goes on
     85         COPYING -> LEAVING                                       the same, of a program that was asked to save and might have gone on
     preempt    ENDING -> LEAVING                              nothing is asked or stored (`kill`); the same, but asked, with restart = start
 
@@ -20,15 +21,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from rmgr.adapters.leftovers import remove_tree
 from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.coord import paths
 from rmgr.coord.keys import Checkpoint
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_checkpoint_ask import answered
+from rmgr.daemons.starter_checkpoint_asking import KILL_US, Asking
 from rmgr.daemons.starter_checkpoint_case import Case, Phase, rigid_of, says_saved, was_stopped
 from rmgr.daemons.starter_checkpoint_notes import Notes
-from rmgr.daemons.starter_checkpoint_parts import Asked, LocalPart, Part, RemotePart, each, sentence
+from rmgr.daemons.starter_checkpoint_parts import LocalPart, Part, RemotePart, sentence
 from rmgr.daemons.starter_checkpoint_restore import Restores
 from rmgr.daemons.starter_checkpoint_taking import NOTHING, check, put_away, take
 from rmgr.daemons.starter_fetch import Failure
@@ -46,10 +49,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How often an answer is looked for, and processes that were not told yet.
-_LOOK_S, _AGAIN_S = 0.1, 1.0
-#: Between SIGTERM and SIGKILL of a job that has not ended by itself.
-_KILL_US = 2_000_000
+#: A copy that takes longer is told.
+_LONG_COPY_S = 1.0
 #: Copies that are begun again because files changed meanwhile, and the pause.
 _COPIES, _COPY_PAUSE_S = 4, 0.3
 #: Pause before a store that is away is tried again, once the job has ended.
@@ -90,6 +91,7 @@ class Checkpoints:
         self._untouched = Untouched()
         self._timed: set[ClaimedBlock] = set()
         self._asked: set[ClaimedBlock] = set()  #: whose program has been asked
+        self._asking = Asking(self, shared, log)
         self.notes = Notes(node, shared, self._gone, log)
         self.restores = Restores(self, node, shared, on_unstartable, log)
 
@@ -164,7 +166,7 @@ class Checkpoints:
             )
         return found
 
-    def _lane(self, block: ClaimedBlock) -> Lane | None:
+    def lane_of(self, block: ClaimedBlock) -> Lane | None:
         return next((lane for lane in self._node.lanes if any(task[0] is block for task in lane.tasks.values())), None)
 
     def background(self, job: Callable[[], T], done: Callable[[T | Exception], None], *, copies: bool = False) -> None:
@@ -186,6 +188,7 @@ class Checkpoints:
         """A CHECKPOINT order was read. One that is not taken up is crossed off by whoever reads the inbox."""
         extra = order.extra
         is_stop, kills = extra.get("then") == "stop", extra.get("kill") == "1"
+        by_policy = is_stop and not kills and extra.get("why") == "policy"
         case = self._open.get(block)
         if case is not None and guid in case.orders:
             return  # read again, after a new registration
@@ -201,20 +204,24 @@ class Checkpoints:
             return
         if not block.live or (case is not None and case.phase is Phase.LEAVING):
             return
+        if extra.get("unbegun") == "1":
+            self.notes.tell(block, "", orders=(guid,))  # it has begun, and goes on
+            return
         why = order.detail or extra.get("why", "")
         given = extra.get("grace_us", "")
-        grace_us = int(given) if given.isdigit() and int(given) else (_KILL_US if kills else rigid_of(block).checkpoint_grace_us)
+        grace_us = int(given) if given.isdigit() and int(given) else (KILL_US if kills else rigid_of(block).checkpoint_grace_us)
         if case is not None and (not is_stop or case.is_stop):
             case.orders.append(guid)
             if kills and not case.kills and case.ending is None:
                 case.kills = True
-                self._end(case, grace_us)
+                self.end(case, grace_us)
             return
         orders = [guid]
         if case is not None:  # a stop does not wait for what goes on
             orders += case.orders
             self._close(case)
-        self._begin(block, is_stop=is_stop, kills=kills, why=why, grace_us=grace_us, orders=orders)
+        goes_on = extra.get("unsaved") == "go-on"
+        self._begin(self._case(block, why, grace_us, is_stop=is_stop, kills=kills, goes_on=goes_on, by_policy=by_policy, orders=orders))
 
     def is_obeying(self, guid: str) -> bool:
         """The order is crossed off with a commit of ours."""
@@ -231,28 +238,35 @@ class Checkpoints:
         if block not in self._timed:
             return
         if block.live and block not in self._open:
-            rigid = rigid_of(block)
-            self._begin(block, is_stop=False, kills=False, why="periodic", grace_us=rigid.checkpoint_grace_us, orders=[])
+            self._begin(self._case(block, "periodic", rigid_of(block).checkpoint_grace_us))
         self._shared.after(rigid_of(block).checkpoint_every_us / 1e6, partial(self._due, block))
 
     # -- measuring and asking --------------------------------------------------------------------------------------------------
 
-    def _begin(self, block: ClaimedBlock, *, is_stop: bool, kills: bool, why: str, grace_us: int, orders: list[str]) -> None:
+    def next_number(self, block: ClaimedBlock) -> int:
+        """Of the next request of its program."""
         number = self._numbers[block] = self._numbers.get(block, 0) + 1
-        now_us = time.time_ns() // 1000
-        case = Case(block=block, number=number, is_stop=is_stop, kills=kills, why=why, grace_us=grace_us, orders=orders, made_us=now_us)
-        self._open[block] = case
+        return number
+
+    def _case(self, block: ClaimedBlock, why: str, grace_us: int, **more: Any) -> Case:
+        """A new one. more: its other fields."""
+        number = self.next_number(block)
+        found = self._open[block] = Case(block=block, number=number, why=why, grace_us=grace_us, made_us=time.time_ns() // 1000, **more)
+        return found
+
+    def _begin(self, case: Case) -> None:
+        block, is_stop, why = case.block, case.is_stop, case.why
         self._log.info("checkpoint_begun", block=paths.block_name(block.key), kind="stop" if is_stop else "go-on", why=why)
         if is_stop and not block.data.resubmit:
-            self._refuse(case, "its job may run only once (--no-requeue)")
-        elif kills:
+            self.refuse(case, "its job may run only once (--no-requeue)")
+        elif case.kills:
             self.notes.tell(block, "", stopping=why or "preempted")
-            self._end(case, grace_us)
+            self.end(case, case.grace_us)
         elif rigid_of(block).restart == FROM_START:
-            if is_stop:
+            if is_stop and not case.goes_on:
                 self._ask(case)
             else:
-                self._refuse(case, "its job always begins from the start (--restart-from start)")
+                self.refuse(case, "its job always begins from the start (--restart-from start)")
         else:
             parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
             self.background(lambda: check(parts, store, limit), partial(self._measured, case))
@@ -261,55 +275,15 @@ class Checkpoints:
         if case.is_over or case.phase is not Phase.MEASURING:
             return
         if isinstance(result, Exception):
-            self._refuse(case, sentence(result), large=isinstance(result, ValueTooLarge))
+            self.refuse(case, sentence(result), large=isinstance(result, ValueTooLarge))
         else:
             self._ask(case)
 
     def _ask(self, case: Case) -> None:
-        block = case.block
-        case.phase = Phase.ASKED
-        self._asked.add(block)
-        case.end_s = time.monotonic() + case.grace_us / 1e6
-        asked = Asked(number=case.number, stop=case.is_stop, deadline_us=time.time_ns() // 1000 + case.grace_us)
-        parts = self.parts(block, lambda: case.is_over)
-        lane = self._lane(block)
-        if lane is not None:
-            part = self.own_part(block)
-            part.marker, part.spare = lane.slot.marker, (lane.slot.pid,)
-        if case.is_stop:
-            self.notes.tell(block, "", stopping=case.why or "stop")
-            if lane is not None:  # a job that stands still could not answer
-                lane.worker.resume() if lane.worker is not None else lane.slot.resume(lane.running_seq)
+        self._asked.add(case.block)
+        self._asking.begin(case)
 
-        def tell() -> None:
-            if case.is_over or case.phase is not Phase.ASKED:  # its slot may be another job's by now
-                return
-            self.background(lambda: each(parts, lambda part: part.ask(asked)), told)
-
-        def told(result: object) -> None:
-            if case.is_over or case.phase is not Phase.ASKED:
-                return
-            if isinstance(result, Exception):
-                self._log.warning("checkpoint_not_asked", block=paths.block_name(block.key), error=sentence(result))
-            self._shared.after(_AGAIN_S, tell)  # it may have begun to listen only now
-
-        tell()
-        self._shared.after(_LOOK_S, partial(self._look, case))
-
-    def _look(self, case: Case) -> None:
-        if case.is_over or case.phase is not Phase.ASKED:
-            return
-        if not case.is_stop and answered(self.own_part(case.block).directory, case.block.info.account) >= case.number:
-            self._copy(case)
-        elif time.monotonic() < case.end_s:
-            self._shared.after(_LOOK_S, partial(self._look, case))
-        elif case.is_stop:
-            self._log.warning("checkpoint_ignored", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
-            self._end(case, _KILL_US)
-        else:
-            self._copy(case)
-
-    def _end(self, case: Case, grace_us: int) -> None:
+    def end(self, case: Case, grace_us: int) -> None:
         """The attempt ends now, whatever it does."""
         case.phase = Phase.ENDING
         self._node.stop_tasks(case.block, None, case.reason, grace_us)
@@ -331,28 +305,19 @@ class Checkpoints:
         elif not again and not was_stopped(case, ending):
             return False
         case.ending, case.tell = ending, tell
+        case.answered = case.answered or (again and not case.kills)
         ending.account, ending.log_rows = block.info.account, True
-        self._copy(case)
+        self.copy(case)
         return True
 
     def _ended_as_stop(self, block: ClaimedBlock, case: Case | None) -> Case:
         """It was asked to save its state and might have gone on, and wants to be run again."""
         if case is not None:
             self._close(case)
-        number = self._numbers[block] = self._numbers.get(block, 0) + 1
-        found = self._open[block] = Case(
-            block=block,
-            number=number,
-            is_stop=True,
-            kills=False,
-            why=f"it ended with {SAVED_EXIT_CODE} after it was asked to save its state",
-            grace_us=0,
-            orders=case.orders if case is not None else [],
-            made_us=time.time_ns() // 1000,
-        )
-        return found
+        why = f"it ended with {SAVED_EXIT_CODE} after it was asked to save its state"
+        return self._case(block, why, 0, is_stop=True, answered=True, orders=case.orders if case is not None else [])
 
-    def _copy(self, case: Case) -> None:
+    def copy(self, case: Case) -> None:
         """What is in its directories goes to the store, and with it the output of an attempt that has ended."""
         block, ending, key = case.block, case.ending, case.block.key
         case.phase = Phase.COPYING
@@ -371,7 +336,19 @@ class Checkpoints:
                 more = partial(take, is_over=lambda: case.is_over, seals=seals)
                 return more(parts, store, saved, base, stop=case.is_stop, limit=limit, made_us=case.made_us)
 
+        self._learn(case)
         self.background(job, partial(self._copied, case), copies=True)
+        self._shared.after(_LONG_COPY_S, partial(self._tell_copy, case))
+
+    def _tell_copy(self, case: Case) -> None:
+        if not case.is_over and case.phase is Phase.COPYING:
+            how = "it has answered" if case.answered else "without an answer"
+            self.notes.tell(case.block, "", saving=f"{how}: its files are being stored")
+
+    def _learn(self, case: Case) -> None:
+        """That its program answers goes with the next commit of the block."""
+        if case.answered and not case.block.data.answered:
+            case.block.data = msgspec.structs.replace(case.block.data, answered=True)
 
     def _copied(self, case: Case, result: str | Exception) -> None:
         if case.is_over:
@@ -379,11 +356,11 @@ class Checkpoints:
         block = case.block
         if isinstance(result, StoreUnavailable) and case.ending is not None:  # the work is done, and lies here: it waits for the store
             self._log.warning("checkpoint_waits_for_the_store", block=paths.block_name(block.key), error=result.message)
-            self._shared.after(_STORE_PAUSE_S, lambda: None if case.is_over else self._copy(case))
+            self._shared.after(_STORE_PAUSE_S, lambda: None if case.is_over else self.copy(case))
             return
         if isinstance(result, StateConflict) and case.ending is None and case.copies < _COPIES:
             case.copies += 1
-            self._shared.after(_COPY_PAUSE_S, lambda: None if case.is_over else self._copy(case))
+            self._shared.after(_COPY_PAUSE_S, lambda: None if case.is_over else self.copy(case))
             return
         if isinstance(result, Exception):
             self._not_stored(case, result)
@@ -394,12 +371,12 @@ class Checkpoints:
         if case.is_stop:
             self._leave(case, result)
         else:
-            self.notes.tell(block, result, orders=case.orders)
+            self.notes.tell(block, result, orders=case.orders, saving="")
             self._close(case)
 
     def _not_stored(self, case: Case, error: Exception) -> None:
         if case.ending is None:
-            self._refuse(case, sentence(error), large=isinstance(error, ValueTooLarge))
+            self.refuse(case, sentence(error), large=isinstance(error, ValueTooLarge))
             return
         words = f"checkpoint {case.block.key.attempt}.{case.number} was not stored: {sentence(error)}"
         self._log.error("checkpoint_not_stored", block=paths.block_name(case.block.key), error=words)
@@ -430,7 +407,7 @@ class Checkpoints:
             cpu_us=ending.cpu_us,
             max_rss_kib=ending.max_rss_kib,
         )
-        self.notes.give_up(block, past, words, case.orders)
+        self.notes.give_up(block, past, words, case.orders, moved=case.by_policy)
 
     def lose(self, block: ClaimedBlock, node: str) -> bool:
         """A node of the job is lost, the cluster says. True: its attempt had been stopped, and ends as a loss; its files there are gone."""
@@ -442,13 +419,13 @@ class Checkpoints:
         case.tell()
         return True
 
-    def _refuse(self, case: Case, why: str, *, large: bool = False) -> None:
+    def refuse(self, case: Case, why: str, *, large: bool = False, outcome: str = "refused") -> None:
         """It is not to be, the job goes on."""
         what = "stop" if case.is_stop else "checkpoint"
         words = f"{what}{f' ({case.why})' if case.why else ''} refused: {why}"
         self._log.warning("checkpoint_refused", block=paths.block_name(case.block.key), kind=what, why=why)
-        self._shared.metrics.checkpoints.labels("too_large" if large else "refused").inc()
-        self.notes.tell(case.block, words, orders=case.orders, stopping="")
+        self._shared.metrics.checkpoints.labels("too_large" if large else outcome).inc()
+        self.notes.tell(case.block, words, orders=case.orders, stopping="", saving="")
         self._close(case)
 
     def _close(self, case: Case) -> None:

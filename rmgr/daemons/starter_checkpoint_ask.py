@@ -36,6 +36,8 @@ def ask(directory: Path, account: Account | None, *, number: int, stop: bool, de
         _write(control / NUMBER, f"{number}\n")
         if stop:
             _write(control / STOP, "")
+        else:
+            (control / STOP).unlink(missing_ok=True)  # of one that was withdrawn
         _write(control / REQUEST, told)
 
 

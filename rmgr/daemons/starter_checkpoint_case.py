@@ -19,6 +19,7 @@ class Phase(StrEnum):
 
     MEASURING = "measuring"
     ASKED = "asked"
+    WITHDRAWING = "withdrawing"  #: its grace is over, and the job goes on: it is told so
     ENDING = "ending"
     COPYING = "copying"
     LEAVING = "leaving"  #: its STOP is on its way
@@ -26,14 +27,22 @@ class Phase(StrEnum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Case:
-    """One checkpoint under way. kills: none, the attempt ends now. ending: of the attempt, once it has; tell: what it would end as then."""
+    """One checkpoint under way. kills: none, the attempt ends now. ending: of the attempt, once it has; tell: what it would end as then.
+
+    goes_on: a job that has not saved its state in its grace is not ended. by_policy: a policy moves it. is_telling: its processes are being
+    told. answered: the program has said that it has saved.
+    """
 
     block: ClaimedBlock
     number: int
-    is_stop: bool
-    kills: bool
+    is_stop: bool = False
+    kills: bool = False
     why: str
     grace_us: int
+    goes_on: bool = False
+    by_policy: bool = False
+    is_telling: bool = False
+    answered: bool = False
     made_us: int  #: the same however often it is written: a row never changes
     orders: list[str] = field(default_factory=list)
     phase: Phase = Phase.MEASURING
@@ -59,7 +68,7 @@ def was_stopped(case: Case, ending: Ending) -> bool:
     """The end of an attempt is that of one that was asked to stop, or was stopped."""
     if ending.reason in {Reason.MIGRATED, Reason.PREEMPTED}:
         return True
-    if case.phase not in {Phase.ASKED, Phase.ENDING}:
+    if case.phase not in {Phase.ASKED, Phase.WITHDRAWING, Phase.ENDING}:
         return False
     return says_saved(ending)
 

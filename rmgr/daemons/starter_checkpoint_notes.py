@@ -28,11 +28,12 @@ _PAUSE_S = 0.1
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Wish:
-    """Something to commit; its words are in the block already. past: of a STOP, None: a NOTE."""
+    """Something to commit; its words are in the block already. past: of a STOP, None: a NOTE. moved: by a policy."""
 
     block: ClaimedBlock
     orders: list[str]
     past: PastAttempt | None = None
+    moved: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -47,20 +48,28 @@ class Notes:
     _sent: dict[ClaimedBlock, _Wish] = field(default_factory=dict)
 
     def tell(
-        self, block: ClaimedBlock, words: str, *, orders: Sequence[str] = (), stopping: str | None = None, awaits: str | None = None
+        self,
+        block: ClaimedBlock,
+        words: str,
+        *,
+        orders: Sequence[str] = (),
+        stopping: str | None = None,
+        awaits: str | None = None,
+        saving: str | None = None,
     ) -> None:
-        """Adds to the story of a job; orders are crossed off with it. stopping, awaits: from now on, None = as it is."""
+        """Adds to the story of a job; orders are crossed off with it. stopping, awaits, saving: from now on, None = as it is."""
         data = block.data
         story = (*data.story, words[:STORY_CHARS])[-MAX_STORY:] if words else data.story
         stopping, awaits = data.stopping if stopping is None else stopping, data.awaits if awaits is None else awaits
-        block.data = msgspec.structs.replace(data, story=story, stopping=stopping, awaits=awaits)
+        saving = data.saving if saving is None else saving
+        block.data = msgspec.structs.replace(data, story=story, stopping=stopping, awaits=awaits, saving=saving)
         self._put(_Wish(block=block, orders=list(orders)))
 
-    def give_up(self, block: ClaimedBlock, past: PastAttempt, words: str, orders: Sequence[str]) -> None:
-        """STOP: the job waits again. Its processes are dead, and what it has saved lies in the store."""
+    def give_up(self, block: ClaimedBlock, past: PastAttempt, words: str, orders: Sequence[str], *, moved: bool = False) -> None:
+        """STOP: the job waits again. Its processes are dead, and what it has saved lies in the store. moved: by a policy."""
         data = block.data
         block.data = msgspec.structs.replace(data, story=(*data.story, words[:STORY_CHARS])[-MAX_STORY:])
-        self._put(_Wish(block=block, orders=list(orders), past=past))
+        self._put(_Wish(block=block, orders=list(orders), past=past, moved=moved))
 
     def carries(self, guid: str) -> bool:
         """The order is crossed off with something that is not committed yet."""
@@ -130,6 +139,7 @@ class Notes:
             past=past,
             stamp=uuid.uuid4().hex[:12],
             held=held,
+            moved=wish.moved,
             orders=wish.orders,
         )
         failpoint("starter.before_stop")

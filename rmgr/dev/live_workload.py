@@ -116,7 +116,7 @@ class Stage:
                 work=Work.COMMAND,
                 command=Command(argv=command),
                 user=self._engine.user,
-                rigid=Rigid(processes=job.processes),
+                rigid=Rigid(processes=job.processes, checkpoint=checkpoints),
             ),
             request=Request(cores=job.threads, time_limit_us=job.estimate_us),
         )

@@ -102,6 +102,8 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     has put a placed job (claimed blocks of place queues only). stopping: why its attempt is being given up, "" = it is not
     (such blocks only). story: what became of its checkpoints, for people, of all attempts; the last `MAX_STORY`.
     awaits: of a placed job that has not begun: the nodes that its start waits for, and why; "" = nothing was said of it (such blocks only).
+    saving: how far the request to save its state is that its program has now, "" = it has none (such blocks only). answered: its program
+    has answered such a request once, in whatever attempt. moves: how often a policy has moved it.
     """
 
     function: str = ""
@@ -125,6 +127,9 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     stopping: str = ""
     story: tuple[str, ...] = ()
     awaits: str = ""
+    saving: str = ""
+    answered: bool = False
+    moves: int = 0
 
 
 class KeyedPayload(msgspec.Struct, frozen=True, array_like=True):

@@ -31,6 +31,8 @@ class Rigid:
     holds (`FROM_CHECKPOINT`), or always from the start (`FROM_START`: nothing is stored). launch, of functions: it is called once, on
     the first node (`ONCE`), in each process, with the variables of a rank (`RANKS`), or in each process of an MPI program (`MPI`).
     queue_class: the queue class that its user named; "" = the policy chooses.
+    checkpoint: its program saves its state when it is asked to, so that policies may move it. max_moves: so often one may, 0 = as often as
+    it likes.
     """
 
     processes: int = 1
@@ -45,7 +47,13 @@ class Rigid:
     restart: str = "checkpoint"
     launch: str = ONCE
     queue_class: str = ""
+    checkpoint: bool = False
+    max_moves: int = 0
     newer: Newer = newer()
+
+    def saves(self, answered: bool = False) -> bool:
+        """It loses nothing when it is moved. answered: its program has answered a request to save its state before."""
+        return self.restart != FROM_START and (self.checkpoint or self.checkpoint_every_us > 0 or answered)
 
 
 class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -34,6 +34,18 @@ class AttemptView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MovingView:
+    """What becomes of a placed job when a policy moves it. saves: it can save its state, and loses nothing.
+
+    moves: how often a policy has moved it; most: so often one may, 0 = it does not say. Of several jobs: all save; all moves together.
+    """
+
+    saves: bool
+    moves: int = 0
+    most: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
     """One task; `index` is the number people see (the array index where there is one), `position` the dense one."""
 
@@ -52,6 +64,8 @@ class TaskView:
     max_rss_kib: int = 0
     attempts: tuple[AttemptView, ...] = ()
     story: tuple[str, ...] = ()  #: what became of its checkpoints
+    saving: str = ""  #: how far the request to save its state is that it has now, "" = it has none
+    moving: MovingView | None = None  #: of placed jobs, while their block is there
 
     @property
     def id(self) -> str:
@@ -89,6 +103,7 @@ class JobView:
     expected_start_us: int = 0  #: as a placing policy promised, 0 = unknown
     resources: dict[str, int] = field(default_factory=dict)  #: of one process, beside cores and memory
     account: str = ""
+    moving: MovingView | None = None  #: of placed work that has not ended
     run_us: int = 0  #: run time of all attempts of its ended tasks (of pulled work without lost ones), each on `cores * processes` cores
     lost: int = 0  #: attempts of its ended tasks that were lost: with their node, its lease, a worker or data
     route: str = ""  #: its queue class: that its user named, or that a policy chose (for its first job that has one; the leader knows it)
@@ -283,7 +298,8 @@ class PlacedView:
     """One placed job as the leader's last pass left it.
 
     state: waiting | running | stopping | suspended. what, blocker: what it waits for (reservation, limit, node, order, ...), its id;
-    reason: in words. expected_start_us: as the policy promised, 0 = unknown. nodes: (name, processes) of its allocation, the head first.
+    reason: in words; of one that runs, why the policies that place there do not move it. expected_start_us: as the policy promised, 0 =
+    unknown. nodes: (name, processes) of its allocation, the head first.
     """
 
     state: str
@@ -293,6 +309,8 @@ class PlacedView:
     expected_start_us: int = 0
     nodes: tuple[tuple[str, int], ...] = ()
     route: str = ""  #: its queue class, which a policy chose for it or its user named
+    saves: bool = False  #: it can save its state, as the leader knows
+    moves: int = 0  #: how often a policy has moved it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

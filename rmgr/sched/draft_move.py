@@ -7,7 +7,7 @@ from functools import partial
 
 from rmgr.sched.draft_note import Noting
 from rmgr.sched.holds import after_leaving, share_of
-from rmgr.sched.job import Running
+from rmgr.sched.job import Running, sent_back
 from rmgr.sched.plan import (
     Accepted,
     Infeasible,
@@ -159,7 +159,7 @@ class Moving(Noting):
                 return found
             run = found
             self._vacate(run)
-        job = replace(run.job, queued_us=self.now_us, restarts=run.job.restarts + 1)
+        job = sent_back(run.job, self.now_us, moved=isinstance(decision, Migrate))
         more.put(more.extra, job_id, job)
         self.decisions.append(decision._replace(job_id=job.id))
         self._look_again()

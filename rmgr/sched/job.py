@@ -7,7 +7,7 @@ integers: the lowest node id is taken first, the lowest job id wins a tie.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self, TypeAlias
 
 #: What a job without a time limit is planned with: longer than any run.
@@ -59,7 +59,9 @@ class Job:
     priority: larger goes first under `priority`.
     queued_us: when it last entered the queue (-1: at submit_us), later than its submit time after a migration or preemption.
     after: ids that must have left the cluster first; one that the state does not know has left. begin_us: not before this time.
-    restarts: how often it was sent back to the queue.
+    restarts: how often it was sent back to the queue; moves: how often by a policy that moved it (`Migrate`).
+    saves: it can save its state when it is asked to, and go on from there elsewhere. max_moves: so often a policy may move it, 0 = it
+    does not say.
     asked: what its user asked for where something else is placed: of so many nodes each gets one process with the threads of all that run
     there. None: what is placed. Classes, limits, priorities and the match of a connection look at it.
     """
@@ -84,6 +86,9 @@ class Job:
     spread: bool = False
     resources: Resources = ()
     asked: Asked | None = None
+    saves: bool = True
+    moves: int = 0
+    max_moves: int = 0
     cpus: int = field(init=False, compare=False)  #: processes x threads
     wanted: Asked = field(init=False, compare=False)  #: `asked`, or what is placed
     wanted_cpus: int = field(init=False, compare=False)  #: of `wanted`
@@ -113,6 +118,9 @@ class Job:
         spread: bool = False,
         resources: Resources = (),
         asked: Asked | None = None,
+        saves: bool = True,
+        moves: int = 0,
+        max_moves: int = 0,
     ) -> Self:
         """As the dataclass would do it, in less than half the time: a frozen one sets every field with a call.
 
@@ -139,6 +147,9 @@ class Job:
         new.spread = spread
         new.resources = resources
         new.asked = asked
+        new.saves = saves
+        new.moves = moves
+        new.max_moves = max_moves
         new.cpus = processes * threads
         if asked is None:
             new.wanted = (processes, threads)
@@ -206,6 +217,11 @@ class Running(NamedTuple):
     start_us: int
     end_us: int
     placement: Placement
+
+
+def sent_back(job: Job, now_us: int, *, moved: bool) -> Job:
+    """The same as it waits again since now. moved: a policy has moved it, else it has lost what it did."""
+    return replace(job, queued_us=now_us, restarts=job.restarts + 1, moves=job.moves + moved)
 
 
 def charged_cores(run: Running, nodes: Mapping[int, Node]) -> int:

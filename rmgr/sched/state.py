@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rmgr.errors import NotFound, StateConflict
-from rmgr.sched.job import Job, Node, Placement, Reservation, Running, charged_cores
+from rmgr.sched.job import Job, Node, Placement, Reservation, Running, charged_cores, sent_back
 from rmgr.sched.partition import Partition
 from rmgr.sched.plan import (
     Decision,
@@ -108,17 +108,11 @@ class ClusterState:
 
     def job_migrated(self, job_id: int, now: int, partition: str = "default") -> Job:
         """A running or suspended job has been checkpointed and waits again, as the job that is returned. Its notes stay."""
-        part = self._partition(partition)
-        run = self._off_nodes(part, job_id, now)
-        job = replace(run.job, queued_us=now, restarts=run.job.restarts + 1)
-        if job.after:
-            self._depend(part, job)
-        part.add_job(job)
-        return job
+        return self._send_back(job_id, now, partition, moved=True)
 
     def job_preempted(self, job_id: int, now: int, partition: str = "default") -> Job:
         """It has lost what it did (preempted, or its node was lost) and waits again, as the job that is returned. Its notes stay."""
-        return self.job_migrated(job_id, now, partition)
+        return self._send_back(job_id, now, partition, moved=False)
 
     def job_stopping(self, run: Running, now: int) -> None:
         """A job was asked to give its nodes up (`run`: its last stretch): until it returns, goes on or ends, it neither waits nor runs.
@@ -161,6 +155,17 @@ class ClusterState:
             part.pinned.add(job_id)
         else:
             part.pinned.discard(job_id)
+
+    def job_known(self, job_id: int, saves: bool, moves: int, partition: str = "default") -> None:
+        """Of a job that runs or stands still it is known by now whether it can save its state, and how often it was moved."""
+        part = self._partition(partition)
+        run = part.running.get(job_id)
+        stopped = part.suspended.get(job_id)
+        if run is not None:
+            part.running[job_id] = run._replace(job=replace(run.job, saves=saves, moves=moves))
+        elif stopped is not None:
+            job = replace(stopped.run.job, saves=saves, moves=moves)
+            part.suspended[job_id] = stopped._replace(run=stopped.run._replace(job=job))
 
     def job_requeued(self, job: Job) -> None:
         """A waiting job is another request from now on (other limit, size, queue, ...) with the same id. A promise to it goes, and a hold
@@ -362,6 +367,14 @@ class ClusterState:
         if run is None:
             raise StateConflict(f"job {job_id} was not asked to give up its nodes in partition {part.name}")
         return run
+
+    def _send_back(self, job_id: int, now: int, partition: str, *, moved: bool) -> Job:
+        part = self._partition(partition)
+        job = sent_back(self._off_nodes(part, job_id, now).job, now, moved=moved)
+        if job.after:
+            self._depend(part, job)
+        part.add_job(job)
+        return job
 
     def _off_nodes(self, part: Partition, job_id: int, now: int | None) -> Running:
         if part.pinned:

@@ -36,6 +36,10 @@ while [ $step -lt $STEPS ] && [ ! -e "$STEPS_FILE.enough" ]; do
   echo $step > new; mv new step; sleep 0.3
   if [ -n "$asked" ]; then asked=; cp .rmgr/number .rmgr/saved; [ ! -e .rmgr/stop ] || exit 85; fi
 done"""
+#: Neither keeps a number nor looks at anything.
+PLAIN = """step=0; while [ ! -e "$STEPS_FILE.enough" ]; do
+  step=$((step + 1)); echo "$RMGR_TASK_ID $step $RMGR_ATTEMPT $RMGR_NODE" >> "$STEPS_FILE"; sleep 0.3
+done"""
 PYTHON = """
 import os, time
 from rmgr import checkpoint
@@ -215,7 +219,7 @@ def test_a_starved_head_makes_those_that_passed_it_migrate_and_they_go_on_behind
     first = early.submit("-c", "2", "--", "sh", "-c", SHELL)
     early.wait_for(first, 1)
     head = programs.submit("-n", "8", "--", "sh", "-c", SHELL, steps=1)
-    passed = programs.submit("-c", "2", "--array", "0-2", "--", "sh", "-c", SHELL)
+    passed = programs.submit("-c", "2", "--array", "0-2", "--checkpoint", "--", "sh", "-c", SHELL)
     programs.wait_for(passed, 1, tasks=3)
     assert programs.lines(head) == [], "the machine is full but for two cores, and then full"
     early.enough()
@@ -225,4 +229,98 @@ def test_a_starved_head_makes_those_that_passed_it_migrate_and_they_go_on_behind
         programs.wait_end(number)
     early.check(first, attempts=1)
     programs.check(head, attempts=1)
+    programs.check(passed, attempts=2)
+
+
+def reason_of(chaos: Chaos, number: int) -> str:
+    """What `rmgr explain` says of it."""
+    return chaos.rmgr("explain", str(number)).stdout
+
+
+def test_jobs_that_do_not_save_their_state_lose_nothing_under_migration(moving: Chaos, programs: Programs, tmp_path: Path) -> None:
+    early = Programs(moving, tmp_path / "early")
+    assert moving.rmgr("policy", "set", "migration").returncode == 0
+    first = early.submit("-c", "2", "--", "sh", "-c", PLAIN)
+    early.wait_for(first, 1)
+    head = programs.submit("-n", "8", "--", "sh", "-c", SHELL, steps=1)
+    passed = programs.submit("-c", "2", "--array", "0-2", "--checkpoint-grace", "300ms", "--", "sh", "-c", PLAIN)
+    programs.wait_for(passed, 1, tasks=3)
+    early.enough()
+    early.wait_end(first)
+    eventually("the head says whom it waits for", lambda: "passed it and go on" in reason_of(moving, head), within=PATIENCE_S)
+    made = len(programs.lines(passed))
+    eventually("they go on", lambda: len(programs.lines(passed)) >= made + 12, within=PATIENCE_S)
+    assert {row[2] for row in programs.lines(passed)} == {1}
+    assert "nothing says that it saves its state" in reason_of(moving, passed)
+    told = json.loads(moving.rmgr("show", str(passed), "--json").stdout)
+    assert (told["saves"], told["moves"], told["max_moves"]) == (False, 0, None)
+    programs.enough()
+    for number in (head, passed):
+        programs.wait_end(number)
+    programs.check(passed, attempts=1)
+
+
+def test_a_candidate_that_does_not_answer_goes_on_and_the_head_takes_another_under_a_new_leader(
+    moving: Chaos, programs: Programs, tmp_path: Path
+) -> None:
+    early, deaf = Programs(moving, tmp_path / "early"), Programs(moving, tmp_path / "deaf")
+    assert moving.rmgr("policy", "set", "migration", "--param", "suspend=minimal").returncode == 0
+    first = early.submit("-c", "2", "--", "sh", "-c", PLAIN)
+    early.wait_for(first, 1)
+    head = programs.submit("-n", "7", "--", "sh", "-c", SHELL, steps=1)
+    savers = programs.submit("--array", "0-4", "--checkpoint", "--", "sh", "-c", SHELL)
+    programs.wait_for(savers, 1, tasks=5)
+    silent = deaf.submit("--checkpoint", "--checkpoint-grace", "4s", "--", "sh", "-c", PLAIN)
+    deaf.wait_for(silent, 1)
+    early.enough()  # 2 cores are free: 5 of the 6 that passed must go, the last to start among them
+    eventually("it was asked", lambda: "has until" in reason_of(moving, silent), within=PATIENCE_S)
+    leader = moving.leader()
+    moving.cluster.kill(leader, signal.SIGKILL)
+    moving.cluster.start_watchdog(f"{leader}-again")
+    words = "has not saved its state within 4 s"
+    eventually("it has refused", lambda: any(words in one for one in story(moving, silent)), within=PATIENCE_S)
+    eventually("the head runs", lambda: len(programs.lines(head)) == 1, within=PATIENCE_S)
+    made = len(deaf.lines(silent))
+    eventually("it goes on", lambda: len(deaf.lines(silent)) >= made + 3, within=PATIENCE_S)
+    assert {row[2] for row in deaf.lines(silent)} == {1}
+    programs.wait_end(head)
+    programs.wait_for(savers, 2, tasks=5)
+    views = json.loads(moving.rmgr("jobs", "--json").stdout)["jobs"]
+    told = {view["id"]: (view["saves"], view["moves"]) for view in views if view["id"] in {str(savers), str(silent)}}
+    assert told == {str(savers): (True, 5), str(silent): (True, 0)}
+    programs.enough()
+    deaf.enough()
+    for group, number, attempts in ((programs, savers, 2), (deaf, silent, 1)):
+        group.wait_end(number)
+        group.check(number, attempts=attempts)
+
+
+def story(chaos: Chaos, number: int) -> list[str]:
+    """Of its checkpoints, as `rmgr show` tells it."""
+    told: list[str] = json.loads(chaos.rmgr("show", str(number), "--json").stdout).get("checkpoints", [])
+    return told
+
+
+def test_a_job_that_was_moved_as_often_as_it_may_be_stays(moving: Chaos, programs: Programs, tmp_path: Path) -> None:
+    early, late = Programs(moving, tmp_path / "early"), Programs(moving, tmp_path / "late")
+    assert moving.rmgr("policy", "set", "migration").returncode == 0
+    first, second = early.submit("--", "sh", "-c", PLAIN), late.submit("-c", "2", "--", "sh", "-c", PLAIN)
+    early.wait_for(first, 1)
+    late.wait_for(second, 1)
+    heads = [programs.submit("-n", size, "--", "sh", "-c", SHELL, steps=1) for size in ("6", "8")]
+    passed = programs.submit("-c", "2", "--checkpoint", "--max-moves", "1", "--", "sh", "-c", SHELL)
+    programs.wait_for(passed, 1)
+    early.enough()
+    programs.wait_for(passed, 2)
+    assert len(programs.lines(heads[0])) == 1, "it went for the first head, and has passed the second"
+    late.enough()
+    late.wait_end(second)
+    words = "it is not moved again: that was done 1 times, and 1 is the most"
+    eventually("it says why it stays", lambda: words in reason_of(moving, passed), within=PATIENCE_S)
+    eventually("the head says so", lambda: f"jobs {passed} passed it and go on" in reason_of(moving, heads[1]), within=PATIENCE_S)
+    told = json.loads(moving.rmgr("show", str(passed), "--json").stdout)
+    assert (told["saves"], told["moves"], told["max_moves"]) == (True, 1, 1)
+    programs.enough()
+    for number in (*heads, passed):
+        programs.wait_end(number)
     programs.check(passed, attempts=2)

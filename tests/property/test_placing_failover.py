@@ -67,9 +67,8 @@ class Story:
     def play(self) -> Seen:
         for size in STORY:
             if size:
-                self.bench.submitter.submit(
-                    1, block=1, queue="batch", rigid=Rigid(processes=size), request=Request(time_limit_us=60_000_000), user=f"u{size}"
-                )
+                request, rigid = Request(time_limit_us=60_000_000), Rigid(processes=size, checkpoint=True)
+                self.bench.submitter.submit(1, block=1, queue="batch", rigid=rigid, request=request, user=f"u{size}")
             elif self.seen.running:
                 number = min(self.seen.running)
                 node, key = self.seen.running.pop(number)

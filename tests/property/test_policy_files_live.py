@@ -172,7 +172,7 @@ class Live:
                 user=job.get("user", ""),
                 account=job.get("account", ""),
                 request=Request(time_limit_us=job["limit_us"], cores=job.get("threads", 1)),
-                rigid=Rigid(processes=job.get("processes", 1)),
+                rigid=Rigid(processes=job.get("processes", 1), checkpoint=True),
                 submitted_us=round(self.bench.now_s * 1e6),
             )
             assert number == job["id"]

@@ -31,8 +31,8 @@ SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="ba
 class Cluster:
     """Three nodes of two cores, a leader, jobs that were placed by it."""
 
-    def __init__(self, *, dies_at: int = -1, after: bool = False) -> None:
-        self.bench = Bench(SETTINGS)
+    def __init__(self, *, dies_at: int = -1, after: bool = False, settings: ClusterSettings = SETTINGS) -> None:
+        self.bench = Bench(settings)
         self.mortal = Mortal(self.bench.tree, auto=True)
         self.bench.lead(self.mortal)
         self.mortal.names.clear()
@@ -49,9 +49,9 @@ class Cluster:
         if self.mortal.dead and self.leaders == 1:
             self.another_leader()
 
-    def submit(self, processes: int = 2, count: int = 1, **fields: object) -> int:
-        request = Request(time_limit_us=60_000_000)
-        number = self.bench.submitter.submit(count, block=1, queue="batch", rigid=Rigid(processes=processes), request=request, **fields)
+    def submit(self, processes: int = 2, count: int = 1, rigid: Rigid | None = None, **fields: object) -> int:
+        request, rigid = Request(time_limit_us=60_000_000), rigid or Rigid(processes=processes)
+        number = self.bench.submitter.submit(count, block=1, queue="batch", rigid=rigid, request=request, **fields)
         self.rest()
         return number
 

@@ -166,7 +166,6 @@ FREE_SUBMISSION = {
         "grace_us",
         "rigid",
         "spec_sha256",
-        "ends_with_owner",
     ),
     "work",
 }

@@ -3,16 +3,19 @@
 Algorithm:
 1. Start the jobs at the head of the queue while they fit.
 2. Followers of the head that does not fit: running jobs that First-Fit started (step 5) while it waited ahead of them. If the head needs
-   no more than the cores of its followers and the free ones together, condition (1): all of them are migrated, the latest start first (at
+   no more than the cores of its candidates and the free ones together, condition (1): all of them are migrated, the latest start first (at
    one time: the larger id). They go back to the queue, to the place that their key gives them, and go on from where they were when they
-   start again. The head starts; go to 1.
+   start again. The head starts; go to 1. Candidates are the followers that may be moved and lose nothing: `candidates=savers`, those that
+   can save their state (all jobs of the paper can; `all`: every job is asked, and goes on where it is when it does not save); none that
+   was moved `max_moves` times, by its own word or the policy's.
 3. `suspend=minimal`: they are migrated only until the head fits. Live clusters do well with it: each migration is work of a real program.
 4. `followers=strict`: only the jobs that passed this head while it was the head; `any`: that passed any head count for every later one.
 5. Scan the rest of the queue once, in order; start each job that fits, and note whom it passed. A job that starts as head is no follower.
 What a migration costs is the driver's affair: the execution model of the simulator, real checkpoints of the leader.
 A committed note says of each follower which head it passed. Whether another job waited ahead of it follows from when that came to the
 queue and from the order at that time; with fair share, and of jobs that depended on others, only the head is known to have been passed.
-Parameters: order (default fcfs), followers (head | strict | any), suspend (all | minimal).
+Parameters: order (default fcfs), followers (head | strict | any), suspend (all | minimal), candidates (savers | all), max_moves (0 = no
+cap).
 Source: papers.md 2.2; seed 001, section 2.3 and figure 1, where all followers are suspended (its 4.2 speaks for the fewest). Differs
 from it in: condition (1) is printed with >=, which could never start the head; its
 text ("until the nodes that the head needs are there") has <=. Larger jobs may suspend a job again and again (LJF).
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
 #: Kind of the notes: follower -> (the head it passed,).
 PASSED = "passed"
+STAY = "first in the queue; jobs {} passed it and go on: they do not save their state, or were moved as often as they may be"
 REST = Why("first_fit", "needs more than is free after this pass")
 
 
@@ -57,12 +61,22 @@ class Suspend(StrEnum):
     MINIMAL = "minimal"  #: until the head fits
 
 
+class Candidates(StrEnum):
+    """Which followers may be migrated."""
+
+    SAVERS = "savers"  #: those that can save their state when they are asked to
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     name: ClassVar[str] = "migration"
     order: Order = field(default_factory=Fcfs)
     followers: Followers = field(default=Followers.HEAD, metadata=about("jobs a head may suspend: that passed it, it as head, any head"))
     suspend: Suspend = field(default=Suspend.ALL, metadata=about("how many of them: all, or until the head fits"))
+
+    candidates: Candidates = field(default=Candidates.SAVERS, metadata=about("jobs that are asked to move: those that save, or all"))
+    max_moves: int = field(default=0, metadata=about("moves of one job at most; 0: as many as it comes", least=0))
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
         head = self._start_heads(draft)
@@ -89,8 +103,12 @@ class Migration:
 
     def _make_room(self, draft: Draft, head: Job) -> bool:
         """Step 2: the head has started, in place of followers."""
-        followers = self._followers_of(draft, head)
+        passed = self._followers_of(draft, head)
+        followers = [run for run in passed if not self.stays(run.job)]
         if not followers or head.cpus > sum(run.job.cpus for run in followers) + draft.free_cores:
+            if len(followers) < len(passed):
+                stay = ", ".join(map(str, sorted(run.job.id for run in passed if self.stays(run.job))))
+                draft.leave_pending(head.id, Why("migration", STAY, (stay,)))
             return False
         gives_way = Why("migration", "gives way to job {}, first in the queue, which it had passed", (head.id,))
         with draft.fork() as trial:  # on nodes of several cores enough cores need not be enough room
@@ -105,6 +123,13 @@ class Migration:
                 trial.keep()
                 return True
         return False
+
+    def stays(self, job: Job) -> str:
+        """Why a job that runs is never moved, "" = it may be."""
+        if not job.saves and self.candidates is Candidates.SAVERS:
+            return "it is not moved: nothing says that it saves its state (submit --checkpoint does, or one answer to a request)"
+        caps = [cap for cap in (self.max_moves, job.max_moves) if cap and job.moves >= cap]
+        return f"it is not moved again: that was done {job.moves} times, and {min(caps)} is the most" if caps else ""
 
     def _followers_of(self, draft: Draft, head: Job) -> list[Running]:
         """The latest start first. With followers=head: First-Fit started them while the head waited, as it waits now, ahead of them."""
