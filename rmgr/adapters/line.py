@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rmgr.adapters.channel import Loop
+from rmgr.adapters.pace import Handshakes
 from rmgr.adapters.tls import ServerContext, context_of, peer_of
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.frames import FrameError, FrameReader, encode
@@ -34,6 +35,8 @@ _HANDSHAKE_S = 5.0
 MAX_LINES, MAX_GREETING = 256, 32
 #: Of full greetings the oldest makes room for the next one, unless it is younger than this: an honest one is over by then.
 _YOUNG_S = 0.5
+#: Handshakes that one address gets a second, and at once; all together twice as many. Whoever gets none goes on without a line.
+HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 25.0, float(MAX_LINES)
 #: How often it is looked whose keys were revoked, while there are lines.
 _LOOK_S = 0.5
 _WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -202,6 +205,7 @@ class LineServer:
         self._looks = False
         self._greeting: dict[socket.socket, float] = {}  #: since when, the oldest first
         self._context = ServerContext(credentials) if credentials is not None else None
+        self._handshakes = Handshakes(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._sock = socket.create_server(address, family=family, backlog=512)
         self._sock.setblocking(False)
@@ -229,17 +233,18 @@ class LineServer:
         """Takes several at once: whoever floods fills the kernel's list, and who comes then waits for a second."""
         for _ in range(_AT_ONCE):
             try:
-                sock, _ = self._sock.accept()
+                sock, address = self._sock.accept()
             except _GONE:
                 return
             except OSError:  # no descriptor is left: who calls waits, instead of waking this thread all the time
                 self._loop.unregister(self._sock.fileno())
                 self._loop.later(_NO_ROOM_S, self._listen)
                 return
-            self._take(sock)
+            self._take(sock, address[0])
 
-    def _take(self, sock: socket.socket) -> None:
-        if len(self._lines) >= MAX_LINES or not self._has_room():
+    def _take(self, sock: socket.socket, address: str) -> None:
+        is_too_often = self._context is not None and not self._handshakes.may(address)
+        if is_too_often or len(self._lines) >= MAX_LINES or not self._has_room():
             sock.close()
             return
         sock.setblocking(False)

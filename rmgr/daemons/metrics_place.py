@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.registry import CollectorRegistry
 
 from rmgr.adapters.listening import check_place
+from rmgr.adapters.pace import Handshakes
 from rmgr.errors import ConfigError, PermissionDenied, Unavailable
 from rmgr.model.identity import Role
 from rmgr.runtime.secured import is_loopback
@@ -36,6 +37,8 @@ _DAEMONS_HERE = 10
 CONNECTION_S, MOST = 5.0, 16
 #: A connection that is younger makes no room for the next one.
 _YOUNG_S = 0.5
+#: Handshakes that one address gets a second, and at once; all together twice as many.
+HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 5.0, 30.0
 _PAUSE_S = 0.1
 _BACKLOG = 16
 
@@ -121,6 +124,7 @@ class _Server:
         self._credentials = credentials
         self._trust = trust
         self._context: ServerContext | None = None
+        self._handshakes = Handshakes(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
         if credentials is not None:
             from rmgr.adapters.tls import ServerContext
 
@@ -148,13 +152,14 @@ class _Server:
         with self._listener:
             while not self._ended.is_set():
                 try:
-                    caller, _ = self._listener.accept()
+                    caller, address = self._listener.accept()
                 except OSError as error:
                     if error.errno == errno.EINVAL:  # ended
                         return
                     self._ended.wait(_PAUSE_S)  # no file is left
                     continue
-                if not self._take(caller):
+                is_too_often = self._context is not None and not self._handshakes.may(address[0])
+                if is_too_often or not self._take(caller):
                     caller.close()
 
     def _take(self, caller: socket.socket) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from breakable import TICK, Chaos, T
 
 from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.limits import UserLimits
+from tests.harness.flooded import Flooded
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +39,25 @@ def lone(zookeeper_parts: None, tmp_path: Path) -> Iterator[Chaos]:
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture(scope="module")
+def flooded(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flooded]:
+    """One for the tests of a file."""
+    made = Flooded(tmp_path_factory.mktemp("bounds"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def limited(flooded: Flooded) -> Iterator[Callable[..., Flooded]]:
+    """Sets limits by name, for one test."""
+
+    def made(**limits: int) -> Flooded:
+        flooded.set_limits(UserLimits(**limits))
+        return flooded
+
+    yield made
+    flooded.set_limits(UserLimits())

@@ -7,254 +7,32 @@ process of its own. Limits are made small for a test, and are what they were aft
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.rpc import HANDSHAKE_S, OPTIONS, LeaderClient, rebuild
+from rmgr.adapters.rpc import OPTIONS
 from rmgr.adapters.rpc_auth import open_channel
 from rmgr.adapters.rpc_gateway import GatewayCoordinator
 from rmgr.adapters.rpc_gateway_store import GatewayStore
-from rmgr.adapters.rpc_use import Told, UseClient
 from rmgr.client.submitting import submit
 from rmgr.coord import keys, paths
-from rmgr.coord.multi import Committed, Delete, Exists, Holds, Multi, Set
-from rmgr.coord.records import decode_record, encode_record
-from rmgr.errors import LimitReached, PermissionDenied, RmgrError, Throttled
+from rmgr.coord.multi import Delete, Exists, Multi
+from rmgr.errors import LimitReached, PermissionDenied, Throttled
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.identity import Role
 from rmgr.model.limits import BOUNDS, UserLimits
-from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Phase, Submission, Work
-from tests.harness.attacker import Person, Scene, until
-from tests.harness.gateway_process import GatewayProcess
+from tests.harness.attacker import until
+from tests.harness.flooded import Flooded, quietly, run_command, upload
 
 pytestmark = pytest.mark.xdist_group("attacks_bounds")
-MANY = 1024
-
-
-class Flooded(Scene):
-    """The scene with a gateway, and an admin who sets limits."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        security = self.cluster.security
-        assert security is not None
-        self.admin = Person(self.cluster, Role.ADMIN, "admin")
-        daemons = self.cluster.environment() | {"RMGR_SECURITY_DIR": str(security.bundle(Role.SUBMITTER, "gateway"))}
-        self.gateway = GatewayProcess(daemons, directory).start()
-        self.people = {name: Credentials.load(security.bundle(Role.USER, name)) for name in ("ann", "mallory")}
-        epoch = self.cluster.snapshot().epoch
-        assert epoch is not None
-        self.leader = epoch.endpoint
-        [node] = self.cluster.snapshot().nodes.values()
-        self.node = node
-
-    def close(self) -> None:
-        self.gateway.kill()
-        self.admin.zk.close()
-        super().close()
-
-    @property
-    def places(self) -> dict[str, tuple[str, Role]]:
-        """Where each kind of daemon answers, and as what."""
-        return {
-            "leader": (self.leader, Role.WATCHDOG),
-            "Starter": (self.node.endpoint, Role.STARTER),
-            "gateway": (self.gateway.endpoint, Role.SUBMITTER),
-        }
-
-    def told(self, user: str = "mallory", *, fresh: bool = True) -> Told:
-        client = UseClient(self.gateway.endpoint, role=Role.SUBMITTER, credentials=self.people[user])
-        try:
-            return client.use(fresh=fresh)
-        finally:
-            client.close()
-
-    def used(self, name: str, user: str = "mallory") -> int:
-        return self.told(user).users[user].used.get(name, 0)
-
-    def asked(self) -> float:
-        """Reads that the gateway has taken since it began."""
-        with urllib.request.urlopen(f"http://{self.gateway.metrics}/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        return next((float(line.split()[-1]) for line in lines if line.startswith('rmgr_gateway_requests_total{kind="get"}')), 0.0)
-
-    def set_limits(self, limits: UserLimits) -> None:
-        """As `rmgr config apply` does; the gateway and the leader have taken it up."""
-        found = self.admin.zk.get(paths.CONFIG).result(60)
-        assert found is not None
-        settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
-        data = encode_record(_with(settings, limits))
-        change = Multi(name="SETTINGS", ops=(Set(paths.CONFIG, data, found.version),), proof=Holds(paths.CONFIG, data))
-        assert isinstance(self.admin.zk.commit(change).result(60), Committed)
-        until("the gateway has the limits", lambda: _quietly(lambda: self.told("ann").limits == limits))
-
-    def session(self, user: str) -> GatewayCoordinator:
-        return GatewayCoordinator.connect(self.gateway.endpoint, connect_timeout_s=30, credentials=self.people[user])
-
-    def rmgr(self, user: str, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command of his, through the gateway."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
-        own = {"RMGR_GATEWAY": self.gateway.endpoint, "RMGR_SECURITY_DIR": str(self.people[user].directory)}
-        return _run(kept | own, *words)
-
-    def works(self) -> None:
-        """Ann is served as ever."""
-        done = self.rmgr("ann", "submit", "--wait", "--", "echo", "served")
-        assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
-
-
-def _run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rmgr.cli.main", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-
-
-def _with(settings: ClusterSettings, limits: UserLimits) -> ClusterSettings:
-    return replace(settings, limits=limits)
-
-
-def _quietly(ask: Callable[[], Any]) -> Any:
-    with contextlib.suppress(RmgrError):
-        return ask()
-    return None
-
-
-@pytest.fixture(scope="module")
-def world(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flooded]:
-    made = Flooded(tmp_path_factory.mktemp("bounds"))
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def limited(world: Flooded) -> Iterator[Callable[..., Flooded]]:
-    """Sets limits by name, for one test."""
-
-    def made(**limits: int) -> Flooded:
-        world.set_limits(UserLimits(**limits))
-        return world
-
-    yield made
-    world.set_limits(UserLimits())
-
-
-# -- places and threads
-
-
-def _first(stream: Any, endpoint: str) -> Any:
-    """What is said first, or why nothing is."""
-    try:
-        return next(stream).status
-    except grpc.RpcError as error:
-        return rebuild(error, endpoint)
-
-
-@pytest.mark.parametrize("where", ["leader", "Starter", "gateway"])
-def test_watchers_of_health_take_no_threads(world: Flooded, where: str) -> None:
-    endpoint, role = world.places[where]
-    with open_channel(endpoint, world.people["mallory"], role, (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))) as channel:
-        streams = [health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="")) for _ in range(200)]
-        told = [_first(stream, endpoint) for stream in streams]
-        assert told.count(health_pb2.HealthCheckResponse.SERVING) == 2
-        assert sum(isinstance(one, Throttled) for one in told) == 198
-        with LeaderClient(world.leader, credentials=world.people["ann"]) as client:
-            assert client.is_serving()
-            assert client.status().healthy is not None
-        world.works()
-        for stream in streams:
-            stream.cancel()
-
-
-def test_nobody_takes_all_sessions_of_a_gateway(limited: Callable[..., Flooded]) -> None:
-    world = limited(sessions=5)
-    with contextlib.ExitStack() as mine:
-        for _ in range(5):
-            mine.enter_context(world.session("mallory"))
-        with pytest.raises(LimitReached, match="mallory has reached the limit sessions = 5"):
-            world.session("mallory")
-        assert world.used("sessions") == 5
-        world.works()
-    until("they are given back", lambda: world.used("sessions") == 0)
-    world.session("mallory").close()
-
-
-def test_logs_that_are_followed_and_ways_to_nodes_are_bounded(limited: Callable[..., Flooded]) -> None:
-    from rmgr.adapters.rpc import TARGET_KEY
-    from rmgr.v1 import node_pb2, node_pb2_grpc, tunnel_pb2, tunnel_pb2_grpc
-
-    world = limited(streams=2, tunnels=2)
-    number = world.rmgr("mallory", "submit", "--", "sleep", "60").stdout.split()[-1]
-    until("it runs", lambda: "RUNNING" in world.rmgr("mallory", "jobs", number).stdout)
-    metadata = ((TARGET_KEY, world.node.endpoint),)
-    options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-    with open_channel(world.gateway.endpoint, world.people["mallory"], Role.SUBMITTER, options) as channel:
-        request = node_pb2.LogsRequest(submission=int(number), index=0, follow=True)
-        logs = [node_pb2_grpc.NodeStub(channel).Logs(request, metadata=metadata, timeout=60) for _ in range(4)]
-        quiet = [iter(lambda: time.sleep(60) or tunnel_pb2.TunnelBytes(), None) for _ in range(4)]
-        ways = [tunnel_pb2_grpc.TunnelStub(channel).Open(one, metadata=metadata, timeout=60) for one in quiet]
-        refused = grpc.StatusCode.RESOURCE_EXHAUSTED
-        until("some are refused", lambda: [call.code() for call in logs + ways if call.done()] == [refused] * 4)
-        told = [call.details() for call in logs + ways if call.done()]
-        assert any("streams = 2" in words for words in told)
-        assert any("tunnels = 2" in words for words in told)
-        assert (world.used("streams"), world.used("tunnels")) == (2, 2)
-        for call in logs + ways:
-            call.cancel()
-    until("they are given back", lambda: (world.used("streams"), world.used("tunnels")) == (0, 0))
-    world.rmgr("mallory", "cancel", number)
-
-
-@pytest.mark.parametrize("where", ["leader", "Starter", "gateway", "line"])
-def test_connections_that_say_nothing_hold_nothing_and_nobody_up(world: Flooded, where: str) -> None:
-    endpoint = world.node.line if where == "line" else world.places[where][0]
-    host, _, port = endpoint.rpartition(":")
-    idle: list[socket.socket] = []
-    try:
-        for _ in range(MANY):
-            with contextlib.suppress(OSError):
-                idle.append(socket.create_connection((host, int(port)), 10))
-                if len(idle) % 2:
-                    idle[-1].send(b"\x16\x03\x01\x02\x00")  # the beginning of a hello
-        assert len(idle) > MANY * 0.9
-        world.works()
-        ended_s = time.monotonic() + 12 * HANDSHAKE_S
-
-        def are_gone() -> bool:
-            return sum(map(_is_gone, idle)) > len(idle) * 0.98
-
-        until("the daemon has ended them", are_gone)
-        assert time.monotonic() < ended_s
-    finally:
-        for sock in idle:
-            sock.close()
-
-
-def _is_gone(sock: socket.socket) -> bool:
-    sock.setblocking(False)
-    try:
-        return sock.recv(100) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 # -- requests
@@ -404,16 +182,12 @@ def test_what_waits_for_one_user_is_bounded(limited: Callable[..., Flooded], lim
         assert row["used"] > 0
         world.works()
         assert world.rmgr("mallory", "cancel", *map(str, numbers)).returncode == 0
-        until("he goes on", lambda: _quietly(lambda: numbers.append(held(world, mine, 1)) or True))
+        until("he goes on", lambda: quietly(lambda: numbers.append(held(world, mine, 1)) or True))
         world.rmgr("mallory", "cancel", str(numbers[-1]))
 
 
 def _open(world: Flooded) -> int:
     return world.used("open_submissions")
-
-
-def _upload(data: bytes) -> str:
-    return keys.upload(hashlib.sha256(data).hexdigest())
 
 
 def test_what_one_user_writes_into_the_store_is_bounded(limited: Callable[..., Flooded]) -> None:
@@ -422,12 +196,12 @@ def test_what_one_user_writes_into_the_store_is_bounded(limited: Callable[..., F
     store = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
     try:
         first, second, large, small = (os.urandom(size) for size in (600_000, 600_001, 5_000_000, 1000))
-        store.put(_upload(first), first)
+        store.put(upload(first), first)
         for value in (second, large):
             with pytest.raises(LimitReached, match="store_bytes = "):
-                store.put(_upload(value), value)
-            assert store.get(_upload(value)) is None
-        store.put(_upload(small), small)
+                store.put(upload(value), value)
+            assert store.get(upload(value)) is None
+        store.put(upload(small), small)
         world.works()
     finally:
         store.close()
@@ -438,7 +212,7 @@ def test_what_he_has_written_counts_after_a_restart_of_the_gateway(limited: Call
     value = os.urandom(300_000)
     store = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
     try:
-        store.put(_upload(value), value)
+        store.put(upload(value), value)
     finally:
         store.close()
     before = world.used("store_bytes")
@@ -451,7 +225,7 @@ def test_what_he_has_written_counts_after_a_restart_of_the_gateway(limited: Call
     world = limited(store_bytes=before)
     store = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
     try:
-        for change in (lambda: store.put(_upload(value[1:]), value[1:]), lambda: store.put(row, b"{}"), lambda: store.delete(row)):
+        for change in (lambda: store.put(upload(value[1:]), value[1:]), lambda: store.put(row, b"{}"), lambda: store.delete(row)):
             with pytest.raises((LimitReached, PermissionDenied)):
                 change()
     finally:
@@ -462,18 +236,18 @@ def test_what_he_has_written_counts_after_a_restart_of_the_gateway(limited: Call
 # -- what is shown
 
 
-def test_limits_are_shown_to_their_user_and_to_operators(world: Flooded) -> None:
-    done = world.rmgr("ann", "limits", "--json")
+def test_limits_are_shown_to_their_user_and_to_operators(flooded: Flooded) -> None:
+    done = flooded.rmgr("ann", "limits", "--json")
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert shown["user"] == "ann"
     assert [row["name"] for row in shown["limits"]] == [bound.name for bound in BOUNDS]
-    assert world.rmgr("ann", "limits", "mallory").returncode == 4
-    direct = {"RMGR_ZK": world.cluster.state.zookeeper, "RMGR_SECURITY_DIR": str(world.people["ann"].directory)}
+    assert flooded.rmgr("ann", "limits", "mallory").returncode == 4
+    direct = {"RMGR_ZK": flooded.cluster.state.zookeeper, "RMGR_SECURITY_DIR": str(flooded.people["ann"].directory)}
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
-    done = _run(kept | direct, "limits", "--json")
+    done = run_command(kept | direct, "limits", "--json")
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row for row in json.loads(done.stdout)["limits"]}
     assert rows["open_submissions"]["used"] is not None
-    table = world.rmgr("ann", "limits").stdout
+    table = flooded.rmgr("ann", "limits").stdout
     assert all(bound.name in table for bound in BOUNDS)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.channel import Loop
-from rmgr.adapters.line import Line, LineServer, dial
+from rmgr.adapters.line import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, Line, LineServer, dial
+from rmgr.adapters.tls import context_of
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.engine import Engine
 from rmgr.client.lines import Lines
@@ -115,6 +117,41 @@ def test_others_are_turned_away(server: tuple[LineServer, Post, set[str]], loop:
     line.send(Hint("n1", "block", b"data"))
     wait_for(lambda: mine.ended, "the end of the line")
     assert not post.came
+
+
+def test_who_makes_handshakes_as_fast_as_he_can_gets_a_few_and_others_go_on(server: tuple[LineServer, Post, set[str]], loop: Loop) -> None:
+    called, _, _ = server
+    begun_s = time.monotonic()
+    answered = refused = 0
+    hello = _hello()
+    while not refused or time.monotonic() - begun_s < 1.0:
+        assert time.monotonic() - begun_s < 60
+        with socket.create_connection(("127.0.0.1", called.port), 10) as sock:
+            sock.settimeout(10)
+            sock.sendall(hello)
+            with contextlib.suppress(OSError):
+                if sock.recv(10):
+                    answered += 1
+                    continue
+            refused += 1
+    most = HANDSHAKES_AT_ONCE + HANDSHAKES_PER_S * (time.monotonic() - begun_s) + 1
+    assert answered <= most
+    bare = socket.create_connection(("127.0.0.1", called.port), 10, source_address=("127.0.0.2", 0))
+    ann = context_of(session_bundles().credentials(Role.USER, "ann"), ssl.PROTOCOL_TLS_CLIENT)
+    with ann.wrap_socket(bare, server_hostname="starter.rmgr") as line:  # from elsewhere
+        line.sendall(b"")
+        line.settimeout(0.2)
+        with pytest.raises(TimeoutError):  # it stays
+            line.recv(1)
+
+
+def _hello() -> bytes:
+    """What a client says first, and again."""
+    into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = context_of(session_bundles().credentials(Role.USER, "ann"), ssl.PROTOCOL_TLS_CLIENT)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(into, out, server_hostname="starter.rmgr").do_handshake()
+    return out.read()
 
 
 def test_a_client_talks_to_the_starter_that_registered_the_node_and_to_nobody_else(

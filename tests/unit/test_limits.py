@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from rmgr.adapters.memory_store import MemoryStore
+from rmgr.adapters.pace import Handshakes
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_limits import BURST_S, CAPACITY_PER_S, SESSION_COST, TOTALS, Bounds
 from rmgr.adapters.rpc_use import Told, UserUse
@@ -241,6 +242,22 @@ def test_what_was_written_is_recalled_by_the_gateway_that_follows() -> None:
         made.write("ann", 100)
         keeper.close()
     assert b'"ann"' in store.get("use/g:1")[0]  # type: ignore[index]
+
+
+def test_handshakes_have_a_rate_for_each_address_and_one_for_all() -> None:
+    clock = Clock()
+    pace = Handshakes(10, 20, all_=2, clock=lambda: clock.now_s)
+    assert [pace.may("a") for _ in range(30)].count(True) == 20
+    assert [pace.may("b") for _ in range(30)].count(True) == 20
+    assert not pace.may("c")  # two that flood from everywhere have what all may have
+    clock.now_s += 1
+    assert [pace.may("a") for _ in range(30)].count(True) == 10
+    assert pace.may("c")
+    for number in range(5000):
+        pace.may(f"x{number}")
+    assert len(pace._of) <= 1024
+    clock.now_s += 1000
+    assert [pace.may("a") for _ in range(30)].count(True) == 20
 
 
 def test_who_has_nothing_is_forgotten() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -19,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.tls import context_of
 from rmgr.daemons import metrics_place
-from rmgr.daemons.metrics_place import MOST, PORTS, MetricsPlace
+from rmgr.daemons.metrics_place import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, MOST, PORTS, MetricsPlace
 from rmgr.daemons.working import Working
 from rmgr.errors import ConfigError, Unavailable
 from rmgr.model.identity import Role
@@ -176,6 +177,22 @@ def test_from_other_hosts_tls_and_a_certificate_of_the_cluster_are_asked_for(tmp
         revoked.add(ann.identity.key_id)
         with pytest.raises(OSError, match=r"."):
             asked(here, "/healthz", context=context(ann, ann.ca_pem))
+
+
+def test_handshakes_have_a_rate() -> None:
+    mine = session_bundles().credentials(Role.STARTER)
+    hello, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context_of(mine, ssl.PROTOCOL_TLS_CLIENT).wrap_bio(hello, out, server_hostname="starter.rmgr").do_handshake()
+    first = out.read()
+    with served("0.0.0.0", credentials=mine, trust=None) as address:
+        begun_s, answered = time.monotonic(), 0
+        for _ in range(200):
+            with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 10) as sock, contextlib.suppress(OSError):
+                sock.settimeout(10)
+                sock.sendall(first)
+                answered += bool(sock.recv(10))
+        assert 0 < answered <= HANDSHAKES_AT_ONCE + HANDSHAKES_PER_S * (time.monotonic() - begun_s) + 1
 
 
 def test_others_are_told_an_address_that_they_can_dial() -> None:

@@ -1,0 +1,191 @@
+"""Nobody takes all places of a daemon or gateway: sessions, streams, lines, calls, connections; each limit is reached on purpose.
+
+Limits are made small for a test, and are what they were after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rmgr.adapters.channel import Loop
+from rmgr.adapters.line import Line, dial
+from rmgr.adapters.rpc import HANDSHAKE_S, OPTIONS, LeaderClient, rebuild
+from rmgr.adapters.rpc_auth import open_channel
+from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.errors import LimitReached, Throttled
+from rmgr.model.identity import Role
+from tests.harness.attacker import until
+from tests.harness.flooded import Flooded, quietly, upload
+
+pytestmark = pytest.mark.xdist_group("attacks_places")
+MANY = 1024
+
+
+def _first(stream: Any, endpoint: str) -> Any:
+    """What is said first, or why nothing is."""
+    try:
+        return next(stream).status
+    except grpc.RpcError as error:
+        return rebuild(error, endpoint)
+
+
+@pytest.mark.parametrize("where", ["leader", "Starter", "gateway"])
+def test_watchers_of_health_take_no_threads(flooded: Flooded, where: str) -> None:
+    endpoint, role = flooded.places[where]
+    with open_channel(endpoint, flooded.people["mallory"], role, (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))) as channel:
+        streams = [health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="")) for _ in range(200)]
+        told = [_first(stream, endpoint) for stream in streams]
+        assert told.count(health_pb2.HealthCheckResponse.SERVING) == 2
+        assert sum(isinstance(one, Throttled) for one in told) == 198
+        with LeaderClient(flooded.leader, credentials=flooded.people["ann"]) as client:
+            assert client.is_serving()
+            assert client.status().healthy is not None
+        flooded.works()
+        for stream in streams:
+            stream.cancel()
+
+
+def test_nobody_takes_all_sessions_of_a_gateway(limited: Callable[..., Flooded]) -> None:
+    world = limited(sessions=5)
+    with contextlib.ExitStack() as mine:
+        for _ in range(5):
+            mine.enter_context(world.session("mallory"))
+        with pytest.raises(LimitReached, match="mallory has reached the limit sessions = 5"):
+            world.session("mallory")
+        assert world.used("sessions") == 5
+        world.works()
+    until("they are given back", lambda: world.used("sessions") == 0)
+    world.session("mallory").close()
+
+
+def test_logs_that_are_followed_and_ways_to_nodes_are_bounded(limited: Callable[..., Flooded]) -> None:
+    from rmgr.adapters.rpc import TARGET_KEY
+    from rmgr.v1 import node_pb2, node_pb2_grpc, tunnel_pb2, tunnel_pb2_grpc
+
+    world = limited(streams=2, tunnels=2)
+    number = world.rmgr("mallory", "submit", "--", "sleep", "60").stdout.split()[-1]
+    until("it runs", lambda: "RUNNING" in world.rmgr("mallory", "jobs", number).stdout)
+    metadata = ((TARGET_KEY, world.node.endpoint),)
+    options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+    with open_channel(world.gateway.endpoint, world.people["mallory"], Role.SUBMITTER, options) as channel:
+        request = node_pb2.LogsRequest(submission=int(number), index=0, follow=True)
+        logs = [node_pb2_grpc.NodeStub(channel).Logs(request, metadata=metadata, timeout=60) for _ in range(4)]
+        quiet = [iter(lambda: time.sleep(60) or tunnel_pb2.TunnelBytes(), None) for _ in range(4)]
+        ways = [tunnel_pb2_grpc.TunnelStub(channel).Open(one, metadata=metadata, timeout=60) for one in quiet]
+        refused = grpc.StatusCode.RESOURCE_EXHAUSTED
+        until("some are refused", lambda: [call.code() for call in logs + ways if call.done()] == [refused] * 4)
+        told = [call.details() for call in logs + ways if call.done()]
+        assert any("streams = 2" in words for words in told)
+        assert any("tunnels = 2" in words for words in told)
+        assert (world.used("streams"), world.used("tunnels")) == (2, 2)
+        for call in logs + ways:
+            call.cancel()
+    until("they are given back", lambda: (world.used("streams"), world.used("tunnels")) == (0, 0))
+    world.rmgr("mallory", "cancel", number)
+
+
+def test_nobody_takes_all_direct_lines_of_a_starter(limited: Callable[..., Flooded]) -> None:
+    world = limited(lines=2)
+    loop = Loop("lines", on_crash=lambda error: pytest.fail(repr(error)))
+
+    def call(user: str) -> Line:
+        ends = {"on_message": lambda _line, _message: None, "on_end": lambda _line: None}
+        return dial(world.node.line, credentials=world.people[user], key_id=world.node.key_id, loop=loop, timeout_s=30, **ends)
+
+    mine: list[Line] = []
+    try:
+        # The Starter takes the limit up in its own time: lines that it gave before count.
+        until("he is refused", lambda: mine.append(call("mallory")) or sum(line.is_open for line in mine) < len(mine))
+        for line in mine[2:]:
+            line.close()
+        until("no more than two are his", lambda: len([line for line in mine if line.is_open]) <= 2)
+        refused = call("mallory")
+        until("he gets no other", lambda: not refused.is_open)
+        hers = call("ann")
+        world.works()
+        assert hers.is_open
+        assert any(line.is_open for line in mine)
+    finally:
+        for line in mine:
+            line.close()
+        loop.close()
+
+
+def test_nobody_takes_all_calls_of_a_gateway(limited: Callable[..., Flooded]) -> None:
+    world = limited(calls=2)
+    value = os.urandom(24_000_000)
+    world.store.put(upload(value), value)
+    clients = [GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"]) for _ in range(3)]
+    try:
+        slow = [client.stream(upload(value)) for client in clients[:2]]  # which nobody reads on
+        assert all(next(stream) for stream in slow if stream is not None)
+        with pytest.raises(LimitReached, match="mallory has reached the limit calls = 2"):
+            clients[2].get(upload(value), timeout_s=10.0)
+        world.works()
+    finally:
+        for client in clients:
+            client.close()
+    again = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
+    try:
+        until("they are given back", lambda: quietly(lambda: again.head(upload(value))))
+    finally:
+        again.close()
+
+
+def test_nobody_takes_all_calls_of_a_leader(limited: Callable[..., Flooded]) -> None:
+    from rmgr.v1 import leader_pb2, leader_pb2_grpc
+
+    world = limited(calls=1)
+    with open_channel(world.leader, world.people["mallory"], Role.WATCHDOG, OPTIONS) as channel:
+        stub = leader_pb2_grpc.LeaderStub(channel)
+
+        def refused() -> list[str]:
+            asked = [stub.Jobs.future(leader_pb2.JobsRequest(), timeout=30) for _ in range(64)]
+            return [call.details() for call in asked if call.exception(60) is not None]
+
+        until("he is refused", lambda: any("mallory has reached the limit calls = 1" in words for words in refused()))
+        world.works()
+
+
+@pytest.mark.parametrize("where", ["leader", "Starter", "gateway", "line"])
+def test_connections_that_say_nothing_hold_nothing_and_nobody_up(flooded: Flooded, where: str) -> None:
+    endpoint = flooded.node.line if where == "line" else flooded.places[where][0]
+    host, _, port = endpoint.rpartition(":")
+    idle: list[socket.socket] = []
+    try:
+        for _ in range(MANY):
+            with contextlib.suppress(OSError):
+                idle.append(socket.create_connection((host, int(port)), 10))
+                if len(idle) % 2:
+                    idle[-1].send(b"\x16\x03\x01\x02\x00")  # the beginning of a hello
+        assert len(idle) > MANY * 0.9
+        flooded.works()
+        ended_s = time.monotonic() + 12 * HANDSHAKE_S
+
+        def are_gone() -> bool:
+            return sum(map(_is_gone, idle)) > len(idle) * 0.98
+
+        until("the daemon has ended them", are_gone)
+        assert time.monotonic() < ended_s
+    finally:
+        for sock in idle:
+            sock.close()
+
+
+def _is_gone(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        return sock.recv(100) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,119 @@
+"""A secured cluster with a gateway of it as a process of its own, an admin who sets limits, and two users: ann works, mallory floods."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.rpc_gateway import GatewayCoordinator
+from rmgr.adapters.rpc_use import Told, UseClient
+from rmgr.coord import keys, paths
+from rmgr.coord.multi import Committed, Holds, Multi, Set
+from rmgr.coord.records import decode_record, encode_record
+from rmgr.errors import RmgrError
+from rmgr.model.identity import Role
+from rmgr.model.limits import UserLimits
+from rmgr.model.queue import ClusterSettings
+from tests.harness.attacker import Person, Scene, until
+from tests.harness.gateway_process import GatewayProcess
+
+
+class Flooded(Scene):
+    """The scene with a gateway, and an admin who sets limits."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        security = self.cluster.security
+        assert security is not None
+        self.admin = Person(self.cluster, Role.ADMIN, "admin")
+        daemons = self.cluster.environment() | {"RMGR_SECURITY_DIR": str(security.bundle(Role.SUBMITTER, "gateway"))}
+        self.gateway = GatewayProcess(daemons, directory).start()
+        self.people = {name: Credentials.load(security.bundle(Role.USER, name)) for name in ("ann", "mallory")}
+        epoch = self.cluster.snapshot().epoch
+        assert epoch is not None
+        self.leader = epoch.endpoint
+        [node] = self.cluster.snapshot().nodes.values()
+        self.node = node
+
+    def close(self) -> None:
+        self.gateway.kill()
+        self.admin.zk.close()
+        super().close()
+
+    @property
+    def places(self) -> dict[str, tuple[str, Role]]:
+        """Where each kind of daemon answers, and as what."""
+        return {
+            "leader": (self.leader, Role.WATCHDOG),
+            "Starter": (self.node.endpoint, Role.STARTER),
+            "gateway": (self.gateway.endpoint, Role.SUBMITTER),
+        }
+
+    def told(self, user: str = "mallory", *, fresh: bool = True) -> Told:
+        client = UseClient(self.gateway.endpoint, role=Role.SUBMITTER, credentials=self.people[user])
+        try:
+            return client.use(fresh=fresh)
+        finally:
+            client.close()
+
+    def used(self, name: str, user: str = "mallory") -> int:
+        return self.told(user).users[user].used.get(name, 0)
+
+    def asked(self) -> float:
+        """Reads that the gateway has taken since it began."""
+        with urllib.request.urlopen(f"http://{self.gateway.metrics}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return next((float(line.split()[-1]) for line in lines if line.startswith('rmgr_gateway_requests_total{kind="get"}')), 0.0)
+
+    def set_limits(self, limits: UserLimits) -> None:
+        """As `rmgr config apply` does; the gateway and the leader have taken it up."""
+        found = self.admin.zk.get(paths.CONFIG).result(60)
+        assert found is not None
+        settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
+        data = encode_record(with_limits(settings, limits))
+        change = Multi(name="SETTINGS", ops=(Set(paths.CONFIG, data, found.version),), proof=Holds(paths.CONFIG, data))
+        assert isinstance(self.admin.zk.commit(change).result(60), Committed)
+        until("the gateway has the limits", lambda: quietly(lambda: self.told("ann").limits == limits))
+
+    def session(self, user: str) -> GatewayCoordinator:
+        return GatewayCoordinator.connect(self.gateway.endpoint, connect_timeout_s=30, credentials=self.people[user])
+
+    def rmgr(self, user: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of his, through the gateway."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
+        own = {"RMGR_GATEWAY": self.gateway.endpoint, "RMGR_SECURITY_DIR": str(self.people[user].directory)}
+        return run_command(kept | own, *words)
+
+    def works(self) -> None:
+        """Ann is served as ever."""
+        done = self.rmgr("ann", "submit", "--wait", "--", "echo", "served")
+        assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
+
+
+def run_command(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rmgr.cli.main", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def with_limits(settings: ClusterSettings, limits: UserLimits) -> ClusterSettings:
+    return replace(settings, limits=limits)
+
+
+def quietly(ask: Callable[[], Any]) -> Any:
+    with contextlib.suppress(RmgrError):
+        return ask()
+    return None
+
+
+def upload(data: bytes) -> str:
+    """The row of an uploaded file."""
+    return keys.upload(hashlib.sha256(data).hexdigest())
