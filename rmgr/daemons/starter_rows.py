@@ -20,6 +20,7 @@ from rmgr.daemons.starter_convoy import Convoy
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_outputs import Ending, Row, Seal, Written, discard, rows_of, spill, write
 from rmgr.errors import StoreUnavailable
+from rmgr.runtime.failpoint import failpoint
 
 #: Bytes of rows of one job, and what a row weighs beside its value.
 _TOGETHER_BYTES = 4 * 1024 * 1024
@@ -114,6 +115,7 @@ class OutputRows:
                 told.append(made[1])
                 for row in made[0]:
                     rows.setdefault(row.encoding, []).append((row, leaving.owner))
+        failpoint("starter.outputs_leaving")
         for encoding, some in rows.items():
             store.put_many([(row.key, row.data) for row, _ in some], encoding=encoding, **self._notes(some, encoding))
         return told

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from breakable import RECOVERY_S, Chaos, T, eventually
+from keyed import KeyedWork
 
 from rmgr import TaskQueue
 from rmgr.adapters.rpc import LeaderClient, NodeClient, NodeStats
@@ -225,6 +226,36 @@ def test_all_restarted_under_load_and_daemons_that_start_meanwhile(town: Chaos, 
     run_one(town)
     town.finish(within=60)
     assert {view.attempt for view in town.tasks(number)} == {1}
+
+
+def test_tasks_by_keys_go_on_while_one_of_three_nodes_is_killed_and_another_stopped(town: Chaos, ring: CassandraRing):
+    town.start(nodes=2, cores=2)
+    with KeyedWork(town, 40, 0.3) as load:
+        eventually("work runs", lambda: town.started() >= 4, within=60)
+        ring.nodes[2].kill()
+        eventually("it goes on", lambda: town.started() >= 20, within=60)
+        ring.start()
+        ring.nodes[1].pause()
+        began = town.started()
+        eventually("it goes on", lambda: town.ended() or town.started() >= began + 20, within=60)
+        ring.nodes[1].resume()
+        assert load.check(town.finish(within=60)) == 0
+
+
+def test_outputs_by_keys_outlive_20_s_without_a_store_but_for_those_of_a_starter_that_dies_meanwhile(town: Chaos, ring: CassandraRing):
+    town.start(nodes=3, cores=2)
+    with KeyedWork(town, 20, 0.5) as load:
+        eventually("work runs", lambda: town.started() >= 6, within=60)
+        for node in ring.nodes:
+            node.pause()
+        away_s = time.monotonic()
+        eventually("outputs wait on each node", lambda: min(one.spooled_bytes for one in stats_of(town).values()) > 20_000, within=60)
+        town.cluster.kill("n1")
+        eventually("20 s are over", lambda: time.monotonic() > away_s + 20, within=60)
+        assert not town.ended()
+        for node in ring.nodes:
+            node.resume()
+        assert load.check(town.finish(within=60)) < 20
 
 
 def without_dead(town: Chaos) -> DevState:

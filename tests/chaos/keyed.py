@@ -1,0 +1,79 @@
+"""Work by keys of the data store, with and without resubmit, and the checker of what its keys hold in the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Self
+
+from breakable import Chaos
+from ledger import read_ledger, work
+
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.errors import NotFound
+from rmgr.model.states import State
+from rmgr.model.views import TaskView
+
+#: Bytes of a value: it fits into no outcome.
+SIZE = 20_000
+
+
+def marking(ledger: str, seconds: float) -> Callable[[bytes], bytes]:
+    """The task: writes itself down, and puts its token before the value that it was given."""
+
+    def run(value: bytes) -> bytes:
+        return f"{work(ledger, seconds)} ".encode() + value
+
+    return run
+
+
+class KeyedWork:
+    """Two submissions of a chaos cluster whose tasks each read a key and write another one."""
+
+    def __init__(self, chaos: Chaos, tasks: int, seconds: float) -> None:
+        self._chaos = chaos
+        self._connection = chaos.connection()
+        self._inputs = {f"in/{number}": os.urandom(SIZE) for number in range(tasks)}
+        for key, value in self._inputs.items():
+            self._connection.store.put(key, value)
+        self._queues: dict[bool, TaskQueue] = {}
+        function = marking(str(chaos.ledger), seconds)
+        for resubmit in (True, False):
+            queue = self._queues[resubmit] = TaskQueue(function, connection=self._connection, resubmit=resubmit)
+            for number in range(tasks):
+                queue.submit([f"in/{number}"], [self._key(number, resubmit=resubmit)])
+            queue.flush(timeout=60)
+            chaos.submissions.append(queue.id)
+            chaos.acknowledged += tasks
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def check(self, tasks: dict[str, TaskView]) -> int:
+        """Every key has one value, that of the committed attempt, or none where its task failed; returns how many failed."""
+        failed = 0
+        for resubmit, queue in self._queues.items():
+            for number, value in enumerate(self._inputs.values()):
+                task = tasks[f"{queue.id}_{number}"]
+                found = self._value(self._key(number, resubmit=resubmit))
+                if task.state is State.COMPLETED:
+                    assert found == f"{task.id}.{task.attempt} ".encode() + value, f"{task.id} has another value than it has committed"
+                    continue
+                failed += 1
+                assert not resubmit, f"{task.id} may run again, and ended {task.state} {task.reason}"
+                assert (task.state, task.reason, found) == (State.FAILED, "NODE_LOST", None)
+        runs = [span.task for span in read_ledger(self._chaos.ledger) if span.task.startswith(f"{self._queues[False].id}_")]
+        assert len(runs) == len(set(runs)), "no task without resubmit started twice"
+        return failed
+
+    def _key(self, number: int, *, resubmit: bool) -> str:
+        return f"out/{'again' if resubmit else 'once'}/{number}"
+
+    def _value(self, key: str) -> Any:
+        try:
+            return self._connection.store.get(key)
+        except NotFound:
+            return None

@@ -1,0 +1,37 @@
+"""Tasks by keys while Starters die with inputs and outputs on the way: each key has one value, of a committed attempt."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from breakable import RECOVERY_S, Chaos, eventually
+from keyed import KeyedWork
+from ledger import read_ledger
+
+pytestmark = pytest.mark.chaos
+
+#: Name of a Starter -> where it dies: its outputs are about to be written; are written, and nobody knows; are in a commit; are committed.
+MOMENTS = {name.replace("_", "-"): name for name in ("outputs_leaving", "output_written", "before_complete", "after_complete")}
+
+
+def test_starters_killed_with_outputs_on_the_way_leave_one_value_a_key(chaos: Chaos):
+    chaos.start(nodes=1, cores=2, watchdogs=1)
+    for doomed, moment in MOMENTS.items():
+        chaos.add_node(doomed, cores=2, RMGR_FAILPOINT=f"starter.{moment}:3=kill")
+    chaos.cluster.wait_healthy(nodes=1 + len(MOMENTS), deadline_s=60)
+    with KeyedWork(chaos, 100, 0.2) as load:
+        for doomed in MOMENTS:
+            eventually(f"{doomed} has killed its Starter", lambda: chaos.cluster.process(doomed).state == "dead", within=60)  # noqa: B023
+        failed = load.check(chaos.finish(within=RECOVERY_S + 60))
+    assert failed < 50, "a Starter that dies loses what it has claimed, and no more"
+
+
+def test_a_starter_that_sleeps_while_others_do_its_tasks_changes_no_value(chaos: Chaos):
+    chaos.start(nodes=2, cores=2, watchdogs=1)
+    with KeyedWork(chaos, 40, 0.3) as load:
+        eventually("both work", lambda: {"n1", "n2"} <= {span.node for span in read_ledger(chaos.ledger)}, within=60)
+        chaos.cluster.kill("n2", signal.SIGSTOP)
+        eventually("its tasks are done elsewhere", chaos.ended, within=RECOVERY_S + 60)
+        chaos.cluster.kill("n2", signal.SIGCONT)
+        load.check(chaos.finish(within=60))
