@@ -70,7 +70,7 @@ def job_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="COMMAND", text=lambda j: j.command, default=False),
         *(
             Column(name=state, text=lambda j, s=state: str(j.counts.get(s, 0)), order=lambda j, s=state: j.counts.get(s, 0), default=False)
-            for state in ("INITIAL", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD")
+            for state in ("INITIAL", "STARTING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED")
         ),
     )
 

@@ -27,8 +27,9 @@ COUNTED = tuple(str(s) for s in ("INITIAL", "RUNNING", "COMPLETED", "FAILED", "C
 
 
 def counts(known: Mapping[str, int]) -> dict[str, int]:
-    """`counts`: who is placed and has not begun is counted with those that wait."""
-    return {name: known.get(name, 0) + (known.get(State.STARTING, 0) if name == State.INITIAL else 0) for name in COUNTED}
+    """`counts`; with STARTING (placed, and not begun) while there is any."""
+    starting = known.get(State.STARTING, 0)
+    return {name: known.get(name, 0) for name in COUNTED} | ({str(State.STARTING): starting} if starting else {})
 
 
 def attempt(view: AttemptView) -> dict[str, Any]:
