@@ -79,6 +79,12 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
     except ConfigError as error:
         raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
     found = _served(settings, partition, find=installed)
+    for stage in found.stages:
+        if getattr(stage.policy, "simulated_only", False):
+            raise ConfigError(
+                f"partition {partition}: {stage.policy.name} shares nodes in time, which only the simulator carries out",
+                hint=f"rmgr sim run TRACE --policy {stage.policy.name}; rmgr policy list names those that place jobs of a cluster",
+            )
     mine = found.usage_half_life_us
     for other in settings.placed() if mine else ():
         try:

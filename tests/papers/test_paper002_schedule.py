@@ -161,3 +161,25 @@ def test_an_impossible_tree_is_refused_with_its_number() -> None:
     for width, leaves, said in ((1, 4, "width of the tree is 1"), (2, 0, "0 leaves")):
         with pytest.raises(ValueError, match=said):
             Tree(width, leaves)
+
+
+def test_an_arrival_may_delay_others_by_more_than_its_own_quanta_where_a_subtree_goes_round_again() -> None:
+    """Of the paper's rule itself, by hand. The children of the root go on for 2 slots a phase, for two tasks stand in node 2; task 4 in
+    node 3 is early and has both. A newcomer to node 1 above it, of 2 quanta, takes one of the two in each phase: the third of task 4
+    is 3 slots later, for the root is served once more in between.
+    """
+    ends: dict[bool, int] = {}
+    for comes in (False, True):
+        rotation = Rotation(Tree(2, 4))
+        for task, node, quanta in ((1, 2, 3), (2, 0, 3), (3, 2, 2), (4, 3, 3)):
+            rotation.add(task, node, quanta)
+        if comes:
+            rotation.add(5, 1, 2)
+        left, slot = 3, 0
+        while left:
+            left -= any(task == 4 for _, task in rotation.row())
+            slot += 1
+            rotation.advance(1)
+            rotation.finish()
+        ends[comes] = slot
+    assert ends == {False: 5, True: 8}

@@ -76,6 +76,7 @@ def test_a_file_with_stages_is_recorded_under_its_name(cluster: Cluster, capsys:
         (["easy", "--param", "ordr=sjf"], 2, "did you mean order"),
         (["easy", "--param", "order=x"], 2, "order"),
         (["fifo"], 2, "what Starters do with pull queues"),
+        (["dqt"], 2, "dqt shares nodes in time, which only the simulator carries out"),
         (["./mine.py"], 2, "entry point of group rmgr.policies"),
         (["absent.toml"], 2, "cannot be read"),
         (["easy", "--partition", "deflaut"], 3, "did you mean 'default'?"),

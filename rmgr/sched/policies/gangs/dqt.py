@@ -39,6 +39,8 @@ class Dqt:
     name: ClassVar[str] = "dqt"
     #: No other policy may place jobs in its partitions: their nodes are its gang's.
     alone: ClassVar[bool] = True
+    #: No leader carries its slots out; `rmgr policy set` says so.
+    simulated_only: ClassVar[bool] = True
     width: int = field(default=2, metadata=about("children of a node of the tree", least=2, most=64))
     quantum_us: int = field(default=1_000_000, metadata=about("how long a slot lasts", least=10_000, most=3_600_000_000))
     allocation: Allocation = field(
