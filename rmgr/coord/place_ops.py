@@ -23,6 +23,7 @@ from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import InboxOrder, Order
 from rmgr.model.outcome import Fragment
 from rmgr.model.placing import Allocation, NodeHold, Reserved
+from rmgr.model.resources import Needs
 
 #: What a block may still become longer by while it runs, and in the record of its failure.
 _GROWS_BYTES = 1024
@@ -149,9 +150,9 @@ def reserve(ops: Sequence[Op]) -> Multi:
     return Multi(name="RESERVE", ops=tuple(ops), proof=_proof(ops), most_ops=MAX_OPS_OF_ONE_JOB)
 
 
-def reserved(shares: Sequence[tuple[str, int]], memory_mib: int) -> bytes:
+def reserved(shares: Sequence[tuple[str, int]], memory_mib: int, resources: Needs = ()) -> bytes:
     """The record of a promise on one node."""
-    return encode_record(Reserved(shares=tuple(sorted(shares)), memory_mib=memory_mib))
+    return encode_record(Reserved(shares=tuple(sorted(shares)), memory_mib=memory_mib, resources=resources))
 
 
 def _proof(ops: Sequence[Op]) -> Exists | Gone:

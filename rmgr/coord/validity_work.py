@@ -411,6 +411,7 @@ BOOK.add(
     Reserved,
     shares=many(row(text(100), whole(0, 1 << 31)), LONG),
     memory_mib=whole(0, 1 << 40),
+    resources=many(row(text(255, 1), _COUNT), 1000),
     newer=extra,
 )
 BOOK.add(

@@ -109,7 +109,8 @@ class Promises:
         found = {}
         for node, some in shares.items():
             processes = sum(cores for _, cores in some) // job.threads
-            found[node] = place_ops.reserved(some, processes * (job.memory_bytes // MIB))
+            resources = tuple((name, processes * count) for name, count in job.resources if processes)
+            found[node] = place_ops.reserved(some, processes * (job.memory_bytes // MIB), resources)
         return found
 
     def _spread(self, share: Share, label: str, shares: dict[str, list[tuple[str, int]]]) -> None:

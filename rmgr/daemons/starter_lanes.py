@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from rmgr.adapters.accounts import Account
 from rmgr.adapters.process import NodeRunner, Slot, Worker, WorkerSpec
@@ -33,6 +34,17 @@ _WARM_SPAWNERS = 2
 Kind = tuple[str, Account | None]
 
 Task = tuple[ClaimedBlock, int]
+
+
+class _Kept(NamedTuple):
+    """pieces: numbers, ascending, by name of the resource."""
+
+    cores: int
+    memory_mib: int
+    pieces: Mapping[str, list[int]]
+
+
+_NOTHING = _Kept(0, 0, {})
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +142,7 @@ class Lanes:
         self.unproven: set[Account | None] = set()  #: users whose next slot must be up before it gets work
         self.is_owed = False  #: something that the leader has put here does not fit yet: nothing else may start
         self.is_unsure = False  #: it is being read how much is kept for whom: nothing that was pulled may start
-        self._kept: dict[str, tuple[int, int]] = {}  #: cores and MiB that are free, and lent to nobody but one
+        self._kept: dict[str, _Kept] = {}  #: what is free, and lent to nobody but one
         for number in range(min(cores, _EARLY_SLOTS) if early else 0):
             self._open(number, (python, None))
 
@@ -316,17 +328,25 @@ class Lanes:
         """A slot for which there is no work yet. Raises: OSError."""
         return self._open(number, (self._python, account))
 
-    def keep(self, whose: str, cores: int, memory_mib: int) -> bool:
+    def keep(self, whose: str, cores: int, memory_mib: int, needs: Needs = ()) -> bool:
         """So much is kept for somebody, as far as it is free now; what he had beyond that is free. True: he has all of it."""
-        had_cores, had_mib = self._kept.pop(whose, (0, 0))
-        self.free_cores += had_cores
-        self.free_memory_mib += had_mib
+        had = self._kept.pop(whose, _NOTHING)
+        self.free_cores += had.cores
+        self.free_memory_mib += had.memory_mib
+        for name, pieces in had.pieces.items():
+            self._pieces[name] = sorted((*self._pieces[name], *pieces))
         found = min(cores, self.free_cores), min(memory_mib, self.free_memory_mib)
-        if any(found):
-            self._kept[whose] = found
-            self.free_cores -= found[0]
-            self.free_memory_mib -= found[1]
-        return found == (cores, memory_mib)
+        self.free_cores -= found[0]
+        self.free_memory_mib -= found[1]
+        kept: dict[str, list[int]] = {}
+        for name, count in needs:
+            free = self._pieces.get(name, [])
+            kept[name] = free[len(free) - min(count, len(free)) :]  # the highest: workers have seen the lowest
+            del free[len(free) - len(kept[name]) :]
+        pieces = {name: some for name, some in kept.items() if some}
+        if any(found) or pieces:
+            self._kept[whose] = _Kept(*found, pieces)
+        return found == (cores, memory_mib) and all(len(kept[name]) == count for name, count in needs)
 
     # -- tasks that wait for tasks -----------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
 from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.placing import Reserved, run_label
+from rmgr.model.resources import Needs
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent
@@ -48,7 +49,7 @@ class _Promise:
 
 
 class Reservations:
-    """All promises on one node. is_owed: one lacks cores that something else still has. is_unsure: one has not been read."""
+    """All promises on one node. is_owed: one lacks what something else still has. is_unsure: one has not been read."""
 
     def __init__(self, node: NodeAgent, shared: Shared, *, log: Any) -> None:
         self._node = node
@@ -86,8 +87,7 @@ class Reservations:
             if promise.is_stale and not promise.is_reading and time.monotonic() >= promise.retry_s:
                 self._read(promise)
             if promise.record is not None and not (promise.is_leaving or promise.is_bad):
-                cores, memory_mib = self._wanted(promise, promise.record, here)
-                is_owed = not self._node.lanes.keep(promise.name, cores, memory_mib) or is_owed
+                is_owed = not self._node.lanes.keep(promise.name, *self._wanted(promise, promise.record, here)) or is_owed
         self.is_owed = is_owed
         self.is_unsure = any(one.record is None and not (one.is_bad or one.is_leaving) for one in self._promises.values())
 
@@ -126,8 +126,8 @@ class Reservations:
         blocks = (block for block in self._node.blocks.values() if block.is_placed and (block.ready or block.live))
         return {run_label(block.key.submission, block.key.first, block.key.attempt) for block in blocks}
 
-    def _wanted(self, promise: _Promise, record: Reserved, here: set[str]) -> tuple[int, int]:
-        """Cores and MiB that are its job's by now."""
+    def _wanted(self, promise: _Promise, record: Reserved, here: set[str]) -> tuple[int, int, Needs]:
+        """Cores, MiB and pieces of other resources that are its job's by now."""
         jobs, is_settled = self._node.jobs, self._node.orders.is_settled
         cores = total = 0
         for run, count in record.shares:
@@ -142,7 +142,10 @@ class Reservations:
                 else:
                     self._look_later()
             cores += count if run in promise.gone else 0
-        return cores, record.memory_mib * cores // total if total else 0
+        if not total:
+            return cores, 0, ()
+        needs = tuple((name, count * cores // total) for name, count in record.resources)
+        return cores, record.memory_mib * cores // total, needs
 
     # -- reading
 

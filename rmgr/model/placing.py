@@ -114,12 +114,14 @@ class Reserved:
     """`/holds/<node>/r-<submission>.<index>`: cores that a waiting job was promised here; the Starter starts nothing else on them.
 
     shares: (run, cores): they are the waiting job's from the commit on that ends this run (`<submission>.<index>.<attempt>`); "" in place
-    of a run that had ended when this was written. Nothing is written when it ends: that its block is gone says it. memory_mib: what the
-    waiting job will use on these cores. The record goes with the commit that places the job, or when its promise does.
+    of a run that had ended when this was written. Nothing is written when it ends: that its block is gone says it. memory_mib, resources
+    (name, pieces): what the waiting job will use on these cores. The record goes with the commit that places the job, or when its promise
+    does.
     """
 
     shares: tuple[tuple[str, int], ...] = ()
     memory_mib: int = 0
+    resources: tuple[tuple[str, int], ...] = ()
     newer: Newer = newer()
 
 

@@ -71,7 +71,7 @@ SAMPLES: tuple[Any, ...] = (
     Fragment(node="n1", outcomes=(Outcome(index=0),), ranges=((Outcome(index=0).state, 0, 1),), seal=FragmentSeal("0" * 32, b"s" * 64)),
     FailedRange(queue="default", seq=1, priority=0, cores=1, memory_mib=0, reason=Reason.NODE_LOST, block=b"x"),
     NodeHold(head="n1", key="k", cores=1),
-    Reserved(shares=(("7.0.1", 2), ("", 1)), memory_mib=64),
+    Reserved(shares=(("7.0.1", 2), ("", 1)), memory_mib=64, resources=(("gpu", 1),)),
     NodeRecord(node="n1", incarnation=1, state=NodeState.UP, guid="g", capacity=Capacity(cores=1, memory_bytes=1)),
     SubmitterEntry(guid="g", host="h", pid=1, since_us=1),
     StarterEntry(guid="g", nodes=("n1",), endpoint="h:1", host="h", pid=1),

@@ -246,3 +246,26 @@ def test_what_is_kept_for_somebody_is_lent_to_nobody_else_and_taken_as_it_comes_
     assert run(node, 4) is not None
     assert node.keep("r-7.0", 0, 0)
     assert node.free_cores == 2
+
+
+def test_pieces_of_other_resources_are_kept_for_somebody_too_as_they_come_free() -> None:
+    """A pulled task does not get the pieces that a waiting job was promised, though cores are free for it."""
+    node = Lanes(FakeRunner(), cores=4, memory_mib=0, resources={"gpu": 3, "tape": 1})  # type: ignore[arg-type]
+    one = (("gpu", 1),)
+    first = node.open_for(info(1), SPEC, 1, 0, one)
+    assert first is not None
+    assert first.lent == {"gpu": [0]}
+    assert not node.keep("r-7.0", 1, 0, (("gpu", 3), ("tape", 1))), "one of its pieces is in use"
+    assert (node.free_cores, node.fits(1, 0), node.fits(1, 0, one), node.fits(1, 0, (("tape", 1),))) == (2, True, False, False)
+    node.give_up(first)
+    assert node.keep("r-7.0", 1, 0, (("gpu", 3), ("tape", 1)))
+    assert not node.fits(1, 0, one)
+    assert not node.keep("r-7.0", 1, 0, (("gpu", 4),)), "there are no more"
+    assert node.keep("r-7.0", 1, 0, one), "it shrinks at once"
+    assert node.free_of("gpu") == 2
+    second = node.open_for(info(2), SPEC, 1, 0, one)
+    assert second is not None
+    assert second.lent == {"gpu": [0]}
+    assert node.keep("r-7.0", 0, 0)
+    node.give_up(second)
+    assert node.free_of("gpu") == 3
