@@ -27,6 +27,7 @@ from rmgr.client.dropped import when_dropped
 from rmgr.client.futures import Future
 from rmgr.client.pickling import dump_call, name_of
 from rmgr.client.specs import Duration, Options, Size
+from rmgr.client.variants import OF_CALLS, Variants
 from rmgr.client.waiting import Deadline
 
 #: Calls that `map` adds at a time, and how much of a lazy input it reads ahead.
@@ -73,6 +74,7 @@ class Executor(stdlib.Executor):
         connection: Connection | None = None,
         timeout: float = 30.0,
     ) -> None:
+        asked = {name: value for name, value in locals().items() if name not in {"self", "connection", "__class__"}}
         if max_workers is not None and max_workers <= 0:
             raise ValueError("max_workers must be greater than 0")
         if initializer is not None and not callable(initializer):
@@ -95,8 +97,10 @@ class Executor(stdlib.Executor):
             on_disconnect=on_disconnect,
             python=python,
         )
+        connection = connection or connect()
+        self._variants: Variants[Executor] = Variants(partial(Executor, connection=connection), asked, OF_CALLS)
         self._core = core = Core(
-            connection or connect(),
+            connection,
             options,
             cap=max_workers,
             modules=tuple(modules),
@@ -130,6 +134,19 @@ class Executor(stdlib.Executor):
 
     def __repr__(self) -> str:
         return f"<rmgr.Executor {self._core.tasks.number or 'unused'}{' (shut down)' if self._core.is_shut else ''}>"
+
+    def with_options(self, **options: Any) -> Executor:
+        """An executor whose calls need something else: `executor.with_options(cores=2, priority=1).submit(f, 7)`.
+
+        Args:
+            options: name, queue, cores, memory, time, features, resources, priority, retries, backoff, resubmit, on_disconnect, as
+                of Executor; what is not named is as here.
+        Returns: an Executor with a submission (and, where there is one, a `max_workers`) of its own, the same one for the same
+            options; it is shut down with this one.
+        Raises: UsageError (no such option, or a bad value), Infeasible, NotFound (queue), RuntimeError after `shutdown`.
+        """
+        self._core.check_open()
+        return self._variants.get(self, options)
 
     # -- concurrent.futures.Executor
 
@@ -179,24 +196,35 @@ class Executor(stdlib.Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """No call can be added; waits until all have ended unless `wait` is False. Idempotent."""
-        self._core.shut(cancel=cancel_futures)
+        others = self._variants.all()
+        for core in (self._core, *(other._core for other in others)):  # noqa: SLF001 - of this class
+            core.shut(cancel=cancel_futures)
+        for other in others:
+            other.shutdown(wait, cancel_futures=cancel_futures)  # and what was made from it
         if wait:
             self._core.wait_done()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Waits for what was submitted. After Ctrl-C it says for what; another Ctrl-C leaves it to the cluster."""
         core = self._core
-        waiting = core.count_left() if kind is not None and issubclass(kind, KeyboardInterrupt) else 0
+        waiting = self._count_left() if kind is not None and issubclass(kind, KeyboardInterrupt) else 0
         if waiting:
             _say(f"{waiting} call{'s' * (waiting != 1)} of submission {core.number} not ended yet; waiting (Ctrl-C again leaves)")
         try:
             self.shutdown()
         except KeyboardInterrupt:
             _executors.discard(core)  # else the end of the interpreter would wait for them
+            for other in self._variants.all():
+                _executors.discard(other._core)  # noqa: SLF001 - of this class
+                other._core.leave()  # noqa: SLF001 - as above
             core.leave()
             if core.number:
                 _say(f"left submission {core.number}, what was sent goes on: rmgr jobs {core.number} (rmgr cancel {core.number} ends it)")
             raise
+
+    def _count_left(self) -> int:
+        """Calls that have not ended, also of `with_options`."""
+        return self._core.count_left() + sum(other._count_left() for other in self._variants.all())  # noqa: SLF001 - as above
 
 
 def _say(text: str) -> None:

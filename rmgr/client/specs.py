@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import inspect
 import os
 import re
 import socket
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -100,6 +101,17 @@ def draft_of(
         host=socket.gethostname(),
         **fields,  # type: ignore[arg-type]
     )
+
+
+def launch_of(function: Callable[..., Any] | str, *, several: bool) -> str:
+    """How the processes of a task get its function when nobody says: as it is written."""
+    if not several:
+        return "once"
+    try:
+        wants_mpi = not isinstance(function, str) and "comm" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a function of C without a signature
+        wants_mpi = False
+    return "mpi" if wants_mpi else "ranks"
 
 
 def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initializer: str = "", group: str = "") -> PythonEnvironment:

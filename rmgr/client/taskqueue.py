@@ -8,10 +8,10 @@ with TaskQueue(energy, cores=4) as queue:
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from types import ModuleType
 from typing import Any, Self
@@ -25,8 +25,9 @@ from rmgr.client.opening import Opening
 from rmgr.client.pickling import dump_call, name_of
 from rmgr.client.ports import LanePort, TaskSpec
 from rmgr.client.progress import ProgressDisplay
-from rmgr.client.specs import Duration, Options, Size, draft_of, python_environment
+from rmgr.client.specs import Duration, Options, Size, draft_of, launch_of, python_environment
 from rmgr.client.tasks import Tasks, Waited
+from rmgr.client.variants import OF_TASKS, Variants, options_of, outcome_of, together
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.keys import check_user_key
 from rmgr.coord.ownership import trusted
@@ -98,6 +99,7 @@ class TaskQueue:
         connection: Connection | None = None,
         timeout: float = 30.0,
     ) -> None:
+        asked = {name: value for name, value in locals().items() if name not in {"self", "connection", "__class__"}}
         connection = connection or connect()
         submitter = connection.submitter
         if isinstance(function, str):
@@ -110,7 +112,7 @@ class TaskQueue:
             cores=cores,
             processes=processes,
             nodes=nodes,
-            launch=launch or _launch_of(function, several=processes > 1 or nodes > 1),
+            launch=launch or launch_of(function, several=processes > 1 or nodes > 1),
             memory=memory,
             time=time,
             priority=priority,
@@ -128,10 +130,21 @@ class TaskQueue:
         tasks = Tasks(connection, keep_all=bool(token), opening=Opening(submitter, draft, timeout_s=timeout))
         if token or submitter.session_state is not SessionState.CONNECTED:  # used before: an attach; nobody answers: told here
             draft = tasks.opened().submission
-        self._begin(connection, tasks, draft, overwrite=overwrite, attached=bool(token))
+        self._begin(connection, tasks, draft, overwrite=overwrite, attached=bool(token), asked=asked)
 
-    def _begin(self, connection: Connection, tasks: Tasks, record: Submission, *, overwrite: bool, attached: bool = False) -> None:
+    def _begin(
+        self,
+        connection: Connection,
+        tasks: Tasks,
+        record: Submission,
+        *,
+        overwrite: bool,
+        attached: bool = False,
+        asked: dict[str, Any] | None = None,
+    ) -> None:
         self.connection = connection
+        options = asked if asked is not None else {**options_of(record), "overwrite": overwrite}
+        self._variants: Variants[TaskQueue] = Variants(partial(TaskQueue, connection=connection), options, OF_TASKS)
         self.is_closed = False
         self._tasks = tasks
         self._attached = attached
@@ -340,6 +353,18 @@ class TaskQueue:
                 futures += self._tasks.add(spec, batch)
         return futures
 
+    def with_options(self, **options: Any) -> TaskQueue:
+        """A queue of the same function whose tasks need something else: `queue.with_options(cores=2, priority=1).submit_call(...)`.
+
+        Args:
+            options: name, queue, cores, processes, nodes, launch, memory, time, features, resources, priority, retries, backoff,
+                resubmit, on_disconnect, as of TaskQueue; what is not named is as here.
+        Returns: a TaskQueue with a submission of its own, the same one for the same options. `wait_all`, `as_completed`, `flush`,
+            `cancel()` and `close` of this queue mean it too; `len`, `futures` and `future` do not.
+        Raises: UsageError (no such option, or a bad value), Infeasible, NotFound (queue). Cost: a commit with its first tasks.
+        """
+        return self._variants.get(self, options)
+
     def _spec(self, resubmit: bool, retries: int, *, keyed: bool) -> TaskSpec:
         key = (resubmit, retries, keyed)
         spec = self._specs.get(key)
@@ -352,11 +377,13 @@ class TaskQueue:
     # -- waiting
 
     def as_completed(self, futures: Iterable[Future] | None = None, *, timeout: float | None = None) -> Iterator[Future]:
-        """Futures as they end, each once; without `futures` those of `self.futures()`.
+        """Futures as they end, each once; without `futures` those that have not ended, also of `with_options`.
 
         Raises: DeadlineExceeded. Cost: O(1) a future.
         """
-        return self._tasks.as_completed(self.futures() if futures is None else futures, timeout)
+        if futures is None:
+            futures = [future for queue in (self, *self._variants.all()) for future in queue.futures()]
+        return self._tasks.as_completed(futures, timeout)
 
     def futures(self) -> list[Future]:
         """Futures of the tasks that have not ended; of all tasks after `attach`. In order."""
@@ -373,6 +400,7 @@ class TaskQueue:
         Raises: TaskFailed when a task submitted with `resubmit=True` FAILED (after all have ended); DeadlineExceeded.
         """
         deadline = Deadline(timeout)
+        others = [outcome_of(queue, progress, deadline) for queue in self._variants.all()]
         title = f"{self.name} {self._function_name}" if self._tasks.lane is not None else self._function_name
         with ProgressDisplay(title, enabled=progress, trouble=self.connection.trouble) as display, giving_slot_back():
             while True:
@@ -389,7 +417,7 @@ class TaskQueue:
                     )
                 left = deadline.left()
                 self._tasks.wait_news(_TICK_S if left is None else min(left, _TICK_S), counts)
-        return self._tasks.waited()
+        return together(self._tasks.waited(), others)
 
     # -- ending
 
@@ -408,6 +436,8 @@ class TaskQueue:
             return
         from rmgr.client.control import cancel_submission
 
+        for queue in self._variants.all():
+            queue.cancel(reason=reason, timeout=timeout)
         cancel_submission(self.connection, self.id, detail=reason, timeout_s=timeout)
 
     def _cancel_some(self, indices: list[int], reason: str, timeout_s: float) -> None:
@@ -423,6 +453,8 @@ class TaskQueue:
         Raises: SubmitUnknown, QueueFull; KeyExists or PermissionDenied when tasks were refused since the last call because somebody
             else has their output keys: they end FAILED with OUTPUT_EXISTS, the others are not touched by it.
         """
+        for queue in self._variants.all():
+            queue.flush(timeout)
         if self._tasks.lane is None:
             return
         self._tasks.check_waitable()
@@ -436,6 +468,8 @@ class TaskQueue:
     def close(self, *, timeout: float | None = 60.0) -> None:
         """No task will be added; returns when everything submitted is durable. The tasks go on. Idempotent."""
         self.is_closed = True
+        for queue in self._variants.all():
+            queue.close(timeout=timeout)
         self._tasks.close(timeout)
 
     def __enter__(self) -> Self:
@@ -447,17 +481,6 @@ class TaskQueue:
         except Exception:
             if kind is None:
                 raise
-
-
-def _launch_of(function: Callable[..., Any] | str, *, several: bool) -> str:
-    """How the processes of a task get its function when nobody says: as it is written."""
-    if not several:
-        return "once"
-    try:
-        wants_mpi = not isinstance(function, str) and "comm" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a function of C without a signature
-        wants_mpi = False
-    return "mpi" if wants_mpi else "ranks"
 
 
 def _some(payloads: Iterator[bytes]) -> list[bytes]:
