@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rmgr.cli.render import Column, age, clock, elapsed
 from rmgr.model.node import NodeState
-from rmgr.model.states import State
+from rmgr.model.states import Reason, State
 from rmgr.model.units import format_duration, format_size
 from rmgr.model.views import JobView, NodeView, QueueView
 
@@ -25,6 +25,8 @@ def tasks_done(job: JobView) -> str:
 
 def nodes_or_reason(job: JobView) -> str:
     """Slurm's last column: where it runs or ran, else why not in brackets."""
+    if job.reason == Reason.OWNER_GONE:
+        return f"({job.detail})"
     if job.state in {State.RUNNING, State.COMPLETED, State.STARTING, State.SUSPENDED} and job.nodes:
         return f"{node_list(job.nodes)} ({job.detail})" if job.state is State.STARTING and job.detail else node_list(job.nodes)
     told = str(job.reason) + (f": {job.detail}" if job.detail and job.reason else "")

@@ -69,6 +69,7 @@ class Followed:
     past: JobView | None = None
     ends: dict[int, End] = field(default_factory=dict)
     dead: RmgrError | None = None
+    is_left: bool = False  #: it could grow, but who would add to it has gone
 
     @property
     def total(self) -> int:
@@ -94,7 +95,12 @@ class Followed:
             return True
         if self.wanted is not None:
             return len(self.ends) >= len(self.wanted)
-        return bool(self.lane.progress.is_ended) and len(self.ends) >= self.lane.progress.final
+        return bool(self.lane.progress.is_ended or (self.is_left and self.is_idle)) and len(self.ends) >= self.lane.progress.final
+
+    @property
+    def is_idle(self) -> bool:
+        """All that was submitted so far has ended; more may come."""
+        return self.past is None and self.wanted is None and self.lane.progress.final >= self.lane.progress.total
 
     @property
     def state(self) -> State:

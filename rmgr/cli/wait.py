@@ -20,11 +20,13 @@ from rmgr.cli.render import emit
 from rmgr.cli.selectors import Filter, parse, resolve, targets_of
 from rmgr.cli.tables import filter_options
 from rmgr.errors import RmgrError
-from rmgr.model.states import State
+from rmgr.model.states import Reason, State
 
 #: Work that has not begun after so long is worth a word why; of several submissions, of so many.
 PATIENCE_S = 3.0
 _TOLD = 3
+#: How often it is asked whether anybody lives who could add to what has ended as far as it was submitted.
+_OWNER_S = 2.0
 
 
 @command(
@@ -40,7 +42,10 @@ _TOLD = 3
 @click.option("--progress", is_flag=True, help="a bar on a terminal, lines elsewhere")
 @filter_options
 def wait(session: Session, selectors: tuple[str, ...], progress: bool, chosen: Filter) -> None:
-    """Waits until submissions or tasks have ended, and exits with their code."""
+    """Waits until submissions or tasks have ended, and exits with their code.
+
+    A TaskQueue whose program is gone counts as ended once all that it submitted has.
+    """
     selection = parse(selectors, chosen)
     session.query().check_queue(chosen.queue)
     if selection.needs_list:
@@ -74,6 +79,7 @@ def until_ended(
     from rmgr.client.progress import Counts, ProgressDisplay
 
     patience_s: float | None = time.monotonic() + PATIENCE_S
+    ask_s = time.monotonic() + _OWNER_S
     names = title or " ".join(str(item.number) for item in follow.items)
     with ProgressDisplay(names, enabled=progress and not session.json, trouble=follow.trouble) as display:
         while True:
@@ -95,6 +101,24 @@ def until_ended(
                 patience_s = None
                 for item in [item for item in follow.items if not item.is_ended][:_TOLD]:
                     tell_why(session, item, say=lambda text: display.say(f"rmgr: {text}"))
+            if time.monotonic() > ask_s:
+                _look_for_owners(session, [item for item in follow.items if not item.is_ended and item.is_idle])
+                ask_s = time.monotonic() + _OWNER_S
+
+
+def _look_for_owners(session: Session, idle: Sequence[Followed]) -> None:
+    """Nobody waits for tasks that nobody will submit: the owner of a TaskQueue has gone, and all that it submitted has ended."""
+    if not idle:
+        return
+    try:
+        jobs = session.query().jobs(tuple(item.number for item in idle), ended=True)
+    except RmgrError:
+        return  # asked again
+    gone = {job.id for job in jobs if job.reason == Reason.OWNER_GONE}
+    for item in idle:
+        if item.number in gone and not item.is_left:
+            item.is_left = True
+            session.note(f"{item.number}: its program is gone, all that it submitted has ended")
 
 
 def tell_why(session: Session, item: Followed, *, say: Callable[[str], None] | None = None) -> None:

@@ -70,7 +70,7 @@ class Core(Tasks):
         environment = python_environment(
             python=options.python, modules=ship(submitter.store, modules, timeout_s=timeout_s), initializer=digest, group=group
         )
-        draft = draft_of(options, work=Work.PYTHON, python=environment, user=submitter.user)
+        draft = draft_of(options, work=Work.PYTHON, python=environment, user=submitter.user, ends_with_owner=True)
         self._draft = admit(draft, submitter.settings(timeout_s=timeout_s), submitter.nodes(timeout_s=timeout_s))
         self._opening = Opening(submitter, self._draft, timeout_s=timeout_s)
         self._throttle = Throttle(self, cap) if cap is not None else None

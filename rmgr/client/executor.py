@@ -2,7 +2,8 @@
 
     with rmgr.Executor() as executor:          # in place of concurrent.futures.ProcessPoolExecutor()
         results = list(executor.map(simulate, points))
-One Executor is one submission; tasks survive the loss of nodes, and stay with the cluster when this process dies.
+One Executor is one submission; tasks survive the loss of nodes. When this process dies what was sent still runs, and the submission
+ends once the process has been gone for 10 s (a TaskQueue stays open for who attaches to it).
 """
 
 from __future__ import annotations

@@ -255,6 +255,8 @@ class Sender:
             return
         if now == current.tail:
             self._committed()
+        elif now.complete and now.next == self.tail.next and now.reigns == self.tail.reigns:
+            self._ended_meanwhile(now, found.version)
         elif found.version != self._version:
             self._lane.die(
                 StateConflict(
@@ -271,6 +273,24 @@ class Sender:
             )
         else:
             self._again(self._commit)
+
+    def _ended_meanwhile(self, now: Tail, version: int) -> None:
+        """This program was taken for dead, and its submission declared complete: what was sent before runs, or has run."""
+        current, number = self._round, self._lane.number
+        assert current is not None
+        if current.packed:
+            count = current.tail.next - now.next
+            self._lane.die(
+                StateConflict(
+                    f"submission {number} was ended while this program was cut off or stood still: its last {count} task"
+                    f"{'s' * (count != 1)} {'were' if count != 1 else 'was'} not submitted",
+                    hint=f"make a new one; what was sent before goes on: rmgr tasks {number}",
+                )
+            )
+            return
+        current.tail, self._version = now, version - 1
+        self.want_complete = True
+        self._committed()
 
     def _committed(self) -> None:
         current = self._round

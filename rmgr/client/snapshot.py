@@ -5,7 +5,7 @@ Reads only; nothing here writes to ZooKeeper or the store. Reads are pipelined: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -70,9 +70,9 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
     Raises CoordinationUnavailable.
     """
     tops = fetch([paths.META, paths.CONFIG, paths.EPOCH], coordinator.get, timeout_s=timeout_s)
-    parents = [paths.WATCHDOGS, paths.STARTERS, paths.NODES, paths.DRAINS, paths.TROUBLES, paths.SUBS]
+    parents = [paths.WATCHDOGS, paths.STARTERS, paths.NODES, paths.DRAINS, paths.TROUBLES, paths.SUBMITTERS, paths.SUBS]
     lists = fetch(parents, coordinator.children, timeout_s=timeout_s)
-    watchdogs, starters, node_names, drained, troubled, buckets = ([] if names is None else names for names in lists)
+    watchdogs, starters, node_names, drained, troubled, submitters, buckets = ([] if names is None else names for names in lists)
     meta, settings, epoch = tops
     epoch_record = validity.decode(epoch.data, EpochRecord, paths.EPOCH) if epoch else None
     nodes = _records(coordinator, [paths.node(name) for name in node_names], NodeRecord, timeout_s)
@@ -106,6 +106,14 @@ def read_snapshot(coordinator: Coordinator, store: Store | None, *, timeout_s: f
         drains={record.node: record for record in drains},
         troubles={record.node: record for record in troubles},
         waiting=waiting,
+        ownerless=_ownerless(submissions, {paths.entry_guid(name) for name in submitters}),
+    )
+
+
+def _ownerless(submissions: Mapping[int, tuple[Submission, Progress]], living: set[str]) -> frozenset[int]:
+    """Those that may still grow, and whose owner has no entry. (How long it has had none, only the leader knows.)"""
+    return frozenset(
+        number for number, (record, progress) in submissions.items() if not progress.tail.complete and record.owner not in living
     )
 
 

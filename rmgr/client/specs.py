@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 from rmgr.errors import UsageError
 from rmgr.model.placing import MPI, ONCE, RANKS, Rigid

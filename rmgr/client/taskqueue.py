@@ -100,8 +100,7 @@ class TaskQueue:
         timeout: float = 30.0,
     ) -> None:
         asked = {name: value for name, value in locals().items() if name not in {"self", "connection", "__class__"}}
-        connection = connection or connect()
-        submitter = connection.submitter
+        submitter = (connection := connection or connect()).submitter
         if isinstance(function, str):
             digest = connection.functions.check(function, timeout_s=timeout)
         else:

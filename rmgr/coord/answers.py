@@ -32,6 +32,7 @@ from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
 from rmgr.errors import NotFound
 from rmgr.model.array import shown_index
+from rmgr.model.ids import taskq_name
 from rmgr.model.node import NodeRecord, NodeState, TroubleKind
 from rmgr.model.queue import Dispatch, QueueSpec
 from rmgr.model.resources import MIB, Needs, needs_of
@@ -51,9 +52,16 @@ def job_view(
     claimed: list[ClaimedBlock],
     waits: PlacedView | None = None,
     waiting: Sequence[PlacedView] = (),
+    *,
+    is_ownerless: bool = False,
 ) -> JobView:
-    """One submission. claimed: its blocks. waits: its first placed job that waits, as the leader knows it; waiting: those of its jobs
-    that wait and were moved before. Cost: O(blocks)."""
+    """One submission.
+
+    Args:
+        claimed: its blocks. waits: its first placed job that waits, as the leader knows it; waiting: those of its jobs that wait and
+            were moved before. is_ownerless: it may grow, and nobody lives who would add to it.
+    Cost: O(blocks).
+    """
     running = running_count((block.key, block.done) for block in claimed)
     state = moving_state(overall_state(submission, progress, running), claimed)
     counts = state_counts(submission, progress, running)
@@ -75,6 +83,8 @@ def job_view(
     elif state is State.STARTING:
         detail = awaited(claimed[0])
         claimed_at = 0
+    if is_ownerless and not reason and progress.final >= progress.total and not progress.is_ended:
+        reason, detail = Reason.OWNER_GONE, f"owner gone, {progress.final}/{progress.total} done"
     return JobView(
         id=submission.id,
         name=submission.name,
@@ -130,7 +140,8 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
             continue
         if not ids and not ended and (progress.is_ended or submission.phase is Phase.CLOSED):
             continue
-        view = job_view(submission, progress, blocks.get(number, []), waits.get(number), moved.get(number, ()))
+        mine = blocks.get(number, [])
+        view = job_view(submission, progress, mine, waits.get(number), moved.get(number, ()), is_ownerless=number in snapshot.ownerless)
         views.append(replace(view, route=routes[number]) if number in routes else view)
     return views
 
@@ -303,7 +314,7 @@ def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Exp
         raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
     submission, progress = snapshot.submissions[number]
     blocks = [block for block in snapshot.claimed if block.key.submission == number]
-    job = job_view(submission, progress, blocks, first_waits(snapshot).get(number))
+    job = job_view(submission, progress, blocks, first_waits(snapshot).get(number), is_ownerless=number in snapshot.ownerless)
     if position is None:
         whys, start_us = _why(snapshot, submission, job, None)
         return ExplainView(id=str(number), state=job.state, reason=job.reason, why=tuple(whys), expected_start_us=start_us)
@@ -384,6 +395,11 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
             why += _resources(snapshot, submission, job)
     if why:
         return (why + route_whys(snapshot, submission, position) if submission.rigid is not None else why), start_us
+    if job.reason == Reason.OWNER_GONE:
+        goes_on = f'TaskQueue.attach("{taskq_name(job.id)}") reads its results and adds more; rmgr cancel {job.id} ends it'
+        if submission.ends_with_owner:
+            goes_on = "the leader ends it in a moment"
+        return [WhyView(what="owner", id=str(job.id), detail=f"{job.detail}; its program does not live any more: {goes_on}")], 0
     held = f"all {job.tasks} tasks have ended" if job.tasks else "it has no task yet"
     detail = f"{held}; its TaskQueue is still open for more (close() ends it, or rmgr cancel {job.id})"
     return [WhyView(what="open", id=str(job.id), detail=detail)], 0

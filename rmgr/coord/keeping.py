@@ -28,6 +28,8 @@ from rmgr.model.submission import Phase, Submission, Tail
 
 #: A living owner that has not done its duty for so long gets help from the leader.
 PATIENCE_S = 30.0
+#: An owner whose entry has been missing for so long has gone: its lease was over before, this is for one that connects anew.
+GONE_S = 10.0
 #: Fragments that leave ZooKeeper in one multi (at most 190 beside the other operations).
 PAGE_FRAGMENTS = 180
 
@@ -117,6 +119,7 @@ class Facts:
 
     final: tasks with a final state. applied: the first fragment that is not known yet. base: the first that is in
     ZooKeeper. active_s: when something of it changed last. ended_s: when it was first seen ended (None: it is not).
+    gone_s: since when its owner's entry is known to be missing (None: it is there).
     swept: nothing of it stood where it should not when its blocks were last looked at. sweep_s: when to look next.
     """
 
@@ -131,6 +134,7 @@ class Facts:
     ended_s: float | None = None
     swept: bool = True
     sweep_s: float = -math.inf
+    gone_s: float | None = None
     bar: Bar | None = None  #: what is asked of the work of its user, whose key was revoked since
 
 
@@ -183,7 +187,9 @@ def _ends(facts: Facts, settings: ClusterSettings) -> Iterable[tuple[float, Duty
         if facts.submission.phase is Phase.CANCELLED:
             yield facts.active_s + (PATIENCE_S if facts.owner_alive else 0.0), EndTail()
         elif not facts.owner_alive:
-            yield facts.active_s + settings.retention_us / 1e6, EndTail()
+            gone_s = facts.gone_s if facts.submission.ends_with_owner else None
+            due_s = math.inf if gone_s is None else gone_s + GONE_S
+            yield min(due_s, facts.active_s + settings.retention_us / 1e6), EndTail()
 
 
 def _page(facts: Facts, settings: ClusterSettings) -> Page | None:

@@ -52,6 +52,7 @@ RECORD_UNSIGNED = {
     "owner": "changed when another Submitter takes over",
     "priority": "only the order; an operator may change it",
     "closed_us": "written at the end",
+    "ends_with_owner": "only when nothing more can be added; a release that does not know it still runs the work",
     "newer": "unknown to this release; see `spec_digest`",
     "token": "made at SUBMIT where the user gave none; names nothing that runs",
 }

@@ -49,6 +49,7 @@ class ClusterSnapshot:
     waiting: failed ranges that wait for the resubmit rule, as tasks by submission. nowhere: tasks that the leader has found to have lost
     their znode, by submission. placing: what only the leader knows.
     aside: what made the leader's handlers raise, and is not tried again until it changes: path -> error.
+    ownerless: submissions that may still grow, whose owner has gone.
     store_problem: why the data store does not serve, "" while it does, or where nobody has asked.
     """
 
@@ -67,4 +68,5 @@ class ClusterSnapshot:
     nowhere: Mapping[int, frozenset[int]] = field(default_factory=dict)
     placing: PlacingView = PlacingView()
     aside: Mapping[str, str] = field(default_factory=dict)
+    ownerless: frozenset[int] = frozenset()
     store_problem: str = ""

@@ -274,6 +274,7 @@ BOOK.add(
     host=WORD,
     grace_us=SPAN,
     rigid=optional(BOOK.of(Rigid)),
+    ends_with_owner=flag,
     spec_sha256=_SHA256,
     newer=extra,
 )

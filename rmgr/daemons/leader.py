@@ -178,5 +178,6 @@ class Leader:
             troubles=dict(self.nodes.troubles),
             aside=self._desk.aside.told(),
             nowhere=dict(self._census.nowhere),
+            ownerless=self.submissions.ownerless(),
             waiting={item.number: sum(seen.count for seen in item.failed.values()) for item in known if item.failed},
         )

@@ -239,7 +239,7 @@ class Followed:
         cancelled = self.submission.phase in {Phase.CANCELLED, Phase.CLOSED}
         return self.progress.is_ended or (cancelled and self.progress.final >= self.progress.total)
 
-    def facts(self, *, owner_alive: bool, bar: Bar | None = None) -> Facts:
+    def facts(self, *, owner_alive: bool, bar: Bar | None = None, gone_s: float | None = None) -> Facts:
         """What decides about it. Only when `is_loaded`."""
         assert self.submission is not None
         return Facts(
@@ -254,6 +254,7 @@ class Followed:
             ended_s=self.ended_s,
             swept=self.swept,
             sweep_s=self.sweep_s,
+            gone_s=gone_s,
             bar=bar,
         )
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from rmgr.coord import paths, validity
+from rmgr.coord.keeping import GONE_S
 from rmgr.coord.multi import Stamped
 from rmgr.coord.owner_ops import is_owner
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import names_below
 from rmgr.errors import RmgrError
 from rmgr.model.node import SubmitterEntry
-from rmgr.model.submission import Submission
+from rmgr.model.submission import Phase, Submission
 
 _RETRY_S = 1.0
 
@@ -32,6 +33,7 @@ class LivingOwners:
         self._names = names_below(desk, paths.SUBMITTERS, self._listed)
         #: guid -> name -> its record; None: not read yet; False: what stands there is no entry
         self._entries: dict[str, dict[str, SubmitterEntry | bool | None]] = {}
+        self._gone: dict[int, float] = {}  # submission -> since when its owner is missing
 
     def refresh(self) -> None:
         """Reads the list again."""
@@ -46,6 +48,22 @@ class LivingOwners:
         """Its owner lives. Cost: O(entries of that guid), which are one."""
         entries = self._entries.get(submission.owner, {})
         return any(entry is None or (isinstance(entry, SubmitterEntry) and is_owner(entry, submission)) for entry in entries.values())
+
+    def gone_since(self, submission: Submission) -> float | None:
+        """When its owner was first seen missing, None while it lives; a new leader counts anew. Cost: as `looks_after`."""
+        if self.looks_after(submission) or submission.phase is Phase.CLOSED:
+            self.forget(submission.id)
+            return None
+        return self._gone.setdefault(submission.id, self._desk.clock())
+
+    def has_gone(self, number: int) -> bool:
+        """The owner of a submission has been missing for so long that nothing is expected of it any more."""
+        since_s = self._gone.get(number)
+        return since_s is not None and self._desk.clock() - since_s >= GONE_S
+
+    def forget(self, number: int) -> None:
+        """There is no such submission any more, or its owner lives."""
+        self._gone.pop(number, None)
 
     def _listed(self) -> None:
         names = self._names.value or ()

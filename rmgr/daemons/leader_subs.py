@@ -112,6 +112,10 @@ class SubmissionKeeper:
         lists = [mirror.hurry() for mirror in (self._bucket_names, *self._buckets.values())]
         return not any(reading) and not any(lists) and self.is_loaded
 
+    def ownerless(self) -> frozenset[int]:
+        """Submissions that may still grow, and whose owner has gone."""
+        return frozenset(n for n, item in self.followed.items() if not item.progress.tail.complete and self._owners.has_gone(n))
+
     def queue_of(self, number: int, then: Callable[[str | None], None]) -> None:
         """The queue of a submission, None when there is no such submission; answered from memory or by a read."""
         followed = self.followed.get(number)
@@ -156,6 +160,7 @@ class SubmissionKeeper:
     def _forget(self, followed: Followed) -> None:
         followed.stop()
         self._desk.aside.forget(paths.sub(followed.number))
+        self._owners.forget(followed.number)
         if self.followed.get(followed.number) is followed:
             del self.followed[followed.number]
             self._shed_watches()
@@ -272,13 +277,14 @@ class SubmissionKeeper:
         assert submission is not None
         if self._ended.is_put_back(followed):
             return
+        gone_s = self._owners.gone_since(submission)
         alive = self._owners.looks_after(submission)
         urgent = bool(submission.max_running or self._dependents.get(followed.number))
         followed.set_pace(EAGER_S if urgent or not alive else LAZY_S)
         if followed.is_ended or followed.progress.counts[State.FAILED] or followed.progress.counts[State.CANCELLED]:
             self._wake_dependents(followed.number)
         now_s = self._desk.clock()
-        facts = followed.facts(owner_alive=alive, bar=self._revoked.bar_of(followed))
+        facts = followed.facts(owner_alive=alive, bar=self._revoked.bar_of(followed), gone_s=gone_s)
         plan = keeping.plan(facts, self._settings(), now_s=now_s, now_us=self._desk.wall_us())
         again = [] if plan.again_s is None else [plan.again_s]
         for duty in plan.duties:

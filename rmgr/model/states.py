@@ -69,6 +69,7 @@ class Reason(StrEnum):
     NO_POLICY = "NO_POLICY"  #: nobody places in its partition: the pipeline that is set there cannot be used
     BEGIN_TIME = "BEGIN_TIME"  #: a placed job that may not start before its --begin
     LIMIT = "LIMIT"  #: a limit of its user, account or partition is reached
+    OWNER_GONE = "OWNER_GONE"  #: all that was submitted has ended, and the program that could add more does not live
     # attempts that were given up without fault of anybody: the job waits again at once, nothing is counted
     MIGRATED = "MIGRATED"  #: asked to save its state and to go on elsewhere
     PREEMPTED = "PREEMPTED"  #: stopped without being asked, to make room

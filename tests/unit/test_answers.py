@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from rmgr.cli.columns import nodes_or_reason
 from rmgr.coord.answers import explain, jobs, nodes, queues, status
 from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere, room_whys, state_words
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
@@ -90,6 +91,17 @@ def test_ended_jobs_are_shown_when_asked_for():
     assert (job.state, job.started_us, job.ended_us) == (State.COMPLETED, 100, 107)
     assert jobs(ended, ended=True, user="bob") == []
     assert [job.id for job in jobs(ended, (42, 43))] == [42]
+
+
+def test_a_queue_whose_program_is_gone_says_so_once_all_of_it_has_ended():
+    ended = {42: (SUB, progress(1, Outcome(index=0, elapsed_us=7), complete=False))}
+    left = snapshot(submissions=ended, claimed=(), ownerless=frozenset({42}))
+    (job,) = jobs(left)
+    assert (job.state, job.reason, job.detail) == (State.RUNNING, "OWNER_GONE", "owner gone, 1/1 done")
+    assert nodes_or_reason(job) == "(owner gone, 1/1 done)"
+    assert 'TaskQueue.attach("taskq-0000000042")' in explain(left, 42, None).why[0].detail
+    assert jobs(replace(left, ownerless=frozenset()))[0].reason == ""
+    assert jobs(snapshot(ownerless=frozenset({42})))[0].reason == "", "tasks of it run"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rmgr.coord import keeping, paths
 from rmgr.coord.dependencies import Ending, Met, Open, Unmet, weigh
 from rmgr.coord.keeping import (
+    GONE_S,
     PATIENCE_S,
     BringBack,
     Close,
@@ -99,6 +100,16 @@ def test_a_queue_whose_owner_died_stays_open_until_retention_is_over(phase: Phas
     known = facts(submission=a_submission(phase=phase), active_s=100.0)
     assert plan(known, 101.0) == Plan(duties=(), again_s=160.0)
     assert plan(known, 160.0).duties == (EndTail(),)
+
+
+def test_an_executor_ends_when_its_program_has_been_gone_for_a_while() -> None:
+    known = facts(submission=a_submission(ends_with_owner=True), active_s=99.0, gone_s=100.0)
+    assert plan(known, 101.0) == Plan(duties=(), again_s=100.0 + GONE_S)
+    assert plan(known, 100.0 + GONE_S).duties == (EndTail(),)
+    assert plan(replace(known, final=4), 100.0 + GONE_S).duties == (EndTail(),), "also when all its work was done"
+    assert plan(replace(known, gone_s=None, owner_alive=True), 100.0 + GONE_S) == Plan(duties=()), "it is back"
+    queue = replace(known, submission=a_submission())
+    assert plan(queue, 100.0 + GONE_S).duties == (), "somebody may attach to a TaskQueue"
 
 
 def test_a_queue_whose_owner_lives_is_never_ended_by_the_leader() -> None:

@@ -166,6 +166,7 @@ FREE_SUBMISSION = {
         "grace_us",
         "rigid",
         "spec_sha256",
+        "ends_with_owner",
     ),
     "work",
 }
