@@ -62,8 +62,9 @@ class Inline(Executor):
 class Starter:
     """A Starter without work: registers nodes, claims and completes blocks when told to."""
 
-    def __init__(self, coordinator: Coordinator, *nodes: str, key_id: str = "", partition: str = "default") -> None:
+    def __init__(self, coordinator: Coordinator, *nodes: str, key_id: str = "", partition: str = "default", cores: int = 2) -> None:
         self.partition = partition
+        self.cores = cores
         self.coordinator = coordinator
         self.nodes = nodes
         self.key_id = key_id
@@ -81,7 +82,7 @@ class Starter:
                 incarnation=1 if old is None else old.incarnation + 1,
                 state=NodeState.UP,
                 guid=self.guid,
-                capacity=Capacity(cores=2, memory_bytes=0),
+                capacity=Capacity(cores=self.cores, memory_bytes=0),
                 attributes=NodeAttributes(partition=self.partition),
                 key_id=self.key_id,
             )
@@ -303,8 +304,8 @@ class Bench:
         for coordinator in self._opened:
             coordinator.close()
 
-    def starter(self, *nodes: str, key_id: str = "", partition: str = "default") -> Starter:
-        return Starter(self.connect(), *nodes, key_id=key_id, partition=partition)
+    def starter(self, *nodes: str, key_id: str = "", partition: str = "default", cores: int = 2) -> Starter:
+        return Starter(self.connect(), *nodes, key_id=key_id, partition=partition, cores=cores)
 
     def count(self, metric: Any) -> float:
         return float(metric._value.get())
