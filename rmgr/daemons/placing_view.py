@@ -62,7 +62,7 @@ def view_of(placer: Placer) -> PlacingView:
     for job, placed in placer.book.placed.items():
         stop, part = placer.stops.by_job.get(job), state.partitions.get(placed.partition) if state is not None else None
         doing = SUSPENDED if part is not None and job in part.suspended else "running"
-        if stop is not None and not stop.is_refused:
+        if stop is not None and not stop.is_refused and not stop.is_taken_back:  # which has not begun, and is shown so
             doing = STOPPING
         run = part.running.get(job) if part is not None else None
         jobs[task_of(job)] = PlacedView(

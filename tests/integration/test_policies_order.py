@@ -81,8 +81,7 @@ def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
 def played(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Played]]:
     """All policies at once: what became of each one's jobs."""
     sh = Shell(tmp_path_factory.mktemp("user"), cluster.environment())
-    places = {name: name for name in POLICIES} | dict.fromkeys(CLASSES, "queue-first-fit")
-    settings = [f'[queues.{queue}]\ndispatch = "place"\npartition = "{partition}"\n' for queue, partition in places.items()]
+    settings = [f'[queues.{name}]\ndispatch = "place"\npartition = "{name}"\n' for name in POLICIES]
     sh.directory.joinpath("settings.toml").write_text("[queues.default]\n" + "".join(settings))
     sh.ok("config", "apply", "settings.toml")
     for name in POLICIES:
