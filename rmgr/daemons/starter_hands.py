@@ -60,6 +60,7 @@ class Hands:
         self._generation = 0
         self.due_s = math.inf
         self.hints = Hints(node, shared, read=self._hinted)
+        self._met: dict[BlockKey, tuple[ClaimedBlock, int]] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -67,7 +68,9 @@ class Hands:
         self._generation += 1
         self._watched = self._listing = self._again = False
         self._reading: set[BlockKey] = set()
-        self._met: dict[BlockKey, tuple[ClaimedBlock, int]] = {}
+        for block, _ in self._met.values():
+            self._node.stager.forget(block)
+        self._met.clear()
         self._look_s, self._watch_s = math.inf, -math.inf  # looks never, watches at once
         self.hints.reset()
         self._strange: set[str] = set()  #: names in the list that nobody could have handed over, or whose data nobody could
@@ -89,6 +92,7 @@ class Hands:
                 self.due_s = self._watch_s
         if now_s >= self._look_s:
             self.look()
+        self.hints.settle(now_s)
         for key in list(self._met):
             self._take(key, boards)
 
@@ -239,7 +243,7 @@ class Hands:
         info = self._records.get(key.submission)
         if info is None:
             if self._records.is_refused(key.submission):  # it cannot be run, nor ended: not looked at again while it stands there
-                del self._met[key]
+                self._node.stager.forget(self._met.pop(key)[0])
                 self._strange.add(paths.block_name(key))
             return  # it is on its way, or asked for again in a while
         failpoint("starter.handed")

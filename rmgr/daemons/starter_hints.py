@@ -109,23 +109,33 @@ class Hints:
 
     def reset(self) -> None:
         """A new registration."""
-        self._announced.clear()
+        for key in list(self._announced):
+            self._drop(key)
+
+    def settle(self, now_s: float) -> None:
+        """What was announced long ago, and never came, is forgotten. Cost: O(announced)."""
+        for old in [one for one, announced in self._announced.items() if announced.until_s < now_s]:
+            self._drop(old)
 
     def meet(self, key: BlockKey, data: bytes) -> ClaimedBlock | None:
         """The block that was announced under `key`, if it is what was read; it is told of from here on."""
-        found = self._announced.pop(key, None)
-        if found is None or found.data != data:
+        found = self._announced.get(key)
+        if found is None or found.data != data or not _is_his(found.line, found.block):
+            self._drop(key)
             return None
-        if found.line.peer is not None and found.line.peer.name != found.block.info.record.user:
-            return None
+        del self._announced[key]
         found.block.line = found.line
         return found.block
+
+    def _drop(self, key: BlockKey) -> None:
+        found = self._announced.pop(key, None)
+        if found is not None:
+            self._node.stager.forget(found.block)
 
     def _announce(self, line: Line, key: BlockKey, data: bytes) -> None:
         """Does what can be done before it is known that the block is there."""
         now_s = time.monotonic()
-        for old in [one for one, announced in self._announced.items() if announced.until_s < now_s]:
-            del self._announced[old]
+        self.settle(now_s)
         info = self._shared.records.get(key.submission)
         if info is None or len(self._announced) >= _MOST:
             return
@@ -141,11 +151,19 @@ class Hints:
             return
         if self._shared.gate is not None:
             self._shared.gate.refusal(block)  # remembered with the block; if it is refused, it is again when it is met
+        self._drop(key)
         self._announced[key] = Announced(line, block, data, now_s + _KEEP_S)
+        if _is_his(line, block):
+            self._node.stager.meet(block)
 
     def _answered(self, generation: int, key: BlockKey, asked: Future[Stamped | None]) -> None:
         self._asking.discard(key)
         self._read(generation, key, asked)
+
+
+def _is_his(line: Line, block: ClaimedBlock) -> bool:
+    """The client at the other end is the user of that block."""
+    return line.peer is None or line.peer.name == block.info.record.user
 
 
 class Switchboard:

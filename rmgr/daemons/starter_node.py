@@ -144,7 +144,7 @@ class NodeAgent:
             self,
             committer=shared.committer, records=shared.records,
             times=shared.times, log=self.log, on_claim=shared.metrics.claimed,
-            gate=shared.gate, accounts=accounts,
+            gate=shared.gate, accounts=accounts, meet=self.stager.meet, forget=self.stager.forget,
         )
         self.hands = Hands(self, shared, log=self.log)
         self.orders = Orders(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -108,8 +108,14 @@ class _Appetite:
         return min(max(0, self.others.get(name, 0)) // count for name, count in needs)
 
 
+def _nothing(_block: ClaimedBlock) -> None: ...
+
+
 class Puller:
-    """Claims for one node."""
+    """Claims for one node.
+
+    Args: meet: prepares what may be the node's own soon, while the claim is under way. forget: it was not to be.
+    """
 
     def __init__(
         self,
@@ -122,7 +128,11 @@ class Puller:
         on_claim: Any,
         gate: Gate | None = None,
         accounts: Accounts | None = None,
+        meet: Callable[[ClaimedBlock], None] = _nothing,
+        forget: Callable[[ClaimedBlock], None] = _nothing,
     ) -> None:
+        self._meet = meet
+        self._forget = forget
         self._gate = gate
         self._accounts = accounts
         self._node = node
@@ -157,6 +167,8 @@ class Puller:
 
     def reset(self) -> None:
         """A new registration: claims of the old one have no answer any more (what they took is read back)."""
+        for flying in self._flying.values():
+            self._forget(flying.block)
         self._flying.clear()
         self.is_hungry = False
 
@@ -395,6 +407,7 @@ class Puller:
             board.look_behind(time.monotonic())
         if self._gate is not None:
             self._gate.refusal(block)  # while the claim is under way: verified by the time it is ours, or asked again then
+        self._meet(block)
 
     def _answered(self, flying: _Flying, outcome: Outcome) -> None:
         if self._flying.pop(flying.key, None) is not flying:
@@ -412,6 +425,7 @@ class Puller:
             return
         assert isinstance(outcome, Conflict)
         self._on_claim(won=False)
+        self._forget(flying.block)
         self._lost(flying, outcome)
 
     def _lost(self, flying: _Flying, conflict: Conflict) -> None:

@@ -163,6 +163,11 @@ class Stager:
                 self._begin(block, state, index, wish, lambda store, index=index, wish=wish: self._stage(store, block, index, wish))  # type: ignore[misc]
         return count
 
+    def meet(self, block: ClaimedBlock) -> None:
+        """It may be the node's own soon: inputs of its first tasks are read while that is being decided. Else: `forget`."""
+        if block.data.keyed and not block.refusal and block.payloads is not None:
+            self.read_ahead(block)
+
     def read_ahead(self, block: ClaimedBlock) -> bool:
         """Sees to it that inputs of a keyed block are read before the turn of its tasks. False: the memory for them is full."""
         if not self.is_needed(block) or not block.ready or block.ready[-1] <= self._states[block].begun_to:
@@ -401,6 +406,9 @@ class Stager:
                 self._remove(result)
             return
         del state.coming[index]
+        if isinstance(result, Exception) and self._blocks.get(block.key) is not block:
+            state.begun_to = -1  # it is not the node's own yet: asked again when it is
+            return
         if isinstance(result, NoRoom):
             state.begun_to = -1
             self._wait_for_room(block, index, result.user)

@@ -254,3 +254,31 @@ def test_many_middling_values_of_one_task_do_not_fill_its_message(node: Node) ->
     node.run(block)
     node.quiet()
     assert list(node.files.iterdir()) == []
+
+
+def test_inputs_are_read_while_a_claim_is_under_way_and_given_back_when_it_fails(node: Node) -> None:
+    block = node.block(*([name] for name in node.values(3)))
+    del node.blocks[block.key]
+    node.stager.meet(block)
+    node.quiet()
+    assert node.store.read
+    node.blocks[block.key] = block  # the claim was made
+    assert node.stager.startable(block) == 3, "nothing is waited for any more"
+    other = node.block(["in/0"], submission=2)
+    del node.blocks[other.key]
+    node.stager.meet(other)
+    node.quiet()
+    node.stager.forget(block)
+    node.stager.forget(other)
+    assert node.held_bytes == 0
+
+
+def test_what_is_missing_before_a_claim_is_made_is_looked_for_again_after_it(node: Node) -> None:
+    block = node.block(["late"])
+    del node.blocks[block.key]
+    node.stager.meet(block)
+    node.quiet()
+    assert node.refused == {}, "the task is not the node's own: nothing of it is ended"
+    node.store.put("name/late", b"it came")
+    node.blocks[block.key] = block
+    assert node.run(block)[0].inputs[0].data == b"it came"
