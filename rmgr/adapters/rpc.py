@@ -9,7 +9,6 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,6 +24,7 @@ from rmgr.adapters.rpc_errors import ERROR_KEY, fail, named_error, rebuild
 from rmgr.adapters.rpc_health import Health
 from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.rpc_turnstile import Turnstile
+from rmgr.adapters.threads import SteadyThreads
 from rmgr.model.identity import Role
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
 from rmgr.v1 import leader_pb2, leader_pb2_grpc, node_pb2, node_pb2_grpc
@@ -182,7 +182,7 @@ class RpcServer:
     ) -> None:
         self._identity = ServerIdentity(credentials) if credentials is not None else None
         doors = [Doorkeeper(credentials.identity.cluster, is_revoked=is_revoked, refused=refused)] if credentials is not None else []
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        self._pool = SteadyThreads(threads, "rpc")
         inner = [Turnstile(bounds, threads)] if bounds is not None else []
         most = max(threads * 4, _MOST_WAITING)
         options = (*OPTIONS, *_server_options())

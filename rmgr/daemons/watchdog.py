@@ -11,7 +11,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from rmgr import log as logs
 from rmgr.adapters import rpc_join, rpc_use
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.threads import SteadyThreads
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_tree import secure_tree
 from rmgr.client.bootstrap import bootstrap, check_same
@@ -94,7 +95,7 @@ class Watchdog:
         self._log = log
         self._metrics = metrics
         self._mailbox: Mailbox[Thunk] = Mailbox()
-        self._io = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="store")
+        self._io = SteadyThreads(_IO_THREADS, "store")
         self._lease = Lease(coordinator)
         self._session = 0
         self._stopping = False
