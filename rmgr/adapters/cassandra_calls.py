@@ -6,6 +6,7 @@ requests are idempotent. A call of the store has the caller's; it ends earlier w
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -21,8 +22,11 @@ from rmgr.errors import StoreUnavailable
 
 Rows = list[Any]
 
-#: Requests of one call in flight.
+#: Requests of one call in flight: so many at first, and then between these, as quickly as answers come.
 WINDOW = 64
+SMALLEST_WINDOW, LARGEST_WINDOW = 16, 192
+#: Answers below the first let the window grow, above the second it shrinks (s): more in flight would only wait in the cluster.
+_QUICK_S, _SLOW_S = 0.03, 0.2
 #: How long an outage is waited out before the call fails and the link is told (s); a coordinator that was wrong about its peers is not one.
 PATIENCE_S = 1.5
 _FIRST_PAUSE_S = 0.03
@@ -30,10 +34,38 @@ _LONGEST_PAUSE_S = 0.5
 _GRACE_S = 1.0  # the driver ends a request by itself; this is for a driver that does not
 
 
+class Window:
+    """How many requests a call has in flight: what the cluster answers quickly. Threads share it; a lost step changes little."""
+
+    def __init__(self) -> None:
+        self._size = float(WINDOW)
+        self._shrunk_s = -math.inf
+
+    @property
+    def size(self) -> int:
+        """Whole requests."""
+        return int(self._size)
+
+    def answered(self, after_s: float) -> None:
+        """An answer that was waited for came after so long."""
+        if after_s < _QUICK_S:
+            self._size = min(LARGEST_WINDOW, self._size + 8 / self._size)
+        elif after_s > _SLOW_S:
+            self.shrink()
+
+    def shrink(self) -> None:
+        """The cluster has too much to do, or is away. Counts once for all that waits at the time."""
+        now_s = time.monotonic()
+        if now_s - self._shrunk_s > _SLOW_S:
+            self._shrunk_s = now_s
+            self._size = max(SMALLEST_WINDOW, self._size * 0.7)
+
+
 class Calls:
     """Sends requests through whatever connection the link has."""
 
     def __init__(self, link: Link, *, request_timeout_s: float) -> None:
+        self.window = Window()
         self._link = link
         self._request_timeout_s = request_timeout_s
         self._forgotten: set[Future[Rows]] = set()
@@ -42,16 +74,19 @@ class Calls:
         """The rows of one request. Raises: `StoreUnavailable`, or what the link found wrong."""
         return next(self.each((request,), deadline, doing))
 
-    def all(self, requests: Iterable[Request], deadline: Deadline, doing: str, *, window: int = WINDOW) -> list[Rows]:
+    def all(self, requests: Iterable[Request], deadline: Deadline, doing: str, *, window: int = 0) -> list[Rows]:
         """The rows of every request, in their order."""
         return list(self.each(requests, deadline, doing, window=window))
 
-    def each(self, requests: Iterable[Request], deadline: Deadline, doing: str, *, window: int = WINDOW) -> Iterator[Rows]:
-        """As `all`, one after the other while later ones are in flight; takes no more than `window` ahead from `requests`."""
+    def each(self, requests: Iterable[Request], deadline: Deadline, doing: str, *, window: int = 0) -> Iterator[Rows]:
+        """As `all`, one after the other while later ones are in flight; takes no more than `window` ahead from `requests`.
+
+        window: 0 = as many as the cluster takes; for large ones a number.
+        """
         flying: deque[tuple[Request, Future[Rows], float]] = deque()
         for request in requests:
             flying.append(self._send(request, deadline, doing))
-            if len(flying) >= window:
+            while len(flying) >= (window or self.window.size):
                 yield self._settle(*flying.popleft(), deadline, doing)
         while flying:
             yield self._settle(*flying.popleft(), deadline, doing)
@@ -94,12 +129,17 @@ class Calls:
         """Waits for one request and sends it again, to another node, as long as that may help."""
         first_s, tries, pause_s = sent_s, 0, _FIRST_PAUSE_S
         while True:
+            is_waited_for = not future.done()
             try:
-                return future.result(self._request_timeout_s + _GRACE_S)
+                rows = future.result(self._request_timeout_s + _GRACE_S)
+                if is_waited_for:
+                    self.window.answered(time.monotonic() - sent_s)
+                return rows
             except Lost as error:
                 lost = error
             except TimeoutError:
                 lost = Lost("no answer, not even of the driver", is_outage=False)
+            self.window.shrink()
             tries += 1
             spent_s = time.monotonic() - first_s
             if spent_s > PATIENCE_S and (lost.is_outage or tries >= 2):
@@ -111,4 +151,4 @@ class Calls:
                 )
             threading.Event().wait(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            _, future, _ = self._send(request, deadline, doing)
+            _, future, sent_s = self._send(request, deadline, doing)

@@ -20,7 +20,7 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.ports import Store
 from rmgr.dev.bench import SETUP, SLOTS, Bench, Plan, Row, percentile, row, two_slots
 from rmgr.dev.bench_idle import parts_of
-from rmgr.dev.bench_store import peak_of_starter
+from rmgr.dev.bench_store import over, peak_of_starter
 from rmgr.dev.cluster import OWN_CASSANDRA
 from rmgr.dev.process_cost import MIB, cpu_s
 from rmgr.model.units import format_size
@@ -33,7 +33,9 @@ _TASKS, _TASKS_ON_CASSANDRA, _BYTES = 4_000, 1_500, 200 * MIB
 _SINGLES, _SINGLE_BYTES = 200, 10 * 1024
 _PASSING, _PASSING_BYTES, _PASSING_KEYS = 100_000, 100_000, 1_000
 _REQUESTS = (1, 4, 16, 64)
+_BATCH = 256
 _PATIENCE_S = 900.0
+_BATCHED = "a bare program, get_many and put_many"
 _BARE, _POOL, _OURS = "a bare program, n requests at once", f"ProcessPoolExecutor({SLOTS}).map", "rmgr TaskQueue.submit"
 
 
@@ -101,8 +103,10 @@ class _Field:
             for shape in _SHAPES:
                 what = f"{count} tasks by keys, {shape.name}, {format_size(size)}"
                 bare: list[float] = []
+                batched: list[float] = []
                 pooled: list[float] = []
                 ours: list[float] = []
+                loops: list[float] = []
                 costs: list[dict[str, float]] = []
                 at_once = self._best_at_once(shape, names, size)
                 for number in range(1, self._plan.repetitions + 1):
@@ -110,14 +114,16 @@ class _Field:
                     pooled.append(_rate(count, partial(self._by_pool, shape, count, size)))
                     if shape.reads or shape.writes:
                         bare.append(_rate(count, partial(self._bare_program, shape, names, size, at_once)))
+                        batched.append(_rate(count, partial(self._bare_batches, shape, names, size)))
                     before = self._cpu()
-                    ours.append(_rate(count, partial(self._ours, shape, names, size)))
+                    ours.append(_rate(count, lambda: loops.append(count / self._ours(shape, names, size))))  # noqa: B023 - called here
                     costs.append({part: (used - before.get(part, 0.0)) / count * 1e3 for part, used in self._cpu().items()})
                 rows.append(row(_POOL, "the same run", what, "tasks/s", pooled))
                 if bare:
                     rows.append(row(_BARE, "the same run", what, "tasks/s", bare, ratio=1.0, at_once=at_once))
-                ratio = percentile([mine / theirs for mine, theirs in zip(ours, bare or pooled, strict=True)], 0.5)
-                rows.append(row(_OURS, self._setup, what, "tasks/s", ours, ratio=ratio))
+                    rows.append(row(_BATCHED, "the same run", what, "tasks/s", batched, ratio=over(batched, bare), at_once=_BATCH))
+                rows.append(row(_OURS, self._setup, what, "tasks/s", ours, ratio=over(ours, bare or pooled)))
+                rows.append(row(_OURS, self._setup, f"{what}: the loop of submit by itself", "calls/s", loops))
                 rows += [
                     row(_OURS, self._setup, f"{what}: processor, {part}", "ms a task", [cost[part] for cost in costs]) for part in costs[0]
                 ]
@@ -145,6 +151,16 @@ class _Field:
             for _ in threads.map(one, enumerate(names)):
                 pass
 
+    def _bare_batches(self, shape: Shape, names: Sequence[str], size: int) -> None:
+        """The same reads and writes together: what a program can do that needs no value before many others."""
+        run, value = next(self._fresh), os.urandom(size)
+        for at in range(0, len(names), _BATCH):
+            some = names[at : at + _BATCH]
+            if shape.reads and len(self._bare.get_many([f"name/{name}" for name in some])) != len(some):
+                raise AssertionError(some)
+            if shape.writes:
+                self._bare.put_many([(f"name/bare/{run}/{at + number}", value) for number in range(len(some))])
+
     def _by_pool(self, shape: Shape, count: int, size: int) -> None:
         value = os.urandom(size) if shape.reads else b""
         work: Callable[..., object] = _pass_on if shape.reads and shape.writes else _take if shape.reads else _produce
@@ -152,14 +168,17 @@ class _Field:
         for _ in self._pool.map(work, given):
             pass
 
-    def _ours(self, shape: Shape, names: Sequence[str], size: int) -> None:
-        """From the first submit until all have ended."""
+    def _ours(self, shape: Shape, names: Sequence[str], size: int) -> float:
+        """From the first submit until all have ended; returns what the loop of submits took (s)."""
         run = next(self._fresh)
         work = _function(shape, size)
         with TaskQueue(work, connection=self._bench.connection) as queue:
+            begun = time.perf_counter()
             for number, name in enumerate(names):
                 queue.submit([name] if shape.reads else (), [f"keyed/out/{run}/{number}"] if shape.writes else ())
+            loop_s = time.perf_counter() - begun
             queue.wait_all(timeout=_PATIENCE_S)
+        return loop_s
 
     def _cpu(self) -> dict[str, float]:
         """Seconds of the processor used so far, by part."""
@@ -255,10 +274,8 @@ def _rate(count: int, work: Callable[[], object]) -> float:
 def _put(bench: Bench, names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     """Values under these keys while it lasts, each another one."""
     store, body = bench.connection.store, os.urandom(size)
-    threads = ThreadPoolExecutor(16)
     try:
-        list(threads.map(lambda name: store.put(name, (name.encode() + body)[:size]), names))
+        store.put_many((name, (name.encode() + body)[:size]) for name in names)
         yield names
     finally:
-        list(threads.map(store.delete, names))
-        threads.shutdown()
+        store.delete_many(names)

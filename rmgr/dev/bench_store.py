@@ -82,7 +82,7 @@ def _inputs(plan: Plan, bench: Bench, pool: ProcessPoolExecutor, setup: str) -> 
     rows += [
         row("rmgr", setup, f"{what}, most memory of the Starter", "MiB PSS", peaks),
         row("files, each with fsync", "the same run", f"{what}, put", "MB/s", files, ratio=1.0),
-        row("rmgr Values.put", setup, f"{what}, put", "MB/s", puts, ratio=_over(puts, files)),
+        row("rmgr Values.put", setup, f"{what}, put", "MB/s", puts, ratio=over(puts, files)),
     ]
     rows += paired(
         plan,
@@ -220,16 +220,16 @@ def _results(plan: Plan, bench: Bench, pool: ProcessPoolExecutor) -> list[Row]:
     rows = []
     for count in (few, many):
         what = f"{count} results of {_RESULT_BYTES} bytes"
-        whole, read, ratio = f"{what}, submit to last", f"{what}, read when all have ended", _over(ours[count], theirs[count])
+        whole, read, ratio = f"{what}, submit to last", f"{what}, read when all have ended", over(ours[count], theirs[count])
         rows += [
             row("ProcessPoolExecutor(2), as_completed", "the same run", whole, "results/s", theirs[count], ratio=1.0),
-            row("rmgr as_completed", SETUP, whole, "results/s", ours[count], ratio=ratio, growth=_over(ours[few], ours[count])),
-            row("rmgr as_completed", SETUP, read, "results/s", reads[count], growth=_over(reads[few], reads[count])),
+            row("rmgr as_completed", SETUP, whole, "results/s", ours[count], ratio=ratio, growth=over(ours[few], ours[count])),
+            row("rmgr as_completed", SETUP, read, "results/s", reads[count], growth=over(reads[few], reads[count])),
         ]
     return rows
 
 
-def _over(rates: Sequence[float], others: Sequence[float]) -> float:
+def over(rates: Sequence[float], others: Sequence[float]) -> float:
     """The median of their ratios, pair by pair. Of few by many it is the growth of the cost of one; 1: it does not grow."""
     return statistics.median(a / b for a, b in zip(rates, others, strict=True))
 

@@ -70,10 +70,11 @@ def test_tasks_by_keys_are_measured_beside_a_bare_program_and_the_pool(zookeeper
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
     assert all(row.keys() == ROW and row["rate"] > 0 for row in rows if "processor" not in row["what"])
     rates = [(row["what"].rsplit(", ", 2)[1], row["system"].split(" ")[0]) for row in rows if row["unit"] == "tasks/s"]
-    bare = [("in and out", "a"), ("in", "a"), ("out", "a")]
+    bare = [(name, "a") for name in ("in and out", "in", "out") for _ in range(2)]
     for name in ("in and out", "in", "out", "neither"):
         assert [one for one in rates if one[0] == name] == [(name, "ProcessPoolExecutor(2).map"), *[one for one in bare if one[0] == name],
                                                             (name, "rmgr")]  # fmt: skip
+    assert sum(row["what"].endswith("the loop of submit by itself") for row in rows) == 4
     parts = {row["what"].rsplit(" ", 1)[1] for row in rows if row["unit"] == "ms a task"}
     assert parts == {"client", "starter", "spawners", "zookeeper"}
     floor, alone = (row for row in rows if row["unit"] == "ms")
